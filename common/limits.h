@@ -107,6 +107,13 @@ inline constexpr int kLaneAnswersMax = 4 * kLaneRequestsMax;
 // Orders that wait for a member of an elastic run to read them (server/elastic/attend_stream.h).
 inline constexpr int kOrdersWaitingMax = 64;
 
+// The name of a member of an elastic run, or its address: a host's name has 253 bytes, and a person reads the rest.
+inline constexpr size_t kMemberNameBytesMax = 512;
+
+// Snapshots of one shard that the coordinator looks at. A shard has a handful, and more only while another shard cannot
+// write its own. All then have the oldest, and the newest ones.
+inline constexpr int64_t kSnapshotsReportedMax = 256;
+
 // The fields of an exchange message without its payload: numbers and at most one status text.
 inline constexpr int64_t kMessageFieldsBytesMax = 64 << 10;
 

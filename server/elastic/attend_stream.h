@@ -49,8 +49,8 @@ class AttendStream final : public ServerStream<v1::MemberReport, v1::MemberOrder
 
   // The member's number, once its first report was taken. Set by the owner of the streams.
   std::optional<uint64_t> member;
-  std::string name;  // what the member calls itself
-  bool is_shard = false;
+  std::string name;          // what the member calls itself
+  std::optional<int> shard;  // the number that the member reports, if it is a shard
 
  private:
   void OnAccepted() override { events_.on_accepted(this); }

@@ -30,20 +30,27 @@ std::string SecondsText(std::chrono::steady_clock::duration time) {
 
 Coordinator::Coordinator(Options options)
     : options_(std::move(options)),
-      generation_(options_.log->last()),
       changing_to_(options_.log->last_number() + 1),
-      continues_(generation_.has_value()),
-      cause_(generation_.has_value() ? "the coordinator has started again" : "the run begins"),
+      continues_(options_.log->last().has_value()),
+      cause_(continues_ ? "the coordinator has started again" : "the run begins"),
       change_since_(options_.now),
       last_tick_(options_.now),
       last_deal_(options_.now),
-      said_missing_(options_.now) {
+      said_missing_(options_.now),
+      last_order_(options_.now) {
+  if (continues_) SetGeneration(*options_.log->last());
   if (const absl::Status status = options_.log->Prepare(changing_to_); !status.ok()) End(status);
 }
 
 Coordinator::Member* Coordinator::Find(uint64_t member) {
   const auto found = members_.find(member);
   return found == members_.end() ? nullptr : &found->second;
+}
+
+void Coordinator::SetGeneration(const Generation& generation) {
+  generation_ = generation;
+  ranks_.clear();
+  for (const uint64_t id : generation.workers) ranks_.emplace(id, static_cast<int>(ranks_.size()));
 }
 
 void Coordinator::Heard(Member& member, Time now) {
@@ -56,6 +63,15 @@ absl::Status Coordinator::AddShard(uint64_t id, const std::string& name, const S
     return absl::InvalidArgumentError(
         absl::StrCat("shard ", report.shard, " is not below the shard count ", options_.shard_count));
   }
+  if (ended_.has_value()) {
+    options_.send(id, {.kind = Order::Kind::kEnd, .end = *ended_});
+    return absl::OkStatus();
+  }
+  const Member* const before = Find(id);
+  if (before != nullptr && (!before->is_shard || before->shard.shard != report.shard)) {
+    return absl::InvalidArgumentError(absl::StrCat(name, " attends as shard ", report.shard, ", and has attended as ",
+                                                   before->name, ": start it again"));
+  }
   const auto [known, is_new] = shards_.try_emplace(report.shard, id);
   if (!is_new && known->second != id) {
     Member& other = members_[known->second];
@@ -64,11 +80,17 @@ absl::Status Coordinator::AddShard(uint64_t id, const std::string& name, const S
       return absl::AlreadyExistsError(absl::StrCat("shard ", report.shard, " is ", other.name, " already"));
     }
     GiveUp(known->second, "another process has taken its place", now);
+    // The log could not be written.
+    if (ended_.has_value()) {
+      options_.send(id, {.kind = Order::Kind::kEnd, .end = *ended_});
+      return absl::OkStatus();
+    }
     shards_[report.shard] = id;
   }
   Member& member = members_[id];
   member.name = name;
   member.is_shard = true;
+  member.shard.shard = report.shard;
   Heard(member, now);
   if (!running_) options_.send(id, {.kind = Order::Kind::kPrepare, .generation = {.number = changing_to_}});
   OnShard(id, report, now);
@@ -76,11 +98,17 @@ absl::Status Coordinator::AddShard(uint64_t id, const std::string& name, const S
 }
 
 absl::Status Coordinator::AddWorker(uint64_t id, const std::string& name, const WorkerReport& report, Time now) {
+  if (ended_.has_value()) {
+    options_.send(id, {.kind = Order::Kind::kEnd, .end = *ended_});
+    return absl::OkStatus();
+  }
+  const Member* const before = Find(id);
+  if (before != nullptr && (before->is_shard || before->connected)) {
+    return absl::AlreadyExistsError(
+        absl::StrCat(before->name, " has the number of ", name, " already: start the latter again"));
+  }
   const auto [found, is_new] = members_.try_emplace(id);
   Member& member = found->second;
-  if (!is_new && member.connected) {
-    return absl::AlreadyExistsError(absl::StrCat("worker ", member.name, " has the same number already"));
-  }
   if (is_new) {
     member.order_of_joining = joined_count_++;
     member.last_leaf = now;
@@ -93,7 +121,7 @@ absl::Status Coordinator::AddWorker(uint64_t id, const std::string& name, const 
 
 void Coordinator::OnShard(uint64_t id, const ShardReport& report, Time now) {
   Member* const member = Find(id);
-  if (member == nullptr || ended_.has_value()) return;
+  if (member == nullptr || !member->is_shard || member->shard.shard != report.shard || ended_.has_value()) return;
   Heard(*member, now);
   member->shard = report;
   if (running_ && report.generation == generation_->number) {
@@ -109,23 +137,24 @@ void Coordinator::OnShard(uint64_t id, const ShardReport& report, Time now) {
 
 void Coordinator::OnWorker(uint64_t id, const WorkerReport& report, Time now) {
   Member* const member = Find(id);
-  if (member == nullptr || ended_.has_value()) return;
+  if (member == nullptr || member->is_shard || ended_.has_value()) return;
   Heard(*member, now);
   // A leaf, or a change of what it does.
   if (report.leaf_count != member->worker.leaf_count || !report.computes) member->last_leaf = now;
   member->worker = report;
-  if (IsInGeneration(id) && report.generation == generation_->number)
-    newest_step_ = std::max(newest_step_, report.step);
+  const bool takes_part = IsInGeneration(id) && report.generation == generation_->number;
+  if (takes_part) newest_step_ = std::max(newest_step_, report.step);
   if (!report.failure.ok()) {
-    return End(
-        absl::Status(report.failure.code(), absl::StrCat(member->name, ": ", std::string(report.failure.message()))));
+    // Who reports an error first need not be its cause: all workers see the loss of a step.
+    return End(absl::Status(report.failure.code(),
+                            absl::StrCat(std::string(report.failure.message()), " (reported by ", member->name, ")")));
   }
-  const bool takes_part = running_ && IsInGeneration(id) && report.generation == generation_->number;
-  if (takes_part && report.ready && !stopping_) {
+  if (running_ && takes_part && report.ready && !stopping_) {
     return BeginChange(absl::StrCat(member->name, ": ", report.trouble.empty() ? "stopped" : report.trouble),
                        /*planned=*/false, now);
   }
-  ConsiderPlanned(now);
+  ConsiderWorker(id, *member, now);
+  ChangeIfStopped(now);
   CommitIfReady(now);
 }
 
@@ -147,9 +176,12 @@ void Coordinator::Tick(Time now) {
   }
   GiveUpLost(now);
   if (ended_.has_value()) return;
-  ConsiderPlanned(now);
+  ConsiderShares(now);
+  ChangeIfStopped(now);
   CommitIfReady(now);
-  if (running_ || ended_.has_value()) return;
+  if (ended_.has_value()) return;
+  RepeatOrders(now);
+  if (running_) return;
   const std::string missing = MissingForCommit();
   if (missing.empty()) return;
   if (now - change_since_ > options_.join_deadline) {
@@ -168,7 +200,8 @@ void Coordinator::EndRun(Time now) {
   if (!generation_.has_value()) return End(absl::CancelledError("asked to end before the first step"));
   // Also if they were told to stop for another cause.
   SendToAll(false, {.kind = Order::Kind::kStop, .ends_run = true});
-  ConsiderPlanned(now);
+  if (running_ && !stopping_) StopGeneration("asked to end the run", now);
+  ChangeIfStopped(now);
   CommitIfReady(now);
 }
 
@@ -208,9 +241,7 @@ void Coordinator::GiveUp(uint64_t id, const std::string& why, Time now) {
   if (running_ && (member.is_shard || IsInGeneration(id))) BeginChange(cause, /*planned=*/false, now);
 }
 
-bool Coordinator::IsInGeneration(uint64_t id) const {
-  return generation_.has_value() && std::ranges::count(generation_->workers, id) > 0;
-}
+bool Coordinator::IsInGeneration(uint64_t id) const { return ranks_.contains(id); }
 
 // A report that was on its way when the generation began is of the one before.
 bool Coordinator::IsReady(uint64_t id) const {
@@ -248,49 +279,75 @@ static double SlowestSeconds(const std::vector<int>& owners, const std::vector<d
   return *std::ranges::max_element(times);
 }
 
-bool Coordinator::WouldGain(Time now) const {
-  if (now - last_deal_ < kDealPause) return false;
+void Coordinator::ConsiderShares(Time now) {
+  if (!running_ || is_last_ || stopping_ || now - last_deal_ < kDealPause) return;
   std::vector<double> seconds;
-  for (const uint64_t id : generation_->workers) {
-    const auto found = members_.find(id);
-    if (found == members_.end() || found->second.worker.seconds_per_leaf <= 0) return false;
-    seconds.push_back(found->second.worker.seconds_per_leaf);
-  }
-  const double today = SlowestSeconds(generation_->leaf_owners, seconds);
-  return SlowestSeconds(DealLeaves(options_.leaves, seconds), seconds) < (1 - kGainMin) * today;
-}
-
-// Changes that nobody has died for.
-void Coordinator::ConsiderPlanned(Time now) {
-  if (!running_ || is_last_) return;
-  const auto is_ready_or_lost = [this](uint64_t id) { return !members_.contains(id) || IsReady(id); };
-  if (stopping_) {
-    if (std::ranges::all_of(generation_->workers, is_ready_or_lost)) BeginChange(cause_, /*planned=*/true, now);
-    return;
-  }
-  std::string cause = ending_ ? "asked to end the run" : "";
-  for (auto& [id, member] : members_) {
-    if (member.is_shard || IsInGeneration(id) || !IsReady(id) || !member.connected) continue;
-    if (std::ssize(generation_->workers) >= options_.leaves) {
-      if (!std::exchange(member.told_to_wait, true)) {
-        options_.send(id, {.kind = Order::Kind::kWait,
-                           .text = absl::StrCat("a spare: all ", options_.leaves,
-                                                " micro-batches have a worker; it comes in when one leaves")});
-      }
-    } else if (cause.empty()) {
-      cause = absl::StrCat(member.name, " joins");
-    }
-  }
+  double leaves_per_second = 0;
   for (const uint64_t id : generation_->workers) {
     const Member* const member = Find(id);
-    if (member != nullptr && member->worker.leaves && cause.empty()) cause = absl::StrCat(member->name, " leaves");
+    if (member == nullptr || member->worker.seconds_per_leaf <= 0) return;
+    seconds.push_back(member->worker.seconds_per_leaf);
+    leaves_per_second += 1 / seconds.back();
   }
-  if (cause.empty() && WouldGain(now)) cause = "other shares are faster";
-  if (cause.empty()) return;
+  const double gainful = (1 - kGainMin) * SlowestSeconds(generation_->leaf_owners, seconds);
+  // No shares are faster than all workers at full speed. With many workers dealing is slow, and this thread adds
+  // gradients, too.
+  if (options_.leaves / leaves_per_second >= gainful) return;
+  last_deal_ = now;
+  if (SlowestSeconds(DealLeaves(options_.leaves, seconds), seconds) < gainful) {
+    StopGeneration("other shares are faster", now);
+  }
+}
+
+void Coordinator::ConsiderWorker(uint64_t id, Member& member, Time now) {
+  if (!running_ || is_last_ || stopping_) return;
+  if (IsInGeneration(id)) {
+    if (member.worker.leaves) StopGeneration(absl::StrCat(member.name, " leaves"), now);
+  } else if (!IsReady(id) || member.worker.leaves) {
+    return;
+  } else if (std::ssize(generation_->workers) < options_.leaves) {
+    StopGeneration(absl::StrCat(member.name, " joins"), now);
+  } else if (!std::exchange(member.told_to_wait, true)) {
+    options_.send(id, {.kind = Order::Kind::kWait,
+                       .text = absl::StrCat("a spare: all ", options_.leaves,
+                                            " micro-batches have a worker; it comes in when one leaves")});
+  }
+}
+
+void Coordinator::StopGeneration(const std::string& cause, Time now) {
   Say(absl::StrCat("generation ", generation_->number, " ends at its next snapshot: ", cause));
   cause_ = cause;
   stopping_ = true;
+  last_order_ = now;
   for (const uint64_t id : generation_->workers) options_.send(id, {.kind = Order::Kind::kStop, .ends_run = ending_});
+}
+
+void Coordinator::ChangeIfStopped(Time now) {
+  const auto is_ready_or_lost = [this](uint64_t id) { return !members_.contains(id) || IsReady(id); };
+  if (!running_ || !stopping_ || !std::ranges::all_of(generation_->workers, is_ready_or_lost)) return;
+  BeginChange(cause_, /*planned=*/true, now);
+}
+
+// A member may have had no connection when it was told.
+void Coordinator::RepeatOrders(Time now) {
+  if (now - last_order_ < kRepeatPause) return;
+  last_order_ = now;
+  for (const auto& [id, member] : members_) {
+    if (!member.connected) continue;
+    const bool has_left = member.is_shard ? member.shard.prepared >= changing_to_ : member.worker.ready;
+    if (!running_ && !has_left) {
+      options_.send(id, {.kind = member.is_shard ? Order::Kind::kPrepare : Order::Kind::kCut,
+                         .generation = {.number = changing_to_}});
+    }
+    if (!running_) continue;
+    if (member.is_shard && member.shard.generation < generation_->number) options_.send(id, ServeOrder());
+    if (member.is_shard || !IsInGeneration(id)) continue;
+    if (member.worker.generation < generation_->number) {
+      options_.send(id, train_);
+    } else if (stopping_ && !member.worker.ready) {
+      options_.send(id, {.kind = Order::Kind::kStop, .ends_run = ending_});
+    }
+  }
 }
 
 void Coordinator::BeginChange(const std::string& cause, bool planned, Time now) {
@@ -301,7 +358,7 @@ void Coordinator::BeginChange(const std::string& cause, bool planned, Time now) 
   running_ = stopping_ = false;
   planned_ = planned;
   cause_ = cause;
-  change_since_ = said_missing_ = now;
+  change_since_ = said_missing_ = last_order_ = now;
   changing_to_ = options_.log->last_number() + 1;
   if (const absl::Status status = options_.log->Prepare(changing_to_); !status.ok()) return End(status);
   SendToAll(true, {.kind = Order::Kind::kPrepare, .generation = {.number = changing_to_}});
@@ -355,39 +412,58 @@ std::string Coordinator::MissingForCommit() const {
   return "";
 }
 
+int64_t Coordinator::ReachedStep(const std::vector<int64_t>& snapshots) const {
+  int64_t reached = std::max({options_.log->counted_end(), options_.first_step, kept_});
+  // A coordinator that was started again does not know what all shards had. What one of them has left shows it.
+  if (snapshots.empty() && continues_ && !has_committed_) {
+    for (const auto& [number, id] : shards_) {
+      const std::vector<int64_t>& held = members_.at(id).shard.held;
+      if (!held.empty()) reached = std::max(reached, held.back());
+    }
+  }
+  return reached;
+}
+
+absl::Status Coordinator::CheckFirstStep(int64_t first_step, const std::vector<int64_t>& snapshots) {
+  const int64_t reached = ReachedStep(snapshots);
+  // Before the first snapshot was on all disks, what was lost is seconds old, and the run begins anew.
+  const bool is_young = kept_ < 0 && !continues_;
+  if (first_step < reached && snapshots.empty() && !is_young) {
+    std::vector<std::string> newest;
+    for (const auto& [number, id] : shards_) {
+      const std::vector<int64_t>& held = members_.at(id).shard.held;
+      newest.push_back(held.empty() ? absl::StrCat("shard ", number, " has none")
+                                    : absl::StrCat("shard ", number, " has that of step ", held.back()));
+    }
+    return absl::DataLossError(absl::StrCat("the run had come to step ", reached,
+                                            ", and no snapshot is on all shards: ", absl::StrJoin(newest, ", "),
+                                            ": start a new run with --resume from the last checkpoint, and with "
+                                            "another --state_dir that outlives the servers"));
+  }
+  if (const int64_t from = std::max(reached, snapshots.empty() ? newest_step_ : 0); first_step < from) {
+    Say(absl::StrCat("goes back from step ", from, " to step ", first_step, ": no newer snapshot is on all shards"));
+  }
+  // A generation that was cut short before it had a snapshot has gained nothing.
+  if (!generation_.has_value() || planned_ || first_step > generation_->first_step) {
+    strikes_ = 0;
+    strike_causes_.clear();
+    return absl::OkStatus();
+  }
+  strike_causes_.push_back(cause_);
+  if (++strikes_ < kStrikesMax) return absl::OkStatus();
+  return absl::AbortedError(absl::StrCat(strikes_, " generations have ended before step ",
+                                         first_step + generation_->snapshot_every,
+                                         ", their next snapshot: ", absl::StrJoin(strike_causes_, "; ")));
+}
+
 void Coordinator::CommitIfReady(Time now) {
   if (running_ || ended_.has_value() || !MissingForCommit().empty()) return;
   std::vector<uint64_t> workers = ReadyWorkers();
   if (std::ssize(workers) > options_.leaves) workers.resize(static_cast<size_t>(options_.leaves));
-  const std::vector<int64_t> snapshots = CommonSnapshots();
-  const int64_t counted = std::max(options_.log->counted_end(), options_.first_step);
+  // What shards have before the log has a generation is not this run's.
+  const std::vector<int64_t> snapshots = generation_.has_value() ? CommonSnapshots() : std::vector<int64_t>();
   const int64_t first_step = std::max(snapshots.empty() ? 0 : snapshots.back(), options_.first_step);
-  // Before the first snapshot was on all disks, what was lost is seconds old, and the run begins anew.
-  const bool is_young = kept_ < 0 && !continues_;
-  if (first_step < counted && snapshots.empty() && !is_young) {
-    std::vector<std::string> held;
-    for (const auto& [number, id] : shards_) {
-      held.push_back(absl::StrCat("shard ", number, ": ", absl::StrJoin(members_.at(id).shard.held, ", ")));
-    }
-    return End(absl::DataLossError(absl::StrCat(
-        "steps up to ", counted, " have counted, and no snapshot is on all shards (", absl::StrJoin(held, "; "),
-        "): start again with --resume from the last checkpoint, and give shards a --state_dir that survives them")));
-  }
-  if (first_step < counted) {
-    Say(absl::StrCat("goes back behind step ", counted, ", where a generation had begun: its snapshot was lost"));
-  }
-  // A generation that was cut short before it had a snapshot has gained nothing.
-  if (generation_.has_value() && !planned_ && first_step <= generation_->first_step) {
-    strike_causes_.push_back(cause_);
-    if (++strikes_ >= kStrikesMax) {
-      return End(absl::AbortedError(absl::StrCat(strikes_, " generations have ended before step ",
-                                                 first_step + generation_->snapshot_every,
-                                                 ", their next snapshot: ", absl::StrJoin(strike_causes_, "; "))));
-    }
-  } else {
-    strikes_ = 0;
-    strike_causes_.clear();
-  }
+  if (const absl::Status status = CheckFirstStep(first_step, snapshots); !status.ok()) return End(status);
   std::vector<double> seconds;
   for (const uint64_t id : workers) seconds.push_back(SecondsPerLeaf(id));
   const Generation next = {.number = changing_to_,
@@ -395,27 +471,36 @@ void Coordinator::CommitIfReady(Time now) {
                            .snapshot_every = SnapshotEvery(workers),
                            .workers = workers,
                            .leaf_owners = DealLeaves(options_.leaves, seconds)};
-  if (const absl::Status status = options_.log->Commit(next); !status.ok()) return End(status);
-  generation_ = next;
+  if (const absl::Status status = options_.log->Commit(next, ReachedStep(snapshots)); !status.ok()) return End(status);
+  kept_ = std::min(kept_, first_step);
+  Begin(next, !snapshots.empty() && snapshots.back() == first_step, now);
+}
+
+void Coordinator::Begin(const Generation& next, bool from_snapshot, Time now) {
+  SetGeneration(next);
   running_ = true;
   is_last_ = ending_;
-  newest_step_ = first_step;
-  last_deal_ = now;
-  Order order = {
-      .generation = next, .from_snapshot = !snapshots.empty() && snapshots.back() == first_step, .ends_run = is_last_};
-  order.kind = Order::Kind::kServe;
-  SendToAll(true, order);
-  order.kind = Order::Kind::kTrain;
-  for (const auto& [number, id] : shards_) order.shards.push_back(members_.at(id).shard.address);
-  for (const uint64_t id : workers) {
+  newest_step_ = next.first_step;
+  last_deal_ = last_order_ = now;
+  train_ = Order{.kind = Order::Kind::kTrain, .generation = next, .from_snapshot = from_snapshot, .ends_run = is_last_};
+  for (const auto& [number, id] : shards_) train_.shards.push_back(members_.at(id).shard.address);
+  SendToAll(true, ServeOrder());
+  for (const uint64_t id : next.workers) {
     members_.at(id).last_leaf = now;
     members_.at(id).told_to_wait = false;
-    options_.send(id, order);
+    options_.send(id, train_);
   }
-  Say(absl::StrCat("generation ", next.number, " from step ", first_step, " with ", workers.size(),
-                   workers.size() == 1 ? " worker" : " workers",
+  Say(absl::StrCat("generation ", next.number, " from step ", next.first_step, " with ", next.workers.size(),
+                   next.workers.size() == 1 ? " worker" : " workers",
                    has_committed_ ? "" : absl::StrCat(" (", cause_, ")")));
   has_committed_ = true;
+}
+
+Order Coordinator::ServeOrder() const {
+  Order order = train_;
+  order.kind = Order::Kind::kServe;
+  order.shards.clear();
+  return order;
 }
 
 int64_t Coordinator::SnapshotEvery(const std::vector<uint64_t>& workers) const {
@@ -432,15 +517,21 @@ int64_t Coordinator::SnapshotEvery(const std::vector<uint64_t>& workers) const {
 
 // Tells the shards which snapshots nobody will need any more.
 void Coordinator::KeepDurable() {
-  if (std::ssize(shards_) < options_.shard_count) return;
-  int64_t newest = -1;
-  for (const int64_t step : members_.at(shards_.begin()->second).shard.durable) {
-    const bool all_have_it = std::ranges::all_of(shards_, [&](const auto& shard) {
-      return std::ranges::count(members_.at(shard.second).shard.durable, step) > 0;
-    });
-    if (all_have_it) newest = std::max(newest, step);
+  // Before it serves the generation, a shard may tell snapshots that it is about to drop.
+  const auto serves = [this](const auto& shard) {
+    return members_.at(shard.second).shard.generation == generation_->number;
+  };
+  if (!generation_.has_value() || std::ssize(shards_) < options_.shard_count || !std::ranges::all_of(shards_, serves)) {
+    return;
   }
-  if (newest <= kept_) return;
+  int64_t newest = kept_;
+  for (const int64_t step : members_.at(shards_.begin()->second).shard.durable) {
+    const auto has_it = [&](const auto& shard) {
+      return std::ranges::binary_search(members_.at(shard.second).shard.durable, step);
+    };
+    if (step > newest && std::ranges::all_of(shards_, has_it)) newest = step;
+  }
+  if (newest == kept_) return;
   kept_ = newest;
   SendToAll(true, {.kind = Order::Kind::kKeep, .generation = {.first_step = newest}});
 }
@@ -466,14 +557,14 @@ Coordinator::Status Coordinator::Describe() const {
                 .cause = cause_};
   for (const auto& [id, member] : members_) {
     std::string what = absl::StrCat("shard ", member.shard.shard, " of ", options_.shard_count);
-    if (!member.is_shard) what = IsInGeneration(id) ? "" : "spare";
-    for (size_t rank = 0; what.empty() && rank < generation_->workers.size(); ++rank) {
-      if (generation_->workers[rank] != id) continue;
+    if (const auto rank = ranks_.find(id); !member.is_shard && rank == ranks_.end()) {
+      what = "spare";
+    } else if (!member.is_shard) {
       std::vector<std::string> nodes;
-      for (const LeafRange& node : ShareOf(static_cast<int>(rank), generation_->leaf_owners)) {
+      for (const LeafRange& node : ShareOf(rank->second, generation_->leaf_owners)) {
         nodes.push_back(absl::StrCat(node.begin, "-", node.end));
       }
-      what = absl::StrCat("rank ", rank, ", micro-batches ", absl::StrJoin(nodes, ", "));
+      what = absl::StrCat("rank ", rank->second, ", micro-batches ", absl::StrJoin(nodes, ", "));
     }
     status.members.push_back({.name = member.name, .what = what});
   }

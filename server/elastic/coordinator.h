@@ -8,10 +8,12 @@
 //      would be faster. For the last three the workers are told to stop first, and do so at the next snapshot, so that
 //      nothing is computed twice.
 //   2. `prepare g` is logged. Every shard gets kPrepare: it cuts its lanes, will serve nothing below g any more, and
-//   tells
-//      its snapshots. Every worker whose exchange is over so, or which stopped, is `ready`.
+//      tells its snapshots. Every worker whose exchange is over so, or which stopped, is `ready`.
 //   3. When all shards have prepared and all workers that were not given up are ready, `commit g` is logged: the newest
 //      snapshot that all shards have, the members, their shares. Shards get kServe, workers kTrain.
+//
+// An order is lost if its member has no connection just then. What a member has not obeyed a second later it is told
+// again; members know an order that they have obeyed by its number.
 //
 // Why nothing is computed twice or by two: a step needs every shard and every leaf, so no part of a generation can go
 // on alone; a new one needs the log, which has one writer.
@@ -21,7 +23,8 @@
 // alarm costs a return to a snapshot, and no bit. A coordinator that was stopped itself gives everybody a new start.
 //
 // What ends the run before its last step: EndRun, an error that follows from the job, kStrikesMax generations without a
-// new snapshot, a shard that does not come back, too few workers for too long, a log that cannot be written.
+// new snapshot, a shard that does not come back, too few workers for too long, snapshots that are lost on some shard, a
+// log that cannot be written. Whoever comes after that is told the end.
 //
 // Thread safety: one thread.
 #ifndef STARRING_SERVER_ELASTIC_COORDINATOR_H_
@@ -53,8 +56,8 @@ struct ShardReport {
   int shard = 0;
   std::string address;
   int64_t prepared = 0;          // the generation below which it serves nothing
-  std::vector<int64_t> held;     // steps of its snapshots
-  std::vector<int64_t> durable;  // those that survive its process
+  std::vector<int64_t> held;     // steps of its snapshots, ascending
+  std::vector<int64_t> durable;  // those that survive its process, ascending
   int64_t generation = 0;        // that it serves, or has served last
   std::string trouble;           // why that one's exchange has failed there
   bool finished = false;         // all workers of that one have finished the run
@@ -103,6 +106,8 @@ class Coordinator {
   // Other shares must save this part of a step, and are dealt so often at most.
   static constexpr double kGainMin = 0.1;
   static constexpr std::chrono::seconds kDealPause{20};
+  // After this time an order is repeated that was not obeyed.
+  static constexpr std::chrono::seconds kRepeatPause{1};
 
   struct Options {
     int shard_count = 1;
@@ -121,9 +126,10 @@ class Coordinator {
   explicit Coordinator(Options options);
 
   // A process attends. It is known by a number that it has drawn; `name` is for people. AlreadyExists if another
-  // process is that shard, or has the worker's number.
+  // process is that shard, or has the worker's number; InvalidArgument if the process was another member before.
   absl::Status AddShard(uint64_t member, const std::string& name, const ShardReport& report, Time now);
   absl::Status AddWorker(uint64_t member, const std::string& name, const WorkerReport& report, Time now);
+  // Reports were checked (member_report.h). No effect if no such member attends, or if it attends as another one.
   void OnShard(uint64_t member, const ShardReport& report, Time now);
   void OnWorker(uint64_t member, const WorkerReport& report, Time now);
   // Its connection is down; it may come back by Add... with the same number.
@@ -171,6 +177,7 @@ class Coordinator {
   };
 
   Member* Find(uint64_t member);
+  void SetGeneration(const Generation& generation);
   void Heard(Member& member, Time now);
   void GiveUpLost(Time now);
   // Why the member is given up now; empty: it is not.
@@ -179,13 +186,24 @@ class Coordinator {
   bool IsInGeneration(uint64_t id) const;
   // Whether a worker has ended its part of the last generation that it was in.
   bool IsReady(uint64_t id) const;
-  void ConsiderPlanned(Time now);
-  bool WouldGain(Time now) const;
+  // Planned changes: a worker joins or leaves; other shares are faster.
+  void ConsiderWorker(uint64_t id, Member& member, Time now);
+  void ConsiderShares(Time now);
+  // The workers are told to stop. When all have, the change begins.
+  void StopGeneration(const std::string& cause, Time now);
+  void ChangeIfStopped(Time now);
   void BeginChange(const std::string& cause, bool planned, Time now);
   void CommitIfReady(Time now);
+  void Begin(const Generation& next, bool from_snapshot, Time now);
+  Order ServeOrder() const;
+  void RepeatOrders(Time now);
   std::string MissingForCommit() const;
   std::vector<uint64_t> ReadyWorkers() const;
   std::vector<int64_t> CommonSnapshots() const;  // that all shards have, ascending
+  // How far the run has come, as far as it is known. `snapshots`: CommonSnapshots.
+  int64_t ReachedStep(const std::vector<int64_t>& snapshots) const;
+  // Not OK: the run cannot go on from `first_step`, because it has lost too much, or comes no further.
+  absl::Status CheckFirstStep(int64_t first_step, const std::vector<int64_t>& snapshots);
   void Say(const std::string& line) const;
   void KeepDurable();
   int64_t SnapshotEvery(const std::vector<uint64_t>& workers) const;
@@ -198,6 +216,8 @@ class Coordinator {
   std::map<int, uint64_t> shards_;  // by number
   int64_t joined_count_ = 0;
   std::optional<Generation> generation_;  // the one that runs, or ran last
+  std::map<uint64_t, int> ranks_;         // of its workers
+  Order train_;                           // its workers' order to begin
   bool running_ = false;                  // and no change has begun
   bool has_committed_ = false;            // this process, and not one before it
   bool stopping_ = false;                 // its workers were told to stop
@@ -211,7 +231,8 @@ class Coordinator {
   Time last_tick_;
   Time last_deal_;
   Time said_missing_;
-  int64_t kept_ = -1;
+  Time last_order_;          // that members have to obey
+  int64_t kept_ = -1;        // the newest snapshot that all shards had durably; -1: none
   int64_t newest_step_ = 0;  // that a worker of the generation was at
   int strikes_ = 0;
   std::vector<std::string> strike_causes_;

@@ -10,41 +10,12 @@
 #include "common/security/sha256.h"
 #include "common/status.h"
 #include "common/wire/exchange_message.h"
+#include "server/elastic/member_report.h"
 
 namespace starring {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-constexpr size_t kNameBytesMax = 256;
-
-ShardReport ToShardReport(const v1::MemberReport::Shard& proto) {
-  return {.shard = proto.shard(),
-          .address = proto.address(),
-          .prepared = proto.prepared(),
-          .held = {proto.held().begin(), proto.held().end()},
-          .durable = {proto.durable().begin(), proto.durable().end()},
-          .generation = proto.generation(),
-          .trouble = proto.trouble(),
-          .finished = proto.finished()};
-}
-
-WorkerReport ToWorkerReport(const v1::MemberReport::Worker& proto) {
-  WorkerReport report{.generation = proto.generation(),
-                      .ready = proto.ready(),
-                      .trouble = proto.trouble(),
-                      .leaves = proto.leaves(),
-                      .step = proto.step(),
-                      .leaf_count = proto.leaf_count(),
-                      .computes = proto.computes(),
-                      .seconds_per_leaf = proto.seconds_per_leaf(),
-                      .step_seconds = proto.step_seconds(),
-                      .trial_leaf_seconds = proto.trial_leaf_seconds()};
-  if (proto.failure_code() != 0) {
-    report.failure = absl::Status(static_cast<absl::StatusCode>(proto.failure_code()), proto.failure_text());
-  }
-  return report;
-}
 
 v1::MemberOrder::Kind KindOf(Order::Kind kind) {
   switch (kind) {
@@ -126,23 +97,34 @@ void CoordinatorService::ListenForRun() {
 }
 
 void CoordinatorService::OnReport(AttendStream* stream, const v1::MemberReport& report) {
-  if (!stream->member.has_value()) {
-    if (const absl::Status status = Admit(stream, report); !status.ok()) {
-      refusals_.Add(absl::StrCat("refused a member from ", stream->peer(), ": ", std::string(status.message())),
-                    Clock::now());
-      stream->Close(status);
-    }
-    return LookForEnd();
-  }
-  const auto early = early_shards_.find(*stream->member);
-  if (early != early_shards_.end() && report.has_shard()) early->second.report = ToShardReport(report.shard());
-  if (coordinator_ == nullptr) return;
-  if (report.has_shard()) {
-    coordinator_->OnShard(*stream->member, ToShardReport(report.shard()), Clock::now());
-  } else if (report.has_worker()) {
-    coordinator_->OnWorker(*stream->member, ToWorkerReport(report.worker()), Clock::now());
+  const absl::Status status = stream->member.has_value() ? Take(*stream, report) : Admit(stream, report);
+  if (!status.ok()) {
+    refusals_.Add(absl::StrCat("refused a member from ", stream->peer(), ": ", std::string(status.message())),
+                  Clock::now());
+    stream->Close(status);
   }
   LookForEnd();
+}
+
+absl::Status CoordinatorService::Take(const AttendStream& stream, const v1::MemberReport& report) {
+  if (report.has_shard() == report.has_worker() || report.has_shard() != stream.shard.has_value()) {
+    return absl::InvalidArgumentError(absl::StrCat(stream.name, " is a ", stream.shard.has_value() ? "shard" : "worker",
+                                                   ", and its report is not that of one"));
+  }
+  const uint64_t id = *stream.member;
+  if (report.has_worker()) {
+    ASSIGN_OR_RETURN(const WorkerReport worker, ReadWorkerReport(report.worker()));
+    if (coordinator_ != nullptr) coordinator_->OnWorker(id, worker, Clock::now());
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(const ShardReport shard, ReadShardReport(report.shard(), options_.shard_count));
+  if (shard.shard != *stream.shard) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(stream.name, " is shard ", *stream.shard, ", and reports as shard ", shard.shard));
+  }
+  if (const auto early = early_shards_.find(id); early != early_shards_.end()) early->second.report = shard;
+  if (coordinator_ != nullptr) coordinator_->OnShard(id, shard, Clock::now());
+  return absl::OkStatus();
 }
 
 absl::Status CoordinatorService::Admit(AttendStream* stream, const v1::MemberReport& report) {
@@ -157,7 +139,8 @@ absl::Status CoordinatorService::Admit(AttendStream* stream, const v1::MemberRep
                                                    " of the wire, this server version ", kWireVersion,
                                                    ": start servers and workers of one build"));
   }
-  if (hello.member_id() == 0 || hello.name().size() > kNameBytesMax || report.has_shard() == report.has_worker()) {
+  if (hello.member_id() == 0 || hello.name().size() > kMemberNameBytesMax ||
+      report.has_shard() == report.has_worker()) {
     return absl::InvalidArgumentError("the first report of a member says who it is, and its state as shard or worker");
   }
   // Who does not know the run's name joins the one that is here.
@@ -166,58 +149,68 @@ absl::Status CoordinatorService::Admit(AttendStream* stream, const v1::MemberRep
                                                       hello.name(), " belongs to run \"", hello.run_id(), "\""));
   }
   const uint64_t id = hello.member_id();
-  if (members_.contains(id)) {
-    AttendStream* const older = members_[id];
+  if (const auto found = members_.find(id); found != members_.end()) {
+    AttendStream* const older = found->second;
     if (older->name != hello.name()) {
       return absl::AlreadyExistsError(
           absl::StrCat(older->name, " has the number of ", hello.name(), " already: start the latter again"));
     }
     // The process has a new connection, and that one has not been missed yet.
-    OnGone(older);
-    older->member.reset();
+    Detach(older);
     older->Cancel();
   }
-  const Clock::time_point now = Clock::now();
-  if (report.has_shard()) {
-    if (hello.shard_count() != options_.shard_count) {
-      return absl::InvalidArgumentError(absl::StrCat(hello.name(), " has --shard_count=", hello.shard_count(),
-                                                     ", this server ", options_.shard_count));
-    }
-    stream->is_shard = true;
-    members_[id] = stream;
-    absl::Status status;
-    if (coordinator_ != nullptr) {
-      status = coordinator_->AddShard(id, hello.name(), ToShardReport(report.shard()), now);
-    } else {
-      early_shards_[id] = {.name = hello.name(), .report = ToShardReport(report.shard())};
-    }
-    if (!status.ok()) members_.erase(id);
-    RETURN_IF_ERROR(status);
-    if (ended_.has_value()) Send(id, {.kind = Order::Kind::kEnd, .end = *ended_});
-  } else {
-    RETURN_IF_ERROR(AdmitWorker(hello));
-    members_[id] = stream;
-    const absl::Status status = coordinator_->AddWorker(id, hello.name(), ToWorkerReport(report.worker()), now);
-    if (!status.ok()) members_.erase(id);
-    RETURN_IF_ERROR(status);
+  // Its first orders are sent while it is added.
+  members_[id] = stream;
+  stream->name = hello.name();
+  if (report.has_shard()) stream->shard = report.shard().shard();
+  const absl::Status status =
+      report.has_shard() ? AdmitShard(hello, report.shard()) : AdmitWorker(hello, report.worker());
+  if (!status.ok()) {
+    members_.erase(id);
+    return status;
   }
   stream->member = id;
-  stream->name = hello.name();
   options_.keep(stream->peer());
   return absl::OkStatus();
 }
 
-absl::Status CoordinatorService::AdmitWorker(const v1::MemberReport::Hello& hello) {
+absl::Status CoordinatorService::AdmitShard(const v1::MemberReport::Hello& hello,
+                                            const v1::MemberReport::Shard& proto) {
+  if (hello.shard_count() != options_.shard_count) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(hello.name(), " has --shard_count=", hello.shard_count(), ", this server ", options_.shard_count));
+  }
+  ASSIGN_OR_RETURN(const ShardReport report, ReadShardReport(proto, options_.shard_count));
+  const uint64_t id = hello.member_id();
+  if (coordinator_ != nullptr) return coordinator_->AddShard(id, hello.name(), report, Clock::now());
+  if (ended_.has_value()) {
+    Send(id, {.kind = Order::Kind::kEnd, .end = *ended_});
+  } else {
+    early_shards_[id] = {.name = hello.name(), .report = report};
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CoordinatorService::AdmitWorker(const v1::MemberReport::Hello& hello,
+                                             const v1::MemberReport::Worker& proto) {
+  ASSIGN_OR_RETURN(const WorkerReport report, ReadWorkerReport(proto));
+  const uint64_t id = hello.member_id();
+  // A worker that has trained hears how the run has ended. Of a run that ended well before this process began, a worker
+  // that has just started is refused below: the log says what to do for a new run.
+  if (coordinator_ == nullptr && ended_.has_value() && (report.generation > 0 || !ended_->ok())) {
+    Send(id, {.kind = Order::Kind::kEnd, .end = *ended_});
+    return absl::OkStatus();
+  }
   if (coordinator_ == nullptr) RETURN_IF_ERROR(Begin(hello.terms()));
   RETURN_IF_ERROR(CompareAgreements(worker_count_, hello.terms().agreement(), 0, terms_.agreement()));
   ++worker_count_;
-  return absl::OkStatus();
+  return coordinator_->AddWorker(id, hello.name(), report, Clock::now());
 }
 
 absl::Status CoordinatorService::Begin(const v1::RunTerms& terms) {
   ASSIGN_OR_RETURN(const Agreement agreement, ParseAgreement(terms.agreement()), "the terms of the first worker");
   if (agreement.micro_batches < 1 || terms.steps_per_epoch() < 1 || terms.first_step() < 0 ||
-      terms.end_step() < terms.first_step()) {
+      terms.end_step() < terms.first_step() || terms.end_step() > kStepMax) {
     return absl::InvalidArgumentError("the terms of the first worker are no elastic run's: start it with --elastic");
   }
   ASSIGN_OR_RETURN(log_, GenerationLog::Open(options_.state_dir, {.name = options_.run_id,
@@ -261,7 +254,8 @@ void CoordinatorService::Send(uint64_t member, const Order& order) {
   }
   stream->Send(proto);
   if (order.kind == Order::Kind::kEnd) {
-    shards_told_ += stream->is_shard;
+    // On a stream that is closing the order is lost, and comes again when the member is back.
+    if (stream->shard.has_value() && !stream->closing()) shards_told_.insert(*stream->shard);
     stream->Close(absl::OkStatus());
   }
   if (order.kind != Order::Kind::kGivenUp) return;
@@ -271,13 +265,19 @@ void CoordinatorService::Send(uint64_t member, const Order& order) {
   stream->Close(absl::AbortedError(absl::StrCat("given up: ", order.text)));
 }
 
+void CoordinatorService::Detach(AttendStream* stream) {
+  const std::optional<uint64_t> id = std::exchange(stream->member, std::nullopt);
+  if (!id.has_value()) return;
+  const auto found = members_.find(*id);
+  if (found == members_.end() || found->second != stream) return;
+  members_.erase(found);
+  early_shards_.erase(*id);
+  if (coordinator_ != nullptr) coordinator_->OnDisconnect(*id, Clock::now());
+}
+
 void CoordinatorService::OnGone(AttendStream* stream) {
-  if (stream->member.has_value() && members_.contains(*stream->member) && members_[*stream->member] == stream) {
-    members_.erase(*stream->member);
-    early_shards_.erase(*stream->member);
-    if (coordinator_ != nullptr) coordinator_->OnDisconnect(*stream->member, Clock::now());
-  }
-  if (!stream->accepted_at().has_value() || stream->closing()) streams_.erase(stream);
+  Detach(stream);
+  streams_.erase(stream);
 }
 
 void CoordinatorService::Tick(Time now) {

@@ -10,9 +10,11 @@
 
 #include <chrono>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "absl/status/status.h"
@@ -56,7 +58,9 @@ class CoordinatorService {
   // How the run has ended; members are being told.
   const std::optional<absl::Status>& ended() const { return ended_; }
   // All have been told, as far as they are there.
-  bool has_told_all() const { return ended_.has_value() && shards_told_ >= options_.shard_count && members_.empty(); }
+  bool has_told_all() const {
+    return ended_.has_value() && std::ssize(shards_told_) >= options_.shard_count && members_.empty();
+  }
 
  private:
   using RunCall = UnaryCall<v1::GetRunRequest, v1::GetRunReply>;
@@ -65,8 +69,12 @@ class CoordinatorService {
   void ListenForRun();
   void OnReport(AttendStream* stream, const v1::MemberReport& report);
   absl::Status Admit(AttendStream* stream, const v1::MemberReport& report);
-  absl::Status AdmitWorker(const v1::MemberReport::Hello& hello);
+  absl::Status AdmitShard(const v1::MemberReport::Hello& hello, const v1::MemberReport::Shard& proto);
+  absl::Status AdmitWorker(const v1::MemberReport::Hello& hello, const v1::MemberReport::Worker& proto);
+  absl::Status Take(const AttendStream& stream, const v1::MemberReport& report);
   absl::Status Begin(const v1::RunTerms& terms);
+  // The stream is no member's any more. It may still have tags in the queue.
+  void Detach(AttendStream* stream);
   void OnGone(AttendStream* stream);
   void OnRun(RunCall* call);
   void Send(uint64_t member, const Order& order);
@@ -88,7 +96,7 @@ class CoordinatorService {
   std::map<uint64_t, EarlyShard> early_shards_;  // came before the first worker
   v1::RunTerms terms_;
   int worker_count_ = 0;                                               // that have attended
-  int shards_told_ = 0;                                                // that the run has ended
+  std::set<int> shards_told_;                                          // that the run has ended
   GenerationLog::Progress progress_ = GenerationLog::Progress::kNone;  // of a coordinator before this one
   Time since_;
   std::unique_ptr<GenerationLog> log_;

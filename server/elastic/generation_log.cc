@@ -254,8 +254,11 @@ absl::Status GenerationLog::Read(std::string_view text, const Run& run) {
         const auto found = entry.values.find(key);
         const std::string theirs = found == entry.values.end() ? "nothing" : found->second;
         if (theirs == value) continue;
-        return absl::FailedPreconditionError(absl::StrCat("it is the log of another run: its ", key, " is ", theirs,
-                                                          ", this run's ", value, ": name another --state_dir"));
+        return absl::FailedPreconditionError(
+            absl::StrCat("it is the log of another run: its ", key, key == "job" ? " (the digest of all flags)" : "",
+                         " is ", theirs, ", this run's ", value,
+                         ": start servers and workers with the flags of the run in the log, or name another "
+                         "--state_dir for a new run"));
       }
       ASSIGN_OR_RETURN(first_step_, NumberOf(entry, "first"));
       counted_end_ = first_step_;
@@ -296,11 +299,12 @@ absl::Status GenerationLog::Prepare(int64_t number) {
   return absl::OkStatus();
 }
 
-absl::Status GenerationLog::Commit(const Generation& generation) {
+absl::Status GenerationLog::Commit(const Generation& generation, int64_t reached) {
   CHECK_GE(generation.number, last_number_);
   std::vector<std::string> entries;
-  if (generation.first_step > counted_end_) entries.push_back(CountedUpTo(generation.first_step));
-  if (generation.first_step < counted_end_) entries.push_back(absl::StrCat("back ", generation.first_step));
+  const int64_t end = std::max({reached, counted_end_, generation.first_step});
+  if (end > counted_end_) entries.push_back(CountedUpTo(end));
+  if (end > generation.first_step) entries.push_back(absl::StrCat("back ", generation.first_step));
   entries.push_back(CommitEntry(generation));
   RETURN_IF_ERROR(Write(entries));
   last_number_ = generation.number;

@@ -9,7 +9,7 @@
 //   counted 2 from=100 to=240 leaves=0-4:ID,4-8:ID            what became part of the result of generation 2
 //   commit 3 first=240 every=10 workers=ID,ID owners=0,0,0,0,1,1,1,1
 //   back 200                                                  steps from 200 on count no more: the snapshot of 240 was
-//                                                             lost before all shards had it on disk
+//                                                             lost
 //   end 1000                                                  all steps are done
 //
 // The `counted` lines, cut off where `back` says so, are the proof that every leaf of every step counted once: their
@@ -71,9 +71,9 @@ class GenerationLog {
 
   // Each is on the disk when it returns; after an error the coordinator may not go on.
   absl::Status Prepare(int64_t number);
-  // Writes what the generation before has contributed up to generation.first_step, too, or that the run goes back
-  // there.
-  absl::Status Commit(const Generation& generation);
+  // Writes what the generation before has contributed up to generation.first_step, too. If the run had `reached` more,
+  // writes that it goes back there.
+  absl::Status Commit(const Generation& generation, int64_t reached = 0);
   // The same, and DataLoss if the log does not prove that all steps counted once.
   absl::Status End(int64_t step);
 

@@ -32,6 +32,10 @@ ShardMember::ShardMember(Options options)
                           .on_order =
                               [this](const v1::MemberOrder& order) {
                                 const MutexLock lock(mutex_);
+                                // An order is repeated if its effect is not known in time. A generation that begins
+                                // twice would lose its workers and snapshots.
+                                const bool serves = order.kind() == v1::MemberOrder::SERVE;
+                                if (serves && std::exchange(told_to_serve_, order.number()) == order.number()) return;
                                 orders_.push_back(order);
                               },
                           .on_refused =
@@ -116,13 +120,13 @@ void ShardMember::SetPrepared(int64_t number) {
 }
 
 void ShardMember::SetServing(int64_t generation) {
-  {
-    const MutexLock lock(mutex_);
-    report_.set_generation(generation);
-    report_.clear_trouble();
-    report_.set_finished(false);
-  }
-  Tick();
+  const MutexLock lock(mutex_);
+  report_.set_generation(generation);
+  report_.clear_trouble();
+  report_.set_finished(false);
+  // Those after the generation's first step are about to be dropped. Tick tells the others.
+  report_.clear_held();
+  report_.clear_durable();
 }
 
 void ShardMember::SetTrouble(const std::string& text) {

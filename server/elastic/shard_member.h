@@ -82,6 +82,7 @@ class ShardMember {
   mutable Mutex mutex_;
   v1::MemberReport::Shard report_ ABSL_GUARDED_BY(mutex_);
   std::vector<v1::MemberOrder> orders_ ABSL_GUARDED_BY(mutex_);
+  int64_t told_to_serve_ ABSL_GUARDED_BY(mutex_) = 0;  // the last generation that was ordered
   Clock::time_point ticked_ ABSL_GUARDED_BY(mutex_) = Clock::now();
   Clock::duration patience_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<MemberLink> link_;  // last: its thread uses the members above

@@ -64,7 +64,8 @@ class LossCheck {
     if (is_new || found->second == loss) return absl::OkStatus();
     return absl::InternalError(absl::StrCat(
         "step ", step, " was computed again, and its loss is ", loss, " where it was ", found->second,
-        ": the arithmetic of a machine is not what it was; test its memory, or run it alone with --isa=baseline"));
+        ": the arithmetic of one of the run's machines is not what it was; test the memory of each, or run the job on "
+        "each alone with --isa=baseline"));
   }
   // Nobody goes back behind this step.
   void Forget(int64_t step) { losses_.erase(losses_.begin(), losses_.lower_bound(step)); }

@@ -1,6 +1,13 @@
-// Whom a coordinator admits, and what it tells strangers: a server of an elastic run, and raw gRPC clients.
+// Whom a coordinator admits, and what it tells strangers: a server of an elastic run, or its service alone, and raw
+// gRPC clients.
+#include <grpcpp/grpcpp.h>
+
 #include <chrono>
+#include <cstdint>
 #include <deque>
+#include <functional>
+#include <future>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -8,11 +15,15 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "common/check.h"
 #include "common/limits.h"
 #include "common/wire/exchange_message.h"
+#include "common/wire/grpc_transport.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/starring/v1/coordinator.grpc.pb.h"
+#include "server/admission.h"
+#include "server/elastic/coordinator_service.h"
 #include "tests/server/stranger.h"
 #include "tests/worker/exchange/star/star_job.h"
 
@@ -36,6 +47,8 @@ class Attendance {
     context_.TryCancel();
     if (stream_ != nullptr) stream_->Finish();
   }
+  bool Write(const v1::MemberReport& report) { return stream_->Write(report); }
+  void EndWriting() { stream_->WritesDone(); }
   // The next order; UNKNOWN if the stream has ended.
   v1::MemberOrder Next() {
     v1::MemberOrder order;
@@ -55,6 +68,34 @@ class Attendance {
   std::unique_ptr<grpc::ClientReaderWriter<v1::MemberReport, v1::MemberOrder>> stream_;
 };
 
+v1::MemberReport Worker(uint64_t id, double learning_rate = 0.125, int leaves = 4) {
+  JobSpec job = MakeJob(0, 1, 1000, 1 << 10);
+  job.micro_batches = leaves;
+  job.sum_order = SumOrder::kTree;
+  job.schedule.base = learning_rate;
+  v1::MemberReport report;
+  v1::MemberReport::Hello* const hello = report.mutable_hello();
+  hello->set_token(kToken);
+  hello->set_wire_version(kWireVersion);
+  hello->set_member_id(id);
+  hello->set_name(absl::StrCat("worker ", id));
+  hello->mutable_terms()->set_agreement(SerializeAgreement(job));
+  hello->mutable_terms()->set_steps_per_epoch(10);
+  hello->mutable_terms()->set_end_step(100);
+  report.mutable_worker()->set_ready(true);
+  return report;
+}
+
+// One of two shards.
+v1::MemberReport Shard(uint64_t id, int shard) {
+  v1::MemberReport report = Worker(id);
+  report.clear_worker();
+  report.mutable_hello()->set_name(absl::StrCat("server ", shard));
+  report.mutable_hello()->set_shard_count(2);
+  report.mutable_shard()->set_shard(shard);
+  return report;
+}
+
 class AttendanceTest : public testing::Test {
  protected:
   AttendanceTest() { Start(1); }
@@ -71,23 +112,6 @@ class AttendanceTest : public testing::Test {
     stub_ = v1::Coordinator::NewStub(OpenChannel(server_->address()));
   }
 
-  v1::MemberReport Worker(uint64_t id, double learning_rate = 0.125) const {
-    JobSpec job = MakeJob(0, 1, 1000, 1 << 10);
-    job.micro_batches = leaves_;
-    job.sum_order = SumOrder::kTree;
-    job.schedule.base = learning_rate;
-    v1::MemberReport report;
-    v1::MemberReport::Hello* const hello = report.mutable_hello();
-    hello->set_token(kToken);
-    hello->set_wire_version(kWireVersion);
-    hello->set_member_id(id);
-    hello->set_name(absl::StrCat("worker ", id));
-    hello->mutable_terms()->set_agreement(SerializeAgreement(job));
-    hello->mutable_terms()->set_steps_per_epoch(10);
-    hello->mutable_terms()->set_end_step(100);
-    report.mutable_worker()->set_ready(true);
-    return report;
-  }
   // Why the report is refused.
   std::string Refusal(const v1::MemberReport& report, grpc::StatusCode code) {
     const grpc::Status status = Attendance(*stub_, report).End();
@@ -95,7 +119,6 @@ class AttendanceTest : public testing::Test {
     return status.error_message();
   }
 
-  int leaves_ = 4;
   std::unique_ptr<ParameterServer> server_;
   std::unique_ptr<v1::Coordinator::Stub> stub_;
 };
@@ -121,13 +144,12 @@ TEST_F(AttendanceTest, AWorkerGetsAGeneration) {
 // Each member has a connection, from before there is a job until the run ends.
 TEST_F(AttendanceTest, MembersTakeNoPlacesOfLanesAndStrangers) {
   constexpr int kWorkers = kStrangerConnectionsMax;
-  leaves_ = kWorkers;
   Start(kWorkers, std::chrono::seconds(60));
   std::deque<std::unique_ptr<v1::Coordinator::Stub>> stubs;
   std::deque<Attendance> workers;
   for (int i = 0; i < kWorkers; ++i) {
     stubs.push_back(v1::Coordinator::NewStub(OpenChannel(server_->address())));
-    workers.emplace_back(*stubs.back(), Worker(static_cast<uint64_t>(i) + 1));
+    workers.emplace_back(*stubs.back(), Worker(static_cast<uint64_t>(i) + 1, 0.125, kWorkers));
   }
   for (Attendance& worker : workers) ASSERT_EQ(worker.Next().kind(), v1::MemberOrder::TRAIN);
   v1::GetRunRequest request;
@@ -191,6 +213,157 @@ TEST_F(AttendanceTest, OfTwoProcessesWithOneNumberTheSecondIsRefused) {
   // The same process again has lost its connection before the server has noticed.
   Attendance again(*stub_, Worker(7));
   EXPECT_EQ(first.End().error_code(), grpc::StatusCode::CANCELLED);
+}
+
+TEST_F(AttendanceTest, AReportThatCannotBeRightEndsItsStream) {
+  Attendance worker(*stub_, Worker(7));
+  EXPECT_EQ(worker.Next().kind(), v1::MemberOrder::TRAIN);
+  v1::MemberReport report;
+  report.mutable_worker()->set_seconds_per_leaf(std::numeric_limits<double>::infinity());
+  EXPECT_TRUE(worker.Write(report));
+  grpc::Status status = worker.End();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(status.error_message(), HasSubstr("seconds_per_leaf is inf"));
+
+  Attendance other(*stub_, Worker(8));
+  report.Clear();
+  report.mutable_shard()->set_shard(0);
+  EXPECT_TRUE(other.Write(report));
+  status = other.End();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(status.error_message(), HasSubstr("worker 8 is a worker"));
+}
+
+// The service of a run with two shards, and its queue in the test's hands: an event happens when the test lets it.
+// Clients are in threads of their own.
+class CoordinatorServiceTest : public testing::Test {
+ protected:
+  struct Event {
+    CompletionTag* tag = nullptr;
+    bool ok = false;
+    void Happen() const { tag->Run(ok); }
+  };
+
+  CoordinatorServiceTest() {
+    std::string folder = absl::StrCat(testing::TempDir(), "/service.XXXXXX");
+    EXPECT_NE(mkdtemp(folder.data()), nullptr);
+    service_ = std::make_unique<CoordinatorService>(CoordinatorService::Options{.state_dir = folder,
+                                                                                .run_id = "run",
+                                                                                .shard_count = 2,
+                                                                                .join_deadline = kPatience,
+                                                                                .hello_deadline = kPatience,
+                                                                                .admission = &admission_,
+                                                                                .keep = [](const std::string&) {},
+                                                                                .log = [](const std::string&) {}});
+    grpc::ServerBuilder builder;
+    int port = 0;
+    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+    builder.RegisterService(service_->service());
+    queue_ = builder.AddCompletionQueue();
+    server_ = builder.BuildAndStart();
+    service_->Listen(queue_.get());
+    stub_ = v1::Coordinator::NewStub(OpenChannel(absl::StrCat("127.0.0.1:", port)));
+  }
+  ~CoordinatorServiceTest() override {
+    const std::future<void> down =
+        std::async(std::launch::async, [this] { server_->Shutdown(std::chrono::system_clock::now()); });
+    Serve([&] { return IsReady(down) && service_->is_idle(); });
+    queue_->Shutdown();
+    void* tag = nullptr;
+    bool ok = false;
+    while (queue_->Next(&tag, &ok)) {
+    }
+  }
+
+  Event NextEvent() {
+    void* tag = nullptr;
+    bool ok = false;
+    const auto end = std::chrono::system_clock::now() + absl::ToChronoMilliseconds(kPatience);
+    CHECK(queue_->AsyncNext(&tag, &ok, end) == grpc::CompletionQueue::GOT_EVENT);
+    return {.tag = static_cast<CompletionTag*>(tag), .ok = ok};
+  }
+  void Serve(const std::function<bool()>& until) {
+    const absl::Time end = absl::Now() + kPatience;
+    while (!until()) {
+      ASSERT_LT(absl::Now(), end);
+      void* tag = nullptr;
+      bool ok = false;
+      const auto wait = std::chrono::system_clock::now() + std::chrono::milliseconds(5);
+      if (queue_->AsyncNext(&tag, &ok, wait) == grpc::CompletionQueue::GOT_EVENT) {
+        static_cast<CompletionTag*>(tag)->Run(ok);
+      }
+    }
+  }
+  template <typename Result>
+  static bool IsReady(const std::future<Result>& future) {
+    return future.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+  }
+  // Serves a client until it is done.
+  template <typename Client>
+  auto Served(const Client& client) {
+    auto result = std::async(std::launch::async, client);
+    Serve([&] { return IsReady(result); });
+    return result.get();
+  }
+  // The first order that a member gets.
+  v1::MemberOrder OrderFor(const v1::MemberReport& report) {
+    return Served([&] {
+      Attendance member(*stub_, report);
+      v1::MemberOrder order = member.Next();
+      EXPECT_TRUE(member.End().ok());
+      return order;
+    });
+  }
+
+  Admission admission_{kToken};
+  std::unique_ptr<CoordinatorService> service_;
+  std::unique_ptr<grpc::ServerCompletionQueue> queue_;
+  std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<v1::Coordinator::Stub> stub_;
+};
+
+TEST_F(CoordinatorServiceTest, AProcessMayComeBackBeforeItsOldStreamIsGone) {
+  const auto first = std::async(std::launch::async, [this] {
+    auto worker = std::make_unique<Attendance>(*stub_, Worker(7));
+    worker->EndWriting();
+    return worker;
+  });
+  // The stream, its report, the end of its reports.
+  for (int event = 0; event < 3; ++event) NextEvent().Happen();
+  const Event old_stream_is_gone = NextEvent();
+  const auto second =
+      std::async(std::launch::async, [this] { return std::make_unique<Attendance>(*stub_, Worker(7)); });
+  for (int event = 0; event < 2; ++event) NextEvent().Happen();
+  old_stream_is_gone.Happen();
+  const auto members = Served([this] {
+    v1::GetRunRequest request;
+    request.set_token(kToken);
+    v1::GetRunReply reply;
+    grpc::ClientContext context;
+    EXPECT_TRUE(stub_->GetRun(&context, request, &reply).ok());
+    return reply.members_size();
+  });
+  EXPECT_EQ(members, 1);
+}
+
+TEST_F(CoordinatorServiceTest, WhoeverComesAfterTheEndIsTold) {
+  v1::MemberReport failing = Worker(7);
+  failing.mutable_worker()->set_failure_code(static_cast<int>(absl::StatusCode::kInternal));
+  failing.mutable_worker()->set_failure_text("not finite");
+  EXPECT_EQ(OrderFor(failing).kind(), v1::MemberOrder::END);
+  ASSERT_TRUE(service_->ended().has_value());
+  const v1::MemberOrder order = OrderFor(Worker(8));
+  EXPECT_EQ(order.kind(), v1::MemberOrder::END);
+  EXPECT_EQ(order.code(), static_cast<int>(absl::StatusCode::kInternal));
+  EXPECT_THAT(order.text(), HasSubstr("not finite"));
+  // A shard that comes again is the same one.
+  for (int again = 0; again < 3; ++again) EXPECT_EQ(OrderFor(Shard(9, 0)).kind(), v1::MemberOrder::END);
+  const absl::Time soon = absl::Now() + absl::Milliseconds(100);
+  Serve([&] { return absl::Now() > soon; });
+  EXPECT_FALSE(service_->has_told_all());
+  EXPECT_EQ(OrderFor(Shard(10, 1)).kind(), v1::MemberOrder::END);
+  Serve([&] { return service_->has_told_all(); });
+  EXPECT_TRUE(service_->has_told_all());
 }
 
 }  // namespace

@@ -1,6 +1,9 @@
 // The coordinator with members that are played, and a clock that is set.
 #include "server/elastic/coordinator.h"
 
+#include <signal.h>
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <chrono>
 #include <deque>
@@ -128,6 +131,7 @@ class Play {
   const Generation& last() const { return *log_->last(); }
   int64_t counted_end() const { return log_->counted_end(); }
   Coordinator& coordinator() { return *coordinator_; }
+  int64_t OrdersTo(uint64_t id, Kind kind) { return std::ranges::count(KindsTo(id), kind); }
   std::vector<Kind> KindsTo(uint64_t id) {
     std::vector<Kind> kinds;
     for (const auto& [member, order] : history) {
@@ -140,6 +144,7 @@ class Play {
   std::map<uint64_t, WorkerReport> workers;
   std::map<uint64_t, ShardReport> shards;
   std::set<uint64_t> silent, stuck;
+  std::set<uint64_t> unreached;  // orders to them are lost
   std::vector<std::pair<uint64_t, Order>> history;
   std::vector<std::string> said;
   bool obedient = true;
@@ -150,7 +155,7 @@ class Play {
       const auto [id, order] = orders_.front();
       orders_.pop_front();
       history.emplace_back(id, order);
-      if (silent.contains(id) || !obedient) continue;
+      if (silent.contains(id) || unreached.contains(id) || !obedient) continue;
       if (const auto shard = shards.find(id); shard != shards.end()) {
         ObeyAsShard(id, shard->second, order);
       } else if (const auto worker = workers.find(id); worker != workers.end()) {
@@ -288,11 +293,76 @@ TEST(CoordinatorTest, AShardThatDiesIsWaitedForAndComesBackWithItsFiles) {
   EXPECT_THAT(play.coordinator().Describe().cause, HasSubstr("server 1 is gone"));
   play.shards[1000].held = {10, 20};
   play.Tell(1000);
+  play.shards[77] = {.shard = 1, .address = "host:77", .held = {10}, .durable = {10}};
+  ASSERT_TRUE(play.coordinator().AddShard(77, "server 1", play.shards[77], play.now).ok());
+  play.Tell(77);
+  ASSERT_EQ(play.generation(), 2);
+  EXPECT_EQ(play.last().first_step, 10);
+  EXPECT_TRUE(play.history.back().second.from_snapshot);
+}
+
+// Also in the first generation, of which no step has counted yet.
+TEST(CoordinatorTest, AShardThatComesBackWithoutItsFilesEndsTheRun) {
+  Play play({.shards = 2});
+  play.AddWorker(1);
+  play.AddWorker(2);
+  play.Snapshot(100'000);
+  play.Kill(1001);
+  play.Pass(milliseconds(1'200));
   ASSERT_TRUE(play.AddShard(1, 77).ok());
-  // It has lost its files. Nothing has counted yet, so the run begins anew.
+  EXPECT_EQ(play.generation(), 1);
+  ASSERT_TRUE(play.coordinator().ended().has_value());
+  EXPECT_EQ(play.coordinator().ended()->code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(play.coordinator().ended()->message()),
+              AllOf(HasSubstr("come to step 100000"), HasSubstr("shard 0 has that of step 100000"),
+                    HasSubstr("shard 1 has none"), HasSubstr("--resume")));
+}
+
+// A coordinator that was started again knows from no report what all shards had.
+TEST(CoordinatorTest, SnapshotsThatOneShardAloneHasShowHowFarTheRunWas) {
+  Play play({.shards = 2});
+  play.AddWorker(1);
+  play.AddWorker(2);
+  play.Snapshot(100'000);
+  play.StartCoordinator();
+  for (auto& [id, worker] : play.workers) worker.ready = true;
+  play.shards.erase(1001);
+  const ShardReport left = play.shards[1000];
+  ASSERT_TRUE(play.coordinator().AddShard(1000, "server 0", left, play.now).ok());
+  ASSERT_TRUE(play.AddShard(1, 77).ok());
+  play.AddWorker(1);
+  play.AddWorker(2);
+  ASSERT_TRUE(play.coordinator().ended().has_value());
+  EXPECT_EQ(play.coordinator().ended()->code(), absl::StatusCode::kDataLoss);
+}
+
+TEST(CoordinatorTest, BeginsAnewAndSaysSoBeforeAllShardsHaveASnapshotOnDisk) {
+  Play play({.shards = 2});
+  play.AddWorker(1);
+  play.AddWorker(2);
+  play.Snapshot(10, /*is_durable=*/false);
+  play.workers[1].step = 13;
+  play.Tell(1);
+  play.Kill(1001);
+  play.Pass(milliseconds(1'200));
+  ASSERT_TRUE(play.AddShard(1, 77).ok());
   ASSERT_EQ(play.generation(), 2);
   EXPECT_EQ(play.last().first_step, 0);
   EXPECT_FALSE(play.history.back().second.from_snapshot);
+  EXPECT_THAT(play.said, testing::Contains(HasSubstr("goes back from step 13 to step 0")));
+}
+
+// The log was lost, or moved away for a new run of the same name.
+TEST(CoordinatorTest, SnapshotsOfARunThatTheLogDoesNotHaveAreNotUsed) {
+  Play play({});
+  play.shards[1000].held = play.shards[1000].durable = {10};
+  play.Tell(1000);
+  play.AddWorker(1);
+  play.AddWorker(2);
+  ASSERT_EQ(play.generation(), 1);
+  EXPECT_EQ(play.last().first_step, 0);
+  EXPECT_FALSE(play.history.back().second.from_snapshot);
+  EXPECT_EQ(play.OrdersTo(1000, Kind::kKeep), 0);
 }
 
 TEST(CoordinatorTest, AReplacedShardIsNoLongerOne) {
@@ -395,8 +465,7 @@ TEST(CoordinatorTest, AnErrorOfTheJobEndsTheRun) {
   play.workers[2].failure = absl::InternalError("the gradient of fc1 is not finite");
   play.Tell(2);
   ASSERT_TRUE(play.coordinator().ended().has_value());
-  EXPECT_THAT(std::string(play.coordinator().ended()->message()),
-              AllOf(HasSubstr("worker 2"), HasSubstr("not finite")));
+  EXPECT_EQ(play.coordinator().ended()->message(), "the gradient of fc1 is not finite (reported by worker 2)");
   EXPECT_EQ(play.KindsTo(1).back(), Kind::kEnd);
 }
 
@@ -466,7 +535,7 @@ TEST(CoordinatorTest, ALostLogOfSnapshotsIsSaid) {
   play.Tell(1);
   ASSERT_TRUE(play.coordinator().ended().has_value());
   EXPECT_THAT(std::string(play.coordinator().ended()->message()),
-              AllOf(HasSubstr("steps up to 10 have counted, and no snapshot is on all"), HasSubstr("--state_dir")));
+              AllOf(HasSubstr("come to step 10, and no snapshot is on all"), HasSubstr("--state_dir")));
 }
 
 // A generation may begin from memory, before the files are written.
@@ -487,7 +556,7 @@ TEST(CoordinatorTest, GoesBackFurtherWhenASnapshotIsLostThatHadCounted) {
   ASSERT_EQ(play.generation(), 3);
   EXPECT_EQ(play.last().first_step, 10);
   EXPECT_EQ(play.counted_end(), 10);
-  EXPECT_THAT(play.said, testing::Contains(HasSubstr("goes back behind step 20")));
+  EXPECT_THAT(play.said, testing::Contains(HasSubstr("goes back from step 20 to step 10")));
   play.Snapshot(30);
   play.shards[1000].finished = true;
   play.Tell(1000);
@@ -525,6 +594,121 @@ TEST(CoordinatorTest, SharesFollowSpeedAndDoNotOscillate) {
   EXPECT_EQ(generations, 1);
   // The best: 11 : 5 takes 110 : 100, and 10 : 6 takes 100 : 120.
   EXPECT_THAT(std::ranges::count(play.last().leaf_owners, 0), testing::AnyOf(10, 11));
+}
+
+// Dealing takes long if there are many workers: no report causes it, and what has gained nothing is not tried again at
+// once.
+TEST(CoordinatorTest, SharesAreDealtSeldom) {
+  Play play({.leaves = 3});
+  play.AddWorker(1);
+  play.AddWorker(2);
+  ASSERT_EQ(std::ranges::count(play.last().leaf_owners, 0), 2);
+  const auto set_speeds = [&](double first, double second) {
+    play.workers[1].seconds_per_leaf = first;
+    play.workers[2].seconds_per_leaf = second;
+  };
+  set_speeds(1, 1);  // 2 : 1 is the best, and leaves a worker idle: only dealing shows it
+  play.Pass(milliseconds(20'500));
+  set_speeds(2, 1);  // 1 : 2 would be faster
+  play.Pass(milliseconds(19'000));
+  EXPECT_EQ(play.OrdersTo(1, Kind::kStop), 0);
+  play.now += milliseconds(900);
+  for (int report = 0; report < 10; ++report) play.Tell(1);
+  EXPECT_EQ(play.OrdersTo(1, Kind::kStop), 0);
+  play.Pass(milliseconds(1'000));
+  EXPECT_GT(play.OrdersTo(1, Kind::kStop), 0);
+}
+
+TEST(CoordinatorTest, AnOrderThatWasLostIsRepeated) {
+  Play play({.shards = 2});
+  play.unreached = {2, 1001};
+  play.AddWorker(1);
+  play.AddWorker(2);
+  ASSERT_EQ(play.generation(), 1);
+  play.Pass(milliseconds(3'900));
+  // Not for each report.
+  EXPECT_THAT(play.OrdersTo(2, Kind::kTrain), AllOf(testing::Ge(3), testing::Le(4)));
+  EXPECT_THAT(play.OrdersTo(1001, Kind::kServe), AllOf(testing::Ge(3), testing::Le(4)));
+  EXPECT_EQ(play.OrdersTo(1, Kind::kTrain), 1);
+  EXPECT_EQ(play.OrdersTo(1000, Kind::kServe), 1);
+  play.unreached.clear();
+  play.Pass(milliseconds(1'200));
+  EXPECT_EQ(play.workers[2].generation, 1);
+  EXPECT_EQ(play.shards[1001].generation, 1);
+  EXPECT_EQ(play.generation(), 1);
+
+  // The order to stop, and that to leave the generation.
+  play.workers[1].leaves = true;
+  play.Tell(1);
+  ASSERT_EQ(play.OrdersTo(2, Kind::kStop), 1);
+  play.Pass(milliseconds(1'200));
+  EXPECT_EQ(play.OrdersTo(2, Kind::kStop), 2);
+  play.unreached = {1001};
+  play.Kill(1);
+  play.Pass(milliseconds(1'500));
+  EXPECT_EQ(play.generation(), 1) << "a shard has not left it";
+  play.unreached.clear();
+  play.Pass(milliseconds(1'200));
+  EXPECT_EQ(play.generation(), 2);
+}
+
+// While it lives, no file of this process gets longer.
+class NoSpace {
+ public:
+  NoSpace() : handler_(signal(SIGXFSZ, SIG_IGN)) {
+    EXPECT_EQ(getrlimit(RLIMIT_FSIZE, &before_), 0);
+    const rlimit none = {.rlim_cur = 0, .rlim_max = before_.rlim_max};
+    EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &none), 0);
+  }
+  ~NoSpace() {
+    EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &before_), 0);
+    signal(SIGXFSZ, handler_);
+  }
+  NoSpace(const NoSpace&) = delete;
+  NoSpace& operator=(const NoSpace&) = delete;
+
+ private:
+  rlimit before_ = {};
+  void (*const handler_)(int);
+};
+
+TEST(CoordinatorTest, WhoComesAfterTheEndHearsOfIt) {
+  Play play({});
+  play.AddWorker(1);
+  play.AddWorker(2);
+  {
+    const NoSpace no_space;
+    play.StartCoordinator();
+  }
+  ASSERT_TRUE(play.coordinator().ended().has_value());
+  EXPECT_FALSE(play.coordinator().ended()->ok());
+  EXPECT_TRUE(play.AddShard(0, 1000).ok());
+  play.AddWorker(1);
+  play.AddWorker(3);
+  for (const uint64_t id : {1000, 1, 3}) {
+    ASSERT_EQ(play.KindsTo(id).back(), Kind::kEnd) << id;
+  }
+  EXPECT_EQ(play.history.back().second.end, *play.coordinator().ended());
+}
+
+TEST(CoordinatorTest, AProcessIsOneMemberAsLongAsItLives) {
+  Play play({.shards = 2});
+  play.AddWorker(1);
+  play.AddWorker(2);
+  play.shards[1001].shard = 0;
+  play.Tell(1001);
+  play.coordinator().OnShard(1, play.shards[1000], play.now);
+  play.coordinator().OnWorker(1000, {.failure = absl::InternalError("no shard's")}, play.now);
+  EXPECT_FALSE(play.coordinator().ended().has_value());
+  play.coordinator().OnDisconnect(1001, play.now);
+  EXPECT_EQ(play.coordinator().AddShard(1001, "server 0", play.shards[1001], play.now).code(),
+            absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(play.coordinator().AddWorker(1001, "worker", {}, play.now).code(), absl::StatusCode::kAlreadyExists);
+  play.Kill(1001);
+  play.Pass(milliseconds(1'200));
+  EXPECT_THAT(play.coordinator().Describe().missing_shards, ElementsAre(1));
+  ASSERT_TRUE(play.AddShard(1, 77).ok());
+  EXPECT_EQ(play.generation(), 2);
 }
 
 TEST(CoordinatorTest, EndsWhenAllShardsHaveFinished) {

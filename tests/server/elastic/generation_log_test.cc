@@ -97,6 +97,19 @@ TEST(GenerationLogTest, AStepCountsOnceIfTheRunGoesBack) {
   EXPECT_THAT(Content(folder), HasSubstr("back 10"));
 }
 
+// Of the first generation nothing has counted yet.
+TEST(GenerationLogTest, TheFirstGenerationGoesBackAsOthersDo) {
+  const std::string folder = NewFolder();
+  const std::unique_ptr<GenerationLog> log = GenerationLog::Open(folder, kRun).value();
+  EXPECT_TRUE(log->Commit({.number = 1, .workers = {0xa1}, .leaf_owners = {0, 0, 0, 0}}).ok());
+  EXPECT_TRUE(
+      log->Commit({.number = 2, .first_step = 10, .workers = {0xa1}, .leaf_owners = {0, 0, 0, 0}}, /*reached=*/40)
+          .ok());
+  EXPECT_EQ(log->counted_end(), 10);
+  EXPECT_THAT(Content(folder), AllOf(HasSubstr("counted 1 from=0 to=40"), HasSubstr("back 10")));
+  EXPECT_EQ(log->End(50), absl::OkStatus());
+}
+
 TEST(GenerationLogTest, ARunMayBeginAtACheckpoint) {
   const std::string folder = NewFolder();
   GenerationLog::Run run = kRun;
@@ -127,7 +140,8 @@ TEST(GenerationLogTest, RefusesTheLogOfAnotherRunAndOfOneThatHasEnded) {
   GenerationLog::Run other = kRun;
   other.leaves = 8;
   EXPECT_THAT(std::string(GenerationLog::Open(folder, other).status().message()),
-              AllOf(HasSubstr("another run"), HasSubstr("leaves is 4"), HasSubstr("this run's 8")));
+              AllOf(HasSubstr("another run"), HasSubstr("leaves is 4"), HasSubstr("this run's 8"),
+                    HasSubstr("with the flags of the run in the log, or name another --state_dir")));
   EXPECT_EQ(GenerationLog::Peek(folder, kRun.name), GenerationLog::Progress::kBegun);
   EXPECT_EQ(GenerationLog::Open(folder, kRun).value()->End(0), absl::OkStatus());
   EXPECT_EQ(GenerationLog::Peek(folder, kRun.name), GenerationLog::Progress::kEnded);
