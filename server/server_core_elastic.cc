@@ -27,6 +27,7 @@ void ParameterServer::Core::MakeCoordinator() {
                                   .hello_deadline = options_.hello_deadline,
                                   .admission = &admission_,
                                   .keep = [this](const std::string& peer) { acceptor_->KeepMember(peer); },
+                                  .cut = [this](const std::string& peer) { acceptor_->CutStranger(peer); },
                                   .log = [this](const std::string& line) { Log(line); }});
 }
 

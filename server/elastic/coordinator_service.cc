@@ -66,7 +66,7 @@ v1::MemberOrder ToProto(const Order& order, const v1::RunTerms& terms) {
 
 CoordinatorService::CoordinatorService(Options options)
     : options_(std::move(options)),
-      events_{[this](AttendStream*) { ListenForMember(); },
+      events_{[this](AttendStream* stream) { OnAccepted(*stream); },
               [this](AttendStream* stream, const v1::MemberReport& report) { OnReport(stream, report); },
               [this](AttendStream* stream) { OnGone(stream); }},
       run_events_{[this](RunCall* call) { OnRun(call); }, [this](RunCall* call) { run_calls_.erase(call); }},
@@ -94,6 +94,17 @@ void CoordinatorService::ListenForRun() {
     service_.RequestGetRun(context, request, responder, queue_, queue_, tag);
   });
   run_calls_.emplace(call.get(), std::move(call));
+}
+
+// As ParameterServer::Core::OnLaneAccepted.
+void CoordinatorService::OnAccepted(const AttendStream& stream) {
+  ListenForMember();
+  const std::string peer = stream.peer();
+  const auto is_silent = [&](const auto& entry) {
+    const AttendStream& one = *entry.first;
+    return one.accepted_at().has_value() && !one.member.has_value() && one.peer() == peer;
+  };
+  if (std::ranges::count_if(streams_, is_silent) > kStreamsPerConnectionMax) options_.cut(peer);
 }
 
 void CoordinatorService::OnReport(AttendStream* stream, const v1::MemberReport& report) {

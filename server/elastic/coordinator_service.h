@@ -41,6 +41,7 @@ class CoordinatorService {
     absl::Duration hello_deadline;                      // for the first report on a stream
     Admission* admission = nullptr;                     // this and the next outlive the service
     std::function<void(const std::string& peer)> keep;  // the peer is a member, and no stranger any more
+    std::function<void(const std::string& peer)> cut;   // it has more streams than it may; a member is left alone
     std::function<void(const std::string&)> log;
   };
   explicit CoordinatorService(Options options);
@@ -67,6 +68,7 @@ class CoordinatorService {
 
   void ListenForMember();
   void ListenForRun();
+  void OnAccepted(const AttendStream& stream);
   void OnReport(AttendStream* stream, const v1::MemberReport& report);
   absl::Status Admit(AttendStream* stream, const v1::MemberReport& report);
   absl::Status AdmitShard(const v1::MemberReport::Hello& hello, const v1::MemberReport::Shard& proto);

@@ -83,26 +83,35 @@ std::string Frame(char type, int stream, const std::string& payload) {
          payload;
 }
 
-TEST(ServerLimitsTest, AClientThatIgnoresTheLimitOfStreamsIsCut) {
-  const auto server = StartServer();
+// A client that ignores the limit of streams of a connection is cut; one that obeys it is not.
+void ExpectStreamsLimited(const ParameterServer& server, const std::string& method) {
   const auto literal = [](const std::string& name, const std::string& value) {
     return std::string{0, static_cast<char>(name.size())} + name + static_cast<char>(value.size()) + value;
   };
   // HPACK: the static entries ":method: POST" and ":scheme: http", then literals.
-  const std::string headers = "\x83\x86" + literal(":path", "/starring.v1.ParameterServer/Exchange") +
-                              literal(":authority", "stranger") + literal("content-type", "application/grpc") +
-                              literal("te", "trailers");
+  const std::string headers = "\x83\x86" + literal(":path", method) + literal(":authority", "stranger") +
+                              literal("content-type", "application/grpc") + literal("te", "trailers");
   const auto open_streams = [&](int count) {
     std::string frames = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + Frame(4, 0, "");
     for (int i = 0; i < count; ++i) frames += Frame(1, 2 * i + 1, headers);
     return frames;
   };
-  SilentConnection modest(server->address());
-  SilentConnection greedy(server->address());
+  SilentConnection modest(server.address());
+  SilentConnection greedy(server.address());
   modest.Send(open_streams(kStreamsPerConnectionMax));
   greedy.Send(open_streams(kStreamsPerConnectionMax + 1));
   EXPECT_TRUE(greedy.IsClosed(absl::Seconds(5)));
   EXPECT_FALSE(modest.IsClosed(absl::Milliseconds(100)));
+}
+
+TEST(ServerLimitsTest, StreamsOfLanesAreLimited) {
+  ExpectStreamsLimited(*StartServer(), "/starring.v1.ParameterServer/Exchange");
+}
+
+TEST(ServerLimitsTest, StreamsOfMembersAreLimited) {
+  ParameterServer::Options options{.run_id = "run"};
+  options.elastic = {.coordinator = "127.0.0.1:0"};
+  ExpectStreamsLimited(*StartServer(std::move(options)), "/starring.v1.Coordinator/Attend");
 }
 
 TEST(ServerLimitsTest, CompressedMessagesAreRefused) {
