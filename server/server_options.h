@@ -117,9 +117,8 @@ inline constexpr FlagRow kRows[] = {
     {"member_silent_s", "elastic", "shard 0: seconds without a report after which a process is given up",
      SecondsAt<&S::asked, &Asked::member_silent>(1, kDeadlineSecondsMax)},
     {"member_stuck_s", "elastic",
-     "shard 0: seconds after which a worker that computes and finishes nothing is given up, or 20 times the usual time "
-     "of "
-     "a micro-batch, whichever is longer",
+     "seconds after which shard 0 gives up a worker that computes and finishes nothing (or 20 times the usual time "
+     "of a micro-batch, if that is longer), and after which a server whose thread hangs tells it nothing any more",
      SecondsAt<&S::asked, &Asked::member_stuck>(1, kDeadlineSecondsMax)},
     {"insecure", "security",
      "without --job_secret, also listen, or meet, at addresses other than loopback: any process that reaches them can "
