@@ -30,7 +30,7 @@ def refusal(topologies: list[str], python: str | None) -> str:
     if TORCHFT not in topologies or python and os.access(python, os.X_OK):
         return ""
     return ("--topologies has %s, and --torchft_python is %s, which is no program: python3.11 -m venv DIR && "
-            "DIR/bin/pip install torch --index-url https://download.pytorch.org/whl/cpu && "
+            "DIR/bin/pip install torch==2.9.1 --index-url https://download.pytorch.org/whl/cpu && "
             "DIR/bin/pip install torchft==0.2.0 numpy makes one, DIR/bin/python" % (TORCHFT, python))
 
 
@@ -122,7 +122,7 @@ class TorchftJob(Job):
                 return False
             return True
         if start.name != "job":
-            return self._steps.ready.get(int(start.name), 0.0) > start.begin
+            return any(at > start.begin for at in self._steps.ready.get(int(start.name), []))
         if all(number in self._steps.ready for number in range(self._plan.setup.workers)):
             with open(self._path("begin"), "w"):
                 return True

@@ -35,7 +35,7 @@ class Steps:
     """All lines so far."""
 
     def __init__(self) -> None:
-        self.ready: dict[int, float] = {}  # when each worker was last ready to begin
+        self.ready: dict[int, list[float]] = {}  # when each worker was ready to begin, for each of its starts
         self.newest: dict[int, Try] = {}  # of each worker
         self.shares: dict[int, int] = {}  # of each step that was made; the later ones if it was made twice
         self._tries: list[Try] = []
@@ -46,7 +46,7 @@ class Steps:
     def add(self, line: str) -> None:
         found = parse(line)
         if not isinstance(found, Try):
-            self.ready[found[1]] = found[0]
+            self.ready.setdefault(found[1], []).append(found[0])
             return
         self.newest[found.worker] = found
         self._tries.append(found)
@@ -73,10 +73,9 @@ class Steps:
 
     def back(self, worker: int, since: float) -> float | None:
         """When a worker that was killed at `since` has made its first step again."""
-        index = bisect.bisect_right(self._times, since)
-        ready = self.ready.get(worker, 0.0)
-        return next((one.at for one in self._tries[index:] if one.worker == worker and one.committed
-                     and one.at > ready > since), None)
+        ready = next((at for at in self.ready.get(worker, []) if at > since), float("inf"))
+        return next((one.at for one in self._tries[bisect.bisect_right(self._times, ready):]
+                     if one.worker == worker and one.committed), None)
 
     def measure(self, begin: float, end: float, needs_change: bool) -> Measures:
         """What an event has caused that lasted from `begin` to `end`, as far as it was seen.

@@ -213,7 +213,9 @@ class TorchftTest(unittest.TestCase):
         self.assertIsNone(self.steps.back(2, 10.0))
         self.steps.add("ready 12.0 2")
         self.make(12.1, 10, 111, quorum=3)
+        self.steps.add("ready 14.0 2")  # killed again
         self.assertAlmostEqual(self.steps.back(2, 10.0), 12.102)
+        self.assertIsNone(self.steps.back(2, 13.5))
         self.assertEqual((self.steps.step, self.steps.quorum, self.steps.newest[2].step), (120, 3, 120))
         self.assertEqual([self.steps.shares[step] for step in (100, 101, 111)], [3, 2, 3])
 
