@@ -29,7 +29,7 @@ STEPS = {("star", "logreg"): 12000, ("star", "lenet5"): 8000, ("star-mpi", "logr
          ("star-mpi", "lenet5"): 12000, ("star-tcp", "logreg"): 30000, ("star-tcp", "lenet5"): 12000,
          ("star-servers-tcp", "logreg"): 20000, ("star-servers-tcp", "lenet5"): 10000,
          ("ring", "logreg"): 30000, ("ring", "lenet5"): 12000, ("ring-tcp", "logreg"): 30000,
-         ("ring-tcp", "lenet5"): 12000, (ELASTIC, "lenet5"): 12000, (TORCHFT, "lenet5"): 6000}
+         ("ring-tcp", "lenet5"): 12000, (ELASTIC, "lenet5"): 12000, (TORCHFT, "lenet5"): 3000}
 MODELS = ("logreg", "lenet5")
 MAY_SHARE = ("star", "star-mpi", "star-tcp", ELASTIC)  # memory, in every other pair of jobs
 SYNTHETIC = ("--dataset=synthetic", "--synthetic_test_count=64", "--seed=1", "--device=cpu", "--learning_rate=0.01")
@@ -65,8 +65,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
                         help="the program that proves from the log of %s that each leaf of each step counted once "
                         "(default: the one built with the launcher, if there is one)" % ELASTIC)
     parser.add_argument("--torchft_python", default=None, help="a Python with torchft, for %s" % TORCHFT)
-    parser.add_argument("--torchft_gradients", choices=["ddp", "allreduce"], default="ddp",
-                        help="%s averages by its DistributedDataParallel, or by a Manager.allreduce (default: "
+    parser.add_argument("--torchft_gradients", choices=["allreduce", "ddp"], default="allreduce",
+                        help="%s averages by a Manager.allreduce, or by its DistributedDataParallel (default: "
                         "%%(default)s)" % TORCHFT)
     options = parser.parse_args(arguments)
     if options.log and os.path.exists(options.log) and not options.goes_on:

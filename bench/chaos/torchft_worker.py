@@ -50,8 +50,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--global_batch", type=int, required=True)
     parser.add_argument("--max_steps", type=int, required=True)
     parser.add_argument("--checkpoint_every_steps", type=int, required=True)
-    parser.add_argument("--gradients", choices=["ddp", "allreduce"], default="ddp",
-                        help="averaged by torchft's DistributedDataParallel, or by one Manager.allreduce")
+    parser.add_argument("--gradients", choices=["allreduce", "ddp"], required=True,
+                        help="averaged by one Manager.allreduce, or by torchft's DistributedDataParallel, whose "
+                        "worker ends when it loses another one during a collective")
     return parser.parse_args()
 
 
