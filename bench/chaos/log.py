@@ -7,14 +7,14 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from bench.chaos.schedule import ELASTIC
+from bench.chaos.schedule import ELASTIC, LIGHTHOUSE, TORCHFT
 
 # The kinds of events, in the order of the table.
 GROUPS = ("kill", "stop-short", "stop-long", "cut", "shut-short", "shut-long", "freeze-short", "freeze-long")
 ELASTIC_GROUPS = ("kill", "kill-two", "stop-short", "stop-long", "join", "leave", "disk-full", "cut", "shut-long")
 # Of these there is also a row for each kind of victim.
 BY_VICTIM = ("kill", "stop-short", "stop-long")
-VICTIMS = {"worker": "a worker", "server": "a server", "shard 0": "shard 0"}
+VICTIMS = {"worker": "a worker", "server": "a server", "shard 0": "shard 0", LIGHTHOUSE: "the lighthouse"}
 
 
 Entry = dict[str, Any]
@@ -80,8 +80,8 @@ def _numbers(values: list[float], digits: int, worst: bool) -> str:
     return " | ".join("%.*f" % (digits, number) for number in numbers)
 
 
-def _elastic_table(events: list[Entry]) -> list[str]:
-    """A next step counts without the start of the servers that died before it."""
+def _elastic_table(topology: str, events: list[Entry]) -> list[str]:
+    """A next step counts without the start of the processes that it had to wait for."""
     three = " p50 | p95 | worst |"
     lines = ["| event | count | detection s p50 | p95 | next step s" + three + " steps again" + three,
              "|" + " --- |" * 10]
@@ -91,7 +91,7 @@ def _elastic_table(events: list[Entry]) -> list[str]:
         again = [event["again_steps"] for event in group if event["restarted"]]
         if group:
             lines.append("| %s, %s | %d | %s | %s | %s |" % (
-                ELASTIC, name, len(group), _numbers(detections, 2, worst=False), _numbers(steps, 2, worst=True),
+                topology, name, len(group), _numbers(detections, 2, worst=False), _numbers(steps, 2, worst=True),
                 _numbers(again, 0, worst=True)))
     return lines
 
@@ -107,12 +107,26 @@ def _restart_table(log: Log, topologies: list[str]) -> list[str]:
     return lines
 
 
+def _torchft_facts(jobs: list[Entry]) -> str:
+    """What torchft's jobs have lost and kept. A share is what one of the workers of the start computes of a step."""
+    due, missing, extra = (sum(job[key] for job in jobs) for key in ("shares_due", "shares_missing", "shares_extra"))
+    ends = [end for job in jobs for end in job["ends"]]
+    backs = _numbers([back for job in jobs for back in job["back_s"]], 2, worst=True)
+    different = sum(job["digests"] > 1 for job in jobs)
+    return ("%s: of %d shares of samples %d were missing and %d came on top; a killed worker was back after s %s (p50, "
+            "p95, worst); %d processes ended that were not killed; in %d jobs workers ended with different parameters" %
+            (TORCHFT, due, missing, extra, backs.replace(" |", ","), len(ends), different))
+
+
 def summary(log: Log) -> str:
     """Markdown: a row for each topology and kind of event, and the number of failures."""
-    topologies = sorted({event["topology"] for event in log.of("event")} - {ELASTIC}, reverse=True)
+    topologies = sorted({event["topology"] for event in log.of("event")} - {ELASTIC, TORCHFT}, reverse=True)
     lines = [*_restart_table(log, topologies), ""] if topologies else []
-    if elastic := log.of("event", topology=ELASTIC):
-        lines += [*_elastic_table(elastic), ""]
+    for topology in (ELASTIC, TORCHFT):
+        if events := log.of("event", topology=topology):
+            lines += [*_elastic_table(topology, events), ""]
+    if torchft_jobs := log.of("job", topology=TORCHFT):
+        lines += [_torchft_facts(torchft_jobs), ""]
     jobs = log.of("job")
     outcomes: dict[str, int] = {}
     for job in jobs:

@@ -20,7 +20,8 @@ import time
 from bench.chaos.elastic_job import ElasticJob
 from bench.chaos.job import Done, Job, JobFailed, JobPlan, Outcome
 from bench.chaos.log import Log, summary
-from bench.chaos.schedule import ELASTIC, KINDS, Event, Setup, job_seed, make_schedule
+from bench.chaos.schedule import ELASTIC, KINDS, TORCHFT, Event, Setup, job_seed, make_schedule
+from bench.chaos.torchft_job import TorchftJob, refusal
 
 # Steps of a job, enough for some ten events. A step takes 0.1 to 1 ms, of an elastic job a few, so most of the time
 # goes into restarts and changes.
@@ -28,7 +29,7 @@ STEPS = {("star", "logreg"): 12000, ("star", "lenet5"): 8000, ("star-mpi", "logr
          ("star-mpi", "lenet5"): 12000, ("star-tcp", "logreg"): 30000, ("star-tcp", "lenet5"): 12000,
          ("star-servers-tcp", "logreg"): 20000, ("star-servers-tcp", "lenet5"): 10000,
          ("ring", "logreg"): 30000, ("ring", "lenet5"): 12000, ("ring-tcp", "logreg"): 30000,
-         ("ring-tcp", "lenet5"): 12000, (ELASTIC, "lenet5"): 12000}
+         ("ring-tcp", "lenet5"): 12000, (ELASTIC, "lenet5"): 12000, (TORCHFT, "lenet5"): 3000}
 MODELS = ("logreg", "lenet5")
 MAY_SHARE = ("star", "star-mpi", "star-tcp", ELASTIC)  # memory, in every other pair of jobs
 SYNTHETIC = ("--dataset=synthetic", "--synthetic_test_count=64", "--seed=1", "--device=cpu", "--learning_rate=0.01")
@@ -46,7 +47,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=None, help="end after this time, with fewer events")
     parser.add_argument("--seed", type=int, default=1, help="seed of all schedules (default: %(default)s)")
     parser.add_argument("--job", type=int, default=None, help="run only this job of the seed, to repeat a failure")
-    parser.add_argument("--workers", type=int, default=0, help="0: 2, of %s 3 (default: %%(default)s)" % ELASTIC)
+    parser.add_argument("--workers", type=int, default=0,
+                        help="0: 2, of %s and %s 3 (default: %%(default)s)" % (ELASTIC, TORCHFT))
     parser.add_argument("--servers", type=int, default=2, help="servers of a star (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=0, help="steps of a job; 0: enough for ten events")
     parser.add_argument("--checkpoint_every_steps", type=int, default=100, help="(default: %(default)s)")
@@ -62,12 +64,18 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--check_log", default=None,
                         help="the program that proves from the log of %s that each leaf of each step counted once "
                         "(default: the one built with the launcher, if there is one)" % ELASTIC)
+    parser.add_argument("--torchft_python", default=None, help="a Python with torchft, for %s" % TORCHFT)
+    parser.add_argument("--torchft_gradients", choices=["allreduce", "ddp"], default="allreduce",
+                        help="%s averages by a Manager.allreduce, or by its DistributedDataParallel (default: "
+                        "%%(default)s)" % TORCHFT)
     options = parser.parse_args(arguments)
     if options.log and os.path.exists(options.log) and not options.goes_on:
         parser.error("%s exists: add --continue to continue it, or name another --log" % options.log)
     for topology in options.topologies.split(","):
         if topology not in KINDS:
             parser.error("--topologies has %r: each must be one of %s" % (topology, ", ".join(KINDS)))
+    if refused := refusal(options.topologies.split(","), options.torchft_python):
+        parser.error(refused)
     return options
 
 
@@ -92,7 +100,8 @@ def find_check_log(launch: str) -> str:
 
 
 def job_class(plan: JobPlan) -> type[Job]:
-    return ElasticJob if plan.setup.topology == ELASTIC else Job
+    classes: dict[str, type[Job]] = {ELASTIC: ElasticJob, TORCHFT: TorchftJob}
+    return classes.get(plan.setup.topology, Job)
 
 
 class Chaos:
@@ -136,9 +145,13 @@ class Chaos:
         return all(self._missing(topology) <= 0 for topology in topologies)
 
     def _worker_flags(self, topology: str, job: int) -> tuple[int, tuple[str, ...]]:
-        options, is_elastic = self._options, topology == ELASTIC
+        options, is_elastic = self._options, topology in (ELASTIC, TORCHFT)
         model = "lenet5" if is_elastic else MODELS[job // 4 % 2]
         steps = options.steps or STEPS[topology, model]
+        if topology == TORCHFT:
+            return steps, ("--model=" + model, "--global_batch=%d" % ELASTIC_SAMPLES[1], "--max_steps=%d" % steps,
+                           "--checkpoint_every_steps=%d" % options.checkpoint_every_steps,
+                           "--gradients=" + options.torchft_gradients)
         same_host = ("--same_host=" + ("shared_memory", "socket")[job // 2 % 2],) if topology in MAY_SHARE else ()
         train_count, batch = ELASTIC_SAMPLES if is_elastic else SAMPLES
         more = "--micro_batches=8" if is_elastic else "--checkpoint_every_steps=%d" % options.checkpoint_every_steps
@@ -148,11 +161,12 @@ class Chaos:
 
     def _plan(self, topology: str, job: int) -> JobPlan:
         options = self._options
-        setup = Setup(topology=topology, workers=options.workers or (3 if topology == ELASTIC else 2),
+        setup = Setup(topology=topology, workers=options.workers or (3 if topology in (ELASTIC, TORCHFT) else 2),
                       servers=options.servers,
                       exchange_deadline_s=options.exchange_deadline_s, join_deadline_s=options.join_deadline_s)
         steps, flags = self._worker_flags(topology, job)
-        return JobPlan(launch=self._launch, setup=setup, worker_flags=flags, steps=steps,
+        launch = os.path.abspath(options.torchft_python) if topology == TORCHFT else self._launch
+        return JobPlan(launch=launch, setup=setup, worker_flags=flags, steps=steps,
                        limit_s=options.job_limit_s, event_limit_s=options.event_limit_s, check_log=self._check_log)
 
     def _digest(self, plan: JobPlan) -> str:
@@ -208,14 +222,15 @@ class Chaos:
                     Outcome.WRONG_DIGEST, "digest %s, undisturbed %s" % (digest, expected))
             except JobFailed as failure:
                 outcome, text = failure.outcome, str(failure)
-            output = job.output
+            output, facts = job.output, job.facts if isinstance(job, TorchftJob) else {}
         if options.outputs:
             with open(os.path.join(options.outputs, "job.%d.%d" % (options.seed, number)), "w") as file:
                 file.write(output)
         self._log.add("job", topology=topology, seed=options.seed, job=number, wall=began, events=count,
-                      seconds=time.time() - began, outcome=outcome, text=text)
+                      seconds=time.time() - began, outcome=outcome, text=text, **facts)
         say("job %d: %s, %d events, %.1f s" % (number, outcome, count, time.time() - began))
-        if outcome != Outcome.OK:
+        # torchft does not promise the digest: the log shows it.
+        if outcome != Outcome.OK and (topology, outcome) != (TORCHFT, Outcome.WRONG_DIGEST):
             self.failures += 1
             self._explain(number, events[:count + 1], text, output)
 
@@ -230,10 +245,10 @@ class Chaos:
 def describe(done: Done, topology: str) -> str:
     """What an event has caused, in a line."""
     text = "next step never: the job ended" if done.next_step_s is None else "next step after %.2f s" % done.next_step_s
-    if topology != ELASTIC:
+    if topology not in (ELASTIC, TORCHFT):
         return text + ", restarted" * done.restarted
     if done.start_s > 0:
-        text += " (%.2f s of it for starting servers)" % done.start_s
+        text += " (%.2f s of it for starting processes)" % done.start_s
     if done.detection_s is not None:
         text += ", detected after %.2f s" % done.detection_s
     return text + (", %d steps again" % done.again_steps if done.restarted else ", no change")
