@@ -155,10 +155,7 @@ class ElasticJob(Job):
                         "not all workers are in the generation" if recovered else "no step after step %d" % base[1])
             time.sleep(TICK_S)
         for done in pending:
-            measures = self._measure(done)
-            done.next_step_s, done.restarted = measures.next_step_s, measures.changed
-            done.detection_s, done.start_s = measures.detection_s, measures.start_s
-            done.again_steps = measures.again_steps
+            done.take(self._measure(done))
             on_event(done)
         pending.clear()
         return self._position() if self._launcher.poll() is None else None

@@ -22,6 +22,7 @@ from typing import IO
 from bench.chaos import processes
 from bench.chaos.proxy import Proxy, cut_some
 from bench.chaos.schedule import WITH_SERVERS, Event, Setup
+from bench.chaos.timeline import Measures
 
 # The time between two looks at a job, and so the precision of a time to the next step.
 TICK_S = 0.01
@@ -88,6 +89,11 @@ class Done:
     detection_s: float | None = None
     start_s: float = 0.0
     again_steps: int = 0
+
+    def take(self, measures: Measures) -> None:
+        self.next_step_s, self.restarted = measures.next_step_s, measures.changed
+        self.detection_s, self.start_s = measures.detection_s, measures.start_s
+        self.again_steps = measures.again_steps
 
 
 def _is_next(now: Position, before: Position) -> bool:

@@ -29,9 +29,8 @@ def refusal(topologies: list[str], python: str | None) -> str:
     """Why there can be no job of torchft; empty if none is wanted, or there can be one."""
     if TORCHFT not in topologies or python and os.access(python, os.X_OK):
         return ""
-    return ("--topologies has %s, and --torchft_python is %s, which is no program: python3.11 -m venv DIR && "
-            "DIR/bin/pip install torch==2.9.1 --index-url https://download.pytorch.org/whl/cpu && "
-            "DIR/bin/pip install torchft==0.2.0 numpy makes one, DIR/bin/python" % (TORCHFT, python))
+    return ("--topologies has %s, and --torchft_python is %s, which is no program: give a Python that has "
+            "torchft 0.2.0 and numpy, and PyTorch 2.9.1: torchft cannot use Gloo with 2.7.1" % (TORCHFT, python))
 
 
 def free_port() -> int:
@@ -162,10 +161,7 @@ class TorchftJob(Job):
                         "not all workers are in the quorum" if recovered else "no step after step %d" % base[1])
             time.sleep(TICK_S)
         for done in pending:
-            measures = self._measure(done)
-            done.next_step_s, done.restarted = measures.next_step_s, measures.changed
-            done.detection_s, done.start_s = measures.detection_s, measures.start_s
-            done.again_steps = measures.again_steps
+            done.take(self._measure(done))
             on_event(done)
         pending.clear()
         return None if self._finished else self._position()

@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -25,6 +26,7 @@ import torch.distributed
 import torchft
 
 SAMPLES = 8192
+BEGIN_SECONDS_MAX = 300  # for all workers to have imported PyTorch
 PARAMETERS = 61706  # as in worker/model/models/lenet5.textproto
 
 # torchft's time-outs. They are as short as they may be here, where a collective takes about a millisecond.
@@ -119,8 +121,11 @@ class Worker:
         model = torchft.DistributedDataParallel(manager, self._model) if ddp else self._model
         begin, end = (options.global_batch * i // options.workers for i in (options.number, options.number + 1))
         self._report("ready")
+        give_up = time.monotonic() + BEGIN_SECONDS_MAX
         while not os.path.exists(self._path("begin")):
-            time.sleep(0.01)
+            if time.monotonic() > give_up:
+                sys.exit("nobody has let this worker begin within %d s" % BEGIN_SECONDS_MAX)
+            time.sleep(0.01)  # a file has no event to wait for
         while manager.current_step() < options.max_steps and not self._leaves:
             index = (torch.arange(begin, end) + manager.current_step() * options.global_batch) % SAMPLES
             self._optimizer.zero_grad()  # asks for a quorum

@@ -259,7 +259,7 @@ class TorchftTest(unittest.TestCase):
         self.assertEqual(refusal(["star", ELASTIC], None), "")
         self.assertEqual(refusal([TORCHFT], sys.executable), "")
         for python in (None, "/no/python"):
-            self.assertIn("pip install torchft", refusal([ELASTIC, TORCHFT], python))
+            self.assertIn("give a Python that has torchft", refusal([ELASTIC, TORCHFT], python))
 
 
 class Echo:
