@@ -86,7 +86,7 @@ absl::Status ConnectionAcceptor::Open(const std::string& address) {
   const addrinfo hints = {.ai_flags = AI_PASSIVE, .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
   addrinfo* found = nullptr;
   // Users write 0.0.0.0 for every address of the machine, those of IPv6 included.
-  const std::string host = wanted.host == "0.0.0.0" ? "::" : wanted.host;
+  const std::string host = IsAnyHost(wanted.host) ? "::" : wanted.host;
   absl::Status status;
   int port = wanted.port;
   if (const int error = getaddrinfo(host.c_str(), nullptr, &hints, &found); error != 0) {

@@ -68,6 +68,12 @@ absl::Status ResolveElastic(const ParsedFlags& flags, ServerOptions& options) {
   if (options.transport != TransportKind::kGrpc) {
     return RefuseFlag("elastic", "true", "over tcp the world is fixed: give --transport=grpc");
   }
+  ASSIGN_OR_RETURN(const HostPort place, ParseHostPort(options.listen), "--listen");
+  if (IsAnyHost(place.host)) {
+    return RefuseFlag("listen", options.listen,
+                      "the workers of an elastic run are told this address, and none can dial it: give the name or the "
+                      "address by which they reach this machine");
+  }
   if (options.shard == 0) {
     if (!options.coordinator.empty()) {
       return RefuseFlag("coordinator", options.coordinator, "shard 0 is the coordinator: drop it");

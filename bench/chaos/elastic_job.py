@@ -214,6 +214,8 @@ class ElasticJob(Job):
                 chosen: list[Process] = []
                 for role, number in [(event.role, event.number), *([event.other] if event.other else [])]:
                     left = [one for one in (workers if role == "worker" else servers) if one not in chosen]
+                    # The last worker stays alone for as long as nobody joins: a server goes with it.
+                    left = left or [one for one in servers if chosen and one not in chosen]
                     if left:
                         chosen.append(left[number % len(left)])
                 if len(chosen) == (1 if event.other is None else 2):

@@ -52,4 +52,6 @@ bool IsLoopbackHost(std::string host) {
   return IN6_IS_ADDR_LOOPBACK(&six);
 }
 
+bool IsAnyHost(absl::string_view host) { return host == "0.0.0.0" || host == "::"; }
+
 }  // namespace starring

@@ -22,6 +22,9 @@ absl::StatusOr<HostPort> ParseHostPort(absl::string_view text);
 // no other is looked up.
 [[nodiscard]] bool IsLoopbackHost(std::string host);
 
+// Whether `host`, without brackets, stands for every address of a machine: to listen on, and not to dial.
+[[nodiscard]] bool IsAnyHost(absl::string_view host);
+
 // The other end of a connection, in one spelling: "127.0.0.1:4711" or "[::1]:4711".
 
 // `uri` is what gRPC's contexts say: "ipv4:127.0.0.1:4711", "ipv6:%5B::1%5D:4711".

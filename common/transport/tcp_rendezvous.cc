@@ -18,7 +18,7 @@ namespace {
 
 absl::Status CheckAddress(const TcpRendezvousOptions& options) {
   ASSIGN_OR_RETURN(const HostPort place, ParseHostPort(options.rendezvous), "--rendezvous");
-  if (place.host == "0.0.0.0" || place.host == "::") {
+  if (IsAnyHost(place.host)) {
     return absl::InvalidArgumentError(absl::StrCat("--rendezvous=", options.rendezvous,
                                                    " is no address that other ranks can dial: give an address of the "
                                                    "host on which rank 0 runs"));

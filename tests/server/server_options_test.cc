@@ -72,6 +72,15 @@ TEST(ServerOptionsTest, OverTcpItMeetsTheWorkers) {
   EXPECT_THAT(Refusal({"--world_size=3"}), HasSubstr("give --transport=tcp"));
 }
 
+TEST(ServerOptionsTest, AnElasticShardListensWhereOthersCanDial) {
+  const auto words = [](const char* listen) { return std::vector{"--elastic", "--state_dir=s", listen}; };
+  EXPECT_TRUE(Parse(words("--listen=node7:0")).ok());
+  EXPECT_TRUE(Parse({"--listen=0.0.0.0:0"}).ok());
+  for (const char* listen : {"--listen=0.0.0.0:0", "--listen=[::]:7077"}) {
+    EXPECT_THAT(Refusal(words(listen)), HasSubstr("the workers of an elastic run are told this address"));
+  }
+}
+
 TEST(ServerOptionsTest, RefusesAShardThatIsNone) {
   EXPECT_THAT(Refusal({"--shard=2", "--shard_count=2"}), HasSubstr("--shard_count is 2"));
   EXPECT_THAT(Refusal({"--shard=-1"}), HasSubstr("flag --shard cannot be \"-1\""));

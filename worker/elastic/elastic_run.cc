@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/bucket_map.h"
 #include "common/job_spec.h"
 #include "common/leaf_shares.h"
 #include "common/status.h"
+#include "worker/elastic/run_history.h"
 
 namespace starring {
 namespace {
@@ -76,10 +78,18 @@ class LossCheck {
   std::map<int64_t, double> losses_;
 };
 
+absl::Status CheckLossesFit(const ElasticRun& run) {
+  if (!run.options->record_losses || EndStep(run) <= kHistoryLossesMax) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--record_losses: each snapshot of an elastic run has the loss of every step before it, of ",
+                   kHistoryLossesMax, " steps at most, and this run has ", EndStep(run), ": drop the flag"));
+}
+
 }  // namespace
 
 absl::StatusOr<std::optional<TrainResult>> RunElastic(const ElasticRun& run) {
   WorkerOptions& options = *run.options;
+  RETURN_IF_ERROR(CheckLossesFit(run));
   ASSIGN_OR_RETURN(std::string agreement, AgreementOf(run));
   WorkerMember member({.coordinator = options.coordinator,
                        .security = options.security,
@@ -95,6 +105,7 @@ absl::StatusOr<std::optional<TrainResult>> RunElastic(const ElasticRun& run) {
                        .say = run.say});
   LossCheck losses;
   std::string trouble;
+  bool reports = false;  // what the run has come to
   while (true) {
     absl::StatusOr<std::optional<GenerationOrder>> order = member.Next(trouble);
     if (absl::IsCancelled(order.status())) {
@@ -110,6 +121,10 @@ absl::StatusOr<std::optional<TrainResult>> RunElastic(const ElasticRun& run) {
     options.run_id = next.run_id;
     const auto leaves = static_cast<int>(std::ranges::count(next.generation.leaf_owners, next.rank));
     losses.Forget(next.generation.first_step);
+    // It may have joined with other flags than the worker before it.
+    if (const bool before = std::exchange(reports, next.rank == 0); reports && !before && next.generation.number > 1) {
+      run.say(absl::StrCat("reports the run from here on", options.record.empty() ? ", and has no --record" : ""));
+    }
     const Segment segment{
         .number = next.generation.number,
         .first_step = next.generation.first_step,

@@ -12,6 +12,9 @@
 
 namespace starring {
 
+// Losses of 24 bytes that a history may have. It travels as one message, of 64 MiB at most.
+inline constexpr int64_t kHistoryLossesMax = 2'000'000;
+
 struct RunHistory {
   std::vector<float> statistics;  // batch norm's running statistics, in the order of Network::buffers()
   double epoch_loss_sum = 0;      // over the samples of the epoch in progress

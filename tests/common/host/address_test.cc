@@ -38,5 +38,11 @@ TEST(IsLoopbackHostTest, OnlyThisMachineReachesALoopbackHost) {
   }
 }
 
+TEST(IsAnyHostTest, KnowsBothSpellings) {
+  EXPECT_TRUE(IsAnyHost("0.0.0.0"));
+  EXPECT_TRUE(IsAnyHost("::"));
+  for (const char* host : {"127.0.0.1", "::1", "10.0.0.0", "host", ""}) EXPECT_FALSE(IsAnyHost(host)) << host;
+}
+
 }  // namespace
 }  // namespace starring
