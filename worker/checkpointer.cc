@@ -69,15 +69,14 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> Checkpointer::Create(Options optio
     const bool goes_on = checkpointer->options_.goes_on;
     absl::StatusOr<FolderLock> lock =
         FolderLock::Take(worker.checkpoint_dir, goes_on ? absl::ZeroDuration() : kLockPatience);
-    const bool is_taken = absl::IsFailedPrecondition(lock.status());
-    if (is_taken && !goes_on) {
+    if (lock.ok()) {
+      checkpointer->lock_.emplace(*std::move(lock));
+    } else if (!goes_on) {
+      if (!absl::IsFailedPrecondition(lock.status())) return lock.status();
       return RefuseFlag("checkpoint_dir", worker.checkpoint_dir, std::string(lock.status().message()));
     }
-    // The rank 0 before, which sleeps, may still have it. What it writes when it wakes up has the same bits.
-    if (!is_taken) {
-      RETURN_IF_ERROR(lock.status());
-      checkpointer->lock_.emplace(*std::move(lock));
-    }
+    // When the run goes on, the rank 0 before, which sleeps, may still have the lock: what it writes when it wakes up
+    // has the same bits. A folder that cannot be made is a warning of each write, and ends nobody else's run.
   }
   return checkpointer;
 }

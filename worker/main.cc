@@ -381,15 +381,34 @@ struct JobParts {
   std::optional<Normalization> normalization;
 };
 
-// The result of a training whose exchange and step are gone.
-struct Trained {
-  TrainResult result;
-  std::optional<ExchangeChoice> choice;
-  std::string gpu_transfer;
-  bool data_on_gpu = false;
-};
+// The last line and the run record. Only rank 0 writes them: it has gathered the other ranks' part of both.
+absl::Status ReportRun(const JobParts& parts, const ExchangeAndStep& work, const TrainResult& result) {
+  const DeviceChoice& choice = *parts.choice;
+  WorkerOptions options = *parts.options;
+  const std::optional<ExchangeChoice> exchange_choice = work.exchange->choice();
+  if (exchange_choice.has_value()) options.sync = exchange_choice->sync;
+  if (options.rank != 0) return absl::OkStatus();
+  if (ChooseStyle(options, *parts.launcher) != Progress::Style::kNone) PrintResult(options, result);
+  if (options.record.empty()) return absl::OkStatus();
+  std::map<std::string, std::string> versions = LibraryVersions(), engines;
+  if (choice.cuda != nullptr && !choice.cuda->cudnn_version().empty()) {
+    versions["cudnn"] = choice.cuda->cudnn_version();
+    engines = choice.cuda->engines();
+  }
+  return WriteRunRecord({.options = &options,
+                         .data = parts.data,
+                         .result = &result,
+                         .device = choice.device()->name(),
+                         .gpu_transfer = std::string(work.step->transfer()),
+                         .data_on_gpu = work.step->batch_format() == Loader::Format::kSamples,
+                         .cores_per_worker = parts.launcher->cores_per_worker,
+                         .cores_per_server = parts.launcher->cores_per_server,
+                         .versions = std::move(versions),
+                         .engines = std::move(engines),
+                         .sync_reason = exchange_choice.has_value() ? exchange_choice->reason : ""});
+}
 
-absl::StatusOr<Trained> TrainJob(const JobParts& parts, const Segment* segment = nullptr) {
+absl::StatusOr<TrainResult> TrainJob(const JobParts& parts, const Segment* segment = nullptr) {
   const WorkerOptions& options = *parts.options;
   ASSIGN_OR_RETURN(const BucketMap buckets,
                    BucketMap::Create({.element_count = parts.network->layout().element_count(),
@@ -410,6 +429,7 @@ absl::StatusOr<Trained> TrainJob(const JobParts& parts, const Segment* segment =
                               .checkpoint_writer = parts.checkpoint_writer,
                               .progress = style,
                               .stop_requested = StopRequested,
+                              .report = [&](const TrainResult& result) { return ReportRun(parts, work, result); },
                               .device_facts = parts.facts,
                               .observers = parts.instruments->observers(options.rank),
                               .trace = parts.tracing.trace,
@@ -417,67 +437,29 @@ absl::StatusOr<Trained> TrainJob(const JobParts& parts, const Segment* segment =
                               .state = parts.state,
                               .segment = segment,
                               .normalization = parts.normalization};
-  ASSIGN_OR_RETURN(TrainResult result, Train(training));
-  return Trained{.result = std::move(result),
-                 .choice = work.exchange->choice(),
-                 .gpu_transfer = std::string(work.step->transfer()),
-                 .data_on_gpu = work.step->batch_format() == Loader::Format::kSamples};
+  return Train(training);
 }
 
-// nullopt: another worker reports the run. Sets the options of the last generation.
-absl::StatusOr<std::optional<Trained>> TrainElastic(const JobParts& parts, WorkerOptions* options) {
+// Sets the options of each generation.
+absl::Status TrainElastic(const JobParts& parts, WorkerOptions* options) {
   ASSIGN_OR_RETURN(auto facts, parts.facts());
   int64_t first_step = 0;
   if (options->resume) {
     ASSIGN_OR_RETURN(first_step, Checkpointer::NewestStep(*options, parts.network));
   }
-  std::optional<Trained> last;
-  const auto train = [&](const Segment& segment) -> absl::StatusOr<TrainResult> {
-    ASSIGN_OR_RETURN(last, TrainJob(parts, &segment));
-    return last->result;
-  };
-  ASSIGN_OR_RETURN(const std::optional<TrainResult> result,
-                   RunElastic({.options = options,
-                               .data = parts.data,
-                               .network = parts.network,
-                               .facts = std::move(facts),
-                               .first_step = first_step,
-                               .trial_leaf_seconds = *parts.trial_leaf_seconds,
-                               .state = parts.state,
-                               .stop_requested = StopRequested,
-                               // The rank changes, the number that the process was given does not.
-                               .say =
-                                   [number = options->rank](const std::string& line) {
-                                     std::fprintf(stderr, "worker %d: %s\n", number, line.c_str());
-                                   },
-                               .train = train}));
-  if (!result.has_value()) return std::nullopt;
-  return last;
-}
-
-// The last line and the run record. Only rank 0 writes them: it has gathered the other ranks' part of both.
-absl::Status ReportRun(const JobParts& parts, WorkerOptions options, const Trained& trained) {
-  const DeviceChoice& choice = *parts.choice;
-  if (trained.choice.has_value()) options.sync = trained.choice->sync;
-  if (options.rank != 0) return absl::OkStatus();
-  if (ChooseStyle(options, *parts.launcher) != Progress::Style::kNone) PrintResult(options, trained.result);
-  if (options.record.empty()) return absl::OkStatus();
-  std::map<std::string, std::string> versions = LibraryVersions(), engines;
-  if (choice.cuda != nullptr && !choice.cuda->cudnn_version().empty()) {
-    versions["cudnn"] = choice.cuda->cudnn_version();
-    engines = choice.cuda->engines();
-  }
-  return WriteRunRecord({.options = &options,
-                         .data = parts.data,
-                         .result = &trained.result,
-                         .device = choice.device()->name(),
-                         .gpu_transfer = trained.gpu_transfer,
-                         .data_on_gpu = trained.data_on_gpu,
-                         .cores_per_worker = parts.launcher->cores_per_worker,
-                         .cores_per_server = parts.launcher->cores_per_server,
-                         .versions = std::move(versions),
-                         .engines = std::move(engines),
-                         .sync_reason = trained.choice.has_value() ? trained.choice->reason : ""});
+  return RunElastic(
+      {.options = options,
+       .data = parts.data,
+       .network = parts.network,
+       .facts = std::move(facts),
+       .first_step = first_step,
+       .trial_leaf_seconds = *parts.trial_leaf_seconds,
+       .state = parts.state,
+       .stop_requested = StopRequested,
+       // The rank changes, the number that the process was given does not.
+       .say = [number = options->rank](
+                  const std::string& line) { std::fprintf(stderr, "worker %d: %s\n", number, line.c_str()); },
+       .train = [&](const Segment& segment) { return TrainJob(parts, &segment); }});
 }
 
 // The options are a copy, in which ChooseDevice replaces "auto" by what it has chosen.
@@ -526,14 +508,9 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
                  .facts = FactsOf(&options, &data, network.get(), choice.cuda.get(), &trial_leaf_seconds),
                  .trial_leaf_seconds = &trial_leaf_seconds,
                  .checkpoint_writer = &checkpoint_writer};
-  std::optional<Trained> trained;
-  if (options.elastic) {
-    parts.normalization = NormalizationFromSums(PixelSums(data.train, 0, data.train.count));
-    ASSIGN_OR_RETURN(trained, TrainElastic(parts, &options));
-  } else {
-    ASSIGN_OR_RETURN(trained, TrainJob(parts));
-  }
-  return trained.has_value() ? ReportRun(parts, options, *trained) : absl::OkStatus();
+  if (!options.elastic) return TrainJob(parts).status();
+  parts.normalization = NormalizationFromSums(PixelSums(data.train, 0, data.train.count));
+  return TrainElastic(parts, &options);
 }
 
 // This machine's GPUs in a few words: "2 x NVIDIA H200". Empty if there are none.

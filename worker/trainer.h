@@ -92,6 +92,9 @@ struct TrainOptions {
   CheckpointWriter* checkpoint_writer = nullptr;
   Progress::Style progress = Progress::Style::kNone;
   std::function<bool()> stop_requested;  // called once a step
+  // Called with the result when all that the ranks do together is done, and before they part: what it writes is there
+  // before anybody may hold the run to be over. An error of it is the run's.
+  std::function<absl::Status(const TrainResult&)> report;
   // Facts about this rank's device that must be the same on all ranks, for JobSpec::agreed_flags. Called after every
   // shape that any rank will meet has been planned for. Null: there are none, and no shape is planned in advance.
   std::function<absl::StatusOr<std::vector<std::pair<std::string, std::string>>>()> device_facts;

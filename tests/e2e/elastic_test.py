@@ -138,9 +138,10 @@ class ElasticTest(JobTest):
         for _ in range(3):
             self.add_worker()
         self.await_snapshot()
-        self.workers[0].send_signal(signal.SIGTERM)
+        leaving = self.await_any("epoch 1/36")  # rank 0
+        leaving.send_signal(signal.SIGTERM)
         self.await_any("reports the run from here on")
-        self.assertEqual(self.finish(self.workers[0]).returncode, 0, self.output_of(self.workers[0]))
+        self.assertEqual(self.finish(leaving).returncode, 0, self.output_of(leaving))
         self.expect_local_outcome()
 
     def test_a_worker_is_killed(self):

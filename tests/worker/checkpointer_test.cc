@@ -26,6 +26,7 @@
 namespace starring {
 namespace {
 
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -144,6 +145,17 @@ TEST_F(CheckpointerTest, APeriodicCheckpointIsSkippedWhileTheDiskIsSlow) {
   EXPECT_TRUE(std::filesystem::exists(dir_ + "/step-000000010"));
   EXPECT_FALSE(std::filesystem::exists(dir_ + "/step-000000020"));
   EXPECT_TRUE(std::filesystem::exists(dir_ + "/step-000000030"));
+}
+
+// The others have trained for long when a worker that has just come becomes rank 0.
+TEST_F(CheckpointerTest, AFolderThatCannotBeMadeEndsNoRunThatGoesOn) {
+  dir_ += std::string(300, 'x');  // longer than a name may be
+  is_elastic_ = true;
+  RunRanks([&](Rank* rank) {
+    EXPECT_EQ(rank->checkpointer->SaveFinal(10, rank->parameters, rank->exchange.get()), absl::OkStatus());
+    EXPECT_FALSE(rank->checkpointer->is_saved());
+  });
+  EXPECT_THAT(warnings_, Contains(HasSubstr("no checkpoint was written")));
 }
 
 TEST_F(CheckpointerTest, AGenerationLeavesAWriteToTheNext) {

@@ -43,6 +43,7 @@ class FailingExchange final : public GradientExchange {
   struct Seen {
     size_t longest_sum = 0;
     std::vector<WorkPhase> evaluation_phases;  // in which sums of an evaluation were awaited
+    bool has_finished = false;
   };
   FailingExchange(int64_t failing_step, const ProgressState* state, std::vector<double> side_values, Seen* seen)
       : failing_step_(failing_step),
@@ -71,7 +72,10 @@ class FailingExchange final : public GradientExchange {
     return inner_->GatherOptimizerState(state);
   }
   void Abort(const absl::Status& why) override { inner_->Abort(why); }
-  absl::Status Finish() override { return inner_->Finish(); }
+  absl::Status Finish() override {
+    seen_->has_finished = true;
+    return inner_->Finish();
+  }
   ExchangeCounters counters() const override { return inner_->counters(); }
 
  private:
@@ -138,6 +142,7 @@ class TrainerTest : public testing::Test {
                                   if (std::ranges::count(periodic_, next_step) > 0) AwaitSaved(next_step);
                                   return next_step == stop_at_;
                                 },
+                            .report = report_,
                             .state = &state_,
                             .segment = segment_.has_value() ? &*segment_ : nullptr});
   }
@@ -185,7 +190,8 @@ class TrainerTest : public testing::Test {
                                          .buckets = &buckets,
                                          .step = step.get(),
                                          .checkpoint_writer = &writer,
-                                         .stop_requested = [] { return false; }});
+                                         .stop_requested = [] { return false; },
+                                         .report = [](const TrainResult&) { return absl::OkStatus(); }});
     EXPECT_TRUE(result.ok()) << result.status();
     EXPECT_TRUE(exchange.Release());
     if (trained != nullptr && result.ok()) *trained = *result;
@@ -219,6 +225,7 @@ class TrainerTest : public testing::Test {
   ProgressState state_;
   std::optional<Segment> segment_;
   std::vector<double> side_values_;  // of the snapshot with which the generation begins
+  std::function<absl::Status(const TrainResult&)> report_ = [](const TrainResult&) { return absl::OkStatus(); };
   int64_t stop_at_ = -1;
   int64_t asked_ = 0;
   std::vector<int64_t> periodic_;  // steps whose periodic checkpoints must be written
@@ -298,6 +305,36 @@ TEST_F(TrainerTest, AnEvaluationEndsWithItsGeneration) {
   const auto result = Train();
   EXPECT_EQ(result.status().code(), absl::StatusCode::kUnavailable) << result.status();
   EXPECT_THAT(seen_.evaluation_phases, IsEmpty());
+}
+
+TEST_F(TrainerTest, AStepThatHasAnotherLossThanBeforeEndsTheRun) {
+  BeElastic(0);
+  options_.checkpoint_dir = "";
+  segment_->check_loss = [](int64_t step, double) {
+    return step < 2 ? absl::OkStatus() : absl::InternalError("another loss");
+  };
+  EXPECT_EQ(Train().status().message(), "another loss");
+}
+
+// Whoever starts the run again when it is not known to be over must not find it over without a record.
+TEST_F(TrainerTest, TheResultIsReportedBeforeTheRanksPart) {
+  std::string reported;
+  report_ = [&](const TrainResult& result) {
+    EXPECT_FALSE(seen_.has_finished);
+    EXPECT_THAT(SavedSteps(), ElementsAre(20));
+    reported = result.parameter_sha256;
+    return absl::OkStatus();
+  };
+  options_.checkpoint_every_epochs = 5;
+  const auto result = Train();
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(reported, result->parameter_sha256);
+  EXPECT_TRUE(seen_.has_finished);
+  std::filesystem::remove_all(options_.checkpoint_dir);
+  seen_.has_finished = false;
+  report_ = [](const TrainResult&) { return absl::ResourceExhaustedError("the disk is full"); };
+  EXPECT_EQ(Train().status().message(), "the disk is full");
+  EXPECT_FALSE(seen_.has_finished);
 }
 
 TEST_F(TrainerTest, SumsManyLossesInParts) {

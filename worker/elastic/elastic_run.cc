@@ -1,7 +1,6 @@
 #include "worker/elastic/elastic_run.h"
 
 #include <algorithm>
-#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -9,6 +8,7 @@
 #include "common/job_spec.h"
 #include "common/leaf_shares.h"
 #include "common/status.h"
+#include "worker/elastic/loss_check.h"
 #include "worker/elastic/run_history.h"
 
 namespace starring {
@@ -57,27 +57,6 @@ absl::StatusOr<std::string> AgreementOf(const ElasticRun& run) {
   return SerializeAgreement(job);
 }
 
-// The losses of all steps that this process has computed: the same step must have the same one again.
-class LossCheck {
- public:
-  absl::Status Check(int64_t step, double loss) {
-    const auto [found, is_new] = losses_.emplace(step, loss);
-    if (losses_.size() > kStepsMax) losses_.erase(losses_.begin());
-    if (is_new || found->second == loss) return absl::OkStatus();
-    return absl::InternalError(absl::StrCat(
-        "step ", step, " was computed again, and its loss is ", loss, " where it was ", found->second,
-        ": the arithmetic of one of the run's machines is not what it was; test the memory of each, or run the job on "
-        "each alone with --isa=baseline"));
-  }
-  // Nobody goes back behind this step.
-  void Forget(int64_t step) { losses_.erase(losses_.begin(), losses_.lower_bound(step)); }
-
- private:
-  // A run goes back to one of the last snapshots, which are fractions of a second apart.
-  static constexpr size_t kStepsMax = 100'000;
-  std::map<int64_t, double> losses_;
-};
-
 absl::Status CheckLossesFit(const ElasticRun& run) {
   if (!run.options->record_losses || EndStep(run) <= kHistoryLossesMax) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -87,7 +66,7 @@ absl::Status CheckLossesFit(const ElasticRun& run) {
 
 }  // namespace
 
-absl::StatusOr<std::optional<TrainResult>> RunElastic(const ElasticRun& run) {
+absl::Status RunElastic(const ElasticRun& run) {
   WorkerOptions& options = *run.options;
   RETURN_IF_ERROR(CheckLossesFit(run));
   ASSIGN_OR_RETURN(std::string agreement, AgreementOf(run));
@@ -110,10 +89,10 @@ absl::StatusOr<std::optional<TrainResult>> RunElastic(const ElasticRun& run) {
     absl::StatusOr<std::optional<GenerationOrder>> order = member.Next(trouble);
     if (absl::IsCancelled(order.status())) {
       run.say("has left the run");
-      return std::nullopt;
+      return absl::OkStatus();
     }
     RETURN_IF_ERROR(order.status());
-    if (!order->has_value()) return std::nullopt;
+    if (!order->has_value()) return absl::OkStatus();
     const GenerationOrder& next = **order;
     options.rank = next.rank;
     options.world_size = static_cast<int>(next.generation.workers.size());
@@ -137,13 +116,12 @@ absl::StatusOr<std::optional<TrainResult>> RunElastic(const ElasticRun& run) {
         .on_leaf = [&] { member.OnLeaf(); },
         .is_over = [&] { return member.superseded(); },
         .check_loss = [&](int64_t step, double loss) { return losses.Check(step, loss); }};
-    absl::StatusOr<TrainResult> result = run.train(segment);
+    const absl::StatusOr<TrainResult> result = run.train(segment);
     trouble.clear();
     if (result.ok() && !result->segment_over) {
       ASSIGN_OR_RETURN(const bool has_ended, member.AwaitEnd());
       if (!has_ended) continue;
-      if (next.rank == 0) return std::optional<TrainResult>(*std::move(result));
-      return std::nullopt;
+      return absl::OkStatus();
     }
     if (result.ok()) continue;
     if (!IsTrouble(result.status())) {

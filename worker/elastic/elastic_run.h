@@ -4,7 +4,6 @@
 #define STARRING_WORKER_ELASTIC_ELASTIC_RUN_H_
 
 #include <functional>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -35,8 +34,8 @@ struct ElasticRun {
   std::function<absl::StatusOr<TrainResult>(const Segment& segment)> train;
 };
 
-// nullopt: this worker is not the one that reports the run, or has left it.
-absl::StatusOr<std::optional<TrainResult>> RunElastic(const ElasticRun& run);
+// Returns when the run is over, or this worker has left it.
+absl::Status RunElastic(const ElasticRun& run);
 
 }  // namespace starring
 

@@ -148,12 +148,14 @@ def aborts(group: Group, rank: int) -> None:
 
 def closes_with_a_ticket(group: Group, rank: int) -> None:
     if rank == 1:
-        # The array is long enough to be under way still.
+        # The array is long enough to be under way still, unless this process gets no core for a while.
         array = floats([0.0] * 1_000_000)
         group.begin(array)
         group.close()
         return
-    group.add(floats([0.0] * 1_000_000))
+    array = floats([0.0] * 1_000_000)
+    while True:
+        group.add(array)
 
 
 def forks(group: Group, rank: int) -> list[float]:
