@@ -2,7 +2,11 @@
 
 #include <gnu/libc-version.h>
 
+#include <bit>
+#include <cmath>
+#include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -111,6 +115,21 @@ class CpuDevice : public Device {
 
 constexpr const char* kNames[kInstructionSetCount] = {"baseline", "avx2", "avx512"};
 
+// libm chooses its own instructions by the processor, whatever --isa says: without FMA the last bit of one logarithm in
+// 35,000 is another (glibc 2.36). Softmax takes exponentials of numbers up to 0, and logarithms of sums of theirs.
+// Takes some milliseconds.
+std::string LibmBits() {
+  uint64_t bits = 14695981039346656037u;  // FNV-1a
+  for (int i = 0; i < 300'000; ++i) {
+    const float power = std::exp(-5e-5f * static_cast<float>(i));
+    const double logarithm = std::log(1.0 + 1.7 * power);
+    for (const uint64_t one : {std::bit_cast<uint64_t>(double{power}), std::bit_cast<uint64_t>(logarithm)}) {
+      bits = (bits ^ one) * 1099511628211u;
+    }
+  }
+  return absl::StrCat(absl::Hex(bits));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(const CpuDeviceOptions& options) {
@@ -131,7 +150,8 @@ std::vector<std::pair<std::string, std::string>> CpuArithmetic(InstructionSet in
   return {{"arithmetic.instruction_set", kNames[static_cast<int>(instruction_set)]},
           {"arithmetic.onednn", absl::StrCat(onednn->major, ".", onednn->minor, ".", onednn->patch)},
           {"arithmetic.onednn_isa", absl::StrCat("0x", absl::Hex(static_cast<unsigned>(dnnl_get_effective_cpu_isa())))},
-          {"arithmetic.libc", gnu_get_libc_version()}};
+          {"arithmetic.libc", gnu_get_libc_version()},
+          {"arithmetic.libm", LibmBits()}};
 }
 
 absl::Status LimitOnednn(InstructionSet instruction_set) {
