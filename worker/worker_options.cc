@@ -161,7 +161,7 @@ absl::Status ResolveTransport(const LauncherEnvironment& launcher, WorkerOptions
 }
 
 // How many leaves the sum of a step has. They bring the tree along: another order would depend on who adds.
-absl::Status ResolveMicroBatches(WorkerOptions& options) {
+absl::Status ResolveMicroBatches(const ParsedFlags& flags, WorkerOptions& options) {
   // Who computes a leaf of an elastic run changes, and its bits must not.
   if (options.elastic && options.asked.micro_batches == 0) options.asked.micro_batches = std::nullopt;
   options.micro_batches = options.asked.micro_batches.value_or(AutoMicroBatches(options.global_batch));
@@ -173,6 +173,13 @@ absl::Status ResolveMicroBatches(WorkerOptions& options) {
   }
   if (options.device == DeviceKind::kCuda) {
     return RefuseFlag("micro_batches", value, "--device=cuda computes a step's batch at once: give --device=cpu");
+  }
+  // The default gives way to the tree. A person who asks for the chain expects its bits.
+  if (flags.given.contains("sum_order") && options.sum_order == SumOrder::kChain) {
+    return RefuseFlag(
+        "sum_order", "chain",
+        absl::StrCat("--micro_batches=", value, " adds as a tree",
+                     options.elastic ? ", and --elastic needs it: drop --sum_order" : ": drop one of the two"));
   }
   options.sum_order = SumOrder::kTree;
   return absl::OkStatus();
@@ -209,7 +216,7 @@ absl::Status ResolveTopology(const LauncherEnvironment& launcher, WorkerOptions&
   const WorkerOptions::Asked& asked = options.asked;
   if (options.elastic) return ResolveElastic(options);
   if (!options.coordinator.empty()) {
-    return RefuseFlag("coordinator", options.coordinator, "only an elastic run has one: give --elastic");
+    return RefuseFlag("coordinator", options.coordinator, "only an elastic run has one: drop it, or --elastic=false");
   }
   const bool has_grpc = !options.servers.empty() || asked.transport == TransportKind::kGrpc;
   const bool has_servers = has_grpc || options.server_ranks > 0;
@@ -361,8 +368,10 @@ const FlagTable& WorkerFlags() {
 absl::StatusOr<WorkerOptions> ParseWorkerOptions(int argc, const char* const* argv,
                                                  const LauncherEnvironment& launcher) {
   WorkerOptions options;
-  RETURN_IF_ERROR(ParseFlags(argc, argv, WorkerFlags(), &options, FlagFilePart::kWorker).status());
-  RETURN_IF_ERROR(ResolveMicroBatches(options));
+  ASSIGN_OR_RETURN(const ParsedFlags flags, ParseFlags(argc, argv, WorkerFlags(), &options, FlagFilePart::kWorker));
+  // --elastic=false next to --coordinator is a contradiction, which ResolveTopology refuses.
+  if (!options.coordinator.empty() && !flags.given.contains("elastic")) options.elastic = true;
+  RETURN_IF_ERROR(ResolveMicroBatches(flags, options));
   // The topology comes first: security and the default size of a bucket depend on it.
   RETURN_IF_ERROR(ResolveTopology(launcher, options));
   RETURN_IF_ERROR(CheckSameHost(options));

@@ -79,7 +79,7 @@ struct WorkerOptions {
     int rank = -1;
     int world_size = 0;
     std::optional<int64_t> bucket_bytes = 0;   // 0: the usual size; empty: auto
-    std::optional<int64_t> micro_batches = 0;  // 0: none; empty: auto
+    std::optional<int64_t> micro_batches = 0;  // 0: none, or auto with --elastic; empty: auto
     int prefetch_depth = -1;
   };
   Asked asked;
@@ -100,7 +100,7 @@ struct WorkerOptions {
   SameHost same_host = SameHost::kSharedMemory;
   int64_t bucket_bytes = 1 << 20;
   SumOrder sum_order = SumOrder::kChain;
-  bool elastic = false;
+  bool elastic = false;       // also where --coordinator is given
   std::string coordinator;    // host:port of shard 0, in an elastic run
   int64_t micro_batches = 0;  // leaves of the sum (common/leaf_shares.h); 0: a worker's part of the batch is one
   absl::Duration exchange_deadline = absl::Seconds(60);
@@ -222,18 +222,20 @@ inline constexpr FlagRow kRows[] = {
      WholeAt<&W::bucket_bytes>(1, kBucketBytesMax)},
     {"sum_order", "exchange",
      "in which order the workers' gradients are added, part of what decides the bits: chain: as a ring passes them on; "
-     "tree: in pairs, with star and local only",
+     "tree: in pairs, with star and local only, and always with --micro_batches",
      OneOfAt<kSumOrders, &W::sum_order>(), kInJobSpec | kSameWhenResumed},
     {"micro_batches", "exchange",
      "parts of a global batch whose gradients are computed one by one and added as a tree, so that the bits do not "
-     "depend on the number of workers; 0: none; auto: the most, up to 32, that have 16 samples or more; on CPUs",
+     "depend on the number of workers; 0: none, or auto with --elastic; auto: the most, up to 32, that have 16 samples "
+     "or more; on CPUs",
      WholeOrAutoAt<&W::asked, &Asked::micro_batches>(0, kMicroBatchesMax), kSameOnAllRanks | kSameWhenResumed,
      WholeAt<&W::micro_batches>(0, kMicroBatchesMax)},
     {"elastic", "exchange",
      "workers may join and leave while the job runs, and it survives what dies: a star with servers that were started "
      "with --elastic; rank and number of workers come from --coordinator",
      SwitchAt<&W::elastic>(), kSameOnAllRanks},
-    {"coordinator", "exchange", "where shard 0 of an elastic run listens; it tells the other servers' addresses",
+    {"coordinator", "exchange",
+     "where shard 0 of an elastic run listens; it tells the other servers' addresses; implies --elastic",
      TextAt<&W::coordinator>("host:port")},
     {"exchange_deadline_s", "exchange", "seconds for any one bucket to be exchanged, or for a GPU to answer",
      SecondsAt<&W::exchange_deadline>(1, kDeadlineSecondsMax)},

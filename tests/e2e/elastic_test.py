@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import time
 import unittest
 from typing import Any
 
-from tests.e2e.jobs import JobTest, Process, WORKER
+from tests.e2e.jobs import JobTest, OTHER_BITS, Process, STOPPING_WORKER, WORKER, with_flags
 
 CHECK_LOG = os.path.abspath("tests/server/elastic/check_log")
 JOB = ["--dataset=synthetic", "--synthetic_train_count=2000", "--synthetic_test_count=300", "--global_batch=64",
@@ -28,12 +29,6 @@ layer { name: "fc1" dense { units: 10 } }
 SERVER_FLAGS = ["--elastic", "--run_id=test", "--member_silent_s=8"]
 
 
-def with_flags(job: list[str], *flags: str) -> list[str]:
-    """The job with these flags in place of its own of the same names."""
-    names = [flag.partition("=")[0] for flag in flags]
-    return [word for word in job if word.partition("=")[0] not in names] + list(flags)
-
-
 def outcome(record: dict[str, Any]) -> dict[str, Any]:
     epochs = [{name: epoch[name] for name in ("epoch", "train_loss", "test_loss", "test_accuracy")}
               for epoch in record["epochs"]]
@@ -41,7 +36,8 @@ def outcome(record: dict[str, Any]) -> dict[str, Any]:
     return {"parameters": record["parameter_sha256"], "losses": losses, "epochs": epochs}
 
 
-class ElasticTest(JobTest):
+class ElasticRunTest(JobTest):
+    """What the tests of elastic runs share."""
 
     epochs = 12  # two seconds
 
@@ -64,10 +60,12 @@ class ElasticTest(JobTest):
         for shard in range(count):
             self.start_shard(shard, count, *flags)
 
-    def add_worker(self, *flags: str) -> Process:
+    def add_worker(self, *flags: str, **misbehaviour: str) -> Process:
+        """Starts a worker, or with variables a stopping_worker."""
         record = self.path("record.%d" % len(self.records))
-        worker = self.start([WORKER, "--elastic", "--coordinator=" + self.servers[0][1], "--run_id=test", *self.job(),
-                             "--progress=plain", "--record=" + record, *flags])
+        worker = self.start([STOPPING_WORKER if misbehaviour else WORKER, "--coordinator=" + self.servers[0][1],
+                             "--run_id=test", *self.job(), "--progress=plain", "--record=" + record, *flags],
+                            env={**os.environ, **misbehaviour})
         self.workers.append(worker)
         self.records.append(record)
         return worker
@@ -86,6 +84,12 @@ class ElasticTest(JobTest):
                 return
             self.assertLess(time.monotonic(), end, names)
             time.sleep(0.02)  # a folder has no event to wait for
+
+    def await_file(self, name: str) -> None:
+        end = time.monotonic() + 60
+        while not os.path.exists(self.path(name)):
+            self.assertLess(time.monotonic(), end, self.output_of(self.servers[0][0]))
+            time.sleep(0.01)  # a folder has no event to wait for
 
     def await_any(self, text: str) -> Process:
         """Waits until one of the workers has printed `text`, and returns it."""
@@ -116,6 +120,9 @@ class ElasticTest(JobTest):
         checked = self.run_to_end([CHECK_LOG, self.path("state/generations.log")])
         self.assertEqual(checked.returncode, 0, checked.output)
         return found["parameters"]
+
+
+class ElasticTest(ElasticRunTest):
 
     def test_nothing_happens(self):
         self.start_servers(2, "--first_workers=2")
@@ -174,11 +181,7 @@ class ElasticTest(JobTest):
         self.start_servers(1, "--first_workers=2")
         for _ in range(2):
             self.add_worker(checkpoints)
-        last_snapshot = self.path("state/snapshot-0of1-%09d" % 4)
-        end = time.monotonic() + 60
-        while not os.path.exists(last_snapshot):  # the evaluation begins when the last step has its snapshot
-            self.assertLess(time.monotonic(), end, self.output_of(self.servers[0][0]))
-            time.sleep(0.01)  # a folder has no event to wait for
+        self.await_file("state/snapshot-0of1-%09d" % 4)  # the evaluation begins when the last step has its snapshot
         self.workers[0].kill()
         self.await_generation(2)
         digest = self.expect_local_outcome()
@@ -218,6 +221,29 @@ class ElasticTest(JobTest):
         self.workers[1].send_signal(signal.SIGCONT)
         self.await_generation(3)
         self.expect_local_outcome()
+
+    def test_a_worker_that_is_stuck_is_given_up(self):
+        self.epochs = 3
+        self.start_servers(1, "--first_workers=2", "--member_stuck_s=2")
+        self.add_worker()
+        stuck = self.add_worker(STARRING_TEST_BLOCKS="forward:40")
+        self.await_generation(2)
+        self.assertRegex(self.output_of(self.servers[0][0]),
+                         r"worker \(process %d on .*\) is stuck: it has computed nothing for" % stuck.pid)
+        self.assertIn("blocks in forward:40", self.output_of(stuck))
+        stuck.kill()
+        self.expect_local_outcome()
+
+    def test_a_worker_that_is_slow_is_not_stuck(self):
+        # One step of 8 micro-batches, which takes 3.2 s. Only they show that it goes on: before a worker has told the
+        # time of a step, it may compute for 2 s without a result.
+        self.flags = with_flags(JOB, "--synthetic_train_count=64")
+        self.epochs = 1
+        self.start_servers(1, "--member_stuck_s=2")
+        self.add_worker(STARRING_TEST_SLOW="forward:400")
+        self.expect_local_outcome()
+        self.assertNotIn("is stuck", self.output_of(self.servers[0][0]))
+        self.assertNotIn("generation 2 from", self.output_of(self.servers[0][0]))
 
     def test_a_shard_is_killed(self):
         self.start_servers(2, "--first_workers=2")
@@ -290,19 +316,41 @@ class ElasticTest(JobTest):
         self.expect_local_outcome()
 
     def test_who_would_compute_other_bits_is_refused(self):
-        self.start_servers(1)
+        self.start_servers(1, "--first_workers=2")
         self.add_worker()
-        self.await_generation(1)
+        self.await_file("state/generations.log")  # now the coordinator knows what the run is
+        join = ["--coordinator=" + self.servers[0][1], "--run_id=test", "--progress=none"]
         for flag, found in (("--seed=2", "--seed"), ("--synthetic_train_count=1999", "data.train=1999"),
                             ("--isa=baseline", "--isa"), ("--model=mlp", "--model"),
                             ("--learning_rate=0.5", "schedule.base")):
-            name = flag.partition("=")[0] + "="
-            job = [word for word in self.job() if not word.startswith(name)]
-            stranger = self.run_to_end([WORKER, "--elastic", "--coordinator=" + self.servers[0][1], "--run_id=test",
-                                        *job, "--progress=none", flag])
+            stranger = self.run_to_end([WORKER, *join, *with_flags(self.job(), flag)])
             self.assertEqual(stranger.returncode, 2, stranger.output)
             self.assertRegex(stranger.output, "coordinator .*" + found)
+        for variables, refusal in OTHER_BITS:
+            stranger = self.run_to_end([STOPPING_WORKER, *join, *self.job()], env={**os.environ, **variables})
+            self.assertEqual(stranger.returncode, 2, stranger.output)
+            self.assertRegex(stranger.output, "coordinator .*" + refusal)
+        self.add_worker()
         self.expect_local_outcome()
+
+
+class ElasticSharesTest(ElasticRunTest):
+
+    def test_a_slow_worker_gets_fewer_micro_batches(self):
+        # While the slow worker has 4 of the 8 micro-batches, a step takes it 0.2 s. So the 160 steps last longer than
+        # the 20 s after which the coordinator compares the workers' speeds. A snapshot follows every eighth step.
+        self.flags = with_flags(JOB, "--synthetic_train_count=512")
+        self.epochs = 20
+        self.start_servers(1, "--first_workers=2")
+        self.add_worker()
+        self.add_worker(STARRING_TEST_SLOW="forward:50")
+        self.wait_for_output(self.servers[0][0], "other shares are faster")
+        self.expect_local_outcome()
+        with open(self.path("state/generations.log"), encoding="utf-8") as file:
+            owners = re.search(r"^commit 2 .* owners=(\S+)", file.read(), re.MULTILINE)
+        assert owners is not None
+        slow_rank = 1 if os.path.exists(self.records[0]) else 0  # rank 0 writes the record
+        self.assertLess(owners[1].count(str(slow_rank)), 4, owners[0])
 
 
 if __name__ == "__main__":

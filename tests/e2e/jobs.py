@@ -21,6 +21,8 @@ BUNDLE_BIN = os.environ.get("STARRING_BIN")
 LAUNCH = os.path.join(BUNDLE_BIN, "launch") if BUNDLE_BIN else os.path.abspath("deploy/launch")
 WORKER = os.path.join(BUNDLE_BIN, "worker") if BUNDLE_BIN else os.path.abspath("worker/worker")
 SERVER = os.path.join(BUNDLE_BIN, "server") if BUNDLE_BIN else os.path.abspath("server/server")
+# A worker that misbehaves as variables say (stopping_worker.cc). A bundle has none.
+STOPPING_WORKER = os.path.abspath("tests/e2e/stopping_worker")
 
 # Sanitized binaries are several times slower, and four processes share two cores.
 JOB_SECONDS_MAX = 300
@@ -28,6 +30,21 @@ JOB_SECONDS_MAX = 300
 # A job of a few steps. 200 samples in batches of 33 leave a last batch of 2 samples, in which some ranks have none.
 SMALL_JOB = ["--dataset=synthetic", "--synthetic_train_count=200", "--synthetic_test_count=50", "--global_batch=33",
              "--epochs=2", "--progress=plain", "--share_gpus"]
+
+# Variables with which a stopping_worker computes other bits, and how it is refused: with the first of its facts that
+# differs, and the way out. The first variable is oneDNN's own. The second one no fact shows but the known answer.
+OTHER_BITS = [
+    ({"ONEDNN_MAX_CPU_ISA": "SSE41"},
+     r"arithmetic\.onednn_isa=.*: give all workers the same --isa, the lowest of theirs"),
+    ({"STARRING_TEST_ROUNDS": "down"},
+     r"known_answer\.first_leaf=.*: give all workers --isa=baseline, and test the memory"),
+]
+
+
+def with_flags(job: Sequence[str], *flags: str) -> list[str]:
+    """The job with these flags in place of its own of the same names."""
+    names = [flag.partition("=")[0] for flag in flags]
+    return [word for word in job if word.partition("=")[0] not in names] + list(flags)
 
 
 class Process(subprocess.Popen):

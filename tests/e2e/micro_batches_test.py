@@ -4,7 +4,7 @@ import os
 import unittest
 from typing import Any
 
-from tests.e2e.jobs import JobTest, SMALL_JOB, WORKER
+from tests.e2e.jobs import JobTest, OTHER_BITS, SMALL_JOB, STOPPING_WORKER, WORKER, with_flags
 
 REFERENCE_JOB = os.path.abspath("tests/reference_job/reference_job")
 
@@ -61,6 +61,15 @@ class MicroBatchesTest(JobTest):
             record = self.train(sync, workers=workers, servers=2, flags=[*flags, *more])
             self.assertEqual(outcome(record), local, (sync, workers, more))
 
+    def test_an_evaluation_adds_its_blocks_in_their_order(self):
+        # 6 blocks of 256 samples, of which each worker has two. If the workers added their own first, one evaluation in
+        # four would differ in its last bit, hence 40 of them.
+        flags = with_flags(FLAGS, "--model=logreg", "--synthetic_train_count=33", "--synthetic_test_count=1500",
+                           "--epochs=40")
+        local = outcome(self.train("local", flags=flags))
+        self.assertEqual(len(local["epochs"]), 40)
+        self.assertEqual(outcome(self.train("star", workers=3, flags=flags)), local)
+
     def test_two_leaves_are_a_ring_of_two(self):
         flags = [*SMALL_JOB, "--model=lenet5", "--device=cpu"]
         ring = self.digest("ring", workers=2, flags=flags)
@@ -92,10 +101,13 @@ class MicroBatchesTest(JobTest):
         self.wait_for_output(first, "lenet5")
         for flag, found in (("--isa=baseline", "--isa"), ("--synthetic_train_count=199", "data.train"),
                             ("--micro_batches=4", "--micro_batches"), ("--threads=2", "--threads")):
-            more = [word for word in flags if not word.startswith(flag.partition("=")[0])] + [flag, "--rank=1"]
-            other = self.run_to_end([WORKER, *more])
+            other = self.run_to_end([WORKER, *with_flags(flags, flag), "--rank=1"])
             self.assertEqual(other.returncode, 2, other.output)
             self.assertIn(found, other.output)
+        for variables, refusal in OTHER_BITS:
+            other = self.run_to_end([STOPPING_WORKER, *flags, "--rank=1"], env={**os.environ, **variables})
+            self.assertEqual(other.returncode, 2, other.output)
+            self.assertRegex(other.output, refusal)
         second = self.run_to_end([WORKER, *flags, "--rank=1"])
         self.assertEqual(second.returncode, 0, second.output)
         self.assertEqual(self.finish(first).returncode, 0)

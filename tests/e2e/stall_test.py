@@ -7,9 +7,7 @@ import signal
 import time
 import unittest
 
-from tests.e2e.jobs import JobTest, SERVER, WORKER
-
-STOPPING_WORKER = os.path.abspath("tests/e2e/stopping_worker")
+from tests.e2e.jobs import JobTest, SERVER, STOPPING_WORKER, WORKER
 
 # 12 steps in three epochs, a checkpoint after each.
 JOB = ["--dataset=synthetic", "--synthetic_train_count=128", "--synthetic_test_count=64", "--global_batch=32",

@@ -1,9 +1,16 @@
-// A worker that stops its own process (SIGSTOP) in phases of its work, for stall_test.py, or is slow in one, for
-// straggler_test.py. STARRING_TEST_STOPS="forward:3,backward:5" stops in step 3's forward and in step 5's backward,
-// each once. STARRING_TEST_SLOW="forward:2" sleeps 2 ms in every step's forward.
+// A worker that misbehaves as variables say:
+//
+//   STARRING_TEST_STOPS="forward:3,backward:5"   stops its own process (SIGSTOP) in step 3's forward and in step 5's
+//                                                backward, each once
+//   STARRING_TEST_BLOCKS="forward:3"             never leaves step 3's forward; only the thread that trains is stuck
+//   STARRING_TEST_SLOW="forward:2"               sleeps 2 ms in the forward of every batch
+//   STARRING_TEST_ROUNDS="down"                  rounds the result of every operation down, so that it computes other
+//                                                bits than other workers, as defective hardware may
 #include <signal.h>
 #include <stdlib.h>
+#include <unistd.h>
 
+#include <cfenv>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -68,21 +75,35 @@ Slowness ReadSlowness() {
   return {.phase = parts.first, .sleep = std::chrono::milliseconds(milliseconds)};
 }
 
-// A step may enter a phase several times.
-void SleepOnceAStep(const std::string& phase, int64_t step) {
+// A batch begins with the reading of its data, and may enter its other phases several times.
+void SleepOnceABatch(WorkPhase phase) {
   static const Slowness* const slowness = new Slowness(ReadSlowness());
-  static int64_t last_step = -1;
-  if (phase != slowness->phase || step == last_step) return;
-  last_step = step;
+  static bool has_slept = false;
+  if (phase == WorkPhase::kReadData) has_slept = false;
+  if (NameOf(phase) != slowness->phase || std::exchange(has_slept, true)) return;
   std::this_thread::sleep_for(slowness->sleep);
+}
+
+void BlockIfAsked(const std::string& here) {
+  static const char* const place = getenv("STARRING_TEST_BLOCKS");
+  if (place == nullptr || here != place) return;
+  std::fprintf(stderr, "blocks in %s\n", here.c_str());
+  while (true) pause();  // a signal to stop ends one of them
+}
+
+// Before main: the threads that main starts inherit the rounding.
+[[gnu::constructor, maybe_unused]] void RoundDownIfAsked() {
+  const char* const direction = getenv("STARRING_TEST_ROUNDS");
+  if (direction != nullptr && std::string(direction) == "down") std::fesetround(FE_DOWNWARD);
 }
 
 }  // namespace
 
 // Replaces the definition that does nothing. The trainer's thread calls it.
 void OnWorkPhase(WorkPhase phase, int64_t step) {
-  SleepOnceAStep(NameOf(phase), step);
+  SleepOnceABatch(phase);
   const std::string here = absl::StrCat(NameOf(phase), ":", step);
+  BlockIfAsked(here);
   if (Stops().erase(here) == 0) return;
   std::this_thread::sleep_for(kHeardAfter);
   std::fprintf(stderr, "stops in %s\n", here.c_str());

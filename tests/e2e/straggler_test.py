@@ -4,9 +4,7 @@ import json
 import os
 import unittest
 
-from tests.e2e.jobs import JobTest
-
-STOPPING_WORKER = os.path.abspath("tests/e2e/stopping_worker")
+from tests.e2e.jobs import JobTest, STOPPING_WORKER
 
 # One epoch of 500 steps: more than the window of 200 steps, and longer than the second between two checks.
 JOB = ["--dataset=synthetic", "--synthetic_train_count=8000", "--synthetic_test_count=16", "--synthetic_size=8",

@@ -45,6 +45,25 @@ TEST(ServerOptionsTest, TheOldNameOfJoinDeadlineIsReadForOneRelease) {
   EXPECT_THAT(Refusal({"--join_deadline=1"}), HasSubstr("duration such as 90s"));
 }
 
+TEST(ServerOptionsTest, RefusesWhatAnElasticRunHasNot) {
+  for (const char* const word : {"--coordinator=a:1", "--state_dir=s", "--first_workers=2", "--min_workers=2",
+                                 "--member_gone_s=2", "--member_silent_s=2", "--member_stuck_s=2"}) {
+    EXPECT_THAT(Refusal({word}), HasSubstr("is for an elastic run: give --elastic, too")) << word;
+  }
+  EXPECT_THAT(Refusal({"--elastic", "--transport=tcp", "--rendezvous=a:1", "--world_size=3"}),
+              HasSubstr("over tcp the world is fixed: give --transport=grpc"));
+  // Shard 0 has the log, and is the one that the others dial.
+  EXPECT_EQ(Parse({"--elastic", "--state_dir=s"})->join_deadline, absl::Seconds(60));
+  EXPECT_THAT(Refusal({"--elastic"}), HasSubstr("shard 0 needs --state_dir=folder for the log of the run"));
+  EXPECT_THAT(Refusal({"--elastic", "--state_dir=s", "--coordinator=a:1"}),
+              HasSubstr("shard 0 is the coordinator: drop it"));
+  EXPECT_TRUE(Parse({"--elastic", "--shard=1", "--shard_count=2", "--coordinator=a:1"}).ok());
+  EXPECT_THAT(Refusal({"--elastic", "--shard=1", "--shard_count=2"}),
+              HasSubstr("a shard needs --coordinator=host:port, where shard 0 listens"));
+  EXPECT_THAT(Refusal({"--elastic", "--shard=1", "--shard_count=2", "--coordinator=nowhere"}),
+              HasSubstr("--coordinator: "));
+}
+
 TEST(ServerOptionsTest, RefusesPortsThatAreNone) {
   EXPECT_THAT(Refusal({"--listen=127.0.0.1:99999"}),
               AllOf(HasSubstr("--listen: address"), HasSubstr("port 99999 is over 65535")));

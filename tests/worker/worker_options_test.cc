@@ -279,6 +279,49 @@ TEST(WorkerOptionsTest, MicroBatchesBringTheTreeAlong) {
   EXPECT_THAT(Refusal({"--micro_batches=8", "--sync=ring"}, MpirunOf(0, 2)),
               HasSubstr("which is a chain: give --sync=star, or no --micro_batches"));
   EXPECT_THAT(Refusal({"--micro_batches=1025", "--global_batch=2000"}), HasSubstr("1024"));
+  EXPECT_EQ(Parse({"--micro_batches=0", "--sum_order=chain"})->sum_order, SumOrder::kChain);
+  EXPECT_EQ(Parse({"--micro_batches=5", "--sum_order=tree"})->sum_order, SumOrder::kTree);
+  EXPECT_THAT(Refusal({"--micro_batches=5", "--sum_order=chain"}),
+              HasSubstr("flag --sum_order cannot be \"chain\": --micro_batches=5 adds as a tree: drop one of the two"));
+}
+
+TEST(WorkerOptionsTest, ACoordinatorMakesTheRunElastic) {
+  EXPECT_FALSE(Parse({})->elastic);
+  for (const char* const more : {"--elastic", "--sync=star", "--transport=grpc", "--rank=0"}) {
+    const auto options = Parse({"--coordinator=a:1", more});
+    ASSERT_TRUE(options.ok()) << options.status();
+    EXPECT_TRUE(options->elastic) << more;
+    EXPECT_EQ(options->sync, Sync::kStar) << more;
+    EXPECT_EQ(options->transport, TransportKind::kGrpc) << more;
+    EXPECT_THAT(options->servers, ElementsAre("a:1")) << more;
+  }
+  // Who computes what changes, so every batch is cut, also without a number.
+  EXPECT_EQ(Parse({"--coordinator=a:1"})->micro_batches, 4);
+  EXPECT_EQ(Parse({"--coordinator=a:1"})->sum_order, SumOrder::kTree);
+  EXPECT_EQ(Parse({"--coordinator=a:1", "--global_batch=128"})->micro_batches, 8);
+  EXPECT_EQ(Parse({"--coordinator=a:1", "--micro_batches=0"})->micro_batches, 4);
+  EXPECT_EQ(Parse({"--coordinator=a:1", "--micro_batches=2"})->micro_batches, 2);
+  EXPECT_EQ(Parse({"--coordinator=a:1", "--rank=3"})->rank, 3);
+}
+
+TEST(WorkerOptionsTest, RefusesWhatAnElasticRunHasNot) {
+  EXPECT_THAT(Refusal({"--elastic"}), HasSubstr("it needs --coordinator=host:port, where shard 0 listens"));
+  EXPECT_THAT(Refusal({"--coordinator=nowhere"}), HasSubstr("--coordinator: "));
+  const auto refusal = [](const char* more) { return Refusal({"--coordinator=a:1", more}); };
+  for (const char* const more : {"--elastic=false", "--noelastic"}) {
+    EXPECT_THAT(refusal(more),
+                HasSubstr("flag --coordinator cannot be \"a:1\": only an elastic run has one: drop it, or "
+                          "--elastic=false"));
+  }
+  EXPECT_THAT(refusal("--sync=ring"), HasSubstr("--sync=ring has a fixed set of ranks: give --sync=star"));
+  EXPECT_THAT(refusal("--sync=local"), HasSubstr("--sync=local has a fixed set of ranks: give --sync=star"));
+  EXPECT_THAT(refusal("--transport=tcp"), HasSubstr("it needs servers that are reached by --transport=grpc"));
+  for (const char* const more : {"--servers=b:1", "--world_size=2"}) {
+    EXPECT_THAT(refusal(more), HasSubstr("come from the coordinator: drop --world_size and --servers"));
+  }
+  EXPECT_THAT(refusal("--sum_order=chain"),
+              HasSubstr("--micro_batches=4 adds as a tree, and --elastic needs it: drop --sum_order"));
+  EXPECT_THAT(refusal("--device=cuda"), HasSubstr("flag --micro_batches cannot be \"4\": --device=cuda computes"));
 }
 
 TEST(WorkerOptionsTest, SameHost) {

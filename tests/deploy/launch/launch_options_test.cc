@@ -103,6 +103,27 @@ TEST(LaunchOptionsTest, RefusesTransportsThatASyncHasNot) {
   EXPECT_EQ(Parse({"--transport=tcp", "--job_secret=/nowhere"}).status().code(), absl::StatusCode::kNotFound);
 }
 
+TEST(LaunchOptionsTest, RefusesWhatAnElasticJobHasNot) {
+  EXPECT_TRUE(Parse({"--elastic", "--restart_processes=2", "--state_dir=s", "--min_workers=2"}).ok());
+  for (const char* const word : {"--restart_processes=2", "--state_dir=s", "--min_workers=2"}) {
+    EXPECT_THAT(Refusal({word}), HasSubstr("is for an elastic job: give --elastic, too")) << word;
+  }
+  for (const char* const word :
+       {"--sync=ring", "--sync=local", "--transport=tcp", "--transport=mpi", "--through_proxy=h:1", "--check"}) {
+    EXPECT_THAT(Refusal({"--elastic", word}),
+                HasSubstr("flag --elastic cannot be \"true\": it needs --sync=star --transport=grpc, without "
+                          "--through_proxy and --check"));
+    EXPECT_THAT(Refusal({"--join=h:1", "--job_secret=s", word}),
+                HasSubstr("flag --join cannot be \"h:1\": it needs --sync=star --transport=grpc"));
+  }
+  EXPECT_THAT(Refusal({"--join=h:1"}), HasSubstr("it needs the job's secret: start the job with --job_secret=FILE"));
+  EXPECT_THAT(Refusal({"--join=h:1", "--job_secret=s", "--servers=2"}),
+              HasSubstr("the job has its servers: drop --servers"));
+  for (const char* const word : {"--elastic", "--coordinator=h:1"}) {
+    EXPECT_THAT(Refusal({"--elastic", "--", word}), HasSubstr("is after --, but the launcher sets it")) << word;
+  }
+}
+
 TEST(LaunchOptionsTest, RefusesWhatIsBeyondTheLimits) {
   ExpectWholeNumbersEnd(LaunchFlags(), [](const std::string& word) { return Refusal({word}); });
   EXPECT_THAT(Refusal({"--workers=0"}), HasSubstr("from 1 to 1024"));

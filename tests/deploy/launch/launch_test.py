@@ -376,6 +376,15 @@ class ElasticTest(LaunchTest):
         self.assertEqual(code, 137, err)
         self.assertIn("starting it again, 2 of 2", err)
 
+    def test_the_job_starts_again_when_its_processes_may_not(self):
+        code, _, err = self.launch(["--elastic", "--restarts=1", "--restart_processes=1"],
+                                   ["--wait", "--checkpoint_dir=x"], FAKE_SERVER_EXIT="s0:-9", FAKE_EVERYBODY="w0")
+        self.assertEqual(code, 137, err)
+        said = re.findall(r"launch: (?:s0 .*: )?(starting it again.*|ending the others|restart .*|giving up .*)", err)
+        attempt = ["starting it again, 1 of 1", "ending the others"]
+        self.assertEqual(said, [*attempt, "restart 1 of 1, from the last complete checkpoint", *attempt,
+                                "giving up after 1 restart"], err)
+
     def test_who_misses_the_end_of_the_run_is_ended(self):
         code, out, err = self.launch(["--elastic", "--workers=2", "--servers=2", "--restart_processes=3"],
                                      ["--wait", "--exit=w1:3", "--everybody=w0,s1"], FAKE_SERVER_EXIT="s0:0",
