@@ -57,8 +57,8 @@ constexpr absl::Duration kElasticJoinDeadline = absl::Seconds(60);
 
 absl::Status ResolveElastic(const ParsedFlags& flags, ServerOptions& options) {
   if (!options.elastic) {
-    for (const char* const flag : {"coordinator", "state_dir", "first_workers", "min_workers", "member_gone_s",
-                                   "member_silent_s", "member_stuck_s"}) {
+    for (const char* const flag : {"coordinator", "state_dir", "flush_state", "first_workers", "min_workers",
+                                   "member_gone_s", "member_silent_s", "member_stuck_s"}) {
       if (flags.given.contains(flag)) {
         return absl::InvalidArgumentError(absl::StrCat("--", flag, " is for an elastic run: give --elastic, too"));
       }
@@ -116,6 +116,12 @@ absl::StatusOr<ServerOptions> ParseServerOptions(int argc, const char* const* ar
         absl::StrCat("shards count from 0 to shard_count - 1, and --shard_count is ", options.shard_count));
   }
   RETURN_IF_ERROR(ResolveElastic(flags, options));
+  // A generation's workers join by this name and the generation's number behind it.
+  constexpr size_t kNumberBytesMax = 20;
+  const size_t run_id_max = kRunIdBytesMax - (options.elastic ? kNumberBytesMax : 0);
+  if (options.run_id.size() > run_id_max) {
+    return RefuseFlag("run_id", options.run_id, absl::StrCat("it may have at most ", run_id_max, " bytes"));
+  }
   // The servers of one machine share a command line, so each takes a port of its own. 0 asks for any free port and -1
   // for none: neither is counted up.
   const int first_port = options.asked.metrics_port;

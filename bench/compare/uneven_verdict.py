@@ -111,7 +111,7 @@ def _compared(uneven: schema.Uneven, rows: Sequence[UnevenRow], case: str) -> tu
     if ratio is None:
         return f"{where}is the fastest", None
     stays = "stays the fastest, " if best["sync"] == calm["sync"] else "is "
-    decides = best["sync"] != calm["sync"] and ratio["low"] is not None and ratio["low"] > 1
+    decides = best["sync"] != calm["sync"] and ratios.outcome(ratio) == "faster"
     return f"{where}{stays}{ratios.text(ratio)} times as fast as {other['name']}", best["name"] if decides else None
 
 

@@ -13,6 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "common/flags/command_line.h"
+#include "common/host/address.h"
 #include "common/limits.h"
 #include "common/status.h"
 
@@ -128,6 +129,15 @@ absl::Status ResolveTransport(LaunchOptions& options) {
 }
 
 absl::Status CheckElastic(const ParsedFlags& flags, const LaunchOptions& options) {
+  if (!options.join.empty()) {
+    RETURN_IF_ERROR(ParseHostPort(options.join).status(), "--join");
+    for (const char* const flag : {"elastic", "state_dir", "min_workers"}) {
+      if (flags.given.contains(flag)) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("--", flag, " is for who starts the job, and --join adds workers to one: drop it"));
+      }
+    }
+  }
   if (!options.join.empty() && options.servers_asked > 0) {
     return RefuseFlag("join", options.join, "the job has its servers: drop --servers");
   }
@@ -227,6 +237,7 @@ absl::StatusOr<LaunchOptions> ParseLaunchOptions(int argc, const char* const* ar
   }
 
   // No process is started, so no program is looked for and no other flag has to fit.
+  if (!options.status.empty()) RETURN_IF_ERROR(ParseHostPort(options.status).status(), "--status");
   if (!options.make_secret.empty() || !options.status.empty()) return options;
   const bool has_servers = options.servers_asked > 0 || options.transport_asked == TransportKind::kGrpc;
   options.sync = options.sync_asked.value_or(has_servers                ? Sync::kStar

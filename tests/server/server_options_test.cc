@@ -30,6 +30,14 @@ TEST(ServerOptionsTest, EveryNumberEndsAtItsLimit) {
   ExpectWholeNumbersEnd(ServerFlags(), [](const std::string& word) { return Refusal({word.c_str()}); });
   EXPECT_EQ(Parse({"--memory_limit_gb=1e6"})->memory_bytes_max, int64_t{1'000'000'000'000'000});
   EXPECT_THAT(Refusal({"--memory_limit_gb=1000001"}), HasSubstr("from 0 to 1e+06"));
+  EXPECT_THAT(Refusal({"--shard=256"}), HasSubstr("to 255"));
+  for (const char* const word : {"--first_workers=1025", "--min_workers=1025"}) {
+    EXPECT_THAT(Refusal({word}), HasSubstr("to 1024")) << word;
+  }
+  for (const char* const word :
+       {"--member_gone_s=604801", "--member_silent_s=604801", "--member_stuck_s=604801", "--join_deadline_s=604801"}) {
+    EXPECT_THAT(Refusal({word}), HasSubstr("to 604800")) << word;
+  }
 }
 
 TEST(ServerOptionsTest, JoinDeadline) {
@@ -46,8 +54,8 @@ TEST(ServerOptionsTest, TheOldNameOfJoinDeadlineIsReadForOneRelease) {
 }
 
 TEST(ServerOptionsTest, RefusesWhatAnElasticRunHasNot) {
-  for (const char* const word : {"--coordinator=a:1", "--state_dir=s", "--first_workers=2", "--min_workers=2",
-                                 "--member_gone_s=2", "--member_silent_s=2", "--member_stuck_s=2"}) {
+  for (const char* const word : {"--coordinator=a:1", "--state_dir=s", "--flush_state", "--first_workers=2",
+                                 "--min_workers=2", "--member_gone_s=2", "--member_silent_s=2", "--member_stuck_s=2"}) {
     EXPECT_THAT(Refusal({word}), HasSubstr("is for an elastic run: give --elastic, too")) << word;
   }
   EXPECT_THAT(Refusal({"--elastic", "--transport=tcp", "--rendezvous=a:1", "--world_size=3"}),
@@ -98,6 +106,15 @@ TEST(ServerOptionsTest, AnElasticShardListensWhereOthersCanDial) {
   for (const char* listen : {"--listen=0.0.0.0:0", "--listen=[::]:7077"}) {
     EXPECT_THAT(Refusal(words(listen)), HasSubstr("the workers of an elastic run are told this address"));
   }
+}
+
+// Its generations' names are longer.
+TEST(ServerOptionsTest, ALongRunIdIsRefused) {
+  const std::string word = "--run_id=" + std::string(235, 'r');
+  EXPECT_TRUE(Parse({(word + std::string(20, 'r')).c_str()}).ok());
+  EXPECT_THAT(Refusal({(word + std::string(21, 'r')).c_str()}), HasSubstr("at most 255 bytes"));
+  EXPECT_TRUE(Parse({"--elastic", "--state_dir=s", word.c_str()}).ok());
+  EXPECT_THAT(Refusal({"--elastic", "--state_dir=s", (word + "r").c_str()}), HasSubstr("at most 235 bytes"));
 }
 
 TEST(ServerOptionsTest, RefusesAShardThatIsNone) {

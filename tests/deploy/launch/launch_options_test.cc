@@ -119,6 +119,11 @@ TEST(LaunchOptionsTest, RefusesWhatAnElasticJobHasNot) {
   EXPECT_THAT(Refusal({"--join=h:1"}), HasSubstr("it needs the job's secret: start the job with --job_secret=FILE"));
   EXPECT_THAT(Refusal({"--join=h:1", "--job_secret=s", "--servers=2"}),
               HasSubstr("the job has its servers: drop --servers"));
+  for (const char* const word : {"--elastic", "--state_dir=s", "--min_workers=2"}) {
+    EXPECT_THAT(Refusal({"--join=h:1", "--job_secret=s", word}), HasSubstr("--join adds workers to one: drop it"));
+  }
+  EXPECT_THAT(Refusal({"--join=nowhere", "--job_secret=s"}), HasSubstr("--join: address \"nowhere\""));
+  EXPECT_THAT(Refusal({"--status=nowhere"}), HasSubstr("--status: address \"nowhere\""));
   for (const char* const word : {"--elastic", "--coordinator=h:1"}) {
     EXPECT_THAT(Refusal({"--elastic", "--", word}), HasSubstr("is after --, but the launcher sets it")) << word;
   }
@@ -129,6 +134,13 @@ TEST(LaunchOptionsTest, RefusesWhatIsBeyondTheLimits) {
   EXPECT_THAT(Refusal({"--workers=0"}), HasSubstr("from 1 to 1024"));
   EXPECT_THAT(Refusal({"--servers=257"}), HasSubstr("from 0 to 256"));
   EXPECT_THAT(Refusal({"--metrics_port=65536"}), HasSubstr("from -1 to 65535"));
+  for (const char* const word : {"--restarts=1001", "--restart_processes=1001"}) {
+    EXPECT_THAT(Refusal({word}), HasSubstr("to 1000")) << word;
+  }
+  for (const char* const word : {"--start_deadline_s=3601", "--stop_deadline_s=3601"}) {
+    EXPECT_THAT(Refusal({word}), HasSubstr("to 3600")) << word;
+  }
+  EXPECT_THAT(Refusal({"--cores_per_worker=4097"}), HasSubstr("to 4096"));
 }
 
 }  // namespace

@@ -76,6 +76,9 @@ TEST_P(CutTest, TheResultIsTheSameWhenConnectionsBreakInTheMiddleOfMessages) {
   int cuts = 0;
   for (const auto& proxy : proxies) cuts += proxy->cuts();
   EXPECT_EQ(cuts, kCuts * static_cast<int>(proxies.size()));
+  if (HasFailure()) {
+    for (const auto& proxy : proxies) ADD_FAILURE() << proxy->Describe();
+  }
   const std::vector<float> expected =
       ReferenceRun(MakeJob(0, kWorkers, kElements, kBucketBytes), kSteps, RoughGradientAt);
   for (int rank = 0; rank < kWorkers; ++rank) EXPECT_EQ(parameters[rank], expected) << "rank " << rank;

@@ -70,6 +70,12 @@ void TcpProxy::CutEvery(int64_t bytes, int times) {
   cuts_left_ = times;
 }
 
+std::string TcpProxy::Describe() const {
+  return "proxy of " + target_ + ": " + std::to_string(accepted_) + " connections, " + std::to_string(cuts_) +
+         " cut, " + std::to_string(closed_by_target_) + " closed by the target, " + std::to_string(not_connected_) +
+         " not connected to it (errno " + std::to_string(connect_error_) + ")";
+}
+
 void TcpProxy::Set(Door door) {
   shut_ = door == Door::kShut;
   ++generation_;
@@ -81,6 +87,7 @@ void TcpProxy::Accept() {
     if (poll(&poll_listener, 1, kPollMs) <= 0) continue;
     const int client = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
     if (client < 0) continue;
+    ++accepted_;
     if (shut_) {
       Reset(client);
       continue;
@@ -95,6 +102,8 @@ void TcpProxy::Forward(int client) {
   const int server = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address = Loopback(std::stoi(target_.substr(target_.rfind(':') + 1)));
   if (connect(server, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
+    connect_error_ = errno;
+    ++not_connected_;
     Reset(client);
     close(server);
     return;
@@ -115,6 +124,7 @@ void TcpProxy::Forward(int client) {
       if (cuts_left_ > 0 && cut_bytes_ > 0) room = std::min(room, cut_bytes_ - forwarded);
       const ssize_t got = room > 0 ? recv(ends[i].fd, buffer.data(), room, 0) : 0;
       if (i == 0 && got > 0) bytes_from_clients_ += got;
+      if (i == 1 && room > 0 && got <= 0) ++closed_by_target_;
       alive = got > 0 && WriteAll(ends[1 - i].fd, buffer.data(), got);
       forwarded += got;
       if (cut_bytes_ > 0 && forwarded >= cut_bytes_ && cuts_left_-- > 0) {

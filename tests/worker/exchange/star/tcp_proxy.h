@@ -27,6 +27,9 @@ class TcpProxy {
   void CutEvery(int64_t bytes, int times);
   int cuts() const { return cuts_; }
 
+  // What has happened, for the message of a test that failed.
+  std::string Describe() const;
+
   // What clients have sent.
   int64_t bytes_from_clients() const { return bytes_from_clients_; }
 
@@ -52,6 +55,10 @@ class TcpProxy {
   std::atomic<int64_t> cut_bytes_ = 0;
   std::atomic<int> cuts_left_ = 0;
   std::atomic<int> cuts_ = 0;
+  std::atomic<int> accepted_ = 0;
+  std::atomic<int> not_connected_ = 0;  // because the target did not take a connection
+  std::atomic<int> connect_error_ = 0;  // the last one's errno
+  std::atomic<int> closed_by_target_ = 0;
   std::atomic<int64_t> bytes_from_clients_ = 0;
 
   std::mutex mutex_;
