@@ -1,6 +1,5 @@
 #include "server/server_core.h"
 
-#include <algorithm>
 #include <cmath>
 #include <utility>
 #include <vector>
@@ -11,6 +10,7 @@
 #include "common/host/machine_limits.h"
 #include "common/limits.h"
 #include "common/nonce.h"
+#include "common/printable.h"
 #include "common/status.h"
 
 namespace starring {
@@ -22,11 +22,9 @@ constexpr std::chrono::milliseconds kTick(100);
 // never takes them.
 constexpr std::chrono::seconds kLinger(5);
 
-// `text` as one short line of printable characters. Refusals quote strangers, who could send a terminal's commands.
+// `text` as one short line. Refusals quote strangers.
 std::string LogLine(absl::string_view text) {
-  std::string line(text.substr(0, kLogLineBytesMax));
-  std::replace_if(
-      line.begin(), line.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
+  std::string line = Printable(text.substr(0, kLogLineBytesMax));
   if (text.size() > line.size()) absl::StrAppend(&line, "... (", text.size() - line.size(), " bytes more)");
   return line;
 }
