@@ -91,7 +91,7 @@ absl::Status ParameterServer::Core::Start() {
   descriptors_max_ = RaiseDescriptorLimit(kDescriptorsMax);
   // A wrong address is found before anything of gRPC exists. Connections wait in the kernel until the acceptor is
   // started below.
-  ASSIGN_OR_RETURN(acceptor_, ConnectionAcceptor::Listen(options_.listen));
+  ASSIGN_OR_RETURN(acceptor_, ConnectionAcceptor::Listen({.listen = options_.listen}));
   grpc::ServerBuilder builder;
   for (const auto& [name, value] : TransportArguments()) builder.AddChannelArgument(name, value);
   // Each stream costs memory before its first message has arrived.
