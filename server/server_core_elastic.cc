@@ -108,6 +108,7 @@ void ParameterServer::Core::LeaveGeneration(int64_t number) {
     lane->Cancel();
   }
   job_.reset();
+  UpdateSeatTime();
   start_.reset();
   rendezvous_.emplace(options_.shard, options_.shard_count, "");
   job_id_ = DrawNonce();

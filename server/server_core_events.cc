@@ -294,8 +294,10 @@ void ParameterServer::Core::OnLaneAccepted(ExchangeLane* lane) {
 }
 
 void ParameterServer::Core::UpdateSeatTime() {
-  // A job that has all its connections needs no seat, so strangers can be slowed down for its sake.
-  const bool is_whole = std::ssize(lanes_by_id_) >= int64_t{job_->world_size()} * rendezvous_->lanes();
+  // A job that has all its connections needs no seat, so strangers can be slowed down for its sake. Between the
+  // generations of an elastic run there is no job, and all its workers come again.
+  const bool is_whole =
+      job_ != nullptr && std::ssize(lanes_by_id_) >= int64_t{job_->world_size()} * rendezvous_->lanes();
   acceptor_->SetSeatTime(std::chrono::milliseconds(is_whole ? kStrangerSeatMs : 0));
 }
 
