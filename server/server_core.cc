@@ -44,6 +44,7 @@ ParameterServer::Core::Core(Options options)
                       .grpc_version = grpc::Version(),
                       .keep = [this](const std::string& peer) { acceptor_->Keep(peer); }}),
       track_(AddTrack(options_.trace, {.name = "shard"})),
+      lane_tracks_(options_.trace),
       admission_(options_.security.token),
       rendezvous_(std::in_place, options_.shard, options_.shard_count, options_.run_id,
                   [this](const Agreement& agreement, int lanes) { return CheckAffordable(agreement, lanes); }),
