@@ -17,8 +17,10 @@
 #include "common/job_spec.h"
 #include "common/limits.h"
 #include "common/wire/exchange_message.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/starring/v1/coordinator.grpc.pb.h"
+#include "server/elastic/snapshot_store.h"
 #include "server/rendezvous.h"
 #include "tests/server/stranger.h"
 #include "tests/worker/exchange/star/star_job.h"
@@ -26,6 +28,7 @@
 namespace starring {
 namespace {
 
+using ::testing::HasSubstr;
 using v1::ExchangeMessage;
 
 // Large enough that the memory of a few snapshots is more than gRPC needs for itself.
@@ -36,10 +39,24 @@ JobSpec OneWorkersJob() {
   return job;
 }
 
+// The first report of a worker of that job.
+v1::MemberReport FirstReport() {
+  v1::MemberReport report;
+  v1::MemberReport::Hello* const hello = report.mutable_hello();
+  hello->set_wire_version(kWireVersion);
+  hello->set_member_id(7);
+  hello->set_name("worker 7");
+  hello->mutable_terms()->set_agreement(SerializeAgreement(OneWorkersJob()));
+  hello->mutable_terms()->set_steps_per_epoch(10);
+  hello->mutable_terms()->set_end_step(100);
+  report.mutable_worker()->set_ready(true);
+  return report;
+}
+
 // A run of one shard and one worker, which attends.
 class ElasticRun {
  public:
-  explicit ElasticRun(ParameterServer::Options options = {}) {
+  explicit ElasticRun(ParameterServer::Options options = {}, const v1::MemberReport& first = FirstReport()) {
     std::string folder = absl::StrCat(testing::TempDir(), "/elastic.XXXXXX");
     CHECK(mkdtemp(folder.data()) != nullptr);
     options.run_id = "run";
@@ -48,20 +65,11 @@ class ElasticRun {
     stub_ = v1::Coordinator::NewStub(OpenChannel(server_->address()));
     context_.set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
     attendance_ = stub_->Attend(&context_);
-    v1::MemberReport report;
-    v1::MemberReport::Hello* const hello = report.mutable_hello();
-    hello->set_wire_version(kWireVersion);
-    hello->set_member_id(7);
-    hello->set_name("worker 7");
-    hello->mutable_terms()->set_agreement(SerializeAgreement(OneWorkersJob()));
-    hello->mutable_terms()->set_steps_per_epoch(10);
-    hello->mutable_terms()->set_end_step(100);
-    report.mutable_worker()->set_ready(true);
-    EXPECT_TRUE(attendance_->Write(report));
+    EXPECT_TRUE(attendance_->Write(first));
   }
   ~ElasticRun() {
     context_.TryCancel();
-    attendance_->Finish();
+    if (attendance_ != nullptr) attendance_->Finish();
   }
 
   const std::string& address() const { return server_->address(); }
@@ -73,6 +81,15 @@ class ElasticRun {
       if (order.kind() == v1::MemberOrder::TRAIN && order.number() == number) return true;
     }
     return false;
+  }
+  // How the worker's attendance ends, after all orders.
+  grpc::Status End() {
+    v1::MemberOrder order;
+    while (attendance_->Read(&order)) {
+    }
+    grpc::Status status = attendance_->Finish();
+    attendance_ = nullptr;
+    return status;
   }
   // Joins generation 1. The worker may have heard of it before the shard.
   grpc::Status Join(std::optional<PendingJoin>& join) const {
@@ -114,6 +131,31 @@ TEST(ServerElasticTest, AGenerationNeedsTheMemoryOfEightSnapshots) {
     EXPECT_EQ(status.error_code(), suffices ? grpc::StatusCode::OK : grpc::StatusCode::RESOURCE_EXHAUSTED)
         << status.error_message();
   }
+}
+
+TEST(ServerElasticTest, AFirstReportAndItsNameAreBounded) {
+  v1::MemberReport report = FirstReport();
+  report.mutable_hello()->mutable_terms()->set_agreement(std::string(kJoinBytesMax, 'x'));
+  grpc::Status status = ElasticRun({}, report).End();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(status.error_message(), HasSubstr("a first report of 65"));
+  EXPECT_THAT(status.error_message(), HasSubstr("at most 65536"));
+  report = FirstReport();
+  report.mutable_hello()->set_name(std::string(513, 'x'));
+  status = ElasticRun({}, report).End();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(status.error_message(), HasSubstr("who it is"));
+  report.mutable_hello()->set_name(std::string(512, 'x'));
+  EXPECT_TRUE(ElasticRun({}, report).AwaitGeneration(1));
+}
+
+// Other tests reach these limits by their names, and would follow one that grows. No member of a test lets so many
+// orders wait.
+TEST(ServerElasticTest, AMemberHasWhatThePageSays) {
+  EXPECT_EQ(kSnapshotsReportedMax, 256);
+  EXPECT_EQ(kStatusTextBytesMax, 4 << 10);
+  EXPECT_EQ(kOrdersWaitingMax, 64);
+  EXPECT_EQ(SnapshotStore::kFilesMax, 16);
 }
 
 // All workers come again, so a seat must be free as soon as its stranger has had its time. Only the shortest attempt
