@@ -11,7 +11,8 @@
 
 namespace starring {
 
-// How long the end of a run may take to reach everybody.
+// How long the end of a run may take to reach everybody. This keeps nothing safe: a process that has not heard of the
+// end by then ends at its own deadline for the coordinator.
 static constexpr std::chrono::seconds kElasticLinger{2};
 
 void ParameterServer::Core::MakeCoordinator() {
