@@ -295,6 +295,11 @@ inline constexpr int64_t kReductionsMax = 1000;
 // length comes from another process, and is looked at before memory is taken.
 inline constexpr int64_t kCollectiveTextBytesMax = 1 << 20;
 
+// How long ranks other than 0 wait beyond the deadline of a meeting or of a collective: rank 0 can tell which rank is
+// missing, another rank can only tell that rank 0 is late. In this time the better message arrives before the worse one
+// is made.
+inline constexpr int kVerdictGraceMs = 2000;
+
 // TCP between ranks (transport/tcp_*).
 
 // What one Poll reads at most, and as much that it sends: some 150 us of copying, for which a Submit of the trainer may
@@ -348,9 +353,6 @@ inline constexpr int kTcpDialMs = 10'000;
 inline constexpr size_t kTcpHelloBytesMax = 512;
 inline constexpr size_t kTcpAddressBytesMax = 95;
 inline constexpr size_t kTcpTableBytesMax = kWorldSizeMax * (kTcpAddressBytesMax + 1);
-
-// How long ranks other than 0 wait beyond the deadline: rank 0 can tell which rank is missing, another rank cannot.
-inline constexpr int kTcpVerdictGraceMs = 2000;
 
 }  // namespace starring
 

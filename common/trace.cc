@@ -2,6 +2,9 @@
 
 #include <time.h>
 
+#include <algorithm>
+#include <iterator>
+
 #include "absl/strings/str_cat.h"
 #include "common/atomic_file.h"
 #include "common/host/host_identity.h"
@@ -68,6 +71,18 @@ void TraceTrack::Add(const TraceEvent& event) {
     events_[added_count_ % options_.events_max] = event;
   }
   ++added_count_;
+}
+
+void TraceTrack::KeepAtMost(int64_t events_max) {
+  if (events_max >= options_.events_max) return;
+  std::vector<TraceEvent> events;
+  events.reserve(events_max);
+  events.resize(std::min(added_count_, events_max));
+  for (int64_t i = added_count_ - std::ssize(events); i < added_count_; ++i) {
+    events[i % events_max] = events_[i % options_.events_max];
+  }
+  events_ = std::move(events);
+  options_.events_max = events_max;
 }
 
 std::string Trace::PathOf(const Options& options) {

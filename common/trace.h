@@ -67,6 +67,9 @@ class TraceTrack {
 
   // With more than events_max events the oldest is dropped.
   void Add(const TraceEvent& event);
+  // Lowers events_max, and drops the oldest events that exceed it. No effect if it is lower already. REQUIRES:
+  // events_max >= 1.
+  void KeepAtMost(int64_t events_max);
   // For the name of an event that is no literal. The result lives as long as the track.
   const char* Intern(absl::string_view name) { return names_.emplace_back(name).c_str(); }
 
@@ -74,7 +77,7 @@ class TraceTrack {
 
  private:
   friend class Trace;
-  const Options options_;
+  Options options_;
   std::deque<std::string> names_;   // addresses stay
   std::vector<TraceEvent> events_;  // at most events_max, then a ring
   int64_t added_count_ = 0;

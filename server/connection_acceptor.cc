@@ -71,9 +71,9 @@ void SetOption(int fd, int level, int name, int value) { setsockopt(fd, level, n
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> ConnectionAcceptor::Listen(const std::string& address) {
-  std::unique_ptr<ConnectionAcceptor> acceptor(new ConnectionAcceptor);
-  RETURN_IF_ERROR(acceptor->Open(address));
+absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> ConnectionAcceptor::Listen(const Options& options) {
+  std::unique_ptr<ConnectionAcceptor> acceptor(new ConnectionAcceptor(options.members_max));
+  RETURN_IF_ERROR(acceptor->Open(options.listen));
   return acceptor;
 }
 
@@ -378,7 +378,7 @@ void ConnectionAcceptor::Keep(absl::string_view peer) {
 void ConnectionAcceptor::KeepMember(absl::string_view peer) {
   const MutexLock lock(mutex_);
   // Without a secret everyone who connects is a member.
-  if (member_count_ >= kMemberConnectionsMax) return;
+  if (member_count_ >= members_max_) return;
   Connection* const connection = KeepStranger(peer);
   if (connection == nullptr) return;
   connection->is_member = true;

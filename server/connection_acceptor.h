@@ -1,7 +1,7 @@
 // Listens and accepts connections for a gRPC server, and bounds their number, which gRPC 1.51 does not.
 //
 // A connection is *kept* once the server knows that it is a worker's. Kept connections are never cut here. Those of an
-// elastic run's members stay through all its jobs, and are counted apart, up to kMemberConnectionsMax. The others,
+// elastic run's members stay through all its jobs, and are counted apart, up to Options::members_max. The others,
 // strangers and workers that have just connected, share kStrangerConnectionsMax *seats*:
 //   - A connection that is kept gives its seat back at once.
 //   - A stranger's seat is taken until gRPC has closed the socket, so that gRPC never holds more of their connections
@@ -30,15 +30,20 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "common/limits.h"
 #include "common/mutex.h"
 
 namespace starring {
 
 class ConnectionAcceptor {
  public:
-  // `address` is host:port; port 0 takes a free one, the same on every address of the host. InvalidArgument, quoting
-  // it, if it is not an address or cannot be listened on. Connections wait in the kernel until Start.
-  static absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> Listen(const std::string& address);
+  struct Options {
+    std::string listen;  // host:port; port 0 takes a free one, the same on every address of the host
+    int members_max = kMemberConnectionsMax;
+  };
+  // InvalidArgument, quoting it, if `listen` is not an address or cannot be listened on. Connections wait in the kernel
+  // until Start.
+  static absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> Listen(const Options& options);
 
   ~ConnectionAcceptor();
 
@@ -61,8 +66,8 @@ class ConnectionAcceptor {
   // The connection of `peer`, as ServerContext::peer() names it, is a worker's. No effect on an unknown peer.
   void Keep(absl::string_view peer);
 
-  // The connection of `peer` is a member's. No effect if there are kMemberConnectionsMax, if it is kept already, or on
-  // an unknown peer.
+  // The connection of `peer` is a member's. No effect if there are members_max, if it is kept already, or on an unknown
+  // peer.
   void KeepMember(absl::string_view peer);
   int member_count() const;
 
@@ -101,7 +106,7 @@ class ConnectionAcceptor {
     Clock::time_point left;
   };
 
-  ConnectionAcceptor() = default;
+  explicit ConnectionAcceptor(int members_max) : members_max_(members_max) {}
   absl::Status Open(const std::string& address);
   absl::Status AddListener(const void* socket_address, unsigned length, int* port);
   // Watches a descriptor other than a connection's.
@@ -133,6 +138,7 @@ class ConnectionAcceptor {
   // The newest connection of that name, or the end. An older one of the name may not have been closed yet.
   std::map<uint64_t, Connection>::iterator Find(absl::string_view peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  const int members_max_;
   std::string address_;
   std::vector<int> listeners_;
   int epoll_ = -1;

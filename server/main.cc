@@ -24,6 +24,7 @@
 #include "common/limits.h"
 #include "common/memory.h"
 #include "common/metrics/metrics.h"
+#include "common/printable.h"
 #include "common/status.h"
 #include "common/trace.h"
 #include "common/transport/tcp_rendezvous.h"
@@ -177,7 +178,8 @@ int Main(int argc, char** argv) {
   const absl::Status status = options.ok() ? Serve(*options) : options.status();
   if (!status.ok()) {
     const std::string name = options.ok() ? absl::StrCat("server ", options->shard) : "server";
-    std::fprintf(stderr, "%s: error: %s\n", name.c_str(), std::string(status.message()).c_str());
+    // A worker may have said why the job ended.
+    std::fprintf(stderr, "%s: error: %s\n", name.c_str(), Printable(status.message()).c_str());
   }
   std::fflush(stdout);
   // No destructor runs: gRPC's threads and the one that waits for signals still run and use what would be destroyed.

@@ -1,6 +1,5 @@
 #include "server/server_core.h"
 
-#include <algorithm>
 #include <cmath>
 #include <utility>
 #include <vector>
@@ -11,6 +10,7 @@
 #include "common/host/machine_limits.h"
 #include "common/limits.h"
 #include "common/nonce.h"
+#include "common/printable.h"
 #include "common/status.h"
 
 namespace starring {
@@ -22,11 +22,9 @@ constexpr std::chrono::milliseconds kTick(100);
 // never takes them.
 constexpr std::chrono::seconds kLinger(5);
 
-// `text` as one short line of printable characters. Refusals quote strangers, who could send a terminal's commands.
+// `text` as one short line. Refusals quote strangers.
 std::string LogLine(absl::string_view text) {
-  std::string line(text.substr(0, kLogLineBytesMax));
-  std::replace_if(
-      line.begin(), line.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
+  std::string line = Printable(text.substr(0, kLogLineBytesMax));
   if (text.size() > line.size()) absl::StrAppend(&line, "... (", text.size() - line.size(), " bytes more)");
   return line;
 }
@@ -46,6 +44,7 @@ ParameterServer::Core::Core(Options options)
                       .grpc_version = grpc::Version(),
                       .keep = [this](const std::string& peer) { acceptor_->Keep(peer); }}),
       track_(AddTrack(options_.trace, {.name = "shard"})),
+      lane_tracks_(options_.trace),
       admission_(options_.security.token),
       rendezvous_(std::in_place, options_.shard, options_.shard_count, options_.run_id,
                   [this](const Agreement& agreement, int lanes) { return CheckAffordable(agreement, lanes); }),
@@ -93,7 +92,7 @@ absl::Status ParameterServer::Core::Start() {
   descriptors_max_ = RaiseDescriptorLimit(kDescriptorsMax);
   // A wrong address is found before anything of gRPC exists. Connections wait in the kernel until the acceptor is
   // started below.
-  ASSIGN_OR_RETURN(acceptor_, ConnectionAcceptor::Listen(options_.listen));
+  ASSIGN_OR_RETURN(acceptor_, ConnectionAcceptor::Listen({.listen = options_.listen}));
   grpc::ServerBuilder builder;
   for (const auto& [name, value] : TransportArguments()) builder.AddChannelArgument(name, value);
   // Each stream costs memory before its first message has arrived.

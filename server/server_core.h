@@ -25,6 +25,7 @@
 #include "server/elastic/coordinator_service.h"
 #include "server/elastic/shard_member.h"
 #include "server/exchange_lane.h"
+#include "server/lane_tracks.h"
 #include "server/parameter_server.h"
 #include "server/rendezvous.h"
 #include "server/shard_job.h"
@@ -134,7 +135,7 @@ class ParameterServer::Core {
   std::map<LaneId, ExchangeLane*> lanes_by_id_;
   std::map<std::string, std::set<ExchangeLane*>> silent_lanes_;  // by peer: those without a HELLO
   TraceTrack* const track_;                                      // null: there is no trace
-  std::map<LaneId, TraceTrack*> tracks_;  // of all lanes that were ever open, if there is a trace
+  LaneTracks lane_tracks_;
   Admission admission_;
   std::optional<Rendezvous> rendezvous_;  // always there; of the generation, in an elastic run
   uint64_t job_id_;                       // likewise

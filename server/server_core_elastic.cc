@@ -11,7 +11,8 @@
 
 namespace starring {
 
-// How long the end of a run may take to reach everybody.
+// How long the end of a run may take to reach everybody. This keeps nothing safe: a process that has not heard of the
+// end by then ends at its own deadline for the coordinator.
 static constexpr std::chrono::seconds kElasticLinger{2};
 
 void ParameterServer::Core::MakeCoordinator() {
@@ -108,6 +109,7 @@ void ParameterServer::Core::LeaveGeneration(int64_t number) {
     lane->Cancel();
   }
   job_.reset();
+  UpdateSeatTime();
   start_.reset();
   rendezvous_.emplace(options_.shard, options_.shard_count, "");
   job_id_ = DrawNonce();

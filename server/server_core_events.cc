@@ -19,12 +19,6 @@ std::chrono::milliseconds DeadlineOf(int64_t ms) {
   return absl::ToChronoMilliseconds(BoundedDeadline(absl::Milliseconds(ms)));
 }
 
-// Every lane has a track of its own, because writes on two lanes overlap. Together they keep as many events as
-// kServerTracksMax full tracks.
-int64_t LaneTraceEvents(int64_t track_count) {
-  return std::min(kTraceEventsMax, std::max<int64_t>(kServerTracksMax * kTraceEventsMax / track_count, 1));
-}
-
 }  // namespace
 
 void ParameterServer::Core::OnJoin(JoinCall* call) {
@@ -257,15 +251,7 @@ void ParameterServer::Core::OnHello(ExchangeLane* lane, const v1::ExchangeMessag
   // The peer is a worker: its stream and its connection no longer count as a stranger's.
   ForgetSilentLane(lane);
   acceptor_->Keep(lane->peer());
-  if (options_.trace != nullptr) {
-    TraceTrack*& track = tracks_[id];
-    if (track == nullptr) {
-      const int64_t track_count = static_cast<int64_t>(job_->world_size()) * rendezvous_->lanes();
-      track = AddTrack(options_.trace, {.name = absl::StrCat("lane ", id.lane, " of worker ", id.rank),
-                                        .events_max = LaneTraceEvents(track_count)});
-    }
-    lane->track = track;
-  }
+  lane->track = lane_tracks_.TrackOf(id, int64_t{job_->world_size()} * rendezvous_->lanes());
   // A lane that the worker opened again replaces the one before.
   ExchangeLane*& current = lanes_by_id_[id];
   ExchangeLane* const replaced = std::exchange(current, lane);
@@ -294,8 +280,10 @@ void ParameterServer::Core::OnLaneAccepted(ExchangeLane* lane) {
 }
 
 void ParameterServer::Core::UpdateSeatTime() {
-  // A job that has all its connections needs no seat, so strangers can be slowed down for its sake.
-  const bool is_whole = std::ssize(lanes_by_id_) >= int64_t{job_->world_size()} * rendezvous_->lanes();
+  // A job that has all its connections needs no seat, so strangers can be slowed down for its sake. Between the
+  // generations of an elastic run there is no job, and all its workers come again.
+  const bool is_whole =
+      job_ != nullptr && std::ssize(lanes_by_id_) >= int64_t{job_->world_size()} * rendezvous_->lanes();
   acceptor_->SetSeatTime(std::chrono::milliseconds(is_whole ? kStrangerSeatMs : 0));
 }
 

@@ -16,17 +16,13 @@ namespace {
 
 using Token = MessagePump::Token;
 
-// Rank 0 can tell which rank is missing, another rank can only tell that rank 0 is late. With this grace the better
-// message arrives before the worse one is made.
-constexpr absl::Duration kVerdictGrace = absl::Seconds(2);
-
 // How many ranks take part: the first ones of the world.
 int CountOf(const MessagePump& pump, const CollectiveOptions& options) {
   return options.with_servers ? pump.world_size() : pump.worker_count();
 }
 
 absl::Duration DeadlineOf(const MessagePump& pump, const CollectiveOptions& options) {
-  return pump.rank() == 0 ? options.deadline : options.deadline + kVerdictGrace;
+  return pump.rank() == 0 ? options.deadline : options.deadline + absl::Milliseconds(kVerdictGraceMs);
 }
 
 // The parts that rank 0 receives from its peers, part r with sizes[r] bytes; parts[0] is empty. All receives are posted

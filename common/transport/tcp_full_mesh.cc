@@ -67,7 +67,7 @@ TcpFullMesh::TcpFullMesh(TcpRendezvousOptions options)
       members_(world_size_),
       links_(world_size_) {
   absl::Duration patience = BoundedDeadline(options_.join_deadline);
-  if (rank_ != 0) patience += absl::Milliseconds(kTcpVerdictGraceMs);
+  if (rank_ != 0) patience += absl::Milliseconds(kVerdictGraceMs);
   deadline_ = Clock::now() + absl::ToChronoNanoseconds(patience);
 }
 

@@ -1,6 +1,5 @@
 #include "common/transport/tcp_rendezvous.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -76,8 +75,7 @@ absl::StatusOr<std::unique_ptr<Transport>> ConnectFullMesh(TcpRendezvousOptions 
   const int rank = options.rank;
   const int server_count = options.server_count;
   int64_t unexpected_bytes_max = options.unexpected_bytes_max;
-  const int64_t silence_ms =
-      std::clamp<int64_t>(absl::ToInt64Milliseconds(options.exchange_deadline), kTcpSilenceMsMin, kTcpSilenceMsMax);
+  const int silence_ms = TcpSilenceMs(options.exchange_deadline);
   std::vector<TcpTransport::Link> links(1);
   if (options.world_size > 1) {
     TcpFullMesh mesh(std::move(options));
@@ -89,7 +87,7 @@ absl::StatusOr<std::unique_ptr<Transport>> ConnectFullMesh(TcpRendezvousOptions 
                                .links = std::move(links),
                                .server_count = server_count,
                                .unexpected_bytes_max = unexpected_bytes_max,
-                               .silence_ms = static_cast<int>(silence_ms)});
+                               .silence_ms = silence_ms});
 }
 
 }  // namespace starring

@@ -39,6 +39,11 @@ int64_t TcpUnexpectedBytesMax(int world_size) {
   return messages * message_bytes + kTcpControlBytesMax;
 }
 
+int TcpSilenceMs(absl::Duration exchange_deadline) {
+  return static_cast<int>(
+      std::clamp<int64_t>(absl::ToInt64Milliseconds(exchange_deadline), kTcpSilenceMsMin, kTcpSilenceMsMax));
+}
+
 // One of the two connections to a peer, and the message that arrives on it.
 class TcpTransport::Connection final : public TcpStream::Receiver {
  public:

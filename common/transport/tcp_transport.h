@@ -46,6 +46,10 @@ namespace starring {
 // both have in flight, reduced and gathered, and control messages.
 int64_t TcpUnexpectedBytesMax(int world_size);
 
+// After how many milliseconds without an acknowledgement a connection is lost: those of the exchange's deadline, within
+// kTcpSilenceMsMin and kTcpSilenceMsMax.
+int TcpSilenceMs(absl::Duration exchange_deadline);
+
 class TcpTransport final : public Transport {
  public:
   // The connections to one rank.
@@ -59,7 +63,7 @@ class TcpTransport final : public Transport {
     std::vector<Link> links;            // by rank; that of `rank` itself is empty
     int server_count = 0;               // the last ranks of the world, which errors then call servers
     int64_t unexpected_bytes_max = 0;   // 0: TcpUnexpectedBytesMax
-    int silence_ms = kTcpSilenceMsMin;  // without an acknowledgement, after which a connection is lost
+    int silence_ms = kTcpSilenceMsMin;  // see TcpSilenceMs
     int loss_grace_ms = kTcpLossGraceMs;
     int last_notice_ms = kTcpLastNoticeMs;
     int last_words_ms = kTcpLastWordsMs;

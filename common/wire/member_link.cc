@@ -15,9 +15,14 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// These waits keep nothing safe: who is late to report is given up by the coordinator, after times that are flags, and
+// how long there may be no stream is the owner's decision.
+//
+// Several reports in a second, the least time after which the coordinator takes a process for silent.
 constexpr std::chrono::milliseconds kReportPause(250);
-// How long a report that is wanted, or the end, may go unnoticed.
+// How long a report that is wanted, an order, or the end may go unnoticed.
 constexpr std::chrono::milliseconds kTick(10);
+// A coordinator that is not there costs its members little, and one that is there again has them soon.
 constexpr std::chrono::milliseconds kRetryPause(50);
 constexpr std::chrono::milliseconds kConnectWait(200);
 

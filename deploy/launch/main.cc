@@ -15,9 +15,9 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "common/flags/command_line.h"
+#include "common/printable.h"
 #include "common/security/job_secret.h"
 #include "common/security/security_flags.h"
 #include "common/security/transport_security.h"
@@ -29,6 +29,7 @@
 #include "deploy/launch/mpi_rank.h"
 #include "deploy/launch/output.h"
 #include "deploy/launch/run_state.h"
+#include "deploy/launch/status_text.h"
 #include "deploy/launch/supervisor.h"
 
 namespace starring {
@@ -141,23 +142,12 @@ bool StartsAgain(const LaunchOptions& options, const JobOutcome& outcome, int re
   return true;
 }
 
-// How an elastic job is, for people.
-std::string StatusText(const RunStatus& run) {
-  std::string text = absl::StrCat("generation ", run.generation, ", step ", run.step, " of ", run.end_step,
-                                  ", from step ", run.first_step, "\n");
-  if (run.generation == 0) text = "no generation has begun\n";
-  if (run.changing) absl::StrAppend(&text, "waiting for the next generation, after: ", run.cause, "\n");
-  for (const int shard : run.missing_shards) absl::StrAppend(&text, "shard ", shard, " is missing\n");
-  for (const RunStatus::Member& member : run.members) absl::StrAppend(&text, member.name, ": ", member.what, "\n");
-  absl::StrAppend(&text, "snapshots of steps ", absl::StrJoin(run.snapshots, ", "), "\n");
-  return text;
-}
-
 absl::Status PrintStatus(const LaunchOptions& options) {
   ASSIGN_OR_RETURN(const TransportSecurity security, LoadTransportSecurity(options.security));
   RunClient client(options.status, security);
-  ASSIGN_OR_RETURN(const RunStatus run, client.Ask(kStatusPatience));
-  std::fputs(StatusText(run).c_str(), stdout);
+  const absl::StatusOr<RunStatus> run = client.Ask(kStatusPatience);
+  if (!run.ok()) return absl::Status(run.status().code(), Printable(run.status().message()));
+  std::fputs(StatusText(*run).c_str(), stdout);
   return absl::OkStatus();
 }
 

@@ -1,5 +1,6 @@
 #include "common/trace.h"
 
+#include <algorithm>
 #include <fstream>
 #include <iterator>
 #include <string>
@@ -96,6 +97,34 @@ TEST(TraceTest, TheOldestEventsGoAndAreCounted) {
   const size_t oldest = json.find(R"("step":2})");
   EXPECT_LT(oldest, json.find(R"("step":4})"));
   EXPECT_THAT(json, HasSubstr(R"("dropped_events":2})"));
+}
+
+// A ring that is full, one that is not, and one that has just become full.
+TEST(TraceTest, ATrackThatMayKeepLessHasTheNewestEvents) {
+  for (const int before : {2, 3, 4, 5, 13}) {
+    const auto trace = MakeTrace(9);
+    TraceTrack* const track = trace->AddTrack({.name = "compute", .events_max = 5});
+    int step = 0;
+    const auto add = [&] {
+      track->Add({.name = "event", .begin_ns = 1000 * step, .end_ns = 1000 * step, .labels = {.step = step}});
+      ++step;
+    };
+    while (step < before) add();
+    track->KeepAtMost(3);
+    EXPECT_EQ(track->kept_count(), std::min(before, 3));
+    track->KeepAtMost(4);  // more than now
+    for (int more = 0; more < 2; ++more) {
+      ASSERT_TRUE(trace->Write().ok());
+      const std::string json = ContentOf(9);
+      size_t at = 0;
+      for (int i = std::max(0, step - 3); i < step; ++i) {
+        at = json.find(absl::StrCat("\"step\":", i, "}"), at);
+        EXPECT_NE(at, std::string::npos) << before << ", " << i;
+      }
+      EXPECT_THAT(json, HasSubstr(absl::StrCat("\"dropped_events\":", std::max(0, step - 3), "}")));
+      add();
+    }
+  }
 }
 
 TEST(TraceTest, ThreadsAddTracksAndEventsAtTheSameTime) {

@@ -91,8 +91,8 @@ class Client {
 // An acceptor whose sockets are read and closed as gRPC would.
 class Server {
  public:
-  explicit Server(int connections_max, const std::string& listen = "127.0.0.1:0") {
-    auto listening = ConnectionAcceptor::Listen(listen);
+  explicit Server(int connections_max, const ConnectionAcceptor::Options& options = {.listen = "127.0.0.1:0"}) {
+    auto listening = ConnectionAcceptor::Listen(options);
     if (!listening.ok()) return;
     acceptor = *std::move(listening);
     acceptor->Start(connections_max, [this](int fd) {
@@ -289,9 +289,35 @@ TEST(ConnectionAcceptorTest, MembersAreCountedApart) {
   EXPECT_TRUE(Eventually([&] { return server.acceptor->member_count() == 2; }));
 }
 
+TEST(ConnectionAcceptorTest, AMemberTooManyStaysAStranger) {
+  Server server(10, {.listen = "127.0.0.1:0", .members_max = 2});
+  std::deque<Client> members;
+  for (int i = 0; i < 3; ++i) {
+    members.emplace_back(server.acceptor->address());
+    server.Await(i);
+    server.acceptor->KeepMember(members.back().peer());
+  }
+  EXPECT_EQ(server.acceptor->member_count(), 2);
+  for (const Client& member : members) server.acceptor->CutStranger(member.peer());
+  EXPECT_TRUE(members[2].IsClosed());
+  for (int i = 0; i < 2; ++i) EXPECT_FALSE(members[i].IsClosed(0)) << i;
+  // The place of a member that has left is free.
+  server.Close(0);
+  EXPECT_TRUE(Eventually([&] { return server.acceptor->member_count() == 1; }));
+  const Client next(server.acceptor->address());
+  server.Await(3);
+  server.acceptor->KeepMember(next.peer());
+  EXPECT_EQ(server.acceptor->member_count(), 2);
+}
+
+// A server leaves the default: 1,024 workers, 256 shards, and 64 connections of those who ask how the run is.
+TEST(ConnectionAcceptorTest, AServerHasPlacesForTheMembersOfTheLargestRun) {
+  EXPECT_EQ(ConnectionAcceptor::Options().members_max, 1024 + 256 + 64);
+}
+
 TEST(ConnectionAcceptorTest, NeverCutsAKeptConnection) {
   for (const char* listen : {"127.0.0.1:0", "[::1]:0"}) {
-    Server server(2, listen);
+    Server server(2, {.listen = listen});
     if (server.acceptor == nullptr) continue;  // a machine without IPv6; the first address always exists
     const Client first(server.acceptor->address());
     server.Await(0);
@@ -397,19 +423,19 @@ TEST(ConnectionAcceptorTest, AnUnknownPeerIsNoError) {
 
 TEST(ConnectionAcceptorTest, RefusesWhatItCannotListenOn) {
   const auto refusal = [](const std::string& address) {
-    const auto acceptor = ConnectionAcceptor::Listen(address);
+    const auto acceptor = ConnectionAcceptor::Listen({.listen = address});
     EXPECT_EQ(acceptor.status().code(), absl::StatusCode::kInvalidArgument) << address;
     return std::string(acceptor.status().message());
   };
   EXPECT_THAT(refusal("127.0.0.1:99999"), HasSubstr("99999"));  // cut to 16 bits it would be port 34463
   EXPECT_THAT(refusal("192.0.2.1:0"), HasSubstr("192.0.2.1:0"));
-  const auto first = ConnectionAcceptor::Listen("127.0.0.1:0");
+  const auto first = ConnectionAcceptor::Listen({.listen = "127.0.0.1:0"});
   ASSERT_TRUE(first.ok());
   EXPECT_THAT(refusal((*first)->address()), HasSubstr("taken"));
 }
 
 TEST(ConnectionAcceptorTest, ListensOnEveryAddress) {
-  Server server(4, "0.0.0.0:0");
+  Server server(4, {.listen = "0.0.0.0:0"});
   ASSERT_NE(server.acceptor, nullptr);
   EXPECT_THAT(server.acceptor->address(), HasSubstr("0.0.0.0:"));
   const Client client(server.acceptor->address());

@@ -191,6 +191,20 @@ class PythonClientTest(unittest.TestCase):
         server.process.terminate()
         self.assertNotIn("libprotobuf", server.wait()[1])
 
+    def test_a_server_prints_no_commands_of_a_terminal(self):
+        server = self.start_server()
+        python = PythonWorker(self.stubs, server.address, 0, 1)
+        python.requests.put(python.pb.ExchangeMessage(kind=python.pb.ExchangeMessage.ABORT, code=10,
+                                                      text="\x1b[2Jnothing"))
+        python.requests.put(None)
+        for _ in python.answers:
+            pass  # the end of the stream: the server need not wait for this worker
+        python.channel.close()
+        code, errors = server.wait()
+        self.assertEqual(code, 1, errors)
+        self.assertNotIn("\x1b", errors)
+        self.assertIn("error: rank 0 gave up: ?[2Jnothing", errors)
+
     def test_get_status(self):
         import grpc
         _, pb, services = self.stubs

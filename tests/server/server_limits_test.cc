@@ -157,5 +157,21 @@ TEST(ServerLimitsTest, AHandshakeAndHelloHaveTenSeconds) {
   EXPECT_EQ(ParameterServer::Options().hello_deadline, absl::Seconds(10));
 }
 
+// Other tests reach these limits by their names, and would follow one that grows.
+TEST(ServerLimitsTest, AStrangerHasWhatThePageSays) {
+  EXPECT_EQ(kStrangerConnectionsMax, 64);
+  EXPECT_EQ(kStrangerLifeMinMs, 250);
+  EXPECT_EQ(kStrangerSeatMs, 1000);
+  EXPECT_EQ(kStrangerBytesMax, 256 << 10);
+  EXPECT_EQ(kStrangerBytesPerSecond, 8 << 10);
+  EXPECT_EQ(kStreamsPerConnectionMax, 8);
+  EXPECT_EQ(kHelloBytesMax, 4 << 10);
+  EXPECT_EQ(kMessageBytesMax, (64 << 20) + (64 << 10));
+  EXPECT_EQ(kJoinBytesMax, 64 << 10);
+  EXPECT_EQ(kLogRefusalsMax, 20);
+  EXPECT_EQ(kLogPeriodMs, 10'000);
+  EXPECT_EQ(kLogLineBytesMax, 1024u);
+}
+
 }  // namespace
 }  // namespace starring

@@ -97,6 +97,23 @@ TEST_P(TransferTest, CopiesFromOneRankToAnother) {
   });
 }
 
+// A transport may have to keep a segment until its receiver wants it.
+TEST(Collectives, TwoSegmentsOfATransferAreOnTheirWay) {
+  InMemoryNetwork network(2, 1);
+  std::vector<std::vector<std::byte>> data(2, std::vector<std::byte>(5 * kTransferSegmentBytes));
+  std::vector<std::unique_ptr<Transport>> transports;
+  for (int rank = 0; rank < 2; ++rank) transports.push_back(network.CreateTransport(rank));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      MessagePump pump(transports[rank].get(), {});
+      CHECK_OK(Transfer(pump, {.from = 1, .to = 0}, data[rank], kOptions));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(network.sends_in_flight_max(), 2);
+}
+
 // Rank `liar` announces a text of 2^62 bytes. What both ranks say:
 std::vector<absl::Status> WithALongText(int liar) {
   InMemoryNetwork network(2, 1);

@@ -205,6 +205,24 @@ TEST(TcpTransportTest, OnePollServesEveryPeer) {
   for (int i = 0; i < 4; ++i) EXPECT_EQ(got[i].front(), 'x') << i;
 }
 
+// More peers than one Poll serves have their turn in the next one: a Submit of the trainer waits for a Poll.
+TEST(TcpTransportTest, OnePollServesSixteenStreams) {
+  constexpr int kPeers = 17;
+  RankAndBarePeers it = ConnectBarePeers(kPeers);
+  std::string got(kPeers, '.');
+  for (int i = 0; i < kPeers; ++i) {
+    it.rank->PostReceive(i + 1, kTag, std::as_writable_bytes(std::span(&got[i], 1)), {.operation = 1});
+    ASSERT_TRUE(SendAll(it.peers[i].messages, WireMessage(kTag, "x")));
+  }
+  for (const BarePeer& peer : it.peers) ASSERT_TRUE(AwaitDelivery(peer.messages));
+  std::vector<Token> completed;
+  ASSERT_EQ(it.rank->Poll(completed), absl::OkStatus());
+  EXPECT_EQ(completed.size(), 16u);
+  ASSERT_EQ(it.rank->Poll(completed), absl::OkStatus());
+  EXPECT_EQ(completed.size(), 17u);
+  EXPECT_EQ(got, std::string(kPeers, 'x'));
+}
+
 TEST(TcpTransportTest, OnePollIsBounded) {
   RankAndBarePeers it = ConnectBarePeers(1, {.unexpected_bytes_max = 64 << 20});
   std::string got(8 << 20, '.');
@@ -435,6 +453,23 @@ TEST(TcpTransportTest, RefusesWhatIsNoNotice) {
     EXPECT_TRUE(absl::IsInternal(status)) << status;
     EXPECT_THAT(Text(status), AllOf(StartsWith(it.peers[0].name), HasSubstr("connection for notices")));
   }
+}
+
+// --- How long it waits ---
+
+// A week for an exchange is no reason to look at a dead host for a week, and a second none to give up a busy one.
+TEST(TcpTransportTest, AConnectionIsLostAfterTheExchangesDeadlineWithinBounds) {
+  EXPECT_EQ(TcpSilenceMs(absl::Seconds(1)), 20'000);
+  EXPECT_EQ(TcpSilenceMs(absl::Seconds(60)), 60'000);
+  EXPECT_EQ(TcpSilenceMs(absl::InfiniteDuration()), 15 * 60 * 1000);
+}
+
+// Each delays the end of a job that has failed.
+TEST(TcpTransportTest, ALossAndAnEndWaitShortly) {
+  const TcpTransport::Options options;
+  EXPECT_EQ(options.loss_grace_ms, 250);
+  EXPECT_EQ(options.last_notice_ms, 1000);
+  EXPECT_EQ(options.last_words_ms, 500);
 }
 
 // --- What a peer may not do ---

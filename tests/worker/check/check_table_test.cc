@@ -23,7 +23,7 @@ v1::ProcessFacts FactsOf(v1::ProcessFacts::Role role, int number) {
   facts.set_number(number);
   facts.set_host(absl::StrCat("host", number));
   facts.set_program_version("0.1");
-  facts.set_wire_version(1);
+  facts.set_wire_version(3);
   facts.set_cores(8);
   facts.set_memory_bytes(int64_t{16} << 30);
   facts.set_descriptors(4096);
@@ -90,7 +90,7 @@ TEST(CheckTableTest, Ready) {
   const CheckVerdict star = JudgeCheck(Star());
   EXPECT_EQ(star.exit_code, kExitOk);
   EXPECT_EQ(star.sentence, "ready: 2 workers reach all 2 servers");
-  EXPECT_THAT(TableOf(Star()), HasSubstr("all: starring 0.1, wire 1"));
+  EXPECT_THAT(TableOf(Star()), HasSubstr("all: starring 0.1, wire 3"));
   EXPECT_THAT(TableOf(Star()), HasSubstr("0.12 ms"));
   EXPECT_THAT(TableOf(Star()), HasSubstr("936 Mbit/s"));
   EXPECT_EQ(JudgeCheck(Ring(4)).sentence, "ready: 4 workers reach each other");
@@ -130,7 +130,7 @@ TEST(CheckTableTest, DifferencesThatAJobRefuses) {
   CheckFindings findings = Star();
   findings.reports[1].mutable_facts()->set_program_version("0.2");
   EXPECT_EQ(JudgeCheck(findings).exit_code, kExitRefused);
-  EXPECT_THAT(JudgeCheck(findings).sentence, HasSubstr("0.2 (wire 1) on w1"));
+  EXPECT_THAT(JudgeCheck(findings).sentence, HasSubstr("0.2 (wire 3) on w1"));
 
   findings = Star();
   findings.world_size = 1024;

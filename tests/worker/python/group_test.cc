@@ -331,6 +331,9 @@ TEST(GroupTest, SubnormalNumbersAreAdded) {
   EXPECT_EQ(a, b);
 }
 
+// Control messages of 3.2 MB, eight pieces of 256 KiB, and the heads of a thousand sums.
+TEST(GroupTest, AMemberKeepsLittleThatItDoesNotExpect) { EXPECT_LE(GroupUnexpectedBytesMax(2), 5'500'000); }
+
 // While one rank stays away, the other one says so in a line, and when it goes on.
 TEST(GroupTest, AStallIsReported) {
   for (const int server_count : {0, 1}) {
