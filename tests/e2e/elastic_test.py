@@ -210,6 +210,18 @@ class ElasticTest(ElasticRunTest):
             self.assertEqual(done.returncode, 3, done.output)
             self.assertRegex(done.output, "error: .*" + why + ".*: start again with --resume from the last checkpoint")
 
+    def test_a_worker_that_waits_says_for_what(self):
+        self.start_servers(1, "--first_workers=2")
+        first = self.add_worker("--stall_report_s=1")
+        self.wait_for_output(first, "the coordinator %s has begun none, and prints why" % self.servers[0][1])
+        self.add_worker()
+        self.expect_local_outcome()
+        self.assertIn("the job goes on after", self.output_of(first))
+        done = self.run_to_end([WORKER, *self.job(), "--coordinator=127.0.0.1:1", "--stall_report_s=1",
+                                "--join_deadline_s=2"])
+        self.assertEqual(done.returncode, 3, done.output)
+        self.assertIn("the coordinator 127.0.0.1:1 cannot be reached", done.output)
+
     def test_a_worker_sleeps_and_wakes_up(self):
         self.epochs = 36
         self.start_servers(1, "--first_workers=2")

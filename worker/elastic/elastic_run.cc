@@ -79,6 +79,7 @@ absl::Status RunElastic(const ElasticRun& run) {
                        .end_step = EndStep(run),
                        .trial_leaf_seconds = run.trial_leaf_seconds,
                        .join_deadline = options.join_deadline,
+                       .stall_report = options.stall_report,
                        .state = run.state,
                        .asked_to_leave = run.stop_requested,
                        .say = run.say});

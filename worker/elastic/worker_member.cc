@@ -8,6 +8,8 @@
 #include "absl/strings/str_cat.h"
 #include "common/host/host_identity.h"
 #include "common/nonce.h"
+#include "common/roll_call.h"
+#include "common/stall_report.h"
 #include "common/status.h"
 #include "common/wire/exchange_message.h"
 #include "proto/starring/v1/coordinator.pb.h"
@@ -125,6 +127,7 @@ void WorkerMember::Link::Take(WorkerMember& member, const v1::MemberOrder& order
       member.cut_below_ = order.number();
       break;
     case v1::MemberOrder::WAIT:
+      member.is_spare_ = true;
       member.options_.say(order.text());
       break;
     case v1::MemberOrder::GIVEN_UP:
@@ -149,9 +152,19 @@ void WorkerMember::Link::Refuse(WorkerMember& member, const absl::Status& why) {
   member.changed_.NotifyAll();
 }
 
+std::string WorkerMember::WaitSentence(std::chrono::steady_clock::time_point since) const {
+  const bool is_reached = link_->disconnected_for() == std::chrono::steady_clock::duration::zero();
+  return StallSentence(std::chrono::steady_clock::now() - since, "waiting for a generation",
+                       absl::StrCat("the coordinator ", options_.coordinator,
+                                    is_reached ? " has begun none, and prints why" : " cannot be reached"));
+}
+
 absl::StatusOr<std::optional<GenerationOrder>> WorkerMember::Next(const std::string& trouble) {
+  const auto since = std::chrono::steady_clock::now();
+  StallReport report(options_.say);
   const MutexLock lock(mutex_);
   ready_ = true;
+  is_spare_ = false;
   trouble_ = trouble;
   link_->ReportSoon();
   while (true) {
@@ -163,6 +176,8 @@ absl::StatusOr<std::optional<GenerationOrder>> WorkerMember::Next(const std::str
       return std::nullopt;
     }
     if (order_.has_value() && order_->generation.number > training_) break;
+    const bool is_long = std::chrono::steady_clock::now() - since >= absl::ToChronoNanoseconds(options_.stall_report);
+    if (is_long && !is_spare_ && !report.IsOpen(0)) report.Open(0, since, WaitSentence(since));
     // The last report has said so.
     if (options_.asked_to_leave() && !run_ends_) return absl::CancelledError("asked to leave");
     if (absl::FromChrono(link_->disconnected_for()) > options_.join_deadline) {
@@ -171,6 +186,7 @@ absl::StatusOr<std::optional<GenerationOrder>> WorkerMember::Next(const std::str
                                                  ": start it, or correct --coordinator"));
     }
   }
+  report.Close(0, std::chrono::steady_clock::now());
   ready_ = stop_ = false;
   trouble_.clear();
   training_ = order_->generation.number;

@@ -6,6 +6,7 @@
 #define STARRING_WORKER_ELASTIC_WORKER_MEMBER_H_
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -48,6 +49,7 @@ class WorkerMember {
     int64_t end_step = 0;
     double trial_leaf_seconds = 0;                // one leaf, computed once
     absl::Duration join_deadline;                 // for the coordinator to be reached
+    absl::Duration stall_report;                  // after which a line says why this worker waits
     const ProgressState* state = nullptr;         // outlives the member
     std::function<bool()> asked_to_leave;         // any thread
     std::function<void(const std::string&)> say;  // lines for people
@@ -80,6 +82,9 @@ class WorkerMember {
  private:
   class Link;
 
+  // Since when this worker waits, and for what, in a line.
+  std::string WaitSentence(std::chrono::steady_clock::time_point since) const;
+
   const Options options_;
   const uint64_t id_;
   std::atomic<bool> stop_ = false;
@@ -95,6 +100,7 @@ class WorkerMember {
   Mutex mutex_;
   ConditionVariable changed_;
   bool ready_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_spare_ ABSL_GUARDED_BY(mutex_) = false;  // and was told so
   std::string trouble_ ABSL_GUARDED_BY(mutex_);
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   bool failure_reported_ ABSL_GUARDED_BY(mutex_) = false;
