@@ -5,8 +5,8 @@
 
 Builds the targets with clang, AddressSanitizer and UndefinedBehaviorSanitizer (.bazelrc, --config=fuzz). Then runs
 them, `--jobs` at a time, in pieces of a minute; each piece is a line of the log. A target gets only the time that no
-other process wants. `--continue` counts the inputs in an existing log, so a search may be interrupted (Ctrl-C, SIGTERM),
-and continued after a defect is mended.
+other process wants. `--continue` counts the inputs in an existing log, so a search may be interrupted (Ctrl-C,
+SIGTERM), and continued after a defect is mended.
 
 Writes to the folder --out: log.jsonl, corpus/TARGET (the inputs that libFuzzer keeps and begins with the next time) and
 findings/ (inputs that fail). When the defect is mended, such an input belongs in tests/fuzz/corpus/TARGET, which the
