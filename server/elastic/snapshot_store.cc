@@ -1,6 +1,7 @@
 #include "server/elastic/snapshot_store.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -48,6 +49,11 @@ class OpenFile {
   OpenFile& operator=(const OpenFile&) = delete;
 
   bool is_open() const { return file_ >= 0; }
+  absl::StatusOr<int64_t> Size() const {
+    struct stat facts;
+    if (fstat(file_, &facts) != 0) return SystemError("read", path_);
+    return facts.st_size;
+  }
   absl::Status Write(std::span<const std::byte> bytes) {
     while (!bytes.empty()) {
       const ssize_t count = write(file_, bytes.data(), bytes.size());
@@ -293,6 +299,8 @@ int64_t SnapshotStore::bytes_in_memory() const {
   for (const auto& [step, snapshot] : in_memory_) snapshots.insert(snapshot.get());
   for (const auto& [step, building] : building_) snapshots.insert(building.snapshot.get());
   for (const auto& snapshot : spare_) snapshots.insert(snapshot.get());
+  const std::shared_ptr<const Snapshot> read = read_.lock();
+  if (read != nullptr) snapshots.insert(read.get());
   {
     const MutexLock lock(mutex_);
     if (to_write_ != nullptr) snapshots.insert(to_write_.get());
@@ -306,9 +314,12 @@ absl::StatusOr<std::shared_ptr<const Snapshot>> SnapshotStore::Get(int64_t step)
   if (!in_files_.contains(step))
     return absl::NotFoundError(
         absl::StrCat("shard ", options_.shard, " of ", options_.shard_count, " has no snapshot of step ", step));
+  if (const auto read = read_.lock(); read != nullptr && read->step == step) return read;
+  // Those who asked for it hold it. Among the newest ones it would take the place of one that is not written yet, and
+  // 16 files that a worker asks for one after the other would be 16 snapshots in memory.
   absl::StatusOr<std::shared_ptr<const Snapshot>> snapshot = ReadFile(step);
   if (snapshot.ok()) {
-    in_memory_[step] = *snapshot;
+    read_ = *snapshot;
   } else {
     in_files_.erase(step);
   }
@@ -389,9 +400,14 @@ absl::StatusOr<std::shared_ptr<const Snapshot>> SnapshotStore::ReadFile(int64_t 
   if (!file.is_open()) return SystemError("open", path);
   std::string head(kHeadBytes, '\0');
   RETURN_IF_ERROR(file.Read(std::as_writable_bytes(std::span(head))));
-  const auto side_count = NumberIn<int64_t>(head, "side");
-  if (!side_count.has_value() || *side_count < 0 || *side_count > (int64_t{1} << 32)) {
-    return absl::DataLossError(absl::StrCat(path, " is damaged: its first line is no snapshot's"));
+  // The head is not checked yet: memory is taken only for what the file has.
+  ASSIGN_OR_RETURN(const int64_t file_bytes, file.Size());
+  const int64_t array_bytes = (1 + options_.vector_count) * element_count_ * static_cast<int64_t>(sizeof(float));
+  const int64_t side_bytes = file_bytes - static_cast<int64_t>(kHeadBytes) - array_bytes;
+  const int64_t side_count = side_bytes / static_cast<int64_t>(sizeof(double));
+  if (side_bytes < 0 || NumberIn<int64_t>(head, "side") != side_count) {
+    return absl::DataLossError(
+        absl::StrCat(path, " is damaged: its first line does not say that it has ", file_bytes, " bytes"));
   }
   auto snapshot = std::make_shared<Snapshot>();
   snapshot->step = step;
@@ -399,7 +415,7 @@ absl::StatusOr<std::shared_ptr<const Snapshot>> SnapshotStore::ReadFile(int64_t 
     snapshot->arrays.emplace_back(element_count_);
     RETURN_IF_ERROR(file.Read(std::as_writable_bytes(snapshot->arrays.back().span())));
   }
-  snapshot->side_values.resize(static_cast<size_t>(*side_count));
+  snapshot->side_values.resize(static_cast<size_t>(side_count));
   RETURN_IF_ERROR(file.Read(std::as_writable_bytes(std::span(snapshot->side_values))));
   // The whole head must be the one that was written, with the checksum of what was read.
   if (HeadOf(options_, *snapshot, CrcOf(*snapshot)) != head) {

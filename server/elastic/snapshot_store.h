@@ -86,10 +86,11 @@ class SnapshotStore {
   // files that are too many.
   std::vector<int64_t> durable();
 
-  // What snapshots take now, without those that only others hold.
+  // What snapshots take now, without those that only others hold. The one that was last read from a file counts.
   int64_t bytes_in_memory() const;
 
-  // NotFound if there is none; DataLoss if its file is damaged: then it is no longer held.
+  // One that only a file has is read, and is in memory while the caller holds it. NotFound if there is none; DataLoss
+  // if its file is damaged: then it is no longer held.
   absl::StatusOr<std::shared_ptr<const Snapshot>> Get(int64_t step);
 
   // All shards have the snapshot of `step` durably.
@@ -131,6 +132,7 @@ class SnapshotStore {
   std::map<int64_t, Building> building_;
   std::map<int64_t, std::shared_ptr<const Snapshot>> in_memory_;
   std::set<int64_t> in_files_;
+  std::weak_ptr<const Snapshot> read_;  // the last one that was read from a file; whoever asked for it holds it
   std::vector<std::shared_ptr<Snapshot>> spare_;  // memory that is taken again, so that its pages are there
   int64_t keep_from_ = 0;
   bool told_failure_ = false;

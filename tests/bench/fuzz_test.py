@@ -4,7 +4,11 @@ import contextlib
 import io
 import json
 import os
+import signal
+import subprocess
+import sys
 import tempfile
+import time
 import unittest
 
 from bench import fuzz
@@ -30,8 +34,9 @@ class FuzzTest(unittest.TestCase):
         os.environ["BUILD_WORKSPACE_DIRECTORY"] = self.root
         self.addCleanup(os.environ.pop, "BUILD_WORKSPACE_DIRECTORY")
 
-    def target(self, script):
-        path = os.path.join(self.root, "idx_fuzz")
+    def target(self, script, name="idx"):
+        os.makedirs(os.path.join(self.root, "tests/fuzz/corpus", name), exist_ok=True)
+        path = os.path.join(self.root, name + "_fuzz")
         with open(path, "w", encoding="utf-8") as file:
             file.write("#!/bin/bash\ncat >&2 <<'END'\n%sEND\n%s\n" % (OUTPUT, script))
         os.chmod(path, 0o755)
@@ -82,6 +87,43 @@ class FuzzTest(unittest.TestCase):
         status, output = self.fuzz("--inputs=2000")
         self.assertEqual(status, 1)
         self.assertIn("idx-timeout-1", output)
+
+    def test_runs_targets_at_the_same_time(self):
+        for mine, other in (("idx", "cifar"), ("cifar", "idx")):
+            self.target("cd {0}; touch {1}; until [[ -e {2} ]]; do ((SECONDS < 20)) || exit 1; sleep 0.01; done".format(
+                self.root, mine, other), mine)
+        status, output = self.fuzz("--jobs=2", "--inputs=10000")
+        self.assertEqual(status, 0, output)
+        with open(os.path.join(self.root, "data/fuzz/log.jsonl"), encoding="utf-8") as file:
+            lines = [json.loads(line) for line in file]
+        self.assertEqual(sorted(line["target"] for line in lines), 10 * ["cifar"] + 10 * ["idx"])
+        self.assertIn("| all | 20,000 |", output)
+
+    def test_leaves_the_cores_to_others(self):
+        # The fields of proc(5): 19 is the niceness, 41 the scheduling class, of which 5 is SCHED_IDLE.
+        self.target("until read -ra stat < /proc/$$/stat; ((stat[18] >= 15 && stat[40] == 5)); do\n"
+                    "  ((SECONDS < 20)) || exit 1; sleep 0.01\ndone")
+        status, output = self.fuzz("--inputs=1000")
+        self.assertEqual(status, 0, output)
+
+    def test_an_interruption_ends_all(self):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            begun = [os.path.join(self.root, "%s.%d" % (name, number)) for name in ("idx", "cifar")]
+            for path, name in zip(begun, ("idx", "cifar")):
+                self.target("echo $$ > {0}.new; mv {0}.new {0}; sleep 100; exit 0".format(path), name)
+            with subprocess.Popen([sys.executable, fuzz.__file__, "--binaries=" + self.root, "--jobs=2"],
+                                  stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as search:
+                self.addCleanup(search.kill)
+                end = time.monotonic() + 20
+                while not all(map(os.path.exists, begun)) and time.monotonic() < end:
+                    time.sleep(0.01)
+                search.send_signal(number)
+                _, output = search.communicate(timeout=20)
+            self.assertEqual((search.returncode, output), (1, "fuzz: interrupted, --continue goes on\n"))
+            for path in begun:
+                with open(path, encoding="utf-8") as file, self.assertRaises(ProcessLookupError):
+                    os.kill(int(file.read()), 0)
+        self.assertFalse(os.path.exists(os.path.join(self.root, "data/fuzz/log.jsonl")))
 
     def test_refuses_what_is_no_target(self):
         status, output = self.fuzz("--target=idy")

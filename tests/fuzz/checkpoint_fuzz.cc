@@ -11,6 +11,7 @@
 #include "common/checkpoint/checkpoint.h"
 #include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/memory_file.h"
+#include "tests/fuzz/reached.h"
 
 namespace {
 
@@ -72,6 +73,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   folder.optimizer.Write(optimizer);
   const auto checkpoint =
       starring::ReadCheckpoint(folder.path(), layout, {"momentum_buffer"}, {{"bn.running_mean", 2}});
+  starring::Reached(checkpoint.ok() ? "read" : checkpoint.status().ToString());
   if (!checkpoint.ok()) return 0;
   CHECK_GE(checkpoint->step, 0);
   CHECK_EQ(std::ssize(checkpoint->parameters), layout.element_count());

@@ -7,6 +7,7 @@
 #include "common/check.h"
 #include "common/wire/exchange_message.h"
 #include "tests/fuzz/fuzz_input.h"
+#include "tests/fuzz/reached.h"
 
 using starring::BytePiece;
 
@@ -32,6 +33,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   for (const std::vector<std::byte>& piece : kept) pieces.emplace_back(piece);
   const auto cut_message = starring::DecodeMessage(pieces);
   CHECK_EQ(message.ok(), cut_message.ok());
+  starring::Reached(message.ok() ? "decoded " + starring::v1::ExchangeMessage::Kind_Name(message->fields.kind())
+                                 : message.status().ToString());
   if (!message.ok()) return 0;
 
   const auto payload_of = [](const starring::ReceivedMessage& received) {

@@ -1,17 +1,42 @@
 // A sequence of JoinRequests to one server, and of leaving workers. An accepted agreement is used as a server uses it:
 // the slices are cut, the learning rate is computed, and the job begins if the server has the memory.
+//
+// A byte comes before each request. It says whether the worker leaves, and whether the agreement gets the sizes that
+// this build would round to, without which hardly any change of an agreement would get past their check.
 #include <string>
 
+#include "absl/status/status.h"
 #include "common/arithmetic/optimizer.h"
+#include "common/arithmetic/reduction_order.h"
+#include "common/bucket_map.h"
 #include "common/check.h"
 #include "common/limits.h"
+#include "proto/starring/v1/job.pb.h"
 #include "proto/starring/v1/parameter_server.pb.h"
 #include "server/rendezvous.h"
 #include "server/shard_job.h"
 #include "tests/fuzz/fuzz_input.h"
+#include "tests/fuzz/reached.h"
+
+namespace {
 
 // Limits of the job that begins: 16 buckets, or a hundred workers.
 constexpr int64_t kMemoryBytesMax = 4 << 20;
+
+void RoundSizes(starring::v1::JoinRequest* request) {
+  starring::v1::JobAgreement agreement;
+  if (!agreement.ParseFromString(request->agreement())) return;
+  const int buckets_for = agreement.leaf_owners().empty() ? agreement.world_size() : 1;
+  const auto buckets = starring::BucketMap::Create({.element_count = agreement.element_count(),
+                                                    .bucket_bytes = agreement.bucket_bytes(),
+                                                    .world_size = buckets_for});
+  if (!buckets.ok()) return;
+  agreement.set_bucket_bytes(buckets->bucket_bytes());
+  agreement.set_chunk_bytes(starring::ChunkBytesFor(buckets_for));
+  request->set_agreement(agreement.SerializeAsString());
+}
+
+}  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   starring::SilenceProtobuf();
@@ -30,13 +55,17 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (!request.ParseFromString(input.Block())) continue;
     if (kind % 8 == 0) {
       rendezvous.Leave(request.rank(), request.worker_id());
-    } else if (rendezvous.Join(request).ok()) {
-      CHECK(rendezvous.Joined(request.rank()));
-      CHECK(rendezvous.has_workers());
+      if (!rendezvous.Joined(request.rank())) starring::Reached("left");
+    } else {
+      if ((kind & 8) != 0) RoundSizes(&request);
+      const absl::Status status = rendezvous.Join(request);
+      starring::Reached(status.ok() ? "joined" : status.ToString());
+      if (status.ok()) CHECK(rendezvous.Joined(request.rank()) && rendezvous.has_workers());
     }
     if (!rendezvous.complete()) (void)rendezvous.DescribeMissing();
   }
   if (!rendezvous.has_workers()) return 0;
+  if (rendezvous.complete()) starring::Reached("complete");
   const starring::Agreement& agreement = rendezvous.agreement();
   CHECK_GE(agreement.world_size, 1);
   int64_t owned = 0;
@@ -51,5 +80,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     (void)starring::LearningRateAt(agreement.schedule, step);
   }
   CHECK_OK(starring::ShardJob::Create({.agreement = agreement, .shard = shard, .shard_count = shard_count}).status());
+  starring::Reached("job");
   return 0;
 }

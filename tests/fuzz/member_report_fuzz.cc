@@ -1,15 +1,11 @@
 // What members report to the coordinator of an elastic run, in any order: processes that attend, report, lose their
 // connection and come back, also as another member. The orders must be ones that members can obey.
-#include <unistd.h>
-
+#include <array>
 #include <chrono>
 #include <cstdint>
-#include <cstdlib>
-#include <filesystem>
 #include <iterator>
 #include <set>
 #include <string>
-#include <system_error>
 
 #include "common/check.h"
 #include "common/limits.h"
@@ -18,6 +14,8 @@
 #include "server/elastic/generation_log.h"
 #include "server/elastic/member_report.h"
 #include "tests/fuzz/fuzz_input.h"
+#include "tests/fuzz/memory_folder.h"
+#include "tests/fuzz/reached.h"
 
 namespace starring {
 namespace {
@@ -26,28 +24,9 @@ constexpr int64_t kEndStep = 1000;
 // Some texts in one: the causes of three failures, and names.
 constexpr size_t kOrderTextBytesMax = 4 * (kStatusTextBytesMax + kMemberNameBytesMax) + 1024;
 
-// A folder for the log, in memory: the log flushes each line to the disk.
-class LogFolder {
- public:
-  LogFolder() { CHECK(mkdtemp(path_.data()) != nullptr) << path_; }
-  ~LogFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  LogFolder(const LogFolder&) = delete;
-  LogFolder& operator=(const LogFolder&) = delete;
-
-  // The path of the folder, with no log in it.
-  const std::string& Emptied() {
-    unlink((path_ + "/generations.log").c_str());
-    return path_;
-  }
-
- private:
-  std::string path_ = access("/dev/shm", W_OK) == 0 ? "/dev/shm/fuzz.XXXXXX" : "/tmp/fuzz.XXXXXX";
-};
-
 void CheckOrder(const Order& order, int leaves, int shard_count) {
+  constexpr std::array kKinds = {"prepare", "serve", "train", "stop", "cut", "wait", "keep", "given up", "end"};
+  Reached(std::string(kKinds.at(static_cast<size_t>(order.kind))) + " " + order.end.ToString());
   CHECK_LE(order.text.size(), kOrderTextBytesMax);
   CHECK_LE(order.end.message().size(), kOrderTextBytesMax);
   if (order.kind != Order::Kind::kTrain) return;
@@ -67,7 +46,7 @@ void CheckOrder(const Order& order, int leaves, int shard_count) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using starring::v1::MemberReport;
   starring::SilenceProtobuf();
-  static starring::LogFolder folder;
+  static starring::MemoryFolder folder;  // the log flushes each line to the disk
   starring::FuzzInput input(data, size);
   const int shard_count = 1 + input.Byte() % 2;
   const int leaves = 1 + input.Byte() % 8;
@@ -89,6 +68,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       MemberReport::Shard proto;
       if (!proto.ParseFromString(input.Block())) continue;
       const auto report = starring::ReadShardReport(proto, shard_count);
+      starring::Reached(report.status().ToString());
       if (!report.ok()) continue;
       if (kind == 0) (void)coordinator.AddShard(id, "shard", *report, now);
       coordinator.OnShard(id, *report, now);
@@ -96,6 +76,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       MemberReport::Worker proto;
       if (!proto.ParseFromString(input.Block())) continue;
       const auto report = starring::ReadWorkerReport(proto);
+      starring::Reached(report.status().ToString());
       if (!report.ok()) continue;
       if (kind == 2) (void)coordinator.AddWorker(id, "worker", *report, now);
       coordinator.OnWorker(id, *report, now);

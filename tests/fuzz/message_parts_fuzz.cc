@@ -8,6 +8,7 @@
 #include "common/limits.h"
 #include "common/wire/exchange_message.h"
 #include "tests/fuzz/fuzz_input.h"
+#include "tests/fuzz/reached.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   starring::FuzzInput input(data, size);
@@ -33,6 +34,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     part.payload.emplace_back(nowhere, size_t{0});
     part.keeper = std::make_shared<int>(number);
     const auto whole = assembler.Add(part, payload_bytes);
+    starring::Reached(!whole.ok() ? whole.status().ToString() : whole->has_value() ? "whole" : "taken");
     CHECK(assembler.held_bytes() >= 0 && assembler.held_bytes() < payload_bytes) << assembler.held_bytes();
     if (!whole.ok() || !whole->has_value()) continue;
     CHECK_EQ((*whole)->payload_bytes, payload_bytes);

@@ -1,7 +1,8 @@
 // Runs a fuzz target as a test, without libFuzzer: on every file of a corpus, then on mutations of them for a second,
-// always the same ones in the same order. bench/fuzz.py does the real search.
+// always the same ones in the same order. bench/fuzz.py does the real search. A file of the corpus must reach what
+// tests/fuzz/reached.txt says.
 //
-//   replay FOLDER [SECONDS]
+//   replay FOLDER REACHED [SECONDS]
 #include <signal.h>
 #include <unistd.h>
 
@@ -13,11 +14,13 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "common/check.h"
+#include "tests/fuzz/reached.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 // Null in a build without a sanitizer.
@@ -50,6 +53,41 @@ void Run(const std::string& input) {
   const Clock::time_point begin = Clock::now();
   LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(g_input.data()), g_input.size());
   CHECK(Clock::now() - begin < kInputTimeMax);
+}
+
+// What the files of a corpus must reach, by name: the lines "TARGET/NAME: WORDS; WORDS" of the file at `path`.
+std::map<std::string, std::vector<std::string>> ReadExpected(const fs::path& path, const std::string& target) {
+  std::ifstream file(path);
+  CHECK(file.is_open()) << path;
+  std::map<std::string, std::vector<std::string>> expected;
+  for (std::string line; std::getline(file, line);) {
+    if (!line.starts_with(target + "/")) continue;
+    const size_t colon = line.find(':');
+    CHECK(colon != std::string::npos) << line;
+    std::vector<std::string>& words = expected[line.substr(target.size() + 1, colon - target.size() - 1)];
+    for (size_t begin = colon + 1, end; begin < line.size(); begin = end + 2) {
+      end = std::min(line.find("; ", begin), line.size());
+      begin = std::min(line.find_first_not_of(' ', begin), end);
+      words.push_back(line.substr(begin, end - begin));
+    }
+  }
+  return expected;
+}
+
+// Whether each of `expected` is a part of one of `reached`, in this order.
+void CheckReached(const std::string& name, const std::vector<std::string>& expected,
+                  const std::vector<std::string>& reached) {
+  auto next = reached.begin();
+  for (const std::string& words : expected) {
+    next = std::find_if(next, reached.end(), [&](const std::string& one) { return one.find(words) != one.npos; });
+    if (next == reached.end()) {
+      for (const std::string& one : reached)
+        std::fprintf(stderr, "replay: %s reaches: %s\n", name.c_str(), one.c_str());
+    }
+    CHECK(next != reached.end()) << name << " does not reach \"" << words
+                                 << "\" after the ones before: has its format changed?";
+    ++next;
+  }
 }
 
 class Mutator {
@@ -96,22 +134,32 @@ class Mutator {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CHECK_GE(argc, 2);
+  CHECK_GE(argc, 3);
   for (const int number : {SIGABRT, SIGSEGV, SIGBUS, SIGFPE}) signal(number, OnSignal);
   if (__sanitizer_set_death_callback != nullptr) __sanitizer_set_death_callback(WriteInput);
+  const fs::path folder = argv[1];
   std::vector<fs::path> paths;
-  for (const auto& entry : fs::directory_iterator(argv[1])) paths.push_back(entry.path());
-  CHECK(!paths.empty()) << argv[1] << " is empty";
+  for (const auto& entry : fs::directory_iterator(folder)) paths.push_back(entry.path());
+  CHECK(!paths.empty()) << folder << " is empty";
   std::sort(paths.begin(), paths.end());
+  const std::map<std::string, std::vector<std::string>> expected = ReadExpected(argv[2], folder.filename());
   std::vector<std::string> corpus;
   for (const fs::path& path : paths) {
     std::ifstream file(path, std::ios::binary);
     corpus.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+    std::vector<std::string> reached;
+    starring::ReachedWords() = &reached;
     Run(corpus.back());
+    starring::ReachedWords() = nullptr;
+    if (expected.empty()) continue;
+    const std::string name = path.filename();
+    CHECK(expected.contains(name)) << argv[2] << " does not say what " << path << " must reach";
+    CheckReached(name, expected.at(name), reached);
   }
+  for (const auto& [name, words] : expected) CHECK(fs::exists(folder / name)) << folder / name << " does not exist";
   Run("");
   Mutator mutator;
-  const Clock::time_point end = Clock::now() + std::chrono::seconds(argc > 2 ? std::atoi(argv[2]) : 1);
+  const Clock::time_point end = Clock::now() + std::chrono::seconds(argc > 3 ? std::atoi(argv[3]) : 1);
   int64_t count = 0;
   for (; Clock::now() < end; ++count) Run(mutator.Mutate(corpus));
   std::printf("replay: %zu files, %lld mutations\n", corpus.size(), static_cast<long long>(count));

@@ -2,7 +2,8 @@
 //
 // The input is two bytes that choose the job, then events. An event is a byte (its kind, rank and lane) and its
 // arguments. A message is raw bytes, or is made from a few bytes so that it usually passes the first checks. All go
-// through DecodeMessage, in two pieces.
+// through DecodeMessage, in two pieces. The job is plain, or has micro-batches, also with snapshots as in an elastic
+// run.
 #include <algorithm>
 #include <array>
 #include <deque>
@@ -14,14 +15,21 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/arithmetic/optimizer.h"
 #include "common/arithmetic/reduction_order.h"
+#include "common/bucket_map.h"
 #include "common/check.h"
-#include "common/limits.h"
+#include "common/job_spec.h"
+#include "common/leaf_shares.h"
 #include "common/wire/exchange_message.h"
 #include "common/wire/shared_memory.h"
 #include "proto/starring/v1/job.pb.h"
+#include "server/elastic/snapshot_store.h"
 #include "server/shard_job.h"
 #include "tests/fuzz/fuzz_input.h"
+#include "tests/fuzz/reached.h"
 
 namespace starring {
 namespace {
@@ -33,8 +41,16 @@ using v1::ExchangeMessage;
 constexpr size_t kAnswersKept = 16;
 constexpr int64_t kBlockElements = ReductionBlockElements(1);
 
+// Snapshots come every other and every third step.
+constexpr int64_t kSnapshotEvery = 2;
+constexpr int64_t kStepsPerEpoch = 3;
+
+enum class JobKind { kPlain, kMicroBatches, kSnapshots, kFromSnapshot };
+
 struct JobShape {
+  JobKind kind = JobKind::kPlain;
   int world_size = 1;
+  int buckets_for = 1;  // the number of workers for which the vector is cut
   int64_t element_count = 1;
   int shard = 0;
   int shard_count = 1;
@@ -42,16 +58,26 @@ struct JobShape {
 };
 
 JobShape ShapeOf(int first, int second) {
-  JobShape shape{.world_size = 1 + (first & 3), .shard_count = 1 + (first >> 6)};
+  JobShape shape{
+      .kind = static_cast<JobKind>((second >> 2) & 3), .world_size = 1 + (first & 3), .shard_count = 1 + (first >> 6)};
   constexpr std::array<int64_t, 3> kElementCounts = {1, 40, 100};
   // Two buckets are rare, because they take a hundred times as long.
   const int size = std::min((first >> 2) & 3, (second >> 6) == 3 ? 3 : 2);
   if (size == 3) shape.world_size = 1 + (first & 1);  // two buckets, of which the first is short
-  shape.element_count = size < 3 ? kElementCounts[size] : shape.world_size * kBlockElements + 24;
-  shape.shard = (second & 15) % shape.shard_count;
+  shape.buckets_for = shape.kind == JobKind::kPlain ? shape.world_size : 1;
+  shape.element_count = size < 3 ? kElementCounts[size] : shape.buckets_for * kBlockElements + 24;
+  shape.shard = (second & 3) % shape.shard_count;
   constexpr std::array<int64_t, 4> kFirstSteps = {0, 1, 1000, int64_t{1} << 40};
   shape.first_step = kFirstSteps[(second >> 4) & 3];
   return shape;
+}
+
+// By leaf its rank. With two ranks or more, rank 0 has two nodes or more.
+std::vector<int> LeafOwnersFor(int world_size) {
+  std::vector<int> owners;
+  for (int leaf = 0; leaf < 5; ++leaf) owners.push_back(leaf * world_size / 5);
+  owners.push_back(0);
+  return owners;
 }
 
 Agreement AgreementOf(const JobShape& shape, int first) {
@@ -60,10 +86,16 @@ Agreement AgreementOf(const JobShape& shape, int first) {
   proto.set_layout_hash("hash");
   proto.set_element_count(shape.element_count);
   const auto buckets =
-      BucketMap::Create({.element_count = shape.element_count, .bucket_bytes = 1, .world_size = shape.world_size});
+      BucketMap::Create({.element_count = shape.element_count, .bucket_bytes = 1, .world_size = shape.buckets_for});
   CHECK_OK(buckets);
   proto.set_bucket_bytes(buckets->bucket_bytes());
-  proto.set_chunk_bytes(ChunkBytesFor(shape.world_size));
+  proto.set_chunk_bytes(ChunkBytesFor(shape.buckets_for));
+  if (shape.kind != JobKind::kPlain) {
+    const std::vector<int> owners = LeafOwnersFor(shape.world_size);
+    proto.set_sum_order(v1::JobAgreement::TREE);
+    proto.set_micro_batches(static_cast<int>(owners.size()));
+    proto.set_leaf_owners(absl::StrJoin(owners, ","));
+  }
   proto.set_first_step(shape.first_step);
   const bool adamw = (first & 16) != 0;
   proto.mutable_optimizer()->set_kind(adamw ? v1::OptimizerConfig::ADAMW : v1::OptimizerConfig::SGD);
@@ -100,13 +132,23 @@ class Driver {
       slice_bytes_.push_back(agreement.buckets.ShardSlice(b, shape_.shard, shape_.shard_count).size() * 4);
     }
     newest_.assign(slice_bytes_.size(), shape_.first_step - 1);
+    for (int rank = 0; rank < shape_.world_size; ++rank) {
+      node_counts_.push_back(static_cast<int>(ShareOf(rank, LeafOwnersOf(agreement)).size()));
+    }
+    const bool is_elastic = shape_.kind == JobKind::kSnapshots || shape_.kind == JobKind::kFromSnapshot;
+    if (is_elastic) OpenSnapshots(agreement);
     auto job = ShardJob::Create({.agreement = agreement,
                                  .shard = shape_.shard,
                                  .shard_count = shape_.shard_count,
                                  .exchange_deadline = milliseconds(10'000),
                                  .join_deadline = milliseconds(5'000),
                                  .send = [this](Answer answer) { Take(std::move(answer)); },
-                                 .now = now_});
+                                 .now = now_,
+                                 .stall_times = {.report_after = milliseconds(is_elastic ? 4'000 : 0)},
+                                 .snapshots = snapshots_.get(),
+                                 .snapshot_every = kSnapshotEvery,
+                                 .steps_per_epoch = kStepsPerEpoch,
+                                 .start = shape_.kind == JobKind::kFromSnapshot ? FirstSnapshot() : nullptr});
     CHECK_OK(job);
     job_ = *std::move(job);
   }
@@ -118,10 +160,46 @@ class Driver {
       CHECK(before != ShardJob::State::kFailed || job_->state() == ShardJob::State::kFailed);
       CHECK(before != ShardJob::State::kFinished || job_->state() == ShardJob::State::kFinished);
       CHECK_EQ(job_->state() == ShardJob::State::kFailed, !job_->status().ok());
+      if (snapshots_ != nullptr) CheckSnapshots();
     }
   }
 
  private:
+  void OpenSnapshots(const Agreement& agreement) {
+    SnapshotStore::Options options{.shard = shape_.shard,
+                                   .shard_count = shape_.shard_count,
+                                   .vector_count = StateVectorCount(agreement.optimizer),
+                                   .has_side_values = shape_.shard == 0};
+    for (const int64_t bytes : slice_bytes_) {
+      options.slice_elements.push_back(bytes / 4);
+      snapshot_elements_ += bytes / 4;
+    }
+    snapshot_arrays_ = 1 + options.vector_count;
+    auto opened = SnapshotStore::Open(std::move(options));
+    CHECK_OK(opened);
+    snapshots_ = *std::move(opened);
+  }
+
+  std::shared_ptr<const Snapshot> FirstSnapshot() const {
+    auto snapshot = std::make_shared<Snapshot>();
+    snapshot->step = shape_.first_step;
+    for (int i = 0; i < snapshot_arrays_; ++i) snapshot->arrays.emplace_back(snapshot_elements_);
+    snapshot->side_values.assign(kSideValuesBlock + 100, 0.5);  // two blocks
+    return snapshot;
+  }
+
+  void CheckSnapshots() {
+    CHECK_LE(snapshots_->bytes_in_memory(), SnapshotStore::kAliveMax * snapshot_arrays_ * snapshot_elements_ * 4);
+    const std::vector<int64_t> held = snapshots_->held();
+    CHECK_LE(held.size(), SnapshotStore::kInMemoryMax);
+    if (held.empty() || held.back() <= newest_snapshot_) return;
+    newest_snapshot_ = held.back();
+    const auto snapshot = snapshots_->Get(newest_snapshot_);
+    CHECK_OK(snapshot);
+    CHECK_EQ((*snapshot)->step, newest_snapshot_);
+    Reached(absl::StrCat("snapshot of step ", newest_snapshot_));
+  }
+
   void Event() {
     const int byte = input_.Byte();
     const LaneId lane{.rank = ((byte >> 3) & 3) % shape_.world_size, .lane = byte >> 5};
@@ -163,14 +241,21 @@ class Driver {
                                    ExchangeMessage::SUM,         ExchangeMessage::FETCH_PARAMETERS,
                                    ExchangeMessage::FETCH_STATE, ExchangeMessage::INITIAL_STATE,
                                    ExchangeMessage::SHARE,       ExchangeMessage::FINISH};
+    // With the highest bit of `kind`; this FETCH_STATE is of a snapshot.
+    constexpr std::array kElasticKinds = {ExchangeMessage::SIDE_VALUES, ExchangeMessage::FETCH_SIDE_VALUES,
+                                          ExchangeMessage::PROGRESS, ExchangeMessage::FETCH_STATE};
     const int kind = input_.Byte();
     const auto step_ahead = static_cast<int8_t>(input_.Byte());
     int bucket = input_.Byte() % (static_cast<int>(slice_bytes_.size()) + 1);
     const int fill = input_.Byte();
     if (bucket == 1 && slice_bytes_.size() == 2 && fill % 16 != 0) bucket = 0;  // two buckets are rare
     const auto longer = static_cast<int8_t>(input_.Byte());
+    const bool is_elastic = (kind & 128) != 0;
+    const int64_t steps_over = newest_[0] + 1;
+    // All shards have the snapshot durably, so older ones go.
+    if (is_elastic && (kind & 4) != 0 && snapshots_ != nullptr) return snapshots_->DropBefore(steps_over + step_ahead);
     ExchangeMessage fields;
-    fields.set_kind(kKinds[kind % kKinds.size()]);
+    fields.set_kind(is_elastic ? kElasticKinds[kind % kElasticKinds.size()] : kKinds[kind % kKinds.size()]);
     fields.set_bucket(bucket);
     const int vector_or_purpose = (kind >> 3) & 3;
     fields.set_vector(vector_or_purpose);
@@ -186,15 +271,28 @@ class Driver {
         break;
       case ExchangeMessage::GRADIENT:
         step = exists ? newest_[bucket] + 1 : 0;
+        fields.set_node(vector_or_purpose % node_counts_[lane.rank]);
         if (!fields.shared() && exists) bytes = slice_bytes_[bucket];
         break;
       case ExchangeMessage::INITIAL_PARAMETERS:
       case ExchangeMessage::INITIAL_STATE:
         if (exists) bytes = slice_bytes_[bucket];
         break;
+      case ExchangeMessage::FETCH_STATE:
+        if (is_elastic) step = steps_over;
+        break;
+      case ExchangeMessage::SIDE_VALUES:
+        bytes = 8 * (fill % 4);
+        step = steps_over + 1;
+        break;
       case ExchangeMessage::SHARE:
-        *fields.mutable_gradient_memory() = MemoryOf(shape_.element_count, (kind >> 3) & 1);
+        *fields.mutable_gradient_memory() = MemoryOf(shape_.element_count * node_counts_[lane.rank], (kind >> 3) & 1);
         if ((kind & 64) != 0) *fields.mutable_parameter_memory() = MemoryOf(shape_.element_count, 1);
+        break;
+      case ExchangeMessage::PROGRESS:
+        SetProgress({.phase = static_cast<WorkPhase>(fill), .step = step_ahead, .silent_shard = vector_or_purpose - 1},
+                    fields.mutable_progress());
+        fields.mutable_progress()->set_asks(fields.shared());
         break;
       default:
         break;
@@ -223,6 +321,8 @@ class Driver {
     const std::string head = EncodeBeforePayload(answer.fields, std::ssize(answer.payload));
     const std::array<BytePiece, 2> pieces = {std::as_bytes(std::span(head)), answer.payload};
     CHECK_OK(DecodeMessage(pieces));
+    Reached(absl::StrCat(ExchangeMessage::Kind_Name(answer.fields.kind()), " ", answer.fields.step(), " of bucket ",
+                         answer.fields.bucket(), answer.fields.shared() ? " shared" : "", " ", answer.fields.text()));
     if (answer.fields.kind() == ExchangeMessage::PARAMETERS) {
       int64_t& newest = newest_[answer.fields.bucket()];
       CHECK_GE(answer.fields.step(), newest);
@@ -252,8 +352,13 @@ class Driver {
   int64_t next_sum_ = 0;
   int64_t bytes_seen_ = 0;
   ShardJob::Time now_{std::chrono::seconds(1000)};
+  std::vector<int> node_counts_;  // by rank, of its share
+  int64_t snapshot_elements_ = 0;
+  int snapshot_arrays_ = 0;
+  int64_t newest_snapshot_ = -1;
   std::set<LaneId> lanes_open_;
-  std::deque<Answer> kept_;  // answers that a transport has not written yet
+  std::deque<Answer> kept_;                   // answers that a transport has not written yet
+  std::unique_ptr<SnapshotStore> snapshots_;  // null in a job without
   std::unique_ptr<ShardJob> job_;
 };
 

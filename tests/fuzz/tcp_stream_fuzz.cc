@@ -12,6 +12,7 @@
 #include "common/check.h"
 #include "common/transport/tcp_stream.h"
 #include "tests/fuzz/fuzz_input.h"
+#include "tests/fuzz/reached.h"
 
 namespace {
 
@@ -61,6 +62,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const int64_t budget = 1 + input.Byte();
   const std::string bytes = input.Rest();
   const Outcome pieces = ReadAll(bytes, budget), whole = ReadAll(bytes, 1 << 20);
+  starring::Reached(std::to_string(whole.inbox.messages.size()) + " messages, " + whole.status.ToString());
   CHECK(pieces.status == whole.status) << pieces.status.ToString() << " " << whole.status.ToString();
   CHECK(pieces.inbox.messages.size() == whole.inbox.messages.size());
   CHECK(pieces.inbox.in_message == whole.inbox.in_message);

@@ -164,6 +164,29 @@ TEST(SnapshotStoreTest, MemoryIsBoundedWhateverIsTaken) {
   EXPECT_LE(store->bytes_in_memory(), (SnapshotStore::kAliveMax - 1) * kSnapshotBytes);
 }
 
+// As a worker may ask for, one after the other, where another shard writes nothing.
+TEST(SnapshotStoreTest, MemoryIsBoundedWhateverIsRead) {
+  constexpr int64_t kSnapshotBytes = 2 * 64 * sizeof(float);
+  const std::string folder = NewFolder();
+  {
+    const auto store = SnapshotStore::Open(TwoBuckets(folder)).value();
+    for (int64_t step = 1; step <= SnapshotStore::kFilesMax; ++step) {
+      TakeAll(*store, step);
+      AwaitDurable(*store, step);
+    }
+  }
+  const auto store = SnapshotStore::Open(TwoBuckets(folder)).value();
+  ASSERT_EQ(std::ssize(store->held()), SnapshotStore::kFilesMax);
+  for (const int64_t step : store->held()) {
+    const std::shared_ptr<const Snapshot> snapshot = store->Get(step).value();
+    ExpectWhole(*snapshot, step);
+    EXPECT_EQ(store->bytes_in_memory(), kSnapshotBytes);  // of the one that is held here
+    EXPECT_EQ(store->Get(step).value(), snapshot);
+  }
+  EXPECT_EQ(store->bytes_in_memory(), 0);
+  EXPECT_EQ(std::ssize(store->held()), SnapshotStore::kFilesMax);
+}
+
 TEST(SnapshotStoreTest, MemoryIsUsedAgain) {
   const auto store = SnapshotStore::Open(TwoBuckets("")).value();
   for (int64_t step = 1; step <= 4; ++step) TakeAll(*store, step);
@@ -246,6 +269,27 @@ TEST(SnapshotStoreTest, DamageIsFound) {
   std::ofstream(unfinished) << "half";
   EXPECT_THAT(SnapshotStore::Open(TwoBuckets(folder)).value()->held(), IsEmpty());
   EXPECT_FALSE(std::filesystem::exists(unfinished));
+}
+
+// What a damaged head promises is compared with the file before memory is taken for it.
+TEST(SnapshotStoreTest, AHeadDoesNotDecideHowMuchMemoryIsTaken) {
+  const std::string folder = NewFolder();
+  { TakeAll(*SnapshotStore::Open(TwoBuckets(folder)).value(), 10); }
+  const std::string path = folder + "/snapshot-1of2-000000010";
+  std::string head(512, '\0');
+  std::ifstream(path, std::ios::binary).read(head.data(), std::ssize(head));
+  const size_t at = head.find(" side=0 ");
+  ASSERT_NE(at, std::string::npos);
+  for (const char* const count : {"1", "1000000", "-1", "9223372036854775807", "many"}) {
+    std::string damaged = absl::StrCat(head.substr(0, at), " side=", count, head.substr(at + 7));
+    damaged.resize(head.size());
+    std::fstream(path, std::ios::in | std::ios::out | std::ios::binary).write(damaged.data(), std::ssize(damaged));
+    std::vector<std::string> said;
+    SnapshotStore::Options options = TwoBuckets(folder);
+    options.log = [&](const std::string& line) { said.push_back(line); };
+    EXPECT_THAT(SnapshotStore::Open(options).value()->held(), IsEmpty()) << count;
+    EXPECT_THAT(said, ElementsAre(testing::AllOf(HasSubstr(path), HasSubstr("its first line")))) << count;
+  }
 }
 
 TEST(SnapshotStoreTest, DropsWhatNobodyNeeds) {

@@ -1,0 +1,78 @@
+// The log of an elastic run's generations, as the coordinator, a launcher and check_log read it. A run whose log proves
+// that every leaf counted once, and which the coordinator takes up, must be able to go on, and prove it at its end.
+//
+// The first byte says whether the lines get their checksums, without which hardly any change of a log would be read;
+// the second one, how many steps the run goes back. The rest is the file.
+#include <algorithm>
+#include <cstdint>
+#include <fstream>
+#include <ios>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_format.h"
+#include "common/check.h"
+#include "common/checkpoint/crc32c.h"
+#include "common/limits.h"
+#include "server/elastic/generation_log.h"
+#include "tests/fuzz/fuzz_input.h"
+#include "tests/fuzz/memory_folder.h"
+#include "tests/fuzz/reached.h"
+
+namespace {
+
+using starring::GenerationLog;
+
+constexpr int kLeaves = 4;
+
+// Every whole line with the checksum of what is before its " crc=".
+std::string WithChecksums(const std::string& text) {
+  std::string result;
+  size_t begin = 0;
+  for (size_t end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
+    std::string entry = text.substr(begin, end - begin);
+    entry.resize(std::min(entry.size(), entry.rfind(" crc=")));
+    result += absl::StrFormat("%s crc=%08x\n", entry, starring::Crc32c(entry));
+  }
+  return result + text.substr(begin);
+}
+
+void GoOnToTheEnd(GenerationLog& log, int64_t steps_back) {
+  const int64_t number = log.last_number() + 1;
+  const int64_t first_step = std::max<int64_t>(log.counted_end() - steps_back, 0);
+  CHECK_OK(log.Prepare(number));
+  CHECK_OK(log.Commit(
+      {.number = number, .first_step = first_step, .workers = {0xa1}, .leaf_owners = std::vector<int>(kLeaves)}));
+  CHECK_EQ(log.counted_end(), first_step);
+  CHECK_OK(log.End(first_step + 1));
+  starring::Reached("ended");
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  static starring::MemoryFolder folder;
+  starring::FuzzInput input(data, size);
+  const bool has_checksums = input.Byte() % 2 == 1;
+  const int64_t steps_back = input.Byte();
+  std::string text = input.Rest();
+  if (has_checksums) text = WithChecksums(text);
+  const std::string& path = folder.Emptied();
+  std::ofstream(path + "/generations.log", std::ios::binary) << text;
+
+  const GenerationLog::Run run = {.name = "run", .leaves = kLeaves, .shards = 2, .job = "ab12"};
+  const auto progress = GenerationLog::Peek(path, run.name);
+  const absl::Status proof = starring::CheckExactlyOnce(text);
+  starring::Reached(proof.ok() ? "proves itself" : proof.ToString());
+  const auto log = GenerationLog::Open(path, run);
+  starring::Reached(log.ok() ? "opened" : log.status().ToString());
+  if (!log.ok()) return 0;
+  CHECK(progress != GenerationLog::Progress::kEnded);
+  // Numbers that no run reaches must not overflow here.
+  if (!proof.ok() || (*log)->last_number() >= starring::kStepMax || (*log)->counted_end() >= starring::kStepMax)
+    return 0;
+  GoOnToTheEnd(**log, steps_back);
+  CHECK(GenerationLog::Peek(path, run.name) == GenerationLog::Progress::kEnded);
+  return 0;
+}
