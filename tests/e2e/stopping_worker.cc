@@ -6,14 +6,18 @@
 //   STARRING_TEST_SLOW="forward:2"               sleeps 2 ms in the forward of every batch
 //   STARRING_TEST_ROUNDS="down"                  rounds the result of every operation down, so that it computes other
 //                                                bits than other workers, as defective hardware may
+//   STARRING_TEST_EXPONENTIALS="7"               all exponentials but the first 7 are the next smaller number
+#include <dlfcn.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
 
 #include <cfenv>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <limits>
 #include <set>
 #include <string>
 #include <thread>
@@ -91,6 +95,13 @@ void BlockIfAsked(const std::string& here) {
   while (true) pause();  // a signal to stop ends one of them
 }
 
+float NextSmallerExponential(float x) {
+  static auto* const real = reinterpret_cast<float (*)(float)>(dlsym(RTLD_NEXT, "expf"));
+  static const char* const asked = getenv("STARRING_TEST_EXPONENTIALS");
+  static int64_t left = asked == nullptr ? std::numeric_limits<int64_t>::max() : strtoll(asked, nullptr, 10);
+  return --left >= 0 ? real(x) : std::nextafter(real(x), 0.0f);
+}
+
 // Before main: the threads that main starts inherit the rounding.
 [[gnu::constructor, maybe_unused]] void RoundDownIfAsked() {
   const char* const direction = getenv("STARRING_TEST_ROUNDS");
@@ -98,6 +109,13 @@ void BlockIfAsked(const std::string& here) {
 }
 
 }  // namespace
+
+}  // namespace starring
+
+// Replaces libm's for all of this program.
+extern "C" float expf(float x) { return starring::NextSmallerExponential(x); }
+
+namespace starring {
 
 // Replaces the definition that does nothing. The trainer's thread calls it.
 void OnWorkPhase(WorkPhase phase, int64_t step) {

@@ -249,8 +249,8 @@ class VerdictTest(unittest.TestCase):
     def test_says_when_it_decides(self):
         found = uneven_verdict.analyse(uneven(RING, ELASTIC))
         self.assertRegex(found["verdict"], r"undisturbed the ring is the fastest at 3,000 samples/s, with one of 2 "
-                         r"workers at half speed the elastic star is 1\.40 \[1\.3\d+, 1\.4\d+\] times as fast as the "
-                         r"ring, and with a worker killed every 10 s the elastic star is 2\.0\d \[1\.\d+, 2\.\d+\] "
+                         r"workers at half speed the elastic star is 1\.397 \[1\.39\d, 1\.40\d\] times as fast as the "
+                         r"ring, and with a worker killed every 10 s the elastic star is 2\.02 \[1\.\d+, 2\.\d+\] "
                          r"times as fast as the ring")
         self.assertTrue(found["verdict"].endswith(
             "That decides for the elastic star where one of 2 workers at half speed or a worker killed every 10 s is "
