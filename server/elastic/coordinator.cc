@@ -243,10 +243,11 @@ void Coordinator::GiveUp(uint64_t id, const std::string& why, Time now) {
 
 bool Coordinator::IsInGeneration(uint64_t id) const { return ranks_.contains(id); }
 
-// A report that was on its way when the generation began is of the one before.
+// While a generation runs, a report that was on its way when it began is of the one before. Once it is over, a worker
+// that reports so has never heard of it: its order was lost, or the coordinator died after the commit.
 bool Coordinator::IsReady(uint64_t id) const {
   const WorkerReport& report = members_.at(id).worker;
-  return report.ready && (!IsInGeneration(id) || report.generation >= generation_->number);
+  return report.ready && (!running_ || !IsInGeneration(id) || report.generation >= generation_->number);
 }
 
 std::vector<uint64_t> Coordinator::ReadyWorkers() const {

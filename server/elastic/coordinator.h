@@ -184,7 +184,7 @@ class Coordinator {
   std::string LossOf(const Member& member, Time now) const;
   void GiveUp(uint64_t id, const std::string& why, Time now);
   bool IsInGeneration(uint64_t id) const;
-  // Whether a worker has ended its part of the last generation that it was in.
+  // Whether a worker has ended its part of the last generation, or never began it.
   bool IsReady(uint64_t id) const;
   // Planned changes: a worker joins or leaves; other shares are faster.
   void ConsiderWorker(uint64_t id, Member& member, Time now);
