@@ -149,7 +149,9 @@ void Coordinator::OnWorker(uint64_t id, const WorkerReport& report, Time now) {
     return End(absl::Status(report.failure.code(),
                             absl::StrCat(std::string(report.failure.message()), " (reported by ", member->name, ")")));
   }
-  if (running_ && takes_part && report.ready && !stopping_) {
+  // A worker that has trouble does not come to the snapshot at which all were told to stop. The others would wait for
+  // it.
+  if (running_ && takes_part && report.ready && (!stopping_ || !report.trouble.empty())) {
     return BeginChange(absl::StrCat(member->name, ": ", report.trouble.empty() ? "stopped" : report.trouble),
                        /*planned=*/false, now);
   }

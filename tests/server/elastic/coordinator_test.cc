@@ -485,6 +485,25 @@ TEST(CoordinatorTest, AnErrorThatComesBackInEachGenerationEndsTheRun) {
               AllOf(HasSubstr("attempt 1"), HasSubstr("attempt 2"), HasSubstr("attempt 3")));
 }
 
+// A worker that joins has the others stop at a snapshot. An error that keeps them from it is one all the same.
+TEST(CoordinatorTest, AnErrorThatComesBackEndsTheRunAlsoIfWorkersJoin) {
+  Play play({});
+  play.AddWorker(1);
+  play.AddWorker(2);
+  play.Snapshot(10);
+  for (uint64_t i = 0; i < 5 && !play.coordinator().ended().has_value(); ++i) {
+    play.AddWorker(10 + i);
+    EXPECT_EQ(play.KindsTo(1).back(), Kind::kStop);
+    play.workers[2].ready = true;
+    play.workers[2].trouble = absl::StrCat("no memory, attempt ", i);
+    play.Tell(2);
+  }
+  ASSERT_TRUE(play.coordinator().ended().has_value());
+  EXPECT_EQ(play.generation(), 4);
+  EXPECT_THAT(std::string(play.coordinator().ended()->message()),
+              AllOf(HasSubstr("attempt 1"), HasSubstr("attempt 2"), HasSubstr("attempt 3")));
+}
+
 TEST(CoordinatorTest, ACoordinatorThatWasStoppedBlamesNobody) {
   Play play({});
   play.AddWorker(1);
