@@ -74,6 +74,7 @@ struct WorkerReport {
   double seconds_per_leaf = 0;    // the usual; 0: not known yet
   double step_seconds = 0;        // likewise, of a whole step
   double trial_leaf_seconds = 0;  // one leaf, computed once before the worker attended
+  int64_t first_step = 0;         // where it begins without a snapshot; of the report of AddWorker alone
   absl::Status failure;           // not OK: an error that follows from the job
 };
 
@@ -87,7 +88,7 @@ struct Order {
     kWait,     // to a ready worker that is not in the generation: why
     kKeep,     // to shards: all have the snapshot of generation.first_step durably
     kGivenUp,  // to who was given up, if it still hears: it may attend again; why
-    kEnd,      // to all: `end`
+    kEnd,      // to all, or to a worker that is refused: `end`
   };
   Kind kind = Kind::kWait;
   Generation generation;
@@ -126,7 +127,8 @@ class Coordinator {
   explicit Coordinator(Options options);
 
   // A process attends. It is known by a number that it has drawn; `name` is for people. AlreadyExists if another
-  // process is that shard, or has the worker's number; InvalidArgument if the process was another member before.
+  // process is that shard, or has the worker's number; InvalidArgument if the process was another member before. While
+  // the run has no snapshot, a worker that would begin at another step gets kEnd, and is no member any more.
   absl::Status AddShard(uint64_t member, const std::string& name, const ShardReport& report, Time now);
   absl::Status AddWorker(uint64_t member, const std::string& name, const WorkerReport& report, Time now);
   // Reports were checked (member_report.h). No effect if no such member attends, or if it attends as another one.
@@ -171,6 +173,7 @@ class Coordinator {
     // Workers.
     int64_t order_of_joining = 0;
     Time last_leaf;
+    int64_t first_step = 0;
     bool told_to_wait = false;
     WorkerReport worker;
     ShardReport shard;
@@ -197,13 +200,18 @@ class Coordinator {
   void Begin(const Generation& next, bool from_snapshot, Time now);
   Order ServeOrder() const;
   void RepeatOrders(Time now);
+  // Which shard the next generation waits for; empty: none.
+  std::string MissingShard() const;
   std::string MissingForCommit() const;
+  void RefuseOtherBegins();
   std::vector<uint64_t> ReadyWorkers() const;
-  std::vector<int64_t> CommonSnapshots() const;  // that all shards have, ascending
+  std::vector<int64_t> CommonSnapshots() const;  // the run's, that all shards have, ascending
   // How far the run has come, as far as it is known. `snapshots`: CommonSnapshots.
   int64_t ReachedStep(const std::vector<int64_t>& snapshots) const;
-  // Not OK: the run cannot go on from `first_step`, because it has lost too much, or comes no further.
-  absl::Status CheckFirstStep(int64_t first_step, const std::vector<int64_t>& snapshots);
+  // Not OK: the run cannot go on, because it has lost too much.
+  absl::Status CheckLoss(const std::vector<int64_t>& snapshots) const;
+  // Not OK: it comes no further than `first_step`, where the next generation begins.
+  absl::Status CheckProgress(int64_t first_step, const std::vector<int64_t>& snapshots);
   void Say(const std::string& line) const;
   void KeepDurable();
   int64_t SnapshotEvery(const std::vector<uint64_t>& workers) const;

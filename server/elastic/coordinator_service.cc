@@ -204,7 +204,8 @@ absl::Status CoordinatorService::AdmitShard(const v1::MemberReport::Hello& hello
 
 absl::Status CoordinatorService::AdmitWorker(const v1::MemberReport::Hello& hello,
                                              const v1::MemberReport::Worker& proto) {
-  ASSIGN_OR_RETURN(const WorkerReport report, ReadWorkerReport(proto));
+  ASSIGN_OR_RETURN(WorkerReport report, ReadWorkerReport(proto));
+  report.first_step = hello.terms().first_step();
   const uint64_t id = hello.member_id();
   // A worker that has trained hears how the run has ended. Of a run that ended well before this process began, a worker
   // that has just started is refused below: the log says what to do for a new run.

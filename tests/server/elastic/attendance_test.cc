@@ -203,6 +203,33 @@ TEST_F(AttendanceTest, AWorkerOfAnotherJobIsRefusedAndDisturbsNobody) {
   EXPECT_THAT(Refusal(shard, grpc::StatusCode::INVALID_ARGUMENT), HasSubstr("--shard_count=2"));
 }
 
+TEST_F(AttendanceTest, AWorkerThatWouldBeginElsewhereIsRefusedAndDisturbsNobody) {
+  Start(2);
+  Attendance first(*stub_, Worker(7));
+  const auto member_count = [&] {
+    v1::GetRunRequest request;
+    request.set_token(kToken);
+    v1::GetRunReply reply;
+    grpc::ClientContext context;
+    EXPECT_TRUE(stub_->GetRun(&context, request, &reply).ok());
+    return reply.members_size();
+  };
+  const absl::Time end = absl::Now() + kPatience;
+  while (member_count() < 2) ASSERT_LT(absl::Now(), end);
+  v1::MemberReport resumed = Worker(8);
+  resumed.mutable_hello()->mutable_terms()->set_first_step(10);
+  Attendance second(*stub_, resumed);
+  const v1::MemberOrder refusal = second.Next();
+  EXPECT_EQ(refusal.kind(), v1::MemberOrder::END);
+  EXPECT_EQ(refusal.code(), static_cast<int>(absl::StatusCode::kInvalidArgument));
+  EXPECT_THAT(refusal.text(), AllOf(HasSubstr("began at step 0"), HasSubstr("begin at step 10: drop --resume")));
+  EXPECT_TRUE(second.End().ok());
+  Attendance third(*stub_, Worker(9));
+  const v1::MemberOrder order = first.Next();
+  ASSERT_EQ(order.kind(), v1::MemberOrder::TRAIN);
+  EXPECT_THAT(order.workers(), testing::ElementsAre(7, 9));
+}
+
 TEST_F(AttendanceTest, OfTwoProcessesWithOneNumberTheSecondIsRefused) {
   Attendance first(*stub_, Worker(7));
   EXPECT_EQ(first.Next().kind(), v1::MemberOrder::TRAIN);

@@ -43,6 +43,7 @@ struct RunSetup {
   int leaves = 8;
   int first_workers = 2;
   int min_workers = 1;
+  int64_t first_step = 0;
   std::string folder;  // empty: a new one
 };
 
@@ -60,12 +61,15 @@ class Play {
   void StartCoordinator() {
     coordinator_.reset();
     log_.reset();
-    auto log = GenerationLog::Open(setup_.folder, {.name = "play", .leaves = setup_.leaves, .shards = setup_.shards});
+    auto log = GenerationLog::Open(
+        setup_.folder,
+        {.name = "play", .leaves = setup_.leaves, .shards = setup_.shards, .first_step = setup_.first_step});
     ASSERT_TRUE(log.ok()) << log.status();
     log_ = *std::move(log);
     coordinator_ = std::make_unique<Coordinator>(Coordinator::Options{
         .shard_count = setup_.shards,
         .leaves = setup_.leaves,
+        .first_step = log_->first_step(),
         .end_step = 1000,
         .first_workers = setup_.first_workers,
         .min_workers = setup_.min_workers,
@@ -363,6 +367,76 @@ TEST(CoordinatorTest, SnapshotsOfARunThatTheLogDoesNotHaveAreNotUsed) {
   EXPECT_EQ(play.last().first_step, 0);
   EXPECT_FALSE(play.history.back().second.from_snapshot);
   EXPECT_EQ(play.OrdersTo(1000, Kind::kKeep), 0);
+}
+
+TEST(CoordinatorTest, AWorkerThatWouldBeginElsewhereIsRefusedUntilThereIsASnapshot) {
+  Play play({.first_step = 100});
+  play.workers[1].first_step = 100;
+  play.AddWorker(1);
+  play.AddWorker(2);  // without --resume
+  EXPECT_EQ(play.generation(), 0);
+  ASSERT_THAT(play.KindsTo(2), ElementsAre(Kind::kEnd));
+  const absl::Status why = play.history.back().second.end;
+  EXPECT_EQ(why.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(why.message()),
+              AllOf(HasSubstr("began at step 100"), HasSubstr("would begin at step 0: give --resume")));
+  play.workers.erase(2);
+  play.workers[3].first_step = 100;
+  play.AddWorker(3);
+  ASSERT_EQ(play.generation(), 1);
+  EXPECT_THAT(play.last().workers, ElementsAre(1, 3));
+  // A process that was started again finds a newer checkpoint.
+  play.workers[4].first_step = 150;
+  play.AddWorker(4);
+  EXPECT_THAT(play.KindsTo(4), IsEmpty());
+  play.Snapshot(110);
+  for (const uint64_t id : {1, 3}) {
+    play.workers[id].ready = true;
+    play.Tell(id);
+  }
+  ASSERT_EQ(play.generation(), 2);
+  EXPECT_THAT(play.last().workers, ElementsAre(1, 3, 4));
+  EXPECT_EQ(play.last().first_step, 110);
+  EXPECT_TRUE(play.history.back().second.from_snapshot);
+}
+
+// It came in by a snapshot that was in memory alone.
+TEST(CoordinatorTest, AWorkerThatWouldBeginElsewhereDoesNotBeginAnew) {
+  Play play({.shards = 2});
+  play.AddWorker(1);
+  play.AddWorker(2);
+  play.workers[3].first_step = 50;
+  play.AddWorker(3);
+  play.Snapshot(10, /*is_durable=*/false);
+  for (const uint64_t id : {1, 2}) {
+    play.workers[id].ready = true;
+    play.Tell(id);
+  }
+  ASSERT_EQ(play.generation(), 2);
+  EXPECT_THAT(play.last().workers, ElementsAre(1, 2, 3));
+  play.Kill(1001);
+  play.Pass(milliseconds(1'200));
+  ASSERT_TRUE(play.AddShard(1, 77).ok());
+  ASSERT_EQ(play.generation(), 3);
+  EXPECT_EQ(play.last().first_step, 0);
+  EXPECT_THAT(play.last().workers, ElementsAre(1, 2));
+  EXPECT_EQ(play.KindsTo(3).back(), Kind::kEnd);
+}
+
+// It is of a run that began earlier in the same folder.
+TEST(CoordinatorTest, ASnapshotOfAStepThatTheRunDoesNotHaveIsNotUsed) {
+  Play play({.first_step = 100});
+  play.shards[1000].held = play.shards[1000].durable = {90, 100};
+  play.Tell(1000);
+  for (const uint64_t id : {1, 2}) {
+    play.workers[id].first_step = 100;
+    play.AddWorker(id);
+  }
+  play.Kill(2);
+  play.Pass(milliseconds(1'200));
+  ASSERT_EQ(play.generation(), 2);
+  EXPECT_EQ(play.last().first_step, 100);
+  EXPECT_FALSE(play.history.back().second.from_snapshot);
 }
 
 TEST(CoordinatorTest, AReplacedShardIsNoLongerOne) {
