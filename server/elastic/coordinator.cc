@@ -129,6 +129,8 @@ void Coordinator::OnShard(uint64_t id, const ShardReport& report, Time now) {
     if (!report.trouble.empty()) return BeginChange(report.trouble, /*planned=*/false, now);
     const auto has_finished = [this](const auto& shard) { return members_[shard.second].shard.finished; };
     if (std::ssize(shards_) == options_.shard_count && std::ranges::all_of(shards_, has_finished)) {
+      // Without its end in the log a run that has steps left can go on where it was.
+      if (!shortage_.ok() && generation_->first_step < options_.end_step) return End(shortage_);
       return End(options_.log->End(is_last_ ? generation_->first_step : options_.end_step));
     }
   }
@@ -186,15 +188,21 @@ void Coordinator::Tick(Time now) {
   if (running_) return;
   const std::string missing = MissingForCommit();
   if (missing.empty()) return;
-  if (now - change_since_ > options_.join_deadline) {
-    return End(absl::UnavailableError(absl::StrCat(missing, " within ", SecondsText(options_.join_deadline),
-                                                   ", after: ", cause_,
-                                                   ": start again with --resume from the last checkpoint")));
-  }
+  if (now - change_since_ > options_.join_deadline) return EndForShortage(missing, now);
   if (now - said_missing_ > kSayMissing) {
     said_missing_ = now;
     Say(absl::StrCat("waiting: ", missing));
   }
+}
+
+// One worker is enough to save what there is.
+void Coordinator::EndForShortage(const std::string& missing, Time now) {
+  shortage_ = absl::UnavailableError(
+      absl::StrCat(missing, " within ", SecondsText(options_.join_deadline), ", after: ", cause_,
+                   ": start again with --resume from the last checkpoint, or all with the same --state_dir"));
+  if (std::exchange(ending_, true) || CommonSnapshots().empty() || !MissingForCommit().empty()) return End(shortage_);
+  Say(absl::StrCat("saves before it ends: ", missing));
+  CommitIfReady(now);
 }
 
 void Coordinator::EndRun(Time now) {

@@ -23,8 +23,9 @@
 // alarm costs a return to a snapshot, and no bit. A coordinator that was stopped itself gives everybody a new start.
 //
 // What ends the run before its last step: EndRun, an error that follows from the job, kStrikesMax generations without a
-// new snapshot, a shard that does not come back, too few workers for too long, snapshots that are lost on some shard, a
-// log that cannot be written. Whoever comes after that is told the end.
+// new snapshot, a shard that does not come back, too few workers for too long (those that are there save a checkpoint
+// first), snapshots that are lost on some shard, a log that cannot be written. Whoever comes after that is told the
+// end.
 //
 // Thread safety: one thread.
 #ifndef STARRING_SERVER_ELASTIC_COORDINATOR_H_
@@ -196,6 +197,7 @@ class Coordinator {
   void StopGeneration(const std::string& cause, Time now);
   void ChangeIfStopped(Time now);
   void BeginChange(const std::string& cause, bool planned, Time now);
+  void EndForShortage(const std::string& missing, Time now);
   void CommitIfReady(Time now);
   void Begin(const Generation& next, bool from_snapshot, Time now);
   Order ServeOrder() const;
@@ -229,7 +231,8 @@ class Coordinator {
   bool running_ = false;                  // and no change has begun
   bool has_committed_ = false;            // this process, and not one before it
   bool stopping_ = false;                 // its workers were told to stop
-  bool ending_ = false;                   // EndRun was called
+  bool ending_ = false;                   // the next generation is the one without steps
+  absl::Status shortage_;                 // not OK: what that one ends with, because too few workers have come
   bool is_last_ = false;                  // the generation is the one without steps
   int64_t changing_to_ = 0;               // the number that was prepared last
   const bool continues_;                  // a coordinator before this one has begun the run

@@ -483,6 +483,56 @@ TEST(CoordinatorTest, TooFewWorkersAreSaidAndEndTheRunAtLast) {
   EXPECT_EQ(play.coordinator().ended()->code(), absl::StatusCode::kUnavailable);
 }
 
+TEST(CoordinatorTest, TooFewWorkersSaveBeforeTheRunEnds) {
+  Play play({.first_workers = 2, .min_workers = 2});
+  play.AddWorker(1);
+  play.AddWorker(2);
+  play.Snapshot(10);
+  play.Kill(2);
+  play.Pass(milliseconds(60'000));
+  ASSERT_EQ(play.generation(), 1);
+  play.Pass(milliseconds(2'000));
+  ASSERT_EQ(play.generation(), 2);
+  EXPECT_EQ(play.last().first_step, 10);
+  EXPECT_TRUE(play.history.back().second.ends_run);
+  EXPECT_THAT(play.said, testing::Contains(HasSubstr("saves before it ends: 1 of at least 2 workers")));
+  EXPECT_FALSE(play.coordinator().ended().has_value());
+  play.shards[1000].finished = true;
+  play.Tell(1000);
+  ASSERT_TRUE(play.coordinator().ended().has_value());
+  EXPECT_EQ(play.coordinator().ended()->code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(play.coordinator().ended()->message()),
+              AllOf(HasSubstr("1 of at least 2 workers"), HasSubstr("worker 2 is gone"),
+                    HasSubstr("--resume from the last checkpoint, or all with the same --state_dir")));
+  // The second of these ways.
+  const ShardReport left = play.shards[1000];
+  play.StartCoordinator();
+  play.shards.clear();
+  play.shards[2000] = {.shard = 0, .address = "again", .held = left.durable, .durable = left.durable};
+  ASSERT_TRUE(play.coordinator().AddShard(2000, "server 0", play.shards[2000], play.now).ok());
+  play.Tell(2000);
+  play.AddWorker(3);
+  play.AddWorker(4);
+  ASSERT_EQ(play.generation(), 3);
+  EXPECT_EQ(play.last().first_step, 10);
+  EXPECT_FALSE(play.history.back().second.ends_run);
+}
+
+// A worker died during the evaluation after the last step.
+TEST(CoordinatorTest, TooFewWorkersAreEnoughIfAllStepsAreDone) {
+  Play play({.first_workers = 2, .min_workers = 2});
+  play.AddWorker(1);
+  play.AddWorker(2);
+  play.Snapshot(1000);
+  play.Kill(2);
+  play.Pass(milliseconds(62'000));
+  ASSERT_EQ(play.generation(), 2);
+  play.shards[1000].finished = true;
+  play.Tell(1000);
+  ASSERT_TRUE(play.coordinator().ended().has_value());
+  EXPECT_EQ(*play.coordinator().ended(), absl::OkStatus());
+}
+
 TEST(CoordinatorTest, MoreWorkersThanLeavesAreSparesThatComeIn) {
   Play play({.leaves = 2, .first_workers = 2});
   for (const uint64_t id : {1, 2, 3}) play.AddWorker(id);
