@@ -114,6 +114,7 @@ absl::Status Coordinator::AddWorker(uint64_t id, const std::string& name, const 
     member.last_leaf = now;
   }
   member.name = name;
+  member.first_step = report.first_step;
   Heard(member, now);
   OnWorker(id, report, now);
   return absl::OkStatus();
@@ -128,6 +129,8 @@ void Coordinator::OnShard(uint64_t id, const ShardReport& report, Time now) {
     if (!report.trouble.empty()) return BeginChange(report.trouble, /*planned=*/false, now);
     const auto has_finished = [this](const auto& shard) { return members_[shard.second].shard.finished; };
     if (std::ssize(shards_) == options_.shard_count && std::ranges::all_of(shards_, has_finished)) {
+      // Without its end in the log a run that has steps left can go on where it was.
+      if (!shortage_.ok() && generation_->first_step < options_.end_step) return End(shortage_);
       return End(options_.log->End(is_last_ ? generation_->first_step : options_.end_step));
     }
   }
@@ -149,7 +152,8 @@ void Coordinator::OnWorker(uint64_t id, const WorkerReport& report, Time now) {
     return End(absl::Status(report.failure.code(),
                             absl::StrCat(std::string(report.failure.message()), " (reported by ", member->name, ")")));
   }
-  if (running_ && takes_part && report.ready && !stopping_) {
+  // A worker that has trouble does not come to the snapshot at which all were told to stop, and the others cannot.
+  if (running_ && takes_part && report.ready && (!stopping_ || !report.trouble.empty())) {
     return BeginChange(absl::StrCat(member->name, ": ", report.trouble.empty() ? "stopped" : report.trouble),
                        /*planned=*/false, now);
   }
@@ -184,15 +188,21 @@ void Coordinator::Tick(Time now) {
   if (running_) return;
   const std::string missing = MissingForCommit();
   if (missing.empty()) return;
-  if (now - change_since_ > options_.join_deadline) {
-    return End(absl::UnavailableError(absl::StrCat(missing, " within ", SecondsText(options_.join_deadline),
-                                                   ", after: ", cause_,
-                                                   ": start again with --resume from the last checkpoint")));
-  }
+  if (now - change_since_ > options_.join_deadline) return EndForShortage(missing, now);
   if (now - said_missing_ > kSayMissing) {
     said_missing_ = now;
     Say(absl::StrCat("waiting: ", missing));
   }
+}
+
+// One worker is enough to save what there is.
+void Coordinator::EndForShortage(const std::string& missing, Time now) {
+  shortage_ = absl::UnavailableError(
+      absl::StrCat(missing, " within ", SecondsText(options_.join_deadline), ", after: ", cause_,
+                   ": start again with --resume from the last checkpoint, or all with the same --state_dir"));
+  if (std::exchange(ending_, true) || CommonSnapshots().empty() || !MissingForCommit().empty()) return End(shortage_);
+  Say(absl::StrCat("saves before it ends: ", missing));
+  CommitIfReady(now);
 }
 
 void Coordinator::EndRun(Time now) {
@@ -226,7 +236,10 @@ void Coordinator::GiveUpLost(Time now) {
   for (const auto& [id, member] : members_) {
     if (std::string why = LossOf(member, now); !why.empty()) lost.emplace_back(id, std::move(why));
   }
-  for (const auto& [id, why] : lost) GiveUp(id, why, now);
+  for (const auto& [id, why] : lost) {
+    // The change that the one before has caused may have refused this one.
+    if (members_.contains(id)) GiveUp(id, why, now);
+  }
 }
 
 void Coordinator::GiveUp(uint64_t id, const std::string& why, Time now) {
@@ -243,10 +256,11 @@ void Coordinator::GiveUp(uint64_t id, const std::string& why, Time now) {
 
 bool Coordinator::IsInGeneration(uint64_t id) const { return ranks_.contains(id); }
 
-// A report that was on its way when the generation began is of the one before.
+// While a generation runs, a report that was on its way when it began is of the one before. Once it is over, a worker
+// that reports so has never heard of it: its order was lost, or the coordinator died after the commit.
 bool Coordinator::IsReady(uint64_t id) const {
   const WorkerReport& report = members_.at(id).worker;
-  return report.ready && (!IsInGeneration(id) || report.generation >= generation_->number);
+  return report.ready && (!running_ || !IsInGeneration(id) || report.generation >= generation_->number);
 }
 
 std::vector<uint64_t> Coordinator::ReadyWorkers() const {
@@ -368,19 +382,20 @@ void Coordinator::BeginChange(const std::string& cause, bool planned, Time now) 
 }
 
 std::vector<int64_t> Coordinator::CommonSnapshots() const {
+  // What shards have before the log has a generation, or of steps that the run does not have, is another run's.
+  if (!generation_.has_value()) return {};
   std::map<int64_t, int> holders;
   for (const auto& [number, id] : shards_) {
     for (const int64_t step : members_.at(id).shard.held) ++holders[step];
   }
   std::vector<int64_t> common;
   for (const auto& [step, count] : holders) {
-    if (count == options_.shard_count) common.push_back(step);
+    if (count == options_.shard_count && step > options_.first_step) common.push_back(step);
   }
   return common;
 }
 
-// What the next generation waits for; empty: nothing.
-std::string Coordinator::MissingForCommit() const {
+std::string Coordinator::MissingShard() const {
   for (int shard = 0; shard < options_.shard_count; ++shard) {
     const auto found = shards_.find(shard);
     if (found == shards_.end()) return absl::StrCat("shard ", shard, " of ", options_.shard_count, " has not come");
@@ -389,6 +404,12 @@ std::string Coordinator::MissingForCommit() const {
       return absl::StrCat(member.name, ", shard ", shard, ", has not left the generation before");
     }
   }
+  return "";
+}
+
+// What the next generation waits for; empty: nothing.
+std::string Coordinator::MissingForCommit() const {
+  if (std::string shard = MissingShard(); !shard.empty()) return shard;
   // Workers of the last generation come as soon as their exchange is over; who does not is given up (LossOf).
   if (generation_.has_value()) {
     for (const uint64_t id : generation_->workers) {
@@ -424,22 +445,41 @@ int64_t Coordinator::ReachedStep(const std::vector<int64_t>& snapshots) const {
   return reached;
 }
 
-absl::Status Coordinator::CheckFirstStep(int64_t first_step, const std::vector<int64_t>& snapshots) {
+absl::Status Coordinator::CheckLoss(const std::vector<int64_t>& snapshots) const {
   const int64_t reached = ReachedStep(snapshots);
   // Before the first snapshot was on all disks, what was lost is seconds old, and the run begins anew.
   const bool is_young = kept_ < 0 && !continues_;
-  if (first_step < reached && snapshots.empty() && !is_young) {
-    std::vector<std::string> newest;
-    for (const auto& [number, id] : shards_) {
-      const std::vector<int64_t>& held = members_.at(id).shard.held;
-      newest.push_back(held.empty() ? absl::StrCat("shard ", number, " has none")
-                                    : absl::StrCat("shard ", number, " has that of step ", held.back()));
-    }
-    return absl::DataLossError(absl::StrCat("the run had come to step ", reached,
-                                            ", and no snapshot is on all shards: ", absl::StrJoin(newest, ", "),
-                                            ": start a new run with --resume from the last checkpoint, and with "
-                                            "another --state_dir that outlives the servers"));
+  if (!snapshots.empty() || reached <= options_.first_step || is_young) return absl::OkStatus();
+  std::vector<std::string> newest;
+  for (const auto& [number, id] : shards_) {
+    const std::vector<int64_t>& held = members_.at(id).shard.held;
+    newest.push_back(held.empty() ? absl::StrCat("shard ", number, " has none")
+                                  : absl::StrCat("shard ", number, " has that of step ", held.back()));
   }
+  return absl::DataLossError(absl::StrCat("the run had come to step ", reached,
+                                          ", and no snapshot is on all shards: ", absl::StrJoin(newest, ", "),
+                                          ": start a new run with --resume from the last checkpoint, and with "
+                                          "another --state_dir that outlives the servers"));
+}
+
+// Without a snapshot workers bring what the run begins with: parameters, and each its statistics of batches.
+void Coordinator::RefuseOtherBegins() {
+  const std::string way_out =
+      options_.first_step == 0 ? "drop --resume" : "give --resume, and the --checkpoint_dir that the run began with";
+  std::erase_if(members_, [&](const auto& entry) {
+    const auto& [id, member] = entry;
+    if (member.is_shard || member.first_step == options_.first_step) return false;
+    const std::string why =
+        absl::StrCat("the run began at step ", options_.first_step,
+                     ", and has no snapshot; this worker would begin at step ", member.first_step, ": ", way_out);
+    Say(absl::StrCat("refused ", member.name, ": ", why));
+    options_.send(id, {.kind = Order::Kind::kEnd, .end = absl::InvalidArgumentError(why)});
+    return true;
+  });
+}
+
+absl::Status Coordinator::CheckProgress(int64_t first_step, const std::vector<int64_t>& snapshots) {
+  const int64_t reached = ReachedStep(snapshots);
   if (const int64_t from = std::max(reached, snapshots.empty() ? newest_step_ : 0); first_step < from) {
     Say(absl::StrCat("goes back from step ", from, " to step ", first_step, ": no newer snapshot is on all shards"));
   }
@@ -457,13 +497,15 @@ absl::Status Coordinator::CheckFirstStep(int64_t first_step, const std::vector<i
 }
 
 void Coordinator::CommitIfReady(Time now) {
-  if (running_ || ended_.has_value() || !MissingForCommit().empty()) return;
+  if (running_ || ended_.has_value() || !MissingShard().empty()) return;
+  const std::vector<int64_t> snapshots = CommonSnapshots();
+  if (const absl::Status status = CheckLoss(snapshots); !status.ok()) return End(status);
+  if (snapshots.empty()) RefuseOtherBegins();
+  if (!MissingForCommit().empty()) return;
   std::vector<uint64_t> workers = ReadyWorkers();
   if (std::ssize(workers) > options_.leaves) workers.resize(static_cast<size_t>(options_.leaves));
-  // What shards have before the log has a generation is not this run's.
-  const std::vector<int64_t> snapshots = generation_.has_value() ? CommonSnapshots() : std::vector<int64_t>();
-  const int64_t first_step = std::max(snapshots.empty() ? 0 : snapshots.back(), options_.first_step);
-  if (const absl::Status status = CheckFirstStep(first_step, snapshots); !status.ok()) return End(status);
+  const int64_t first_step = snapshots.empty() ? options_.first_step : snapshots.back();
+  if (const absl::Status status = CheckProgress(first_step, snapshots); !status.ok()) return End(status);
   std::vector<double> seconds;
   for (const uint64_t id : workers) seconds.push_back(SecondsPerLeaf(id));
   const Generation next = {.number = changing_to_,
@@ -473,7 +515,7 @@ void Coordinator::CommitIfReady(Time now) {
                            .leaf_owners = DealLeaves(options_.leaves, seconds)};
   if (const absl::Status status = options_.log->Commit(next, ReachedStep(snapshots)); !status.ok()) return End(status);
   kept_ = std::min(kept_, first_step);
-  Begin(next, !snapshots.empty() && snapshots.back() == first_step, now);
+  Begin(next, /*from_snapshot=*/!snapshots.empty(), now);
 }
 
 void Coordinator::Begin(const Generation& next, bool from_snapshot, Time now) {

@@ -23,8 +23,9 @@
 // alarm costs a return to a snapshot, and no bit. A coordinator that was stopped itself gives everybody a new start.
 //
 // What ends the run before its last step: EndRun, an error that follows from the job, kStrikesMax generations without a
-// new snapshot, a shard that does not come back, too few workers for too long, snapshots that are lost on some shard, a
-// log that cannot be written. Whoever comes after that is told the end.
+// new snapshot, a shard that does not come back, too few workers for too long (those that are there save a checkpoint
+// first), snapshots that are lost on some shard, a log that cannot be written. Whoever comes after that is told the
+// end.
 //
 // Thread safety: one thread.
 #ifndef STARRING_SERVER_ELASTIC_COORDINATOR_H_
@@ -74,6 +75,7 @@ struct WorkerReport {
   double seconds_per_leaf = 0;    // the usual; 0: not known yet
   double step_seconds = 0;        // likewise, of a whole step
   double trial_leaf_seconds = 0;  // one leaf, computed once before the worker attended
+  int64_t first_step = 0;         // where it begins without a snapshot; of the report of AddWorker alone
   absl::Status failure;           // not OK: an error that follows from the job
 };
 
@@ -87,7 +89,7 @@ struct Order {
     kWait,     // to a ready worker that is not in the generation: why
     kKeep,     // to shards: all have the snapshot of generation.first_step durably
     kGivenUp,  // to who was given up, if it still hears: it may attend again; why
-    kEnd,      // to all: `end`
+    kEnd,      // to all, or to a worker that is refused: `end`
   };
   Kind kind = Kind::kWait;
   Generation generation;
@@ -126,7 +128,8 @@ class Coordinator {
   explicit Coordinator(Options options);
 
   // A process attends. It is known by a number that it has drawn; `name` is for people. AlreadyExists if another
-  // process is that shard, or has the worker's number; InvalidArgument if the process was another member before.
+  // process is that shard, or has the worker's number; InvalidArgument if the process was another member before. While
+  // the run has no snapshot, a worker that would begin at another step gets kEnd, and is no member any more.
   absl::Status AddShard(uint64_t member, const std::string& name, const ShardReport& report, Time now);
   absl::Status AddWorker(uint64_t member, const std::string& name, const WorkerReport& report, Time now);
   // Reports were checked (member_report.h). No effect if no such member attends, or if it attends as another one.
@@ -171,6 +174,7 @@ class Coordinator {
     // Workers.
     int64_t order_of_joining = 0;
     Time last_leaf;
+    int64_t first_step = 0;
     bool told_to_wait = false;
     WorkerReport worker;
     ShardReport shard;
@@ -184,7 +188,7 @@ class Coordinator {
   std::string LossOf(const Member& member, Time now) const;
   void GiveUp(uint64_t id, const std::string& why, Time now);
   bool IsInGeneration(uint64_t id) const;
-  // Whether a worker has ended its part of the last generation that it was in.
+  // Whether a worker has ended its part of the last generation, or never began it.
   bool IsReady(uint64_t id) const;
   // Planned changes: a worker joins or leaves; other shares are faster.
   void ConsiderWorker(uint64_t id, Member& member, Time now);
@@ -193,17 +197,23 @@ class Coordinator {
   void StopGeneration(const std::string& cause, Time now);
   void ChangeIfStopped(Time now);
   void BeginChange(const std::string& cause, bool planned, Time now);
+  void EndForShortage(const std::string& missing, Time now);
   void CommitIfReady(Time now);
   void Begin(const Generation& next, bool from_snapshot, Time now);
   Order ServeOrder() const;
   void RepeatOrders(Time now);
+  // Which shard the next generation waits for; empty: none.
+  std::string MissingShard() const;
   std::string MissingForCommit() const;
+  void RefuseOtherBegins();
   std::vector<uint64_t> ReadyWorkers() const;
-  std::vector<int64_t> CommonSnapshots() const;  // that all shards have, ascending
+  std::vector<int64_t> CommonSnapshots() const;  // the run's, that all shards have, ascending
   // How far the run has come, as far as it is known. `snapshots`: CommonSnapshots.
   int64_t ReachedStep(const std::vector<int64_t>& snapshots) const;
-  // Not OK: the run cannot go on from `first_step`, because it has lost too much, or comes no further.
-  absl::Status CheckFirstStep(int64_t first_step, const std::vector<int64_t>& snapshots);
+  // Not OK: the run cannot go on, because it has lost too much.
+  absl::Status CheckLoss(const std::vector<int64_t>& snapshots) const;
+  // Not OK: it comes no further than `first_step`, where the next generation begins.
+  absl::Status CheckProgress(int64_t first_step, const std::vector<int64_t>& snapshots);
   void Say(const std::string& line) const;
   void KeepDurable();
   int64_t SnapshotEvery(const std::vector<uint64_t>& workers) const;
@@ -221,7 +231,8 @@ class Coordinator {
   bool running_ = false;                  // and no change has begun
   bool has_committed_ = false;            // this process, and not one before it
   bool stopping_ = false;                 // its workers were told to stop
-  bool ending_ = false;                   // EndRun was called
+  bool ending_ = false;                   // the next generation is the one without steps
+  absl::Status shortage_;                 // not OK: what that one ends with, because too few workers have come
   bool is_last_ = false;                  // the generation is the one without steps
   int64_t changing_to_ = 0;               // the number that was prepared last
   const bool continues_;                  // a coordinator before this one has begun the run

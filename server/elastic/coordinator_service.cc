@@ -204,7 +204,8 @@ absl::Status CoordinatorService::AdmitShard(const v1::MemberReport::Hello& hello
 
 absl::Status CoordinatorService::AdmitWorker(const v1::MemberReport::Hello& hello,
                                              const v1::MemberReport::Worker& proto) {
-  ASSIGN_OR_RETURN(const WorkerReport report, ReadWorkerReport(proto));
+  ASSIGN_OR_RETURN(WorkerReport report, ReadWorkerReport(proto));
+  report.first_step = hello.terms().first_step();
   const uint64_t id = hello.member_id();
   // A worker that has trained hears how the run has ended. Of a run that ended well before this process began, a worker
   // that has just started is refused below: the log says what to do for a new run.
@@ -224,6 +225,7 @@ absl::Status CoordinatorService::Begin(const v1::RunTerms& terms) {
       terms.end_step() < terms.first_step() || terms.end_step() > kStepMax) {
     return absl::InvalidArgumentError("the terms of the first worker are no elastic run's: start it with --elastic");
   }
+  lock_.reset();
   ASSIGN_OR_RETURN(log_, GenerationLog::Open(options_.state_dir, {.name = options_.run_id,
                                                                   .leaves = agreement.micro_batches,
                                                                   .shards = options_.shard_count,
@@ -305,11 +307,28 @@ void CoordinatorService::Tick(Time now) {
   }
   if (coordinator_ != nullptr) coordinator_->Tick(now);
   LookForEnd();
-  if (coordinator_ != nullptr || ended_.has_value() || progress_ == GenerationLog::Progress::kNone) return;
-  if (absl::FromChrono(now - since_) < options_.join_deadline) return;
-  ended_ = absl::UnavailableError(
+  if (coordinator_ != nullptr || ended_.has_value()) return;
+  const absl::Status status = AwaitRun(now);
+  if (status.ok()) return;
+  ended_ = status;
+  for (const auto& [id, shard] : early_shards_) Send(id, {.kind = Order::Kind::kEnd, .end = status});
+}
+
+absl::Status CoordinatorService::AwaitRun(Time now) {
+  const absl::Duration age = absl::FromChrono(now - since_);
+  // Of two coordinators the second is to end when it is started, and not when its first worker comes. Waiting is left
+  // to the ticks: this thread has others to serve.
+  if (!lock_.has_value() && !options_.state_dir.empty()) {
+    absl::StatusOr<FolderLock> lock = GenerationLog::Lock(options_.state_dir, absl::ZeroDuration());
+    if (lock.ok()) {
+      lock_.emplace(*std::move(lock));
+    } else if (age > GenerationLog::kLockPatience) {
+      return lock.status();
+    }
+  }
+  if (progress_ == GenerationLog::Progress::kNone || age < options_.join_deadline) return absl::OkStatus();
+  return absl::UnavailableError(
       absl::StrCat("no worker has come back within ", absl::FormatDuration(options_.join_deadline)));
-  for (const auto& [id, shard] : early_shards_) Send(id, {.kind = Order::Kind::kEnd, .end = *ended_});
 }
 
 bool CoordinatorService::EndRun(Time now) {

@@ -19,6 +19,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "common/checkpoint/checkpoint.h"
 #include "server/admission.h"
 #include "server/elastic/attend_stream.h"
 #include "server/elastic/coordinator.h"
@@ -75,6 +76,8 @@ class CoordinatorService {
   absl::Status AdmitWorker(const v1::MemberReport::Hello& hello, const v1::MemberReport::Worker& proto);
   absl::Status Take(const AttendStream& stream, const v1::MemberReport& report);
   absl::Status Begin(const v1::RunTerms& terms);
+  // Before that. Not OK: no run will begin here, or go on.
+  absl::Status AwaitRun(Time now);
   // The stream is no member's any more. It may still have tags in the queue.
   void Detach(AttendStream* stream);
   void OnGone(AttendStream* stream);
@@ -101,6 +104,7 @@ class CoordinatorService {
   std::set<int> shards_told_;                                          // that the run has ended
   GenerationLog::Progress progress_ = GenerationLog::Progress::kNone;  // of a coordinator before this one
   Time since_;
+  std::optional<FolderLock> lock_;  // of the log, until it is opened
   std::unique_ptr<GenerationLog> log_;
   std::unique_ptr<Coordinator> coordinator_;
   std::optional<absl::Status> ended_;

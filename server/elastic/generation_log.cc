@@ -26,8 +26,6 @@ namespace {
 
 constexpr char kFileName[] = "generations.log";
 constexpr absl::string_view kCrc = " crc=";
-// The kernel may need a moment to release the lock of a coordinator that was killed.
-constexpr absl::Duration kLockPatience = absl::Seconds(2);
 
 std::string Hex(uint64_t id) { return absl::StrFormat("%016x", id); }
 
@@ -201,17 +199,19 @@ absl::StatusOr<std::string> ReadAll(int file, const std::string& path) {
 
 }  // namespace
 
+absl::StatusOr<FolderLock> GenerationLog::Lock(const std::string& folder, absl::Duration patience) {
+  absl::StatusOr<FolderLock> lock = FolderLock::Take(folder, patience);
+  if (!absl::IsFailedPrecondition(lock.status())) return lock;
+  return absl::FailedPreconditionError(absl::StrCat("another coordinator runs with --state_dir=", folder,
+                                                    ": a run has one; give this one a folder of its own"));
+}
+
 absl::StatusOr<std::unique_ptr<GenerationLog>> GenerationLog::Open(const std::string& folder, const Run& run) {
-  absl::StatusOr<FolderLock> lock = FolderLock::Take(folder, kLockPatience);
-  if (lock.status().code() == absl::StatusCode::kFailedPrecondition) {
-    return absl::FailedPreconditionError(absl::StrCat("another coordinator runs with --state_dir=", folder,
-                                                      ": a run has one; give this one a folder of its own"));
-  }
-  RETURN_IF_ERROR(lock.status());
+  ASSIGN_OR_RETURN(FolderLock lock, Lock(folder, kLockPatience));
   const std::string path = absl::StrCat(folder, "/", kFileName);
   const int file = open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0644);
   if (file < 0) return FileError("open", path);
-  std::unique_ptr<GenerationLog> log(new GenerationLog(*std::move(lock), path, file));
+  std::unique_ptr<GenerationLog> log(new GenerationLog(std::move(lock), path, file));
   ASSIGN_OR_RETURN(const std::string text, ReadAll(file, path));
   RETURN_IF_ERROR(log->Read(text, run), path);
   // The rest of a line whose writer was cut off. Nobody has been told of it.

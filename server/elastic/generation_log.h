@@ -31,6 +31,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "common/checkpoint/checkpoint.h"
 #include "common/generation.h"
 
@@ -53,8 +54,15 @@ class GenerationLog {
   enum class Progress { kNone, kBegun, kEnded };
   static Progress Peek(const std::string& folder, const std::string& name);
 
-  // Creates `folder` and the log, or reads what is there. FailedPrecondition if another process has the log open, it is
-  // another run's, or the run has ended; DataLoss, naming the line, if it is damaged.
+  // The kernel may need a moment to release the lock of a coordinator that was killed.
+  static constexpr absl::Duration kLockPatience = absl::Seconds(2);
+  // Creates `folder`, and keeps other coordinators from it before the run is known. FailedPrecondition if one has it
+  // still after `patience`.
+  static absl::StatusOr<FolderLock> Lock(const std::string& folder, absl::Duration patience);
+
+  // Creates `folder` and the log, or reads what is there, and locks it, which a caller that has the lock gives back
+  // first. FailedPrecondition if another process has the log open, it is another run's, or the run has ended; DataLoss,
+  // naming the line, if it is damaged.
   static absl::StatusOr<std::unique_ptr<GenerationLog>> Open(const std::string& folder, const Run& run);
   ~GenerationLog();
   GenerationLog(const GenerationLog&) = delete;

@@ -321,10 +321,10 @@ class ElasticTest(ElasticRunTest):
         self.start_servers(1)
         self.add_worker()
         self.await_generation(1)
-        _, address = self.start_server(*SERVER_FLAGS, "--state_dir=" + self.path("state"))
-        worker = self.run_to_end([WORKER, "--elastic", "--coordinator=" + address, *self.job(), "--progress=none"])
-        self.assertEqual(worker.returncode, 1, worker.output)
-        self.assertIn("another coordinator runs with --state_dir", worker.output)
+        second, _ = self.start_server(*SERVER_FLAGS, "--state_dir=" + self.path("state"))
+        done = self.finish(second)
+        self.assertEqual(done.returncode, 1, done.output)
+        self.assertIn("another coordinator runs with --state_dir", done.output)
         self.expect_local_outcome()
 
     def test_who_would_compute_other_bits_is_refused(self):

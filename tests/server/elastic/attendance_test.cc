@@ -16,6 +16,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "common/check.h"
+#include "common/checkpoint/checkpoint.h"
 #include "common/limits.h"
 #include "common/wire/exchange_message.h"
 #include "common/wire/grpc_transport.h"
@@ -203,6 +204,33 @@ TEST_F(AttendanceTest, AWorkerOfAnotherJobIsRefusedAndDisturbsNobody) {
   EXPECT_THAT(Refusal(shard, grpc::StatusCode::INVALID_ARGUMENT), HasSubstr("--shard_count=2"));
 }
 
+TEST_F(AttendanceTest, AWorkerThatWouldBeginElsewhereIsRefusedAndDisturbsNobody) {
+  Start(2);
+  Attendance first(*stub_, Worker(7));
+  const auto member_count = [&] {
+    v1::GetRunRequest request;
+    request.set_token(kToken);
+    v1::GetRunReply reply;
+    grpc::ClientContext context;
+    EXPECT_TRUE(stub_->GetRun(&context, request, &reply).ok());
+    return reply.members_size();
+  };
+  const absl::Time end = absl::Now() + kPatience;
+  while (member_count() < 2) ASSERT_LT(absl::Now(), end);
+  v1::MemberReport resumed = Worker(8);
+  resumed.mutable_hello()->mutable_terms()->set_first_step(10);
+  Attendance second(*stub_, resumed);
+  const v1::MemberOrder refusal = second.Next();
+  EXPECT_EQ(refusal.kind(), v1::MemberOrder::END);
+  EXPECT_EQ(refusal.code(), static_cast<int>(absl::StatusCode::kInvalidArgument));
+  EXPECT_THAT(refusal.text(), AllOf(HasSubstr("began at step 0"), HasSubstr("begin at step 10: drop --resume")));
+  EXPECT_TRUE(second.End().ok());
+  Attendance third(*stub_, Worker(9));
+  const v1::MemberOrder order = first.Next();
+  ASSERT_EQ(order.kind(), v1::MemberOrder::TRAIN);
+  EXPECT_THAT(order.workers(), testing::ElementsAre(7, 9));
+}
+
 TEST_F(AttendanceTest, OfTwoProcessesWithOneNumberTheSecondIsRefused) {
   Attendance first(*stub_, Worker(7));
   EXPECT_EQ(first.Next().kind(), v1::MemberOrder::TRAIN);
@@ -245,9 +273,8 @@ class CoordinatorServiceTest : public testing::Test {
   };
 
   CoordinatorServiceTest() {
-    std::string folder = absl::StrCat(testing::TempDir(), "/service.XXXXXX");
-    EXPECT_NE(mkdtemp(folder.data()), nullptr);
-    service_ = std::make_unique<CoordinatorService>(CoordinatorService::Options{.state_dir = folder,
+    EXPECT_NE(mkdtemp(folder_.data()), nullptr);
+    service_ = std::make_unique<CoordinatorService>(CoordinatorService::Options{.state_dir = folder_,
                                                                                 .run_id = "run",
                                                                                 .shard_count = 2,
                                                                                 .join_deadline = kPatience,
@@ -315,6 +342,7 @@ class CoordinatorServiceTest : public testing::Test {
     });
   }
 
+  std::string folder_ = absl::StrCat(testing::TempDir(), "/service.XXXXXX");
   Admission admission_{kToken};
   std::unique_ptr<CoordinatorService> service_;
   std::unique_ptr<grpc::ServerCompletionQueue> queue_;
@@ -344,6 +372,31 @@ TEST_F(CoordinatorServiceTest, AProcessMayComeBackBeforeItsOldStreamIsGone) {
     return reply.members_size();
   });
   EXPECT_EQ(members, 1);
+}
+
+TEST_F(CoordinatorServiceTest, ASecondCoordinatorEndsBeforeAnyoneComes) {
+  const absl::StatusOr<FolderLock> other = FolderLock::Take(folder_, absl::ZeroDuration());
+  ASSERT_TRUE(other.ok()) << other.status();
+  const auto now = std::chrono::steady_clock::now();
+  service_->Tick(now);
+  EXPECT_FALSE(service_->ended().has_value()) << "the other one may be about to end";
+  service_->Tick(now + std::chrono::seconds(3));
+  ASSERT_TRUE(service_->ended().has_value());
+  EXPECT_EQ(service_->ended()->code(), absl::StatusCode::kFailedPrecondition);
+  // Its own shard ends by this.
+  const v1::MemberOrder order = OrderFor(Shard(9, 0));
+  EXPECT_EQ(order.kind(), v1::MemberOrder::END);
+  EXPECT_THAT(order.text(), HasSubstr("another coordinator runs with --state_dir"));
+}
+
+TEST_F(CoordinatorServiceTest, KeepsOtherCoordinatorsOutFromItsStart) {
+  service_->Tick(std::chrono::steady_clock::now());
+  EXPECT_EQ(FolderLock::Take(folder_, absl::ZeroDuration()).status().code(), absl::StatusCode::kFailedPrecondition);
+  // The log is opened nevertheless when the first worker comes.
+  v1::MemberReport failing = Worker(7);
+  failing.mutable_worker()->set_failure_code(static_cast<int>(absl::StatusCode::kInternal));
+  EXPECT_EQ(OrderFor(failing).code(), static_cast<int>(absl::StatusCode::kInternal));
+  EXPECT_EQ(FolderLock::Take(folder_, absl::ZeroDuration()).status().code(), absl::StatusCode::kFailedPrecondition);
 }
 
 TEST_F(CoordinatorServiceTest, WhoeverComesAfterTheEndIsTold) {

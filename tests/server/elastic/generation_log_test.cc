@@ -172,6 +172,26 @@ TEST(GenerationLogTest, DropsALineThatWasCutOffAndNoOther) {
   }
 }
 
+// The coordinator has died in its first write. A log that does not say what the run is has no run yet.
+TEST(GenerationLogTest, AFirstLineThatWasCutOffIsWrittenAgain) {
+  const std::string folder = NewFolder();
+  GenerationLog::Run run = kRun;
+  run.first_step = 100;
+  { ASSERT_TRUE(GenerationLog::Open(folder, run).ok()); }
+  const std::string whole = Content(folder);
+  ASSERT_EQ(whole.find('\n') + 1, whole.size());
+  for (size_t size = 0; size < whole.size(); ++size) {
+    Write(folder, whole.substr(0, size));
+    EXPECT_EQ(GenerationLog::Peek(folder, run.name), GenerationLog::Progress::kNone) << size;
+    const auto log = GenerationLog::Open(folder, run);
+    ASSERT_TRUE(log.ok()) << size << ": " << log.status();
+    EXPECT_EQ(Content(folder), whole) << size;
+    EXPECT_EQ((*log)->first_step(), 100) << size;
+    EXPECT_EQ((*log)->counted_end(), 100) << size;
+    EXPECT_FALSE((*log)->last().has_value()) << size;
+  }
+}
+
 // A planted link would be written through.
 TEST(GenerationLogTest, IsNeverALink) {
   const std::string folder = NewFolder();
