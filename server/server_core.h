@@ -90,6 +90,7 @@ class ParameterServer::Core {
   void OnLaneGone(ExchangeLane* lane, ExchangeLane::End end);
   // Of an elastic run: obeys what the coordinator has ordered, and reports.
   void TickElastic(Clock::time_point now);
+  absl::Duration loss_deadline() const;
   void MakeCoordinator();
   void MakeMember();
   void Obey(const v1::MemberOrder& order);

@@ -15,6 +15,13 @@ namespace starring {
 // end by then ends at its own deadline for the coordinator.
 static constexpr std::chrono::seconds kElasticLinger{2};
 
+// How long a run that has begun waits for a shard that is gone, or for enough workers, unless it is told.
+static constexpr absl::Duration kLossDeadline = absl::Seconds(60);
+
+absl::Duration ParameterServer::Core::loss_deadline() const {
+  return options_.join_deadline == absl::InfiniteDuration() ? kLossDeadline : options_.join_deadline;
+}
+
 void ParameterServer::Core::MakeCoordinator() {
   const Options::Elastic& elastic = options_.elastic;
   coordinator_ = std::make_unique<CoordinatorService>(
@@ -24,7 +31,8 @@ void ParameterServer::Core::MakeCoordinator() {
                                   .first_workers = elastic.first_workers,
                                   .min_workers = elastic.min_workers,
                                   .times = {.gone = elastic.gone, .silent = elastic.silent, .stuck = elastic.stuck},
-                                  .join_deadline = options_.join_deadline,
+                                  .start_deadline = options_.join_deadline,
+                                  .loss_deadline = loss_deadline(),
                                   .hello_deadline = options_.hello_deadline,
                                   .admission = &admission_,
                                   .keep = [this](const std::string& peer) { acceptor_->KeepMember(peer); },
@@ -60,10 +68,9 @@ void ParameterServer::Core::TickElastic(Clock::time_point now) {
     return End(*end_);
   }
   // Without its coordinator a shard is of no use to anybody.
-  if (member_->disconnected_for() > options_.join_deadline) {
+  if (member_->disconnected_for() > loss_deadline()) {
     End(absl::UnavailableError(absl::StrCat("the coordinator ", options_.elastic.coordinator,
-                                            " cannot be reached within ",
-                                            absl::FormatDuration(options_.join_deadline))));
+                                            " cannot be reached within ", absl::FormatDuration(loss_deadline()))));
   }
   if (!interrupted_) return;
   // Other shards end with the run, which shard 0 is told to end.

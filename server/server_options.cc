@@ -52,9 +52,6 @@ absl::Status CheckTransport(const ParsedFlags& flags, const ServerOptions& optio
   return RefuseTls(options.security_files);
 }
 
-// How long an elastic run waits for a shard that is gone, or for enough workers, unless it is told.
-constexpr absl::Duration kElasticJoinDeadline = absl::Seconds(60);
-
 absl::Status ResolveElastic(const ParsedFlags& flags, ServerOptions& options) {
   if (!options.elastic) {
     for (const char* const flag : {"coordinator", "state_dir", "flush_state", "first_workers", "min_workers",
@@ -87,7 +84,6 @@ absl::Status ResolveElastic(const ParsedFlags& flags, ServerOptions& options) {
     }
     RETURN_IF_ERROR(ParseHostPort(options.coordinator).status(), "--coordinator");
   }
-  if (options.join_deadline == absl::InfiniteDuration()) options.join_deadline = kElasticJoinDeadline;
   return absl::OkStatus();
 }
 

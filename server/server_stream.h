@@ -34,8 +34,10 @@ class ServerStream {
   // Writes what is queued, then ends the stream with `status`.
   void Close(const absl::Status& status) {
     // The first status counts: Close is also called by the read that notices the end.
-    if (!closing_) close_status_ = status;
-    closing_ = true;
+    if (!closing()) {
+      close_status_ = status;
+      closing_since_ = std::chrono::steady_clock::now();
+    }
     FinishIfDrained();
   }
   // Ends the stream now; the client sees a broken connection.
@@ -52,7 +54,8 @@ class ServerStream {
   std::string peer() const { return context_.peer(); }
   // When the client opened the stream; nullopt: not yet.
   std::optional<std::chrono::steady_clock::time_point> accepted_at() const { return accepted_at_; }
-  bool closing() const { return closing_; }
+  bool closing() const { return closing_since_.has_value(); }
+  std::optional<std::chrono::steady_clock::time_point> closing_since() const { return closing_since_; }
 
  protected:
   using Stream = grpc::ServerAsyncReaderWriter<Outgoing, Incoming>;
@@ -102,7 +105,7 @@ class ServerStream {
       GoneIfDone();
       return;
     }
-    if (!closing_) OnIncoming(&incoming_);
+    if (!closing()) OnIncoming(&incoming_);
     // It reads while it is closing, too: only the end of a read shows that the client is gone.
     if (!finishing_) Read();
   }
@@ -130,7 +133,7 @@ class ServerStream {
 
   void FinishIfDrained() {
     // gRPC allows Finish only when no write is pending.
-    if (!closing_ || writing_ || HasOutgoing() || finishing_) return;
+    if (!closing() || writing_ || HasOutgoing() || finishing_) return;
     finishing_ = true;
     stream_.Finish(ToGrpcStatus(close_status_), &finish_tag_);
   }
@@ -156,7 +159,7 @@ class ServerStream {
   std::optional<std::chrono::steady_clock::time_point> accepted_at_;
   bool reading_ = false;
   bool writing_ = false;
-  bool closing_ = false;
+  std::optional<std::chrono::steady_clock::time_point> closing_since_;
   bool finishing_ = false;
   bool finished_ = false;
   End end_ = End::kOrderly;

@@ -356,6 +356,7 @@ absl::Status ShardJob::PinSnapshot(int64_t step) {
   if (options_.snapshots == nullptr) {
     return absl::FailedPreconditionError(absl::StrCat("FETCH_STATE of step ", step, ": only an elastic run has them"));
   }
+  read_snapshot_.reset();  // first: two of them would be more than a job's memory was computed for
   ASSIGN_OR_RETURN(read_snapshot_, options_.snapshots->Get(step));
   return absl::OkStatus();
 }

@@ -19,7 +19,7 @@ using std::chrono::milliseconds;
 constexpr double kSnapshotSeconds = 0.3;
 // While no step has been timed.
 constexpr int64_t kFirstSnapshotEvery = 10;
-constexpr milliseconds kSayMissing(10'000);
+constexpr milliseconds kSayMissing(4'000);
 
 std::string SecondsText(std::chrono::steady_clock::duration time) {
   const auto tenths = std::chrono::duration_cast<milliseconds>(time).count() / 100;
@@ -174,7 +174,8 @@ void Coordinator::OnDisconnect(uint64_t id, Time now) {
 void Coordinator::Tick(Time now) {
   if (ended_.has_value()) return;
   // This process did not run: what it did not hear says nothing about others.
-  if (now - std::exchange(last_tick_, now) > options_.times.gone / 2) {
+  const MemberTimes& times = options_.times;
+  if (now - std::exchange(last_tick_, now) > std::min({times.gone, times.silent, times.stuck}) / 2) {
     for (auto& [id, member] : members_) member.heard = member.down_since = member.last_leaf = now;
     change_since_ = now;
   }
@@ -251,7 +252,9 @@ void Coordinator::GiveUp(uint64_t id, const std::string& why, Time now) {
   Say(cause);
   // What the process, if there still is one, hears is that it must begin anew.
   options_.send(id, {.kind = Order::Kind::kGivenUp, .text = why});
-  if (running_ && (member.is_shard || IsInGeneration(id))) BeginChange(cause, /*planned=*/false, now);
+  // Nobody waits for it in this change. If it attends again, it is one that joins.
+  const bool took_part = member.is_shard || ranks_.erase(id) > 0;
+  if (running_ && took_part) BeginChange(cause, /*planned=*/false, now);
 }
 
 bool Coordinator::IsInGeneration(uint64_t id) const { return ranks_.contains(id); }
@@ -414,7 +417,7 @@ std::string Coordinator::MissingForCommit() const {
   if (generation_.has_value()) {
     for (const uint64_t id : generation_->workers) {
       const auto found = members_.find(id);
-      if (found != members_.end() && !IsReady(id)) {
+      if (found != members_.end() && IsInGeneration(id) && !IsReady(id)) {
         return absl::StrCat(found->second.name, " has not ended its step");
       }
       // The workers of a coordinator that was started again find it soon after it listens. Who is later joins, and for

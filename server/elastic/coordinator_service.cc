@@ -17,6 +17,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+absl::Status CheckSize(const v1::MemberReport& report) {
+  const auto bytes = static_cast<int64_t>(report.ByteSizeLong());
+  if (bytes <= kJoinBytesMax) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("a member's report of ", bytes, " bytes, at most ", kJoinBytesMax));
+}
+
 v1::MemberOrder::Kind KindOf(Order::Kind kind) {
   switch (kind) {
     case Order::Kind::kPrepare:
@@ -118,6 +124,7 @@ void CoordinatorService::OnReport(AttendStream* stream, const v1::MemberReport& 
 }
 
 absl::Status CoordinatorService::Take(const AttendStream& stream, const v1::MemberReport& report) {
+  RETURN_IF_ERROR(CheckSize(report));
   if (report.has_shard() == report.has_worker() || report.has_shard() != stream.shard.has_value()) {
     return absl::InvalidArgumentError(absl::StrCat(stream.name, " is a ", stream.shard.has_value() ? "shard" : "worker",
                                                    ", and its report is not that of one"));
@@ -142,9 +149,7 @@ absl::Status CoordinatorService::Admit(AttendStream* stream, const v1::MemberRep
   const v1::MemberReport::Hello& hello = report.hello();
   // The token comes first: a stranger must not learn even a limit.
   RETURN_IF_ERROR(options_.admission->CheckToken(hello.token(), stream->peer()));
-  if (const auto bytes = static_cast<int64_t>(report.ByteSizeLong()); bytes > kJoinBytesMax) {
-    return absl::InvalidArgumentError(absl::StrCat("a first report of ", bytes, " bytes, at most ", kJoinBytesMax));
-  }
+  RETURN_IF_ERROR(CheckSize(report));
   if (hello.wire_version() != kWireVersion) {
     return absl::InvalidArgumentError(absl::StrCat(hello.name(), " speaks version ", hello.wire_version(),
                                                    " of the wire, this server version ", kWireVersion,
@@ -241,7 +246,7 @@ absl::Status CoordinatorService::Begin(const v1::RunTerms& terms) {
       .min_workers = options_.min_workers,
       .times = options_.times,
       // std::chrono compares in nanoseconds, and knows no infinite time.
-      .join_deadline = absl::ToChronoMilliseconds(std::min(options_.join_deadline, absl::Hours(24 * 365))),
+      .join_deadline = absl::ToChronoMilliseconds(std::min(options_.loss_deadline, absl::Hours(24 * 365))),
       .log = log_.get(),
       .send = [this](uint64_t member, const Order& order) { Send(member, order); },
       .say = options_.log,
@@ -297,11 +302,12 @@ void CoordinatorService::Tick(Time now) {
   for (const auto& [stream, owner] : streams_) {
     // Closing only begins here; OnGone takes the stream out of the map, from another event.
     if (!stream->accepted_at().has_value() || stream->member.has_value()) continue;
-    const absl::Duration age = absl::FromChrono(now - *stream->accepted_at());
+    // Who does not read its last orders is cut.
+    const auto since = stream->closing() ? *stream->closing_since() : *stream->accepted_at();
+    if (absl::FromChrono(now - since) <= options_.hello_deadline) continue;
     if (stream->closing()) {
-      // Who does not read its last orders is cut.
-      if (age > 2 * options_.hello_deadline) stream->Cancel();
-    } else if (age > options_.hello_deadline) {
+      stream->Cancel();
+    } else {
       stream->Close(absl::DeadlineExceededError("no report on this stream in time"));
     }
   }
@@ -326,9 +332,11 @@ absl::Status CoordinatorService::AwaitRun(Time now) {
       return lock.status();
     }
   }
-  if (progress_ == GenerationLog::Progress::kNone || age < options_.join_deadline) return absl::OkStatus();
+  const bool is_new = progress_ == GenerationLog::Progress::kNone;
+  const absl::Duration deadline = is_new ? options_.start_deadline : options_.loss_deadline;
+  if (age < deadline) return absl::OkStatus();
   return absl::UnavailableError(
-      absl::StrCat("no worker has come back within ", absl::FormatDuration(options_.join_deadline)));
+      absl::StrCat("no worker has come ", is_new ? "" : "back ", "within ", absl::FormatDuration(deadline)));
 }
 
 bool CoordinatorService::EndRun(Time now) {

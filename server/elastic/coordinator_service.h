@@ -38,7 +38,8 @@ class CoordinatorService {
     int first_workers = 1;
     int min_workers = 1;
     MemberTimes times;
-    absl::Duration join_deadline;                       // for shards and workers that are missing
+    absl::Duration start_deadline;                      // for the first worker of a run
+    absl::Duration loss_deadline;                       // for shards and workers that a run has lost
     absl::Duration hello_deadline;                      // for the first report on a stream
     Admission* admission = nullptr;                     // this and the next outlive the service
     std::function<void(const std::string& peer)> keep;  // the peer is a member, and no stranger any more

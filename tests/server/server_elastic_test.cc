@@ -138,7 +138,7 @@ TEST(ServerElasticTest, AFirstReportAndItsNameAreBounded) {
   report.mutable_hello()->mutable_terms()->set_agreement(std::string(kJoinBytesMax, 'x'));
   grpc::Status status = ElasticRun({}, report).End();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
-  EXPECT_THAT(status.error_message(), HasSubstr("a first report of 65"));
+  EXPECT_THAT(status.error_message(), HasSubstr("a member's report of 65"));
   EXPECT_THAT(status.error_message(), HasSubstr("at most 65536"));
   report = FirstReport();
   report.mutable_hello()->set_name(std::string(513, 'x'));

@@ -35,6 +35,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr char kToken[] = "a token that the members have";
+constexpr absl::Duration kStartDeadline = absl::Hours(1);
 
 // One member's stream.
 class Attendance {
@@ -253,6 +254,15 @@ TEST_F(AttendanceTest, AReportThatCannotBeRightEndsItsStream) {
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_THAT(status.error_message(), HasSubstr("seconds_per_leaf is inf"));
 
+  Attendance long_winded(*stub_, Worker(9));
+  EXPECT_EQ(long_winded.Next().kind(), v1::MemberOrder::WAIT);
+  report = {};
+  report.mutable_worker()->set_trouble(std::string(kJoinBytesMax, 't'));
+  EXPECT_TRUE(long_winded.Write(report));
+  status = long_winded.End();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(status.error_message(), HasSubstr("a member's report of 65"));
+
   Attendance other(*stub_, Worker(8));
   report.Clear();
   report.mutable_shard()->set_shard(0);
@@ -277,7 +287,8 @@ class CoordinatorServiceTest : public testing::Test {
     service_ = std::make_unique<CoordinatorService>(CoordinatorService::Options{.state_dir = folder_,
                                                                                 .run_id = "run",
                                                                                 .shard_count = 2,
-                                                                                .join_deadline = kPatience,
+                                                                                .start_deadline = kStartDeadline,
+                                                                                .loss_deadline = kPatience,
                                                                                 .hello_deadline = kPatience,
                                                                                 .admission = &admission_,
                                                                                 .keep = [](const std::string&) {},
@@ -387,6 +398,16 @@ TEST_F(CoordinatorServiceTest, ASecondCoordinatorEndsBeforeAnyoneComes) {
   const v1::MemberOrder order = OrderFor(Shard(9, 0));
   EXPECT_EQ(order.kind(), v1::MemberOrder::END);
   EXPECT_THAT(order.text(), HasSubstr("another coordinator runs with --state_dir"));
+}
+
+TEST_F(CoordinatorServiceTest, EndsIfNoWorkerComes) {
+  const auto now = std::chrono::steady_clock::now();
+  service_->Tick(now + absl::ToChronoSeconds(kStartDeadline) / 2);
+  EXPECT_FALSE(service_->ended().has_value());
+  service_->Tick(now + absl::ToChronoSeconds(kStartDeadline));
+  ASSERT_TRUE(service_->ended().has_value());
+  EXPECT_EQ(service_->ended()->code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(OrderFor(Shard(9, 0)).text(), "no worker has come within 1h");
 }
 
 TEST_F(CoordinatorServiceTest, KeepsOtherCoordinatorsOutFromItsStart) {

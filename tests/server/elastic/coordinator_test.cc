@@ -63,6 +63,7 @@ struct RunSetup {
   int first_workers = 2;
   int min_workers = 1;
   int64_t first_step = 0;
+  MemberTimes times = {};
   Fault fault = {};
   std::string folder;  // empty: a new one
 };
@@ -101,6 +102,7 @@ class Play {
                              .end_step = 1000,
                              .first_workers = setup_.first_workers,
                              .min_workers = setup_.min_workers,
+                             .times = setup_.times,
                              .log = log_.get(),
                              .send = [this](uint64_t member, const Order& order) { Send(member, order); },
                              .say = [this](const std::string& line) { said.push_back(line); },
@@ -467,6 +469,25 @@ TEST(CoordinatorTest, AStuckWorkerIsGivenUpAndOneThatWaitsForOthersIsNot) {
   slow.workers[1].seconds_per_leaf = 1;
   slow.Pass(milliseconds(19'000));
   EXPECT_EQ(slow.generation(), 1);
+  slow.Pass(milliseconds(2'000));
+  EXPECT_THAT(slow.coordinator().Describe().cause, HasSubstr("worker 1 is stuck"));
+}
+
+// It hears that it was given up, and attends again, while its step still does not end.
+TEST(CoordinatorTest, NobodyWaitsForAStuckWorkerThatAttendsAgain) {
+  Play play({});
+  play.AddWorker(1);
+  play.AddWorker(2);
+  play.Snapshot(10);
+  play.stuck.insert(2);
+  play.workers[1].computes = false;
+  play.workers[1].ready = false;
+  play.Pass(milliseconds(10'500));
+  play.workers[2].ready = false;
+  EXPECT_TRUE(play.coordinator().AddWorker(2, "worker 2", play.workers[2], play.now).ok());
+  play.Pass(milliseconds(1'000));
+  ASSERT_EQ(play.generation(), 2);
+  EXPECT_THAT(play.last().workers, ElementsAre(1));
 }
 
 TEST(CoordinatorTest, AShardThatDiesIsWaitedForAndComesBackWithItsFiles) {
@@ -820,6 +841,15 @@ TEST(CoordinatorTest, ACoordinatorThatWasStoppedBlamesNobody) {
   play.Pass(milliseconds(1'000));
   EXPECT_EQ(play.generation(), 1);
   EXPECT_THAT(play.said, testing::SizeIs(1));
+}
+
+TEST(CoordinatorTest, ACoordinatorThatWasStoppedBlamesNobodyForTheirSilence) {
+  Play play({.times = {.gone = milliseconds(60'000)}});
+  play.AddWorker(1);
+  play.now += std::chrono::seconds(10);
+  play.coordinator().Tick(play.now);
+  play.Pass(milliseconds(1'000));
+  EXPECT_EQ(play.generation(), 1);
 }
 
 TEST(CoordinatorTest, ACoordinatorThatIsStartedAgainBeginsANewGeneration) {
