@@ -13,8 +13,8 @@ on this machine.
 With --elastic a row has, of two workers and two servers: the smallest p50 of a fixed star's runs; the ratio of that of
 an elastic star to it; the ratios of the p50 of a step and of the processor time of all processes per step, each the
 median of the pairs of runs with its quartiles; and of one run with timelines the part of the time in which a server
-copies snapshots, and in which the reporting worker collects what a snapshot has besides parameters. Processor time is the difference between
-a whole run and one with a quarter of the steps, so that starting and ending do not count.
+copies snapshots, and in which the reporting worker collects what a snapshot has besides parameters. Processor time
+is the difference between a whole run and one with a quarter of the steps, so that starting and ending do not count.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ def main() -> None:
     options = parser.parse_args()
     models, batches = options.models.split(","), [int(text) for text in options.batches.split(",")]
     if options.elastic:
-        print("| model | global batch | star | elastic star | in pairs | its processor time | snapshots | history |\n|%s" %
-              (" --- |" * 8))
+        head = ["model", "global batch", "star", "elastic star", "in pairs", "its processor time", "snapshots", "history"]
+        print("| %s |\n|%s" % (" | ".join(head), " --- |" * len(head)))
         for model in models:
             for batch in batches:
                 row = [model, str(batch), *elastic_row(options.binaries, options.repeats, model, batch)]

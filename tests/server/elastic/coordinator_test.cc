@@ -844,7 +844,7 @@ TEST(CoordinatorTest, ACoordinatorThatWasStoppedBlamesNobody) {
 }
 
 TEST(CoordinatorTest, ACoordinatorThatWasStoppedBlamesNobodyForTheirSilence) {
-  Play play({.times = {.gone = milliseconds(60'000)}});
+  Play play({.first_workers = 1, .times = {.gone = milliseconds(60'000)}});
   play.AddWorker(1);
   play.now += std::chrono::seconds(10);
   play.coordinator().Tick(play.now);
