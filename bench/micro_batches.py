@@ -135,7 +135,8 @@ def main() -> None:
     options = parser.parse_args()
     models, batches = options.models.split(","), [int(text) for text in options.batches.split(",")]
     if options.elastic:
-        head = ["model", "global batch", "star", "elastic star", "in pairs", "its processor time", "snapshots", "history"]
+        head = ["model", "global batch", "star", "elastic star", "in pairs", "its processor time", "snapshots",
+                "history"]
         print("| %s |\n|%s" % (" | ".join(head), " --- |" * len(head)))
         for model in models:
             for batch in batches:
