@@ -3,7 +3,7 @@
 #
 #   deploy/test.sh         for people. Budget: 15 minutes on two cores after deploy/quickstart.sh
 #   deploy/test.sh --all   for continuous integration. Also runs the long tests (chaos, strangers, load, Slurm, the
-#                          bundle, network namespaces), tests under AddressSanitizer and UndefinedBehaviorSanitizer,
+#                          bundle, network namespaces, golden digests, emulated GPUs), tests under AddressSanitizer and UndefinedBehaviorSanitizer,
 #                          tests under ThreadSanitizer, and clang-tidy. Budget: an hour on two cores with empty caches
 #
 # A test is long if it is tagged `long` or has the size large: Bazel tags each test with the name of its timeout.
@@ -56,10 +56,10 @@ bazel query --noshow_progress \
 
 # With --all nothing may be cached: the first part then also builds what the quick start has built for people.
 plain_budget_s=900
-if [[ ${all} == yes ]]; then plain_budget_s=1260; fi
+if [[ ${all} == yes ]]; then plain_budget_s=1180; fi
 run plain "${plain_budget_s}" test --test_tag_filters=-long --target_pattern_file="${targets}"
 if [[ ${all} == yes ]]; then
-  run long 500 test --test_tag_filters=long --build_tests_only //...
+  run long 600 test --test_tag_filters=long --build_tests_only //...
   run asan_ubsan 900 test --config=asan_ubsan //...
   run tsan 320 test --config=tsan //...
   run tidy 600 build --config=tidy //...

@@ -112,7 +112,7 @@ def _add_matrix(add: Callable[..., argparse.Action]) -> None:
 def _add_uneven(add: Callable[..., argparse.Action]) -> None:
     add("--uneven", type=_models, nargs="?", const=["mnist_cnn"], default=None, metavar="MODEL",
         help="also measure ring, star, elastic star and ddp-tuned with one of two workers at half speed, and with a "
-             "worker killed every 10 s; without a value the model is mnist_cnn; about 40 minutes")
+             "worker killed every 10 s; without a value the model is mnist_cnn; about an hour and a half")
     add("--uneven_repeats", type=_positive, default=ratios.REPEATS_MIN,
         help=f"runs of each job of --uneven, in turns; with fewer than {ratios.REPEATS_MIN} nothing is decided")
     add("--uneven_syncs", type=_names(UNEVEN_SYNCS), default=list(UNEVEN_SYNCS),
