@@ -3,8 +3,9 @@
 #
 #   deploy/test.sh         for people. Budget: 15 minutes on two cores after deploy/quickstart.sh
 #   deploy/test.sh --all   for continuous integration. Also runs the long tests (chaos, strangers, load, Slurm, the
-#                          bundle, network namespaces, golden digests, emulated GPUs), tests under AddressSanitizer and UndefinedBehaviorSanitizer,
-#                          tests under ThreadSanitizer, and clang-tidy. Budget: an hour on two cores with empty caches
+#                          bundle, network namespaces, golden digests, jobs on emulated GPUs), tests under
+#                          AddressSanitizer and UndefinedBehaviorSanitizer, tests under ThreadSanitizer, and clang-tidy.
+#                          Budget: an hour on two cores with empty caches
 #
 # A test is long if it is tagged `long` or has the size large: Bazel tags each test with the name of its timeout.
 #
