@@ -241,6 +241,8 @@ class ElasticJob(Job):
             self._limit_files(victims, FULL_DISK_BYTES)
             time.sleep(event.duration_s)
             self._limit_files(victims, None)
+        elif event.kind == "stuck-long":
+            return processes.hold_first_thread(victims[0], event.duration_s)
         elif event.kind.startswith("stop"):
             if not processes.send(victims[0], signal.SIGSTOP):
                 return False

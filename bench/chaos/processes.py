@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import os
 import signal
+import time
 
 MARK = "STARRING_CHAOS_JOB"
+
+# Of sys/ptrace.h and sys/wait.h.
+_PTRACE_DETACH, _PTRACE_SEIZE, _PTRACE_INTERRUPT = 17, 0x4206, 0x4207
+_WALL = 0x40000000
+# A thread that trains waits for others again and again. It is stopped while it computes, if that comes within this.
+_RUNNING_SECONDS_MAX = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +87,33 @@ def send(process: Process, number: int) -> bool:
         return True
     except (OSError, IndexError):
         return False
+
+
+def hold_first_thread(process: Process, seconds: float) -> bool:
+    """Stops a process's first thread, and no other: a worker that hangs while it goes on to report. False: the process
+    has ended, or this user may not trace it."""
+    try:
+        if _stat(process.pid)[1] != process.started or not _ptrace(_PTRACE_SEIZE, process.pid):
+            return False
+        end = time.monotonic() + _RUNNING_SECONDS_MAX
+        while _stat(process.pid)[0] != "R" and time.monotonic() < end:
+            time.sleep(0.0005)
+        if not _ptrace(_PTRACE_INTERRUPT, process.pid):
+            return False
+        os.waitpid(process.pid, _WALL)
+        time.sleep(seconds)
+        if not _ptrace(_PTRACE_DETACH, process.pid):
+            os.waitpid(process.pid, _WALL | os.WNOHANG)  # it was killed; its parent learns that only now
+        return True
+    except (OSError, IndexError):
+        return False
+
+
+def _ptrace(request: int, pid: int) -> bool:
+    ptrace = ctypes.CDLL(None, use_errno=True).ptrace
+    ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+    ptrace.restype = ctypes.c_long
+    return int(ptrace(request, pid, None, None)) == 0
 
 
 def kill_all(mark: str) -> None:

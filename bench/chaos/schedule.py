@@ -26,7 +26,7 @@ KINDS = {
     "ring": {"kill": 8, "stop-short": 7, "stop-long": 5},
     "ring-tcp": {"kill": 8, "stop-short": 7, "stop-long": 5},
     ELASTIC: {"kill": 8, "kill-two": 3, "stop-short": 3, "stop-long": 3, "join": 3, "leave": 3, "disk-full": 2,
-              "cut": 3, "shut-long": 2},
+              "cut": 3, "shut-long": 2, "stuck-long": 1},
     # Drawn as those of ELASTIC: torchft_events().
     TORCHFT: {"kill": 8, "kill-two": 3, "stop-short": 3, "stop-long": 3, "join": 3, "leave": 3},
 }
@@ -53,6 +53,9 @@ SUPERVISOR = 0.12
 # An elastic star gives up who is silent for so long (--member_silent_s).
 MEMBER_SILENT_S = 5.0
 MEMBER_LONG = (1.2, 1.5)  # fractions of it
+# And a worker that computes without a result for so long (--member_stuck_s).
+MEMBER_STUCK_S = 10.0
+STUCK_LONG = (1.2, 1.4)  # fractions of it
 # And a worker whose connection to the coordinator is down for so long (--member_gone_s). Only those of workers that
 # have joined lead through a proxy.
 MEMBER_GONE_S = 1.0
@@ -151,11 +154,13 @@ def _draw_elastic(rng: random.Random, setup: Setup, in_change: bool) -> Event:
     kind = rng.choices(list(kinds), weights=list(kinds.values()))[0]
     role, number = _elastic_victim(rng, setup)
     other = _elastic_victim(rng, setup) if kind == "kill-two" else None
-    if kind in ("join", "leave"):
+    if kind in ("join", "leave", "stuck-long"):
         role, number = "worker", rng.randrange(WORKER_NUMBERS)
     duration_s = 0.0
     if kind.startswith("stop"):
         duration_s = rng.uniform(*(SHORT if kind == "stop-short" else MEMBER_LONG)) * MEMBER_SILENT_S
+    elif kind == "stuck-long":
+        duration_s = rng.uniform(*STUCK_LONG) * MEMBER_STUCK_S
     elif kind == "disk-full":
         role, number, duration_s = "server", 0, rng.uniform(*DISK_FULL_S)
     elif kind in ("cut", "shut-long"):

@@ -13,8 +13,8 @@ import unittest
 from bench.chaos import processes
 from bench.chaos.log import Log, percentile, summary
 from bench.chaos.proxy import Proxy
-from bench.chaos.schedule import (ELASTIC, KINDS, LIGHTHOUSE, MEMBER_GONE_S, MEMBER_SILENT_S, TORCHFT, VERDICT_GRACE_S,
-                                  WORKERS_MAX, Setup, job_seed, make_schedule)
+from bench.chaos.schedule import (ELASTIC, KINDS, LIGHTHOUSE, MEMBER_GONE_S, MEMBER_SILENT_S, MEMBER_STUCK_S, TORCHFT,
+                                  VERDICT_GRACE_S, WORKERS_MAX, Setup, job_seed, make_schedule)
 from bench.chaos.timeline import Timeline, covered
 from bench.chaos.torchft_job import refusal
 from bench.chaos.torchft_steps import Steps, Try, parse
@@ -81,6 +81,8 @@ class ScheduleTest(unittest.TestCase):
                 self.assertGreater(event.duration_s, MEMBER_SILENT_S + 0.9)
             elif event.kind == "shut-long":
                 self.assertGreater(event.duration_s, MEMBER_GONE_S + 0.7)
+            elif event.kind == "stuck-long":
+                self.assertGreater(event.duration_s, MEMBER_STUCK_S + 1.9)
 
     def test_torchft_has_the_events_of_an_elastic_star_that_it_has_processes_for(self):
         drawn, events = (make_schedule(9, setup(topology), 1000) for topology in (ELASTIC, TORCHFT))
@@ -357,6 +359,57 @@ class ProcessesTest(unittest.TestCase):
         parent.wait(timeout=DEADLINE_S)
         self.assertEqual(parent.returncode, -signal.SIGKILL)
         self.assertFalse(processes.send(found[0], signal.SIGCONT))
+
+    def test_holds_the_first_thread_alone(self):
+        program = """
+import mmap, os, sys, threading
+with open(sys.argv[1], "r+b") as file:
+    counts = mmap.mmap(file.fileno(), 2)
+def count(place):
+    while True:
+        counts[place] = (counts[place] + 1) % 256
+        os.sched_yield()
+threading.Thread(target=count, args=(1,), daemon=True).start()
+count(0)
+"""
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(bytes(2))
+            file.flush()
+
+            def seen():
+                """The values that each thread's count takes within a tenth of a second."""
+                end, values = time.monotonic() + 0.1, (set(), set())
+                while time.monotonic() < end:
+                    file.seek(0)
+                    for one, value in zip(values, file.read(2)):
+                        one.add(value)
+                    time.sleep(0.001)
+                return [len(one) > 1 for one in values]
+
+            mark = "hold.%d" % os.getpid()
+            child = subprocess.Popen([sys.executable, "-c", program, file.name],
+                                     env=dict(os.environ, **{processes.MARK: mark}))
+            try:
+                end = time.monotonic() + DEADLINE_S
+                while seen() != [True, True]:
+                    self.assertLess(time.monotonic(), end)
+                victim = processes.find(mark)[0]
+                held = []
+                holder = threading.Thread(target=lambda: held.append(processes.hold_first_thread(victim, 3.0)))
+                holder.start()
+                while holder.is_alive() and seen() != [False, True]:
+                    pass
+                was_held = holder.is_alive()
+                holder.join()
+                if held == [False]:
+                    self.skipTest("this user may not trace a process (ptrace)")
+                self.assertTrue(was_held)
+                while seen() != [True, True]:
+                    self.assertLess(time.monotonic(), end)
+            finally:
+                child.kill()
+                child.wait()
+            self.assertFalse(processes.hold_first_thread(victim, 0.0))
 
 
 class LogTest(unittest.TestCase):
