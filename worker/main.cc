@@ -389,6 +389,7 @@ absl::Status ReportRun(const JobParts& parts, const ExchangeAndStep& work, const
   if (exchange_choice.has_value()) options.sync = exchange_choice->sync;
   if (options.rank != 0) return absl::OkStatus();
   if (ChooseStyle(options, *parts.launcher) != Progress::Style::kNone) PrintResult(options, result);
+  std::fflush(stdout);
   if (options.record.empty()) return absl::OkStatus();
   std::map<std::string, std::string> versions = LibraryVersions(), engines;
   if (choice.cuda != nullptr && !choice.cuda->cudnn_version().empty()) {
@@ -508,7 +509,10 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
                  .facts = FactsOf(&options, &data, network.get(), choice.cuda.get(), &trial_leaf_seconds),
                  .trial_leaf_seconds = &trial_leaf_seconds,
                  .checkpoint_writer = &checkpoint_writer};
-  if (!options.elastic) return TrainJob(parts).status();
+  if (!options.elastic) {
+    ASSIGN_OR_RETURN(const TrainResult result, TrainJob(parts));
+    return result.reported;
+  }
   parts.normalization = NormalizationFromSums(PixelSums(data.train, 0, data.train.count));
   return TrainElastic(parts, &options);
 }

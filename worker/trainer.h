@@ -56,6 +56,7 @@ struct TrainResult {
   std::vector<StepLoss> losses;             // with WorkerOptions::record_losses
   bool segment_over = false;                // of an elastic run: stopped at a snapshot, for the next generation
   int64_t generation = 0;                   // of an elastic run: the last one's number
+  absl::Status reported;                    // what TrainOptions::report has returned
 };
 
 // A generation, as the trainer sees it: it trains the steps from first_step on, to the end of the run or to the
@@ -93,7 +94,7 @@ struct TrainOptions {
   Progress::Style progress = Progress::Style::kNone;
   std::function<bool()> stop_requested;  // called once a step
   // Called with the result when all that the ranks do together is done, and before they part: what it writes is there
-  // before anybody may hold the run to be over. An error of it is the run's.
+  // before anybody may hold the run to be over. An error of it ends no training (TrainResult::reported).
   std::function<absl::Status(const TrainResult&)> report;
   // Facts about this rank's device that must be the same on all ranks, for JobSpec::agreed_flags. Called after every
   // shape that any rank will meet has been planned for. Null: there are none, and no shape is planned in advance.

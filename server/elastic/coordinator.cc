@@ -220,22 +220,26 @@ void Coordinator::Say(const std::string& line) const {
   if (options_.say != nullptr) options_.say(line);
 }
 
-std::string Coordinator::LossOf(const Member& member, Time now) const {
+std::string Coordinator::LossOf(uint64_t id, const Member& member, Time now) const {
   if (!member.connected && now - member.down_since > options_.times.gone) return "is gone: its connection is down";
   if (now - member.heard > options_.times.silent) {
     return absl::StrCat("has been silent for ", SecondsText(now - member.heard));
   }
-  if (member.is_shard || !member.worker.computes || member.worker.ready) return "";
+  if (member.is_shard || member.worker.ready) return "";
   const std::chrono::duration<double> usual(member.worker.seconds_per_leaf * kStuckLeaves);
   const auto patience = std::max<std::chrono::duration<double>>(options_.times.stuck, usual);
-  if (now - member.last_leaf <= patience) return "";
+  // Its exchange was cut, so whatever it waited for, it waits no more.
+  if (!member.worker.computes && !running_ && IsInGeneration(id) && now - change_since_ > patience) {
+    return absl::StrCat("is stuck: it has not ended its step for ", SecondsText(now - change_since_));
+  }
+  if (!member.worker.computes || now - member.last_leaf <= patience) return "";
   return absl::StrCat("is stuck: it has computed nothing for ", SecondsText(now - member.last_leaf));
 }
 
 void Coordinator::GiveUpLost(Time now) {
   std::vector<std::pair<uint64_t, std::string>> lost;
   for (const auto& [id, member] : members_) {
-    if (std::string why = LossOf(member, now); !why.empty()) lost.emplace_back(id, std::move(why));
+    if (std::string why = LossOf(id, member, now); !why.empty()) lost.emplace_back(id, std::move(why));
   }
   for (const auto& [id, why] : lost) {
     // The change that the one before has caused may have refused this one.
@@ -467,8 +471,11 @@ absl::Status Coordinator::CheckLoss(const std::vector<int64_t>& snapshots) const
 
 // Without a snapshot workers bring what the run begins with: parameters, and each its statistics of batches.
 void Coordinator::RefuseOtherBegins() {
-  const std::string way_out =
+  std::string way_out =
       options_.first_step == 0 ? "drop --resume" : "give --resume, and the --checkpoint_dir that the run began with";
+  // Then the run may have come far, and its snapshots are lost.
+  if (continues_)
+    way_out += "; to go on from a later checkpoint, start a new run with --resume and another --state_dir";
   std::erase_if(members_, [&](const auto& entry) {
     const auto& [id, member] = entry;
     if (member.is_shard || member.first_step == options_.first_step) return false;
@@ -492,6 +499,8 @@ absl::Status Coordinator::CheckProgress(int64_t first_step, const std::vector<in
     strike_causes_.clear();
     return absl::OkStatus();
   }
+  // What there is may be saved once, however often the steps behind it have failed.
+  if (ending_ && !is_last_) return absl::OkStatus();
   strike_causes_.push_back(cause_);
   if (++strikes_ < kStrikesMax) return absl::OkStatus();
   return absl::AbortedError(absl::StrCat(strikes_, " generations have ended before step ",

@@ -185,7 +185,7 @@ class Coordinator {
   void Heard(Member& member, Time now);
   void GiveUpLost(Time now);
   // Why the member is given up now; empty: it is not.
-  std::string LossOf(const Member& member, Time now) const;
+  std::string LossOf(uint64_t id, const Member& member, Time now) const;
   void GiveUp(uint64_t id, const std::string& why, Time now);
   bool IsInGeneration(uint64_t id) const;
   // Whether a worker has ended its part of the last generation, or never began it.

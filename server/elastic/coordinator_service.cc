@@ -199,6 +199,8 @@ absl::Status CoordinatorService::AdmitShard(const v1::MemberReport::Hello& hello
   ASSIGN_OR_RETURN(const ShardReport report, ReadShardReport(proto, options_.shard_count));
   const uint64_t id = hello.member_id();
   if (coordinator_ != nullptr) return coordinator_->AddShard(id, hello.name(), report, Clock::now());
+  // Only its own shard ends with a coordinator that does not get the log: the others are of the one that has it.
+  if (report.shard != 0) RETURN_IF_ERROR(CheckLock());
   if (ended_.has_value()) {
     Send(id, {.kind = Order::Kind::kEnd, .end = *ended_});
   } else {
@@ -218,10 +220,24 @@ absl::Status CoordinatorService::AdmitWorker(const v1::MemberReport::Hello& hell
     Send(id, {.kind = Order::Kind::kEnd, .end = *ended_});
     return absl::OkStatus();
   }
-  if (coordinator_ == nullptr) RETURN_IF_ERROR(Begin(hello.terms()));
+  if (coordinator_ == nullptr) {
+    RETURN_IF_ERROR(CheckLock());
+    RETURN_IF_ERROR(Begin(hello.terms()));
+  }
   RETURN_IF_ERROR(CompareAgreements(worker_count_, hello.terms().agreement(), 0, terms_.agreement()));
   ++worker_count_;
   return coordinator_->AddWorker(id, hello.name(), report, Clock::now());
+}
+
+absl::Status CoordinatorService::CheckLock() {
+  // A run that has ended is told from its log alone.
+  if (lock_.has_value() || options_.state_dir.empty() || progress_ == GenerationLog::Progress::kEnded) {
+    return absl::OkStatus();
+  }
+  absl::StatusOr<FolderLock> lock = GenerationLog::Lock(options_.state_dir, absl::ZeroDuration());
+  if (!lock.ok()) return absl::UnavailableError(lock.status().message());  // who attends tries again
+  lock_.emplace(*std::move(lock));
+  return absl::OkStatus();
 }
 
 absl::Status CoordinatorService::Begin(const v1::RunTerms& terms) {
@@ -324,13 +340,8 @@ absl::Status CoordinatorService::AwaitRun(Time now) {
   const absl::Duration age = absl::FromChrono(now - since_);
   // Of two coordinators the second is to end when it is started, and not when its first worker comes. Waiting is left
   // to the ticks: this thread has others to serve.
-  if (!lock_.has_value() && !options_.state_dir.empty()) {
-    absl::StatusOr<FolderLock> lock = GenerationLog::Lock(options_.state_dir, absl::ZeroDuration());
-    if (lock.ok()) {
-      lock_.emplace(*std::move(lock));
-    } else if (age > GenerationLog::kLockPatience) {
-      return lock.status();
-    }
+  if (const absl::Status lock = CheckLock(); !lock.ok()) {
+    return age > GenerationLog::kLockPatience ? absl::FailedPreconditionError(lock.message()) : absl::OkStatus();
   }
   const bool is_new = progress_ == GenerationLog::Progress::kNone;
   const absl::Duration deadline = is_new ? options_.start_deadline : options_.loss_deadline;

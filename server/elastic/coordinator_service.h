@@ -73,6 +73,8 @@ class CoordinatorService {
   void OnAccepted(const AttendStream& stream);
   void OnReport(AttendStream* stream, const v1::MemberReport& report);
   absl::Status Admit(AttendStream* stream, const v1::MemberReport& report);
+  // Unavailable while another process has the log.
+  absl::Status CheckLock();
   absl::Status AdmitShard(const v1::MemberReport::Hello& hello, const v1::MemberReport::Shard& proto);
   absl::Status AdmitWorker(const v1::MemberReport::Hello& hello, const v1::MemberReport::Worker& proto);
   absl::Status Take(const AttendStream& stream, const v1::MemberReport& report);

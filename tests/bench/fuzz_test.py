@@ -33,6 +33,10 @@ class FuzzTest(unittest.TestCase):
         os.makedirs(os.path.join(self.root, "tests/fuzz/corpus/idx"))
         os.environ["BUILD_WORKSPACE_DIRECTORY"] = self.root
         self.addCleanup(os.environ.pop, "BUILD_WORKSPACE_DIRECTORY")
+        # On a busy machine targets that leave the cores to others get next to nothing.
+        self.leave_cores_to_others = fuzz.leave_cores_to_others
+        fuzz.leave_cores_to_others = lambda pid: None
+        self.addCleanup(setattr, fuzz, "leave_cores_to_others", self.leave_cores_to_others)
 
     def target(self, script, name="idx"):
         os.makedirs(os.path.join(self.root, "tests/fuzz/corpus", name), exist_ok=True)
@@ -100,9 +104,10 @@ class FuzzTest(unittest.TestCase):
         self.assertIn("| all | 20,000 |", output)
 
     def test_leaves_the_cores_to_others(self):
+        fuzz.leave_cores_to_others = self.leave_cores_to_others
         # The fields of proc(5): 19 is the niceness, 41 the scheduling class, of which 5 is SCHED_IDLE.
         self.target("until read -ra stat < /proc/$$/stat; ((stat[18] >= 15 && stat[40] == 5)); do\n"
-                    "  ((SECONDS < 20)) || exit 1; sleep 0.01\ndone")
+                    "  ((SECONDS < 100)) || exit 1; sleep 0.01\ndone")
         status, output = self.fuzz("--inputs=1000")
         self.assertEqual(status, 0, output)
 
@@ -114,11 +119,11 @@ class FuzzTest(unittest.TestCase):
             with subprocess.Popen([sys.executable, fuzz.__file__, "--binaries=" + self.root, "--jobs=2"],
                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as search:
                 self.addCleanup(search.kill)
-                end = time.monotonic() + 20
+                end = time.monotonic() + 100
                 while not all(map(os.path.exists, begun)) and time.monotonic() < end:
                     time.sleep(0.01)
                 search.send_signal(number)
-                _, output = search.communicate(timeout=20)
+                _, output = search.communicate(timeout=100)
             self.assertEqual((search.returncode, output), (1, "fuzz: interrupted, --continue goes on\n"))
             for path in begun:
                 with open(path, encoding="utf-8") as file, self.assertRaises(ProcessLookupError):

@@ -122,7 +122,7 @@ absl::Status RunElastic(const ElasticRun& run) {
     if (result.ok() && !result->segment_over) {
       ASSIGN_OR_RETURN(const bool has_ended, member.AwaitEnd());
       if (!has_ended) continue;
-      return absl::OkStatus();
+      return result->reported;
     }
     if (result.ok()) continue;
     if (!IsTrouble(result.status())) {

@@ -117,6 +117,8 @@ void WorkerMember::Link::Take(WorkerMember& member, const v1::MemberOrder& order
       if (mine == next.generation.workers.end()) return;
       next.rank = static_cast<int>(mine - next.generation.workers.begin());
       member.order_ = std::move(next);
+      // The order to end the one before may have been lost with a connection.
+      member.cut_below_ = std::max(member.cut_below_.load(), order.number());
       break;
     }
     case v1::MemberOrder::STOP:

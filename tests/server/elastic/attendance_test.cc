@@ -396,6 +396,11 @@ TEST_F(CoordinatorServiceTest, ASecondCoordinatorEndsBeforeAnyoneComes) {
   service_->Tick(now + std::chrono::seconds(3));
   ASSERT_TRUE(service_->ended().has_value());
   EXPECT_EQ(service_->ended()->code(), absl::StatusCode::kFailedPrecondition);
+  // Others are of the coordinator that has the log.
+  for (const v1::MemberReport& report : {Shard(8, 1), Worker(7)}) {
+    const grpc::Status status = Served([&] { return Attendance(*stub_, report).End(); });
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE) << status.error_message();
+  }
   // Its own shard ends by this.
   const v1::MemberOrder order = OrderFor(Shard(9, 0));
   EXPECT_EQ(order.kind(), v1::MemberOrder::END);

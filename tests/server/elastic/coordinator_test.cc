@@ -473,6 +473,24 @@ TEST(CoordinatorTest, AStuckWorkerIsGivenUpAndOneThatWaitsForOthersIsNot) {
   EXPECT_THAT(slow.coordinator().Describe().cause, HasSubstr("worker 1 is stuck"));
 }
 
+// Its exchange was cut, and it does not come back from it.
+TEST(CoordinatorTest, AWorkerThatHangsInAWaitHoldsUpAChangeForAsLong) {
+  Play play({});
+  play.AddWorker(1);
+  play.AddWorker(2);
+  play.Snapshot(10);
+  play.stuck.insert(2);
+  play.workers[2].computes = false;
+  play.workers[1].trouble = "no answer";
+  play.workers[1].ready = true;
+  play.Tell(1);
+  play.Pass(milliseconds(9'500));
+  EXPECT_EQ(play.generation(), 1);
+  play.Pass(milliseconds(1'000));
+  ASSERT_EQ(play.generation(), 2);
+  EXPECT_THAT(play.last().workers, ElementsAre(1));
+}
+
 // It hears that it was given up, and attends again, while its step still does not end.
 TEST(CoordinatorTest, NobodyWaitsForAStuckWorkerThatAttendsAgain) {
   Play play({});
