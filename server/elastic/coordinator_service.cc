@@ -214,16 +214,14 @@ absl::Status CoordinatorService::AdmitWorker(const v1::MemberReport::Hello& hell
   ASSIGN_OR_RETURN(WorkerReport report, ReadWorkerReport(proto));
   report.first_step = hello.terms().first_step();
   const uint64_t id = hello.member_id();
+  if (coordinator_ == nullptr) RETURN_IF_ERROR(CheckLock());
   // A worker that has trained hears how the run has ended. Of a run that ended well before this process began, a worker
   // that has just started is refused below: the log says what to do for a new run.
   if (coordinator_ == nullptr && ended_.has_value() && (report.generation > 0 || !ended_->ok())) {
     Send(id, {.kind = Order::Kind::kEnd, .end = *ended_});
     return absl::OkStatus();
   }
-  if (coordinator_ == nullptr) {
-    RETURN_IF_ERROR(CheckLock());
-    RETURN_IF_ERROR(Begin(hello.terms()));
-  }
+  if (coordinator_ == nullptr) RETURN_IF_ERROR(Begin(hello.terms()));
   RETURN_IF_ERROR(CompareAgreements(worker_count_, hello.terms().agreement(), 0, terms_.agreement()));
   ++worker_count_;
   return coordinator_->AddWorker(id, hello.name(), report, Clock::now());

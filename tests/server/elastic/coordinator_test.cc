@@ -146,7 +146,7 @@ class Play {
       now += milliseconds(100);
       for (auto& [id, worker] : workers) {
         if (silent.contains(id)) continue;
-        if (!worker.ready && !stuck.contains(id)) ++worker.leaf_count;
+        if (!worker.ready && !stuck.contains(id) && !hung.contains(id)) ++worker.leaf_count;
         coordinator_->OnWorker(id, worker, now);
       }
       for (auto& [id, shard] : shards) {
@@ -238,6 +238,7 @@ class Play {
   std::map<uint64_t, WorkerReport> workers;
   std::map<uint64_t, ShardReport> shards;
   std::set<uint64_t> silent, stuck;
+  std::set<uint64_t> hung;       // as stuck, and do not end a generation that is cut
   std::set<uint64_t> unreached;  // orders to them are lost
   std::vector<std::pair<uint64_t, Order>> history;
   std::vector<std::string> said;
@@ -345,7 +346,7 @@ class Play {
       shard.prepared = order.generation.number;
       // Its lanes are cut, so that all workers' exchanges end.
       for (auto& [worker_id, worker] : workers) {
-        if (silent.contains(worker_id) || worker.ready) continue;
+        if (silent.contains(worker_id) || hung.contains(worker_id) || worker.ready) continue;
         worker.ready = true;
         worker.computes = false;
         worker.trouble = "server: the lanes were cut";
@@ -479,7 +480,7 @@ TEST(CoordinatorTest, AWorkerThatHangsInAWaitHoldsUpAChangeForAsLong) {
   play.AddWorker(1);
   play.AddWorker(2);
   play.Snapshot(10);
-  play.stuck.insert(2);
+  play.hung.insert(2);
   play.workers[2].computes = false;
   play.workers[1].trouble = "no answer";
   play.workers[1].ready = true;
@@ -491,19 +492,19 @@ TEST(CoordinatorTest, AWorkerThatHangsInAWaitHoldsUpAChangeForAsLong) {
   EXPECT_THAT(play.last().workers, ElementsAre(1));
 }
 
-// It hears that it was given up, and attends again, while its step still does not end.
+// It hears that it was given up, and attends again before the shard has prepared, while its step still does not end.
 TEST(CoordinatorTest, NobodyWaitsForAStuckWorkerThatAttendsAgain) {
   Play play({});
   play.AddWorker(1);
   play.AddWorker(2);
   play.Snapshot(10);
-  play.stuck.insert(2);
-  play.workers[1].computes = false;
-  play.workers[1].ready = false;
+  play.hung.insert(2);
+  play.unreached.insert(kShardIds);
   play.Pass(milliseconds(10'500));
-  play.workers[2].ready = false;
+  EXPECT_EQ(play.generation(), 1);
   EXPECT_TRUE(play.coordinator().AddWorker(2, "worker 2", play.workers[2], play.now).ok());
-  play.Pass(milliseconds(1'000));
+  play.unreached.clear();
+  play.Pass(milliseconds(2'000));
   ASSERT_EQ(play.generation(), 2);
   EXPECT_THAT(play.last().workers, ElementsAre(1));
 }
