@@ -482,6 +482,7 @@ TEST(CoordinatorTest, AWorkerThatHangsInAWaitHoldsUpAChangeForAsLong) {
   play.Snapshot(10);
   play.hung.insert(2);
   play.workers[2].computes = false;
+  play.Tell(2);
   play.workers[1].trouble = "no answer";
   play.workers[1].ready = true;
   play.Tell(1);
