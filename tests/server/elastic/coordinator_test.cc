@@ -743,6 +743,22 @@ TEST(CoordinatorTest, TooFewWorkersSaveBeforeTheRunEnds) {
 }
 
 // A worker died during the evaluation after the last step.
+TEST(CoordinatorTest, TooFewWorkersSaveAlsoAfterErrors) {
+  Play play({.first_workers = 2, .min_workers = 2});
+  play.AddWorker(1);
+  play.AddWorker(2);
+  play.Snapshot(10);
+  for (int i = 0; i < 3; ++i) {  // the third would be the last one
+    play.workers[2].ready = true;
+    play.workers[2].trouble = "no memory";
+    play.Tell(2);
+  }
+  play.Kill(2);
+  play.Pass(milliseconds(62'000));
+  EXPECT_FALSE(play.coordinator().ended().has_value());
+  EXPECT_TRUE(play.history.back().second.ends_run);
+}
+
 TEST(CoordinatorTest, TooFewWorkersAreEnoughIfAllStepsAreDone) {
   Play play({.first_workers = 2, .min_workers = 2});
   play.AddWorker(1);
