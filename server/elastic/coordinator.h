@@ -19,7 +19,8 @@
 // on alone; a new one needs the log, which has one writer.
 //
 // A member is given up when its connection is down for `gone`, when it is silent for `silent`, or when a worker
-// computes and finishes no leaf for `stuck`, or kStuckLeaves times the usual time of one, whichever is longer. A false
+// computes and finishes no leaf for `stuck`, or kStuckLeaves times the usual time of one, whichever is longer, or when
+// it does not end its part of a generation for as long after that was cut. A false
 // alarm costs a return to a snapshot, and no bit. A coordinator that was stopped itself gives everybody a new start.
 //
 // What ends the run before its last step: EndRun, an error that follows from the job, kStrikesMax generations without a
