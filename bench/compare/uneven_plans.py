@@ -20,6 +20,8 @@ RESTARTS = 1000  # more than any run needs
 # In the folder of the run.
 RECORD = "record.json"
 GENERATIONS_LOG = "state/generations.log"
+# An elastic run records the losses of so many steps at most; a run of this section, of five minutes, has fewer.
+RECORDED_STEPS_MAX = 2_000_000
 # A version of torchrun looks at its workers only every 5 s unless told otherwise.
 MONITOR_SECONDS = 0.1
 # The output of a rank that does not exist. PyTorch 1.13 under Python 3.11 fails with the default, "0", whose meaning it
@@ -60,7 +62,8 @@ class Plans:
                        "--state_dir=" + os.path.join(folder, os.path.dirname(GENERATIONS_LOG))]
             flags.append(f"--micro_batches={MICRO_BATCHES}")
             if not restarts:  # the losses tell the time of each step
-                flags += ["--record_losses", "--record=" + os.path.join(folder, RECORD)]
+                flags += ["--record_losses", f"--max_steps={RECORDED_STEPS_MAX}",
+                          "--record=" + os.path.join(folder, RECORD)]
         elif restarts:
             launch.append(f"--restarts={RESTARTS}")
             flags += ["--checkpoint_dir=" + os.path.join(folder, "checkpoints"), f"--checkpoint_every_steps={period}",

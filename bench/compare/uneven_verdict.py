@@ -106,7 +106,8 @@ def _compared(uneven: schema.Uneven, rows: Sequence[UnevenRow], case: str) -> tu
     if best["rates"][case]["median"] == 0:
         return f"with {disturbance(uneven, case)} no program gets on", None
     if case not in other["rates"] or min(theirs.values()) == 0:
-        return f"{where}gets on, and {other['name']} does not", best["name"] if best is not calm else None
+        decides = best is not calm and len(mine) >= ratios.REPEATS_MIN
+        return f"{where}gets on, and {other['name']} does not", best["name"] if decides else None
     ratio = ratios.paired(mine, theirs)
     if ratio is None:
         return f"{where}is the fastest", None

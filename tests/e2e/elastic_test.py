@@ -39,7 +39,7 @@ def outcome(record: dict[str, Any]) -> dict[str, Any]:
 class ElasticRunTest(JobTest):
     """What the tests of elastic runs share."""
 
-    epochs = 12  # two seconds
+    epochs = 18  # at least 0.8 s
 
     def setUp(self) -> None:
         super().setUp()

@@ -272,6 +272,10 @@ class VerdictTest(unittest.TestCase):
         stuck = job("ring", (3000, 3000), (1500, 1500), (0, 0))
         found = uneven_verdict.analyse(uneven(stuck, ELASTIC))
         self.assertIn("the elastic star gets on, and the ring does not", found["verdict"])
+        self.assertIn("the elastic star where a worker killed every 10 s is to be expected", found["verdict"])
+        elastic = job("star-elastic", (2800,) * 6, (1400,) * 6, (2400,) * 6)
+        stuck = job("ring", (3000,) * 6, (1500,) * 6, (0,) * 6)
+        self.assertIn("decides nothing here", uneven_verdict.analyse(uneven(stuck, elastic))["verdict"])
         self.assertEqual(found["rows"][0]["rates"][uneven_verdict.KILLS], {"median": 0, "spread": 0, "left": 0})
         for one in (ELASTIC, job("star", (10, 10), (10, 10), (0, 0))):
             uneven_verdict.analyse(uneven(one, stuck))
