@@ -1,6 +1,10 @@
 #include "common/wire/grpc_transport.h"
 
+#include <grpc/grpc.h>
 #include <grpcpp/support/slice.h>
+
+#include <map>
+#include <string>
 
 #include "gtest/gtest.h"
 
@@ -8,6 +12,16 @@ namespace starring {
 namespace {
 
 using v1::ExchangeMessage;
+
+// The shortest deadlines of tests and of jobs are some 20 s. A server takes pings that come faster than it allows for
+// an attack, and ends the connection.
+TEST(GrpcTransportTest, PingsAreWellBelowADeadlineAndWellAboveWhatAServerAllows) {
+  const auto list = TransportArguments();
+  const std::map<std::string, int> arguments(list.begin(), list.end());
+  const int ping_ms = arguments.at(GRPC_ARG_KEEPALIVE_TIME_MS);
+  EXPECT_LE(ping_ms, 10'000);
+  EXPECT_GE(ping_ms, 2 * arguments.at(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS));
+}
 
 TEST(GrpcTransportTest, SendsThePayloadFromWhereItLies) {
   ExchangeMessage fields;
