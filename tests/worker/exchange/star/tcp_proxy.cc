@@ -99,6 +99,7 @@ void TcpProxy::Accept() {
 
 void TcpProxy::Forward(int client) {
   const int64_t generation = generation_;
+  const int64_t losses = losses_;
   const int server = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address = Loopback(std::stoi(target_.substr(target_.rfind(':') + 1)));
   if (connect(server, reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
@@ -125,7 +126,8 @@ void TcpProxy::Forward(int client) {
       const ssize_t got = room > 0 ? recv(ends[i].fd, buffer.data(), room, 0) : 0;
       if (i == 0 && got > 0) bytes_from_clients_ += got;
       if (i == 1 && room > 0 && got <= 0) ++closed_by_target_;
-      alive = got > 0 && WriteAll(ends[1 - i].fd, buffer.data(), got);
+      const bool is_lost = losses != losses_;
+      alive = got > 0 && (is_lost ? i == 1 : WriteAll(ends[1 - i].fd, buffer.data(), got));
       forwarded += got;
       if (cut_bytes_ > 0 && forwarded >= cut_bytes_ && cuts_left_-- > 0) {
         ++cuts_;

@@ -37,6 +37,10 @@ class TcpProxy {
   enum class Door { kOpen, kShut };
   void Set(Door door);
 
+  // For connections that are open now: drops what the target sends, and resets a connection when its client sends the
+  // next byte. gRPC sees this of a connection whose reset it has overlooked (common/wire/grpc_transport.cc).
+  void LoseAnswers() { ++losses_; }
+
   // Stops forwarding without closing anything, as a dead machine does.
   void Freeze() { frozen_ = true; }
 
@@ -52,6 +56,7 @@ class TcpProxy {
   std::atomic<bool> frozen_ = false;
   std::atomic<bool> shut_ = false;
   std::atomic<int64_t> generation_ = 0;  // grows whenever the door is shut; connections of an older one are reset
+  std::atomic<int64_t> losses_ = 0;      // grows with LoseAnswers, which concerns connections of an older one
   std::atomic<int64_t> cut_bytes_ = 0;
   std::atomic<int> cuts_left_ = 0;
   std::atomic<int> cuts_ = 0;
