@@ -35,6 +35,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from typing import Any
 
 ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 # Steps of a run, by global batch: enough for a p50, and seconds at most.
@@ -100,15 +101,22 @@ def in_turn(binaries: str, repeats: int, ways: list[tuple[list[str], list[str]]]
 
 def part_of_time(folder: str, pattern: str, name: str) -> float:
     """The part of a timeline that the spans called `name` take; the largest of all files. Without such a span nothing
-    was measured, which is not 0: the program ends."""
+    was measured, which is not 0: the program ends.
+
+    A track keeps its newest events alone, and one with many spans in a step reaches back less far than others: the part
+    is that of the time from the first to the last event of the track."""
     parts = []
     for path in glob.glob(os.path.join(folder, pattern)):
+        tracks: dict[int, list[dict[str, Any]]] = {}
         with open(path) as file:
-            spans = [event for event in json.load(file)["traceEvents"] if event.get("ph") == "X"]
-        named = [event["dur"] for event in spans if event["name"] == name]
-        if named:
+            for event in json.load(file)["traceEvents"]:
+                if event.get("ph") == "X":
+                    tracks.setdefault(event["tid"], []).append(event)
+        part = 0.0
+        for spans in tracks.values():
             all_us = max(event["ts"] + event["dur"] for event in spans) - min(event["ts"] for event in spans)
-            parts.append(sum(named) / max(all_us, 1))
+            part += sum(event["dur"] for event in spans if event["name"] == name) / max(all_us, 1)
+        parts += [part] if part else []
     if not parts:
         sys.exit("no timeline %s has a span %s" % (pattern, name))
     return max(parts)

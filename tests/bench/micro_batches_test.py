@@ -65,10 +65,13 @@ class MicroBatchesTest(unittest.TestCase):
         def write(name, *spans):
             with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
                 json.dump({"traceEvents": [{"ph": "M", "name": "snapshot"}, *(
-                    {"ph": "X", "name": what, "ts": begin, "dur": end - begin} for what, begin, end in spans)]}, file)
+                    {"ph": "X", "tid": track, "name": what, "ts": begin, "dur": end - begin}
+                    for track, what, begin, end in spans)]}, file)
         with tempfile.TemporaryDirectory() as folder:
-            write("t.server-0.json", ("sum", 0, 50), ("snapshot", 50, 60), ("snapshot", 80, 100))
-            write("t.server-1.json", ("sum", 0, 50), ("snapshot", 90, 100))
+            # Another track has older events, and another server less.
+            write("t.server-0.json", (2, "receive", 0, 9), (1, "sum", 900, 950), (1, "snapshot", 950, 960),
+                  (1, "snapshot", 980, 1000), (2, "receive", 990, 1000))
+            write("t.server-1.json", (1, "sum", 0, 50), (1, "snapshot", 90, 100))
             self.assertAlmostEqual(micro_batches.part_of_time(folder, "t.server-*.json", "snapshot"), 0.3)
             # A span with another name, or no file, is no cost of 0.
             for pattern, name in (("t.server-*.json", "snap"), ("t.worker-*.json", "snapshot")):
