@@ -46,7 +46,7 @@ Line = dict[str, Any]  # of the log
 
 
 def parse_options(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="fuzz", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(prog="fuzz", allow_abbrev=False, description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--target", default="", help="targets, separated by commas (default: all)")
     parser.add_argument("--inputs", type=int, default=0,
                         help="inputs for each target (default: %d, shard_job %d)" % (INPUTS, INPUTS_OF["shard_job"]))
@@ -88,10 +88,11 @@ def number(pattern: str, text: str, default: int = 0) -> int:
 
 
 def parse_output(text: str) -> Line:
-    """The numbers in libFuzzer's output of a piece. The corpus runs first and is not counted, since it is not new."""
-    inited = number(r"^#(\d+)\s+INITED", text) if "INITED" in text else 0
+    """The numbers in libFuzzer's output of a piece. The corpus runs first and is not counted, since it is not new: a
+    piece that ends within the corpus has no input."""
+    executed = number(r"stat::number_of_executed_units:\s*(\d+)", text)
     return {
-        "inputs": max(0, number(r"stat::number_of_executed_units:\s*(\d+)", text) - inited),
+        "inputs": max(0, executed - number(r"^#(\d+)\s+INITED", text, default=executed)),
         "edges": number(r" cov: (\d+)", text),
         "edges_all": number(r"Loaded 1 modules\s+\((\d+) inline", text),
         "memory_mb": number(r"stat::peak_rss_mb:\s*(\d+)", text),

@@ -24,6 +24,9 @@ from bench.chaos.timeline import Measures, Timeline
 
 # Between two looks at a worker's numbers, which cost the job processor time: while an event is measured, and else.
 PAGE_TICK_S = (0.02, 0.2)
+# Within this all pages are read once that are read in a hurry: an event waits for it, or a step that was made before it
+# and seen only then would be its next step.
+SEEN_S = 2 * PAGE_TICK_S[0]
 PAGE_SECONDS_MAX = 0.5  # for an answer: a process that is stopped gives none
 SETTLED_TICK_S = 0.1
 # With a full disk a server cannot write a longer file: no snapshot of lenet5, but its log.
@@ -55,7 +58,7 @@ class Page:
             self.makes_steps = step >= 0
             if self.makes_steps:
                 self._on_step(time.monotonic(), step)
-            # The begin of an event ends the longer pause, so that steps before the event are not taken for later ones.
+            # Before an event the longer pause ends, so that steps before the event are not taken for later ones.
             if self._hurry.is_set():
                 self._over.wait(PAGE_TICK_S[0])
             else:
@@ -174,6 +177,7 @@ class ElasticJob(Job):
             return None
         event, chosen = victims
         self._hurry.set()
+        time.sleep(SEEN_S)
         begin = time.monotonic()
         generation, step = self._position()
         done = Done(event=event, begin=begin, at_s=begin - self._begin, wall=time.time(),

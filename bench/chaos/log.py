@@ -22,17 +22,35 @@ Entry = dict[str, Any]
 
 
 class Log:
-    """A file of lines {"type": "event" | "job" | "run", ...}."""
+    """A file of lines {"type": "event" | "job" | "run", ...}. A job's line follows those of its events.
+
+    What an interruption left without a job's line was never judged: such events do not count, and their job's number is
+    not used again."""
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self._numbers: dict[int, int] = {}  # by seed: the number after the highest of a job
         self.entries: list[Entry] = []
         if os.path.exists(path):
             with open(path) as file:
-                self.entries = [json.loads(line) for line in file if line.endswith("\n")]
+                found = [json.loads(line) for line in file if line.endswith("\n")]
+            ended = {(entry["seed"], entry["job"]) for entry in found if entry["type"] == "job"}
+            for entry in found:
+                self._count(entry)
+                if entry["type"] != "event" or (entry["seed"], entry["job"]) in ended:
+                    self.entries.append(entry)
+
+    def _count(self, entry: Entry) -> None:
+        if entry["type"] in ("event", "job"):
+            self._numbers[entry["seed"]] = max(self.next_job(entry["seed"]), entry["job"] + 1)
+
+    def next_job(self, seed: int) -> int:
+        """A number that no job of this seed has had: the number decides a job's schedule."""
+        return self._numbers.get(seed, 0)
 
     def add(self, entry_type: str, **fields: Any) -> None:
         entry = {"type": entry_type, **fields}
+        self._count(entry)
         self.entries.append(entry)
         with open(self._path, "a") as file:
             file.write(json.dumps(entry) + "\n")

@@ -40,7 +40,8 @@ EVENTS_PER_JOB_MAX = 60
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="chaos", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(prog="chaos", allow_abbrev=False, description=__doc__,
+                                     formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--topologies", default="star,ring",
                         help="some of %s (default: %%(default)s)" % ", ".join(KINDS))
     parser.add_argument("--events", type=int, default=150, help="events of each topology (default: %(default)s)")
@@ -69,6 +70,14 @@ def parse(arguments: list[str]) -> argparse.Namespace:
                         help="%s averages by a Manager.allreduce, or by its DistributedDataParallel (default: "
                         "%%(default)s)" % TORCHFT)
     options = parser.parse_args(arguments)
+    if min(options.events, options.servers, options.checkpoint_every_steps, options.exchange_deadline_s,
+           options.join_deadline_s) < 1 or min(options.workers, options.steps, options.job or 0) < 0:
+        parser.error("--events, --servers, --checkpoint_every_steps and the deadlines must be 1 or more, --workers, "
+                     "--steps and --job 0 or more")
+    for name in ("launch", "check_log"):
+        path = getattr(options, name)
+        if path and not os.access(path, os.X_OK):
+            parser.error("--%s=%s is no program" % (name, path))
     if options.log and os.path.exists(options.log) and not options.goes_on:
         parser.error("%s exists: add --continue to continue it, or name another --log" % options.log)
     for topology in options.topologies.split(","):
@@ -127,7 +136,7 @@ class Chaos:
         if options.job is not None:
             self._job(topologies[options.job % len(topologies)], options.job)
         else:
-            job = len(self._log.of("job", seed=options.seed))
+            job = self._log.next_job(options.seed)
             while not self._over(topologies):
                 topology = topologies[job % len(topologies)]
                 if self._missing(topology) > 0:

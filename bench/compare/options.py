@@ -112,7 +112,7 @@ def _add_matrix(add: Callable[..., argparse.Action]) -> None:
 def _add_uneven(add: Callable[..., argparse.Action]) -> None:
     add("--uneven", type=_models, nargs="?", const=["mnist_cnn"], default=None, metavar="MODEL",
         help="also measure ring, star, elastic star and ddp-tuned with one of two workers at half speed, and with a "
-             "worker killed every 10 s; without a value the model is mnist_cnn; about an hour and a half")
+             "worker killed every 10 s; without a value the model is mnist_cnn; takes some 50 minutes")
     add("--uneven_repeats", type=_positive, default=ratios.REPEATS_MIN,
         help=f"runs of each job of --uneven, in turns; with fewer than {ratios.REPEATS_MIN} nothing is decided")
     add("--uneven_syncs", type=_names(UNEVEN_SYNCS), default=list(UNEVEN_SYNCS),
@@ -162,10 +162,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     if options.math not in MATHS:
         parser.error(f"--math={options.math} of --train_flags is not one of {', '.join(MATHS)}")
     options.hosts_models = options.hosts_models or options.models
-    if options.uneven:
-        if len(options.uneven) > 1:
+    if options.uneven is not None:
+        if len(options.uneven) != 1:
             parser.error(f"--uneven={','.join(options.uneven)}: give one model")
+        if not options.uneven_syncs:
+            parser.error("--uneven_syncs names nothing that --uneven could measure")
         options.uneven = options.uneven[0]
+    elif any(word.startswith("--uneven_") for word in arguments):
+        parser.error("--uneven_repeats and --uneven_syncs are for --uneven: give it, too")
     if options.data_dir:
         options.data_dir = _path(options.data_dir)
     return options

@@ -193,7 +193,7 @@ class Shares(TypedDict):
     best_ms: float
     step_ms_p50: float  # with `leaves`
     deals: int  # generations that ended because other shares were faster
-    watched_seconds: float  # since the first step
+    watched_seconds: float  # with the slow worker
 
 
 class Uneven(TypedDict):

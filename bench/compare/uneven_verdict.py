@@ -89,10 +89,16 @@ def _shares(uneven: schema.Uneven) -> str | None:
     middle = min(runs, key=lambda run: abs(run["step_ms_p50"] / run["best_ms"] - ratio))
     longest = max(runs, key=lambda run: run["watched_seconds"])
     split, best = (" and ".join(map(str, leaves)) for leaves in (middle["leaves"], middle["best_leaves"]))
+    deals = f"Within {longest['watched_seconds']:.0f} s shares were dealt anew {_times(longest['deals'])}"
+    if (most := max(run["deals"] for run in runs)) > longest["deals"]:
+        deals += f", and in a run that was watched for less time {_times(most)}"
+    slowed = sum(run["case"] == HALF_SPEED for job in uneven["jobs"] if job["sync"] == cells.ELASTIC
+                 for run in job["runs"])
+    few = f" This is of {len(runs)} of {slowed} runs: the notes say what was missing in the others." * (
+        len(runs) < slowed)
     return (f"The elastic star then gives the workers {split} of its {uneven['micro_batches']} micro-batches; by their "
             f"measured speeds {best} are best. A step takes {ratio:.2f} times as long as the slower worker computes in "
-            f"the best split. Within {longest['watched_seconds']:.0f} s shares were dealt anew "
-            f"{_times(longest['deals'])}.")
+            f"the best split. {deals}.{few}")
 
 
 def _compared(uneven: schema.Uneven, rows: Sequence[UnevenRow], case: str) -> tuple[str, str | None]:
@@ -105,9 +111,14 @@ def _compared(uneven: schema.Uneven, rows: Sequence[UnevenRow], case: str) -> tu
     where = f"with {disturbance(uneven, case)} {best['name']} "
     if best["rates"][case]["median"] == 0:
         return f"with {disturbance(uneven, case)} no program gets on", None
-    if case not in other["rates"] or min(theirs.values()) == 0:
-        decides = best is not calm and len(mine) >= ratios.REPEATS_MIN
-        return f"{where}gets on, and {other['name']} does not", best["name"] if decides else None
+    common = mine.keys() & theirs.keys()
+    stuck, own_stuck = (sum(rate == 0 for rate in rates.values()) for rates in (theirs, mine))
+    if stuck or own_stuck:  # there is no ratio to 0; that all of seven pairs have one winner is no chance, either
+        decides = best is not calm and len(common) >= ratios.REPEATS_MIN and all(mine[i] > theirs[i] for i in common)
+        others = f"does not{f' in {stuck} of {len(theirs)} runs' * (stuck < len(theirs))}"
+        text = (f"{where}is the fastest, and does not get on in {own_stuck} of {len(mine)} runs" if own_stuck else
+                f"{where}gets on, and {other['name']} {others}")
+        return text, best["name"] if decides else None
     ratio = ratios.paired(mine, theirs)
     if ratio is None:
         return f"{where}is the fastest", None

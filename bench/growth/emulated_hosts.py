@@ -150,25 +150,36 @@ def _syncs_with_costs(book: CostBook, say: Callable[[str], None]) -> list[str]:
     return found
 
 
-def compare(lab: Lab, book: CostBook, repeats: int, say: Callable[[str], None]) -> list[Comparison]:
+def compare(lab: Lab, book: CostBook, repeats: int, say: Callable[[str], None]) -> tuple[list[Comparison], list[str]]:
     """Measures all cells that have costs with a worker on each host and, with half of the hosts for servers, the star
-    once more. CostsError without costs of the ring, which measures the link."""
+    once more. The second result says what has failed. CostsError without costs of the ring, which measures the link."""
     ring, _ = book.find("ring", SOCKETS)
     syncs = _syncs_with_costs(book, say)
-    found = []
+    found: list[tuple[str, int, Times]] = []
+    failures: list[str] = []
+
+    def add(hosts: netlab.Netlab, workers: int, measured: Sequence[str], only: str = "") -> None:
+        times, reasons = _medians(hosts, measured, workers, SIZES, repeats, say)
+        found.append((hosts.section, workers, {key: one for key, one in times.items() if only in ("", key[0])}))
+        failures.extend(f"{hosts.section}: {sync}: {reason}" for sync, reason in reasons.items() if only in ("", sync))
+
     with netlab.Netlab(hosts=lab.hosts, rate=lab.rate) as hosts:
         link = _measured_link(hosts, ring, repeats, say)
         say(f"{hosts.section}: {8e-6 * link.bytes_per_second:.1f} Mbit/s of payload, {1e6 * link.latency_s:.0f} us")
-        found.append((hosts.section, lab.hosts, _medians(hosts, syncs, lab.hosts, SIZES, repeats, say)[0]))
+        add(hosts, lab.hosts, syncs)
     if lab.hosts % 2 == 0 and "star" in syncs:
         half = lab.hosts // 2
         with netlab.Netlab(hosts=half, rate=lab.rate, server_hosts=half) as hosts:
-            own, _ = _medians(hosts, ["star"], half, SIZES, repeats, say)
-            found.append((hosts.section, half, {key: value for key, value in own.items()
-                                                if key[0] == alone.OWN_HOSTS}))
+            add(hosts, half, ["star"], only=alone.OWN_HOSTS)
     return [Comparison(_place(sync), section, workers, servers, size, seconds,
                        *predict(book, _place(sync), workers, servers, size, cluster_of(link, lab.hosts)))
-            for section, workers, times in found for (sync, servers, size), seconds in times.items()]
+            for section, workers, times in found for (sync, servers, size), seconds in times.items()], failures
+
+
+def compare_all(labs: Sequence[Lab], book: CostBook, repeats: int, say: Callable[[str], None]
+                ) -> tuple[list[Comparison], list[str]]:
+    results = [compare(lab, book, repeats, say) for lab in labs]
+    return [one for found, _ in results for one in found], [text for _, failures in results for text in failures]
 
 
 def wire_factors(found: Sequence[Comparison]) -> dict[str, float]:
@@ -181,18 +192,23 @@ def wire_factors(found: Sequence[Comparison]) -> dict[str, float]:
     return {key: max(1.0, statistics.median(values)) for key, values in ratios.items()}
 
 
-def table(found: Sequence[Comparison]) -> list[str]:
-    """A line for each comparison, and the verdict in the last one."""
+def is_met(found: Sequence[Comparison], failures: Sequence[str]) -> bool:
+    return bool(found) and not failures and all(abs(one.error) <= ERROR_MAX for one in found)
+
+
+def table(found: Sequence[Comparison], failures: Sequence[str] = ()) -> list[str]:
+    """A line for each comparison, what has failed, and the verdict in the last one."""
     lines = [f"{'cell':24} {'lab':22} {'workers':>7} {'bytes':>10} {'measured ms':>12} {'predicted ms':>12} "
              f"{'error':>7}"]
     for one in found:
         lines.append(f"{cells.name_of(one.place)[:24]:24} {one.lab:22} {one.workers:7} {one.bytes:10} "
                      f"{1e3 * one.measured_s:12.2f} {1e3 * one.predicted_s:12.2f} {100 * one.error:+6.1f}%")
+    lines += [f"not measured: {failure}" for failure in failures]
     if not found:
         return [*lines, "missed: nothing was measured"]
     errors = [abs(one.error) for one in found]
     within = sum(error <= ERROR_MAX for error in errors)
-    lines.append(f"{'met' if within == len(errors) else 'missed'}: {within} of {len(errors)} predictions are within "
+    lines.append(f"{'met' if is_met(found, failures) else 'missed'}: {within} of {len(errors)} predictions are within "
                  f"{100 * ERROR_MAX:.0f} % of what was measured; median {100 * statistics.median(errors):.1f} %, "
                  f"worst {100 * max(errors):.1f} %")
     return lines

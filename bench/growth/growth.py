@@ -191,10 +191,12 @@ def plot(runs: Runs, size: int = 1 << 20) -> str | None:
     return line_plot.draw(title, "workers", "ms", lines) if lines else None
 
 
-def measure_lab(labs: Sequence[emulated_hosts.Lab], book: cost_book.CostBook, repeats: int) -> dict[str, float]:
-    found = [one for lab in labs for one in emulated_hosts.compare(lab, book, repeats, say)]
-    say("\n".join(emulated_hosts.table(found)))
-    return emulated_hosts.wire_factors(found)
+def measure_lab(labs: Sequence[emulated_hosts.Lab], book: cost_book.CostBook, repeats: int
+                ) -> tuple[dict[str, float], list[str]]:
+    """The wire factors, and what has failed."""
+    found, failures = emulated_hosts.compare_all(labs, book, repeats, say)
+    say("\n".join(emulated_hosts.table(found, failures)))
+    return emulated_hosts.wire_factors(found), failures
 
 
 def main() -> int:
@@ -219,7 +221,8 @@ def main() -> int:
     cost_book.write(costs_path, book)  # now: --lab takes minutes, and may fail
     try:
         if options.labs:
-            factors = measure_lab(options.labs, book, options.repeats)
+            factors, not_measured = measure_lab(options.labs, book, options.repeats)
+            failures += not_measured
             cost_book.write(costs_path, dataclasses.replace(book, wire_factors=factors))
     except (netlab.NetlabError, programs.ProgramError, cost_book.CostsError, LookupError, OSError,
             subprocess.SubprocessError) as error:

@@ -64,6 +64,11 @@ class FuzzTest(unittest.TestCase):
         with open(os.path.join(self.root, "data/fuzz/log.jsonl"), encoding="utf-8") as file:
             self.assertEqual([json.loads(line)["inputs"] for line in file], 6 * [1000])
 
+    def test_the_corpus_is_not_counted(self):
+        self.assertEqual(fuzz.parse_output(OUTPUT)["inputs"], 1000)
+        within = "".join(line for line in OUTPUT.splitlines(keepends=True) if not line.startswith("#"))
+        self.assertEqual(fuzz.parse_output(within)["inputs"], 0)
+
     def test_a_finding_ends_the_target(self):
         self.target("echo 'Test unit written to /nowhere/idx-crash-1' >&2; exit 77")
         status, output = self.fuzz("--inputs=5000")

@@ -424,20 +424,38 @@ class LogTest(unittest.TestCase):
             path = os.path.join(folder, "log")
             for job, outcome in enumerate(("ok", "hang", "wrong digest")):
                 log = Log(path)
-                log.add("event", topology="star", kind="kill", restarted=True, next_step_s=1.0 + job)
-                log.add("event", topology="ring", kind="stop-long", restarted=False, next_step_s=None)
-                log.add("job", topology="star", outcome=outcome)
+                log.add("event", topology="star", seed=1, job=job, kind="kill", restarted=True, next_step_s=1.0 + job)
+                log.add("event", topology="ring", seed=1, job=job, kind="stop-long", restarted=False, next_step_s=None)
+                log.add("job", topology="star", seed=1, job=job, outcome=outcome)
             text = summary(Log(path))
         self.assertIn("| star, kill | 3 | 3 | 2.00 | 3.00 | 3.00 |", text)
         self.assertIn("| ring, all | 3 | 0 | - | - | - |", text)
         self.assertIn("6 events in 3 jobs: 1 wrong digests, 1 hangs, 0 other failures", text)
         self.assertNotIn("steps again", text)
 
+    def test_events_of_an_interrupted_job_do_not_count(self):
+        def add(log, kind, job, **fields):
+            log.add(kind, topology="star", seed=7, job=job, kind="kill", restarted=True, next_step_s=1.0, **fields)
+        with tempfile.TemporaryDirectory() as folder:
+            log = Log(os.path.join(folder, "log"))
+            self.assertEqual(log.next_job(7), 0)
+            add(log, "event", 0)
+            add(log, "job", 0, outcome="ok")
+            add(log, "event", 3)  # of jobs 1 and 2 there were enough; in this one the digest was never seen
+            for _ in range(2):  # a further interruption does not change that
+                log = Log(os.path.join(folder, "log"))
+                self.assertEqual([entry["job"] for entry in log.of("event")], [0])
+                self.assertIn("1 events in 1 jobs: 0 wrong digests", summary(log))
+                # Another number would repeat a schedule, and a job of number 3 would lend its line to the old events.
+                self.assertEqual((log.next_job(7), log.next_job(8)), (4, 0))
+            add(log, "job", 4, outcome="ok")
+            self.assertEqual(log.next_job(7), 5)
+
     def test_an_elastic_star_has_a_table_of_its_own(self):
         def add(log, **fields):
-            log.add("event", **{"topology": ELASTIC, "kind": "kill", "role": "worker", "number": 0, "in_change": False,
-                                "restarted": True, "detection_s": None, "next_step_s": None, "start_s": 0.0,
-                                "again_steps": 0, **fields})
+            log.add("event", **{"topology": ELASTIC, "seed": 1, "job": 0, "kind": "kill", "role": "worker", "number": 0,
+                                "in_change": False, "restarted": True, "detection_s": None, "next_step_s": None,
+                                "start_s": 0.0, "again_steps": 0, **fields})
         with tempfile.TemporaryDirectory() as folder:
             log = Log(os.path.join(folder, "log"))
             add(log, detection_s=0.5, next_step_s=1.0, again_steps=7)
@@ -456,11 +474,11 @@ class LogTest(unittest.TestCase):
     def test_torchft_has_a_table_and_facts(self):
         with tempfile.TemporaryDirectory() as folder:
             log = Log(os.path.join(folder, "log"))
-            log.add("event", topology=TORCHFT, kind="kill", role=LIGHTHOUSE, number=0, in_change=False, restarted=True,
-                    detection_s=None, next_step_s=4.0, start_s=3.0, again_steps=1)
-            for outcome in ("wrong digest", "ok"):
-                log.add("job", topology=TORCHFT, outcome=outcome, shares_due=300, shares_missing=7, shares_extra=5,
-                        ends=["worker 1: exit code 1"], digests=1, back_s=[2.0, 3.0])
+            log.add("event", topology=TORCHFT, seed=1, job=0, kind="kill", role=LIGHTHOUSE, number=0, in_change=False,
+                    restarted=True, detection_s=None, next_step_s=4.0, start_s=3.0, again_steps=1)
+            for job, outcome in enumerate(("wrong digest", "ok")):
+                log.add("job", topology=TORCHFT, seed=1, job=job, outcome=outcome, shares_due=300, shares_missing=7,
+                        shares_extra=5, ends=["worker 1: exit code 1"], digests=1, back_s=[2.0, 3.0])
             text = summary(log)
         self.assertIn("torchft, kill of the lighthouse | 1 | - | - | 1.00 | 1.00 | 1.00 | 1 | 1 | 1 |", text)
         self.assertIn("of 600 shares of samples 14 were missing and 10 came on top", text)

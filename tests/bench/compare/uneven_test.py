@@ -5,16 +5,19 @@ import struct
 import tempfile
 import unittest
 import unittest.mock
+from typing import NamedTuple
 
 import analysis
 import counted
 import half_speed
+import jobs
 import machine
 import made_results
 import options
 import programs
 import results as schema
 import small_test_set
+import uneven as uneven_part
 import uneven_job
 import uneven_plans
 import uneven_shares
@@ -201,6 +204,156 @@ class PlansTest(unittest.TestCase):
         with unittest.mock.patch("sys.stderr"), self.assertRaises(SystemExit):
             options.parse(["--uneven=lenet5,mlp"])
 
+    def test_flags_without_effect_are_refused(self):
+        for flags in (["--uneven="], ["--uneven", "--uneven_syncs="], ["--uneven_repeats=3"], ["--uneven_syncs=ring"],
+                      ["--uneven", "--uneven_repeats=0"]):
+            with self.subTest(flags), unittest.mock.patch("sys.stderr"), self.assertRaises(SystemExit):
+                options.parse(flags)
+
+
+class FakeJob:
+    """A job with two workers that makes a step in 0.2 s, with a slow worker in 0.4 s, and saves nothing. Its time is
+    the test's."""
+    now = 0.0
+    jobs = []
+    failing = ""  # a program that ends at once
+
+    def __init__(self, plan):
+        self.plan, self.sync = plan, plan.sync
+        self.begin, self.slowed, self.kills, self.deals, self.generations = FakeJob.now, None, [], 0, [(1, 0)]
+        self.dealt = None
+        self.jobs.append(self)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+
+    def stop(self):
+        self.end = FakeJob.now
+
+    def failure(self, what):
+        return programs.ProgramError(f"{self.sync} {what}:\n")
+
+    def workers(self):
+        return {0: 10, 1: 11}
+
+    def pages(self):
+        return {}
+
+    def slow_down(self):
+        self.slowed = FakeJob.now
+
+    def kill(self, number):
+        self.kills.append((round(FakeJob.now - self.begin, 3), number))
+        return len(self.kills) != 3 or self.sync != "star"
+
+    def await_position(self):
+        if self.sync == self.failing:
+            raise self.failure("ended with 1")
+        slow = FakeJob.now - self.slowed if self.slowed is not None else 0.0
+        return 1 + int((FakeJob.now - self.begin - slow) / 0.2 + slow / 0.4 + 1e-6)
+
+    def wait(self, condition, seconds_max):
+        end = FakeJob.now + seconds_max
+        while not condition() and FakeJob.now < end:
+            FakeJob.now += 0.5
+            if self.deals == 0 and self.slowed is not None and FakeJob.now - self.slowed >= 6:
+                self.deals, self.dealt = 1, FakeJob.now
+            if self.dealt is not None and FakeJob.now - self.dealt >= 1 and len(self.generations) == 1:
+                self.generations.append((2, 50))
+        return condition()
+
+    def wait_until(self, moment):
+        FakeJob.now = max(FakeJob.now, moment)
+
+
+class FakePlan(NamedTuple):
+    sync: str
+    restarts: bool
+    period: int | None
+    command = jobs.Command(["a", "command"])
+
+
+class FakePlans:
+    def plan(self, sync, _folder, restarts=False, period=None):
+        return FakePlan(sync, restarts, period)
+
+
+class PartTest(unittest.TestCase):
+    """How often each program runs, for how long, and what is kept of it."""
+
+    def measure(self, *flags, failing=""):
+        FakeJob.now, FakeJob.jobs, FakeJob.failing = 0.0, [], failing
+        parsed = options.parse(["--uneven", "--dataset=synthetic", *flags])
+        part = uneven_part.UnevenPart(parsed, programs.Torch("python3", "1.13"), lambda text: None, lambda found: None)
+        clock = unittest.mock.Mock(monotonic=lambda: FakeJob.now)
+
+        def slow_down(running, _stack):
+            running.slow_down()
+
+        def add_shares(_watch, _folder, run):
+            part.found["shares"].append(run)
+
+        with unittest.mock.patch.object(uneven_part, "RunningJob", FakeJob), \
+                unittest.mock.patch.object(uneven_part, "time", clock), \
+                unittest.mock.patch.object(machine, "cores", lambda: [0, 1]), \
+                unittest.mock.patch.object(part, "_slow_down", slow_down), \
+                unittest.mock.patch.object(part, "_add_shares", add_shares):
+            part.plans = FakePlans()
+            part.measure()
+        return part
+
+    def test_each_repeat_has_all_cases(self):
+        part = self.measure("--uneven_repeats=2")
+        self.assertFalse(part.failed)
+        for one in part.found["jobs"]:
+            self.assertEqual([(run["repeat"], run["case"]) for run in one["runs"]],
+                             [(repeat, case) for repeat in range(2)
+                              for case in (uneven_verdict.EVEN, uneven_verdict.HALF_SPEED, uneven_verdict.KILLS)])
+            for run in one["runs"]:  # 512 samples in 0.2 s or, with a slow worker, in 0.4 s
+                slow = run["case"] == uneven_verdict.HALF_SPEED
+                self.assertAlmostEqual(run["samples_per_second"], 1280 if slow else 2560, delta=60)
+            self.assertEqual(len(one["tried"]), 0 if one["sync"] == "star-elastic" else 3)
+        self.assertEqual([tried["checkpoint_every_steps"] for tried in part.found["jobs"][0]["tried"]],
+                         counted.periods(0.2, uneven_part.Times.checkpoints))
+        # A window of kills has several, as many of each worker, and begins when a program has saved once.
+        long = [job for job in FakeJob.jobs if job.plan.restarts and len(job.kills) > 2]
+        self.assertEqual(len(long), 8)
+        for one in long:
+            times, numbers = zip(*one.kills)
+            self.assertGreaterEqual(len(times), 3)
+            self.assertEqual(numbers.count(0), numbers.count(1))
+            self.assertGreater(times[0], max(uneven_part.Times.checkpoints))
+            self.assertEqual({round(later - earlier, 3) for earlier, later in zip(times, times[1:])}, {10.0})
+            self.assertAlmostEqual(one.end - one.begin, times[-1] + 10)  # what the last one costs is in the window
+        self.assertEqual([note for note in part.notes if "no worker to kill" in note],
+                         [f"star had no worker to kill at 1 of 4 times in run {run}" for run in (1, 2)])
+
+    def test_one_run_is_watched_for_minutes(self):
+        part = self.measure("--uneven_syncs=star-elastic", "--uneven_repeats=3")
+        self.assertEqual([run["deals"] for run in part.found["shares"]], [1, 1, 1])
+        watched = [run["watched_seconds"] for run in part.found["shares"]]
+        self.assertGreaterEqual(watched[0], 180)
+        self.assertLess(max(watched[1:]), 60)
+
+    def test_the_default_takes_about_three_quarters_of_an_hour(self):
+        self.measure()
+        # Besides these times, each of the jobs starts and ends.
+        self.assertLess(FakeJob.now, 45 * 60)
+        self.assertLess(len(FakeJob.jobs), 70)
+
+    def test_a_program_that_fails_twice_is_left_out(self):
+        part = self.measure("--uneven_repeats=2", failing="ring")
+        self.assertTrue(part.failed)
+        ring, *others = part.found["jobs"]
+        self.assertEqual((ring["sync"], ring["runs"]), ("ring", []))
+        self.assertIn("it failed twice: ring ended with 1", ring["reason"])
+        self.assertEqual([job.sync for job in FakeJob.jobs].count("ring"), 2)
+        for one in others:
+            self.assertEqual((len(one["runs"]), one["reason"]), (6, None))
+
 
 class SmallTestSetTest(unittest.TestCase):
     def test_keeps_the_training_files_and_the_first_test_images(self):
@@ -269,16 +422,32 @@ class VerdictTest(unittest.TestCase):
             self.assertIn("decides nothing here", uneven_verdict.analyse(uneven(ring, elastic))["verdict"])
 
     def test_a_program_that_never_gets_on(self):
-        stuck = job("ring", (3000, 3000), (1500, 1500), (0, 0))
+        stuck = job("ring", (3000,) * 7, (1500,) * 7, (0,) * 7)
         found = uneven_verdict.analyse(uneven(stuck, ELASTIC))
-        self.assertIn("the elastic star gets on, and the ring does not", found["verdict"])
-        self.assertIn("the elastic star where a worker killed every 10 s is to be expected", found["verdict"])
+        self.assertIn("the elastic star gets on, and the ring does not. ", found["verdict"])
+        self.assertIn("the elastic star where one of 2 workers at half speed or a worker killed every 10 s is to be",
+                      found["verdict"])
+        # Pairs count, not the runs of the better one.
+        few = uneven_verdict.analyse(uneven(job("ring", (3000,) * 6, (2900,) * 6, (0,) * 6), ELASTIC))
+        self.assertIn("decides nothing here", few["verdict"])
         elastic = job("star-elastic", (2800,) * 6, (1400,) * 6, (2400,) * 6)
         stuck = job("ring", (3000,) * 6, (1500,) * 6, (0,) * 6)
         self.assertIn("decides nothing here", uneven_verdict.analyse(uneven(stuck, elastic))["verdict"])
         self.assertEqual(found["rows"][0]["rates"][uneven_verdict.KILLS], {"median": 0, "spread": 0, "left": 0})
         for one in (ELASTIC, job("star", (10, 10), (10, 10), (0, 0))):
             uneven_verdict.analyse(uneven(one, stuck))
+
+    def test_a_program_that_sometimes_does_not_get_on(self):
+        ring = job("ring", (3000,) * 7, (2900,) * 7, (0, 900, 900, 900, 900, 900, 900))
+        found = uneven_verdict.analyse(uneven(ring, ELASTIC))["verdict"]
+        self.assertIn("the elastic star gets on, and the ring does not in 1 of 7 runs. That decides for", found)
+        # One pair that the ring wins: nothing is proven.
+        ring = job("ring", (3000,) * 7, (2900,) * 7, (0, 9000, 900, 900, 900, 900, 900))
+        self.assertIn("decides nothing here", uneven_verdict.analyse(uneven(ring, ELASTIC))["verdict"])
+        elastic = job("star-elastic", (2800,) * 7, (2100,) * 7, (0, 2400, 2400, 2400, 2400, 2400, 2400))
+        ring = job("ring", (3000,) * 7, (2900,) * 7, (900,) * 7)
+        found = uneven_verdict.analyse(uneven(ring, elastic))["verdict"]
+        self.assertIn("the elastic star is the fastest, and does not get on in 1 of 7 runs. No program", found)
 
     def test_what_is_left(self):
         keeps = "the elastic star keeps %d %% of its undisturbed samples/s, the ring %d %%."
@@ -288,13 +457,20 @@ class VerdictTest(unittest.TestCase):
 
     def test_what_is_said_of_the_shares(self):
         shares = [{"repeat": repeat, "leaves": [11, 5], "seconds_per_leaf": [0.01, 0.02], "best_leaves": [11, 5],
-                   "best_ms": 110.0, "step_ms_p50": p50, "deals": 1, "watched_seconds": watched}
-                  for repeat, (p50, watched) in enumerate(((121.0, 290.0), (118.8, 90.0), (150.0, 90.0)))]
-        sentence = uneven_verdict.analyse(uneven(RING, ELASTIC, shares=shares))["sentences"][1]
+                   "best_ms": 110.0, "step_ms_p50": p50, "deals": deals, "watched_seconds": watched}
+                  for repeat, (p50, watched, deals) in enumerate(((121.0, 290.0, 1), (118.8, 90.0, 1),
+                                                                  (150.0, 90.0, 1)))]
+        elastic = job("star-elastic", (2800,) * 3, (2100,) * 3, (2400,) * 3)
+        sentence = uneven_verdict.analyse(uneven(RING, elastic, shares=shares))["sentences"][1]
         self.assertIn("gives the workers 11 and 5 of its 16 micro-batches; by their measured speeds 11 and 5 are best",
                       sentence)
         self.assertIn("takes 1.10 times", sentence)
-        self.assertIn("Within 290 s shares were dealt anew once", sentence)
+        self.assertTrue(sentence.endswith("Within 290 s shares were dealt anew once."), sentence)
+        # Neither a short run in which they were dealt again and again nor one without shares is left out.
+        shares[1]["deals"] = 4
+        sentence = uneven_verdict.analyse(uneven(RING, elastic, shares=shares[:2]))["sentences"][1]
+        self.assertIn("dealt anew once, and in a run that was watched for less time 4 times. This is of 2 of 3 runs",
+                      sentence)
 
     def test_what_is_missing_has_its_reason(self):
         missing = job("ddp-tuned", reason="no python3 here has PyTorch: x")

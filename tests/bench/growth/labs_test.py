@@ -65,7 +65,8 @@ class LabsTest(unittest.TestCase):
         said = []
         with unittest.mock.patch.object(netlab, "Netlab", FakeLab), \
                 unittest.mock.patch.object(alone, "exchanges", fake):
-            return labs.compare(lab, book or make_book(), 2, said.append), said
+            found, self.failures = labs.compare(lab, book or make_book(), 2, said.append)
+            return found, said
 
     def test_parse(self):
         self.assertEqual(labs.parse_labs("1gbit:2-4,200mbit:6"),
@@ -99,6 +100,7 @@ class LabsTest(unittest.TestCase):
                          {(cell.sync, cell.placement) for cell in cells.CELLS if cell.sync != "star-servers-tcp"}
                          | {("star", cells.OWN_HOSTS)})
         self.assertEqual(sum("star-servers-tcp has failed: no benchmark" in text for text in said), 1)
+        self.assertEqual(self.failures, ["netlab:4,1gbit: star-servers-tcp: no benchmark"])
         lines = labs.table(found)
         self.assertEqual(len(lines), len(found) + 2)
         self.assertTrue(lines[-1].startswith("met") or "worst" in lines[-1])
@@ -121,6 +123,10 @@ class LabsTest(unittest.TestCase):
             self.compare(labs.Lab("1gbit", 4), fake, make_book(syncs=("star",)))
         self.assertEqual(fake.asked, [])
 
+    def test_servers_of_their_own_that_fail_are_said(self):
+        self.compare(labs.Lab("1gbit", 4), FakeExchanges(failing=[alone.OWN_HOSTS]))
+        self.assertEqual(self.failures, ["netlab:2+2,1gbit: star-own-hosts: no benchmark"])
+
     def test_an_odd_lab_has_no_half_for_servers(self):
         found, _ = self.compare(labs.Lab("200mbit", 3), FakeExchanges())
         self.assertEqual({one.lab for one in found}, {"netlab:3,200mbit"})
@@ -131,6 +137,12 @@ class LabsTest(unittest.TestCase):
         self.assertTrue(labs.table([one])[-1].startswith("met: 1 of 1"))
         self.assertTrue(labs.table([one, off])[-1].startswith("missed: 1 of 2"))
         self.assertTrue(labs.table([])[-1].startswith("missed"))
+        # What was not measured was not met.
+        self.assertEqual([labs.is_met(*both) for both in (([one], []), ([one, off], []), ([one], ["x"]), ([], []))],
+                         [True, False, False, False])
+        *_, named, verdict = labs.table([one], ["netlab:2,1gbit: star: no benchmark"])
+        self.assertEqual(named, "not measured: netlab:2,1gbit: star: no benchmark")
+        self.assertTrue(verdict.startswith("missed: 1 of 1"))
         # Only what a link limits tells of links, and nothing is faster than its link.
         self.assertEqual(labs.wire_factors([dataclasses.replace(one, wire_bound=False)]), {})
         self.assertEqual(labs.wire_factors([one]), {"ring": 1.0})

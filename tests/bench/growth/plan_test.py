@@ -22,7 +22,7 @@ import predictions
 import programs
 import regimes
 import sync_cells as cells
-from emulated_hosts import Link
+from emulated_hosts import Comparison, Link
 from made_costs import COSTS, FREE, make_book
 from workload import Cluster, Workload
 
@@ -294,6 +294,12 @@ class ProgramTest(unittest.TestCase):
             with unittest.mock.patch.object(program.emulated_hosts, "compare", side_effect=error):
                 status, _, err = self.run_plan("--check=1gbit:2")
             self.assertEqual((status, err), (2, f"plan: {error}\n"))
+        good = Comparison(cells.BY_SYNC["ring"], "netlab:2,1gbit", 2, 0, MIB, 1.0, 1.05)
+        for failures in ([], ["netlab:2,1gbit: star: no benchmark"]):
+            with unittest.mock.patch.object(program.emulated_hosts, "compare", return_value=([good], failures)):
+                status, out, _ = self.run_plan("--check=1gbit:2-3")
+            self.assertEqual(status, 1 if failures else 0)
+            self.assertEqual(out.count("not measured: netlab:2,1gbit: star: no benchmark"), 2 * len(failures))
 
     def test_without_costs_it_says_how_to_measure_them(self):
         with unittest.mock.patch.object(cost_book, "SHIPPED", os.path.join(self.folder, "gone.json")), \

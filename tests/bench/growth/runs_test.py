@@ -181,7 +181,11 @@ class GrowthTest(unittest.TestCase):
                 self.assertRaises(KeyboardInterrupt):
             self.run_growth(*FEW, "--lab=1gbit:2")
         self.assertTrue(cost_book.read(path).costs)
-        with unittest.mock.patch.object(growth, "measure_lab", lambda *_: {"ring": 1.25}):
+        with unittest.mock.patch.object(growth, "measure_lab", lambda *_: ({"ring": 1.25}, ["star: boom"])):
+            status, said = self.run_growth(*FEW, "--lab=1gbit:2")
+        self.assertEqual(status, 1)
+        self.assertIn("not measured: star: boom", said)
+        with unittest.mock.patch.object(growth, "measure_lab", lambda *_: ({"ring": 1.25}, [])):
             self.assertEqual(self.run_growth(*FEW, "--lab=1gbit:2")[0], 0)
         self.assertEqual(cost_book.read(path).wire_factors, {"ring": 1.25})
 
