@@ -25,6 +25,8 @@
 #include "proto/starring/v1/coordinator.grpc.pb.h"
 #include "server/admission.h"
 #include "server/elastic/coordinator_service.h"
+#include "server/elastic/generation_log.h"
+#include "tests/common/security/site_certificates.h"
 #include "tests/server/stranger.h"
 #include "tests/worker/exchange/star/star_job.h"
 
@@ -103,12 +105,18 @@ class AttendanceTest : public testing::Test {
   AttendanceTest() { Start(1); }
 
   // Members of these tests report once, and are given up after `silent`.
-  void Start(int first_workers, std::chrono::milliseconds silent = std::chrono::seconds(5)) {
+  void Start(int first_workers, std::chrono::milliseconds silent = std::chrono::seconds(5),
+             const std::string& announce = "", const TransportSecurity& security = {.token = kToken}) {
     std::string folder = absl::StrCat(testing::TempDir(), "/attendance.XXXXXX");
     EXPECT_NE(mkdtemp(folder.data()), nullptr);
-    ParameterServer::Options options{.run_id = "run", .security = {.token = kToken}};
-    options.elastic = {
-        .coordinator = "127.0.0.1:0", .state_dir = folder, .first_workers = first_workers, .silent = silent};
+    ParameterServer::Options options{.run_id = "run", .security = security};
+    // No worker could dial it.
+    if (!announce.empty()) options.listen = "0.0.0.0:0";
+    options.elastic = {.coordinator = options.listen,
+                       .announce = announce,
+                       .state_dir = folder,
+                       .first_workers = first_workers,
+                       .silent = silent};
     options.hello_deadline = absl::Milliseconds(300);
     server_ = StartServer(std::move(options));
     stub_ = v1::Coordinator::NewStub(OpenChannel(server_->address()));
@@ -133,6 +141,7 @@ TEST_F(AttendanceTest, AWorkerGetsAGeneration) {
   EXPECT_THAT(order.workers(), testing::ElementsAre(7));
   EXPECT_THAT(order.leaf_owners(), testing::ElementsAre(0, 0, 0, 0));
   EXPECT_EQ(order.text(), "run/1");
+  EXPECT_THAT(order.shards(), testing::ElementsAre(server_->address()));
   v1::GetRunRequest request;
   request.set_token(kToken);
   v1::GetRunReply reply;
@@ -141,6 +150,33 @@ TEST_F(AttendanceTest, AWorkerGetsAGeneration) {
   EXPECT_EQ(reply.generation(), 1);
   EXPECT_EQ(reply.end_step(), 100);
   EXPECT_EQ(reply.members_size(), 2);
+}
+
+// The shard itself does not dial it: the way back from outside may not be there.
+TEST_F(AttendanceTest, WorkersAreToldTheAddressThatAShardAnnounces) {
+  Start(1, std::chrono::seconds(5), "node7.example:7077");
+  Attendance worker(*stub_, Worker(7));
+  const v1::MemberOrder order = worker.Next();
+  ASSERT_EQ(order.kind(), v1::MemberOrder::TRAIN);
+  EXPECT_THAT(order.shards(), testing::ElementsAre("node7.example:7077"));
+}
+
+// The certificate of the site has the name that is announced, and no other.
+TEST_F(AttendanceTest, AShardFindsItselfByTheNameThatItAnnounces) {
+  const SiteCertificates site;
+  const KeyAndCertificate pair = site.Issue("node7.example");
+  TransportSecurity security{.token = kToken,
+                             .tls = TransportSecurity::Tls{.private_key = pair.private_key,
+                                                           .certificate = pair.certificate,
+                                                           .trusted = site.authority(),
+                                                           .server_name = ""}};
+  Start(1, std::chrono::seconds(5), "node7.example:7077", security);
+  security.tls->server_name = "node7.example";
+  grpc::ChannelArguments arguments;
+  const auto credentials = MakeChannelCredentials(security, &arguments);
+  const auto stub = v1::Coordinator::NewStub(grpc::CreateCustomChannel(server_->address(), credentials, arguments));
+  Attendance worker(*stub, Worker(7));
+  EXPECT_EQ(worker.Next().kind(), v1::MemberOrder::TRAIN);
 }
 
 // Each member has a connection, from before there is a job until the run ends.
