@@ -8,6 +8,7 @@
 #include <functional>
 #include <future>
 #include <limits>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -322,6 +323,11 @@ class CoordinatorServiceTest : public testing::Test {
 
   CoordinatorServiceTest() {
     EXPECT_NE(mkdtemp(folder_.data()), nullptr);
+    Start();
+  }
+  ~CoordinatorServiceTest() override { Stop(); }
+
+  void Start() {
     service_ = std::make_unique<CoordinatorService>(CoordinatorService::Options{.state_dir = folder_,
                                                                                 .run_id = "run",
                                                                                 .shard_count = 2,
@@ -340,7 +346,7 @@ class CoordinatorServiceTest : public testing::Test {
     service_->Listen(queue_.get());
     stub_ = v1::Coordinator::NewStub(OpenChannel(absl::StrCat("127.0.0.1:", port)));
   }
-  ~CoordinatorServiceTest() override {
+  void Stop() {
     const std::future<void> down =
         std::async(std::launch::async, [this] { server_->Shutdown(std::chrono::system_clock::now()); });
     Serve([&] { return IsReady(down) && service_->is_idle(); });
@@ -349,6 +355,15 @@ class CoordinatorServiceTest : public testing::Test {
     bool ok = false;
     while (queue_->Next(&tag, &ok)) {
     }
+  }
+
+  // As a process that is started again.
+  void StartAgain() {
+    Stop();
+    server_.reset();
+    queue_.reset();
+    service_.reset();
+    Start();
   }
 
   Event NextEvent() {
@@ -461,6 +476,60 @@ TEST_F(CoordinatorServiceTest, KeepsOtherCoordinatorsOutFromItsStart) {
   failing.mutable_worker()->set_failure_code(static_cast<int>(absl::StatusCode::kInternal));
   EXPECT_EQ(OrderFor(failing).code(), static_cast<int>(absl::StatusCode::kInternal));
   EXPECT_EQ(FolderLock::Take(folder_, absl::ZeroDuration()).status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+// The folder's lock is held while the log is opened, also if the log turns out to be another run's.
+TEST_F(CoordinatorServiceTest, ARefusedFirstWorkerLetsNoOtherCoordinatorIn) {
+  ASSERT_TRUE(GenerationLog::Open(folder_, {.name = "run", .leaves = 8, .shards = 2}).ok());
+  const grpc::Status status = Served([&] { return Attendance(*stub_, Worker(7)).End(); });
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_THAT(status.error_message(), HasSubstr("the log of another run: its leaves is 8, this run's 4"));
+  EXPECT_EQ(FolderLock::Take(folder_, absl::ZeroDuration()).status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_F(CoordinatorServiceTest, ARunThatEndsWhileAnotherCoordinatorHasItHasEnded) {
+  auto other = GenerationLog::Open(folder_, {.name = "run", .leaves = 4, .shards = 2});
+  ASSERT_TRUE(other.ok()) << other.status();
+  auto order = std::async(std::launch::async, [this] { return Attendance(*stub_, Shard(9, 0)).Next(); });
+  for (int event = 0; event < 2; ++event) NextEvent().Happen();  // the stream, its report
+  const auto now = std::chrono::steady_clock::now();
+  service_->Tick(now);
+  EXPECT_FALSE(service_->ended().has_value());
+  EXPECT_EQ((*other)->End(0), absl::OkStatus());
+  other->reset();
+  service_->Tick(now);
+  ASSERT_TRUE(service_->ended().has_value());
+  EXPECT_EQ(*service_->ended(), absl::OkStatus());
+  Serve([&] { return IsReady(order); });
+  EXPECT_EQ(order.get().kind(), v1::MemberOrder::END);
+}
+
+TEST_F(CoordinatorServiceTest, WhatDiffersFromTheRunInTheLogIsNamed) {
+  const auto worker = [](const std::string& name, const std::string& value) {
+    JobSpec job = MakeJob(0, 1, 1000, 1 << 10);
+    job.micro_batches = 4;
+    job.sum_order = SumOrder::kTree;
+    std::map<std::string, std::string> agreed = {{"seed", "1"}, {"data.train", "ab"}, {"arithmetic.libc", "2.36"}};
+    agreed[name] = value;
+    job.agreed_flags = {agreed.begin(), agreed.end()};
+    v1::MemberReport report = Worker(7);
+    report.mutable_hello()->mutable_terms()->set_agreement(SerializeAgreement(job));
+    return report;
+  };
+  v1::MemberReport failing = worker("seed", "1");
+  failing.mutable_worker()->set_failure_code(static_cast<int>(absl::StatusCode::kInternal));
+  EXPECT_EQ(OrderFor(failing).kind(), v1::MemberOrder::END);  // the log is written, and the run goes on later
+  StartAgain();
+  struct Case {
+    const char *name, *value, *part;
+  };
+  for (const Case& c :
+       {Case{"seed", "2", "flags"}, Case{"data.train", "cd", "data"}, Case{"arithmetic.libc", "2.37", "machine"}}) {
+    const grpc::Status status = Served([&] { return Attendance(*stub_, worker(c.name, c.value)).End(); });
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+    EXPECT_THAT(status.error_message(), HasSubstr(absl::StrCat("its job differs in ", c.part, " (digest ")));
+  }
+  EXPECT_EQ(OrderFor(failing).code(), static_cast<int>(absl::StatusCode::kInternal));
 }
 
 TEST_F(CoordinatorServiceTest, WhoeverComesAfterTheEndIsTold) {
