@@ -136,6 +136,7 @@ absl::Status ServeByGrpc(const ServerOptions& options) {
                                               .log = nullptr};
   if (options.elastic) {
     serving_options.elastic = {.coordinator = options.shard == 0 ? options.listen : options.coordinator,
+                               .announce = options.announce,
                                .state_dir = options.state_dir,
                                .flush_state = options.flush_state,
                                .first_workers = options.first_workers,

@@ -41,6 +41,7 @@ class ParameterServer {
     // An elastic run: generations follow each other until the coordinator, which shard 0 has, ends the run.
     struct Elastic {
       std::string coordinator;   // host:port of shard 0; empty: the run is not elastic. On shard 0 its own address
+      std::string announce;      // host:port that workers are told; empty: the address that is listened on
       std::string state_dir;     // snapshots, and on shard 0 the log; empty: snapshots are in memory alone
       bool flush_state = false;  // SnapshotStore::Options::flush
       int first_workers = 1;     // shard 0: the first generation begins with them

@@ -72,6 +72,9 @@ absl::Status ParameterServer::Core::CheckOptions() const {
         absl::StrCat("shard ", options_.shard, " is not below the shard count ", options_.shard_count));
   }
   RETURN_IF_ERROR(ParseHostPort(options_.listen).status(), "--listen");
+  if (!options_.elastic.announce.empty()) {
+    RETURN_IF_ERROR(ParseHostPort(options_.elastic.announce).status(), "--announce");
+  }
   if (is_exposed() && options_.security.token.empty() && !options_.insecure) {
     return absl::InvalidArgumentError(absl::StrCat(
         "listening on ", options_.listen,

@@ -5,6 +5,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "common/host/address.h"
 #include "common/nonce.h"
 #include "common/status.h"
 #include "server/server_core.h"
@@ -41,17 +42,23 @@ void ParameterServer::Core::MakeCoordinator() {
 }
 
 void ParameterServer::Core::MakeMember() {
+  const std::string& announce = options_.elastic.announce;
+  TransportSecurity security = options_.security;
+  // Shard 0 dials itself where it listens, and its certificate has the name that the others dial.
+  if (options_.shard == 0 && !announce.empty() && security.tls.has_value() && security.tls->server_name.empty()) {
+    security.tls->server_name = ParseHostPort(announce)->host;
+  }
   member_ = std::make_unique<ShardMember>(
       ShardMember::Options{.shard = options_.shard,
                            .shard_count = options_.shard_count,
                            // Shard 0 finds itself where it listens, also if the system has chosen the port.
                            .coordinator = options_.shard == 0 ? address() : options_.elastic.coordinator,
-                           .address = address(),
+                           .address = announce.empty() ? address() : announce,
                            .run_id = options_.run_id,
                            .state_dir = options_.elastic.state_dir,
                            .flush_state = options_.elastic.flush_state,
                            .stuck = options_.elastic.stuck,
-                           .security = options_.security,
+                           .security = std::move(security),
                            .log = [this](const std::string& line) { Log(line); }});
 }
 

@@ -52,10 +52,26 @@ absl::Status CheckTransport(const ParsedFlags& flags, const ServerOptions& optio
   return RefuseTls(options.security_files);
 }
 
+// The workers of an elastic run dial what they are told.
+absl::Status CheckAnnounced(const ServerOptions& options) {
+  if (options.announce.empty()) {
+    ASSIGN_OR_RETURN(const HostPort place, ParseHostPort(options.listen), "--listen");
+    if (!IsAnyHost(place.host)) return absl::OkStatus();
+    return RefuseFlag("listen", options.listen,
+                      "the workers of an elastic run are told this address, and none can dial it: give the name or the "
+                      "address by which they reach this machine, here or as --announce=host:port");
+  }
+  ASSIGN_OR_RETURN(const HostPort place, ParseHostPort(options.announce), "--announce");
+  if (!IsAnyHost(place.host) && place.port > 0) return absl::OkStatus();
+  return RefuseFlag(
+      "announce", options.announce,
+      "no worker can dial it: give the name or the address, and the port, by which they reach this server");
+}
+
 absl::Status ResolveElastic(const ParsedFlags& flags, ServerOptions& options) {
   if (!options.elastic) {
-    for (const char* const flag : {"coordinator", "state_dir", "flush_state", "first_workers", "min_workers",
-                                   "member_gone_s", "member_silent_s", "member_stuck_s"}) {
+    for (const char* const flag : {"coordinator", "announce", "state_dir", "flush_state", "first_workers",
+                                   "min_workers", "member_gone_s", "member_silent_s", "member_stuck_s"}) {
       if (flags.given.contains(flag)) {
         return absl::InvalidArgumentError(absl::StrCat("--", flag, " is for an elastic run: give --elastic, too"));
       }
@@ -65,12 +81,7 @@ absl::Status ResolveElastic(const ParsedFlags& flags, ServerOptions& options) {
   if (options.transport != TransportKind::kGrpc) {
     return RefuseFlag("elastic", "true", "over tcp the world is fixed: give --transport=grpc");
   }
-  ASSIGN_OR_RETURN(const HostPort place, ParseHostPort(options.listen), "--listen");
-  if (IsAnyHost(place.host)) {
-    return RefuseFlag("listen", options.listen,
-                      "the workers of an elastic run are told this address, and none can dial it: give the name or the "
-                      "address by which they reach this machine");
-  }
+  RETURN_IF_ERROR(CheckAnnounced(options));
   if (options.shard == 0) {
     if (!options.coordinator.empty()) {
       return RefuseFlag("coordinator", options.coordinator, "shard 0 is the coordinator: drop it");

@@ -52,6 +52,7 @@ struct ServerOptions {
   // An elastic run.
   bool elastic = false;
   std::string coordinator;  // host:port of shard 0; empty: this is shard 0
+  std::string announce;     // host:port that workers are told; empty: `listen`
   std::string state_dir;    // empty: snapshots are in memory alone
   bool flush_state = false;
   int first_workers = 1;
@@ -101,6 +102,10 @@ inline constexpr FlagRow kRows[] = {
      SwitchAt<&S::elastic>()},
     {"coordinator", "elastic", "where shard 0, the coordinator, listens; shard 0 itself needs none",
      TextAt<&S::coordinator>("host:port")},
+    {"announce", "elastic",
+     "the address by which workers reach this server, where it is not that of --listen: in a container, behind NAT, or "
+     "with --listen=0.0.0.0:PORT",
+     TextAt<&S::announce>("host:port")},
     {"state_dir", "elastic",
      "folder for snapshots, which survive this process, and on shard 0 for the log of generations, without which the "
      "run "

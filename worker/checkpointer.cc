@@ -1,7 +1,10 @@
 #include "worker/checkpointer.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <map>
 #include <utility>
 
@@ -44,6 +47,18 @@ static absl::StatusOr<std::optional<FoundCheckpoint>> FindNewest(const WorkerOpt
                               wanted);
 }
 
+absl::Status Checkpointer::CheckFolder(const WorkerOptions& worker) {
+  if (worker.checkpoint_dir.empty()) return absl::OkStatus();
+  absl::Status status = CreateFolders(worker.checkpoint_dir);
+  // No file is made: the lock is rank 0's, which must find it free.
+  if (status.ok() && access(absl::StrCat(worker.checkpoint_dir, "/.").c_str(), W_OK | X_OK) != 0) {
+    status = absl::ErrnoToStatus(errno, absl::StrCat("cannot write in ", worker.checkpoint_dir));
+  }
+  if (status.ok()) return status;
+  return RefuseFlag("checkpoint_dir", worker.checkpoint_dir,
+                    absl::StrCat(std::string(status.message()), ": name a folder that this worker can write"));
+}
+
 absl::StatusOr<int64_t> Checkpointer::NewestStep(const WorkerOptions& worker, Network* network) {
   ASSIGN_OR_RETURN(const std::optional<FoundCheckpoint> found, FindNewest(worker, network, OptimizerState::kCheckOnly));
   return found.has_value() ? found->checkpoint.step : 0;
@@ -76,7 +91,8 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> Checkpointer::Create(Options optio
       return RefuseFlag("checkpoint_dir", worker.checkpoint_dir, std::string(lock.status().message()));
     }
     // When the run goes on, the rank 0 before, which sleeps, may still have the lock: what it writes when it wakes up
-    // has the same bits. A folder that cannot be made is a warning of each write, and ends nobody else's run.
+    // has the same bits. A folder that has become unfit since CheckFolder is a warning of each write, and ends nobody
+    // else's run.
   }
   return checkpointer;
 }

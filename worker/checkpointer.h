@@ -69,6 +69,10 @@ class Checkpointer {
   // Waits for a write in progress, up to --checkpoint_deadline_s, unless leaves_writes.
   ~Checkpointer();
 
+  // Creates --checkpoint_dir, if there is one. InvalidArgument if checkpoints cannot be written there. For a worker of
+  // an elastic run, before it attends: it may become rank 0 at any time, and in a run that goes on Create is lenient.
+  static absl::Status CheckFolder(const WorkerOptions& worker);
+
   // The step that Restore would return. Errors as Restore.
   static absl::StatusOr<int64_t> NewestStep(const WorkerOptions& worker, Network* network);
 

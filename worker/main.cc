@@ -443,6 +443,7 @@ absl::StatusOr<TrainResult> TrainJob(const JobParts& parts, const Segment* segme
 
 // Sets the options of each generation.
 absl::Status TrainElastic(const JobParts& parts, WorkerOptions* options) {
+  RETURN_IF_ERROR(Checkpointer::CheckFolder(*options));
   ASSIGN_OR_RETURN(auto facts, parts.facts());
   int64_t first_step = 0;
   if (options->resume) {

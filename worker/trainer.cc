@@ -609,6 +609,7 @@ absl::Status Trainer::FinishRun() {
   RETURN_IF_ERROR(GatherUse());
   result_.checkpoint_saved = checkpointer_->is_saved();
   result_.generation = IsElastic() ? options_.segment->number : 0;
+  progress_.EndLine();
   // This rank's disk must not end what the others have trained to the end.
   result_.reported = options_.report(result_);
   // Finish comes last, because the ranks cannot exchange anything after it.

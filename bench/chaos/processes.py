@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
 import os
@@ -95,18 +96,30 @@ def hold_first_thread(process: Process, seconds: float) -> bool:
     try:
         if _stat(process.pid)[1] != process.started or not _ptrace(_PTRACE_SEIZE, process.pid):
             return False
-        end = time.monotonic() + _RUNNING_SECONDS_MAX
-        while _stat(process.pid)[0] != "R" and time.monotonic() < end:
-            time.sleep(0.0005)
-        if not _ptrace(_PTRACE_INTERRUPT, process.pid):
-            return False
-        os.waitpid(process.pid, _WALL)
-        time.sleep(seconds)
-        if not _ptrace(_PTRACE_DETACH, process.pid):
-            os.waitpid(process.pid, _WALL | os.WNOHANG)  # it was killed; its parent learns that only now
-        return True
+        try:
+            end = time.monotonic() + _RUNNING_SECONDS_MAX
+            while _stat(process.pid)[0] != "R" and time.monotonic() < end:
+                time.sleep(0.0005)
+            if not _ptrace(_PTRACE_INTERRUPT, process.pid):
+                return False
+            os.waitpid(process.pid, _WALL)
+            time.sleep(seconds)
+            return True
+        finally:
+            _let_go(process.pid)
     except (OSError, IndexError):
         return False
+
+
+def _let_go(pid: int) -> None:
+    """Ends the trace of a thread, which goes on. Only a thread that is stopped can be let go."""
+    with contextlib.suppress(OSError):  # an error on the way here matters more
+        if _ptrace(_PTRACE_DETACH, pid):
+            return
+        is_alive = _ptrace(_PTRACE_INTERRUPT, pid)
+        # Of one that was killed its parent learns only after this.
+        os.waitpid(pid, _WALL if is_alive else _WALL | os.WNOHANG)
+        _ptrace(_PTRACE_DETACH, pid)
 
 
 def _ptrace(request: int, pid: int) -> bool:

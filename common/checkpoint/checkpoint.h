@@ -88,6 +88,9 @@ struct CheckpointFolder {
   std::string path;
 };
 
+// Makes `dir` and the folders above it that do not exist. A crash of the machine loses none of them.
+absl::Status CreateFolders(const std::string& dir);
+
 // Keeps other jobs from publishing in a directory while the lock lives. The kernel releases the lock when the process
 // ends, even by a crash.
 class FolderLock {

@@ -69,19 +69,6 @@ std::vector<std::string> NamesBehind(absl::string_view prefix, const std::string
   return names;
 }
 
-// As fs::create_directories, and flushes the parent of each new folder: a crash would otherwise lose the whole path.
-absl::Status CreateFolders(const fs::path& path) {
-  std::error_code error;
-  if (path.empty() || fs::exists(path, error)) return absl::OkStatus();
-  // The parent of "a/b/" is "a/b", the same folder: a path that ends with a slash needs two steps up.
-  const fs::path parent = path.has_filename() ? path.parent_path() : path.parent_path().parent_path();
-  RETURN_IF_ERROR(CreateFolders(parent));
-  // This is no error if another process has just made the folder.
-  fs::create_directory(path, error);
-  if (error) return FileSystemError(error, "create", path.string());
-  return FlushFolder(parent.empty() ? "." : parent.string());
-}
-
 // Removes what a crash left. A replaced folder stays if nothing took its place: it is still the checkpoint of its step.
 // The caller has the FolderLock; without it, a folder that another process is writing would look like a leftover.
 void RemoveLeftovers(const std::string& dir) {
@@ -121,6 +108,20 @@ absl::Status TakePlace(const std::string& dir, const std::string& temporary, con
 }
 
 }  // namespace
+
+// Flushes the parent of each new folder: a crash would otherwise lose the whole path.
+absl::Status CreateFolders(const std::string& dir) {
+  const fs::path path = dir;
+  std::error_code error;
+  if (path.empty() || fs::exists(path, error)) return absl::OkStatus();
+  // The parent of "a/b/" is "a/b", the same folder: a path that ends with a slash needs two steps up.
+  const fs::path parent = path.has_filename() ? path.parent_path() : path.parent_path().parent_path();
+  RETURN_IF_ERROR(CreateFolders(parent.string()));
+  // This is no error if another process has just made the folder.
+  fs::create_directory(path, error);
+  if (error) return FileSystemError(error, "create", dir);
+  return FlushFolder(parent.empty() ? "." : parent.string());
+}
 
 std::vector<CheckpointFolder> ListCheckpointFolders(const std::string& dir) {
   std::vector<CheckpointFolder> folders;

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/job_spec.h"
 #include "common/limits.h"
@@ -68,6 +69,24 @@ v1::MemberOrder ToProto(const Order& order, const v1::RunTerms& terms) {
   return proto;
 }
 
+// The parts of an agreement, so that the refusal of another run's log says which one differs. Flags come first, because
+// they decide the others. The machine comes last: its known answer follows from model and data, too.
+std::vector<GenerationLog::Run::Part> PartsOf(const Agreement& agreement) {
+  std::string flags, data, machine;
+  for (const auto& [name, value] : agreement.agreed_flags) {
+    const bool is_fact = absl::StrContains(name, '.');  // JobSpec::agreed_flags
+    std::string& part = !is_fact ? flags : absl::StartsWith(name, "data.") ? data : machine;
+    absl::StrAppend(&part, name, "=", value, "\n");
+  }
+  const auto digest = [](const std::string& text) { return Sha256Hex(text).substr(0, 16); };
+  return {{"flags", digest(flags), "start servers and workers with the flags of the run in the log"},
+          {"model", digest(agreement.layout_hash), "give workers the model file and the build of the run in the log"},
+          {"data", digest(data), "give workers the data files of the run in the log"},
+          {"machine", digest(machine),
+           "the bits would be others: start workers with the build, the libraries and the kind of machine that the run "
+           "in the log had"}};
+}
+
 }  // namespace
 
 CoordinatorService::CoordinatorService(Options options)
@@ -81,12 +100,21 @@ CoordinatorService::CoordinatorService(Options options)
 void CoordinatorService::Listen(grpc::ServerCompletionQueue* queue) {
   queue_ = queue;
   since_ = Clock::now();
+  LookAtLog();
+  ListenForMember();
+  ListenForRun();
+}
+
+void CoordinatorService::LookAtLog() {
   // Without a name of its own the run in the log may be any.
   if (!options_.run_id.empty()) progress_ = GenerationLog::Peek(options_.state_dir, options_.run_id);
   // The coordinator before has died before all shards had heard of the end.
-  if (progress_ == GenerationLog::Progress::kEnded) ended_ = absl::OkStatus();
-  ListenForMember();
-  ListenForRun();
+  if (progress_ == GenerationLog::Progress::kEnded && !ended_.has_value()) EndBeforeBegin(absl::OkStatus());
+}
+
+void CoordinatorService::EndBeforeBegin(const absl::Status& status) {
+  ended_ = status;
+  for (const auto& [id, shard] : early_shards_) Send(id, {.kind = Order::Kind::kEnd, .end = status});
 }
 
 void CoordinatorService::ListenForMember() {
@@ -235,6 +263,8 @@ absl::Status CoordinatorService::CheckLock() {
   absl::StatusOr<FolderLock> lock = GenerationLog::Lock(options_.state_dir, absl::ZeroDuration());
   if (!lock.ok()) return absl::UnavailableError(lock.status().message());  // who attends tries again
   lock_.emplace(*std::move(lock));
+  // Whoever had the lock may have gone on with the run, or ended it, since this coordinator looked.
+  LookAtLog();
   return absl::OkStatus();
 }
 
@@ -244,12 +274,14 @@ absl::Status CoordinatorService::Begin(const v1::RunTerms& terms) {
       terms.end_step() < terms.first_step() || terms.end_step() > kStepMax) {
     return absl::InvalidArgumentError("the terms of the first worker are no elastic run's: start it with --elastic");
   }
-  lock_.reset();
-  ASSIGN_OR_RETURN(log_, GenerationLog::Open(options_.state_dir, {.name = options_.run_id,
-                                                                  .leaves = agreement.micro_batches,
-                                                                  .shards = options_.shard_count,
-                                                                  .job = Sha256Hex(terms.agreement()),
-                                                                  .first_step = terms.first_step()}));
+  const GenerationLog::Run run{.name = options_.run_id,
+                               .leaves = agreement.micro_batches,
+                               .shards = options_.shard_count,
+                               .job = Sha256Hex(terms.agreement()),
+                               .first_step = terms.first_step(),
+                               .parts = PartsOf(agreement)};
+  // The lock stays here: a run that is refused must not let another coordinator in.
+  ASSIGN_OR_RETURN(log_, GenerationLog::Open(options_.state_dir, run, lock_.has_value() ? &*lock_ : nullptr));
   terms_ = terms;
   coordinator_ = std::make_unique<Coordinator>(Coordinator::Options{
       .shard_count = options_.shard_count,
@@ -328,10 +360,7 @@ void CoordinatorService::Tick(Time now) {
   if (coordinator_ != nullptr) coordinator_->Tick(now);
   LookForEnd();
   if (coordinator_ != nullptr || ended_.has_value()) return;
-  const absl::Status status = AwaitRun(now);
-  if (status.ok()) return;
-  ended_ = status;
-  for (const auto& [id, shard] : early_shards_) Send(id, {.kind = Order::Kind::kEnd, .end = status});
+  if (const absl::Status status = AwaitRun(now); !status.ok()) EndBeforeBegin(status);
 }
 
 absl::Status CoordinatorService::AwaitRun(Time now) {
@@ -341,6 +370,7 @@ absl::Status CoordinatorService::AwaitRun(Time now) {
   if (const absl::Status lock = CheckLock(); !lock.ok()) {
     return age > GenerationLog::kLockPatience ? absl::FailedPreconditionError(lock.message()) : absl::OkStatus();
   }
+  if (ended_.has_value()) return absl::OkStatus();  // by the coordinator that had the lock
   const bool is_new = progress_ == GenerationLog::Progress::kNone;
   const absl::Duration deadline = is_new ? options_.start_deadline : options_.loss_deadline;
   if (age < deadline) return absl::OkStatus();

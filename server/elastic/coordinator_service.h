@@ -75,6 +75,10 @@ class CoordinatorService {
   absl::Status Admit(AttendStream* stream, const v1::MemberReport& report);
   // Unavailable while another process has the log.
   absl::Status CheckLock();
+  // How far a coordinator before this one has come.
+  void LookAtLog();
+  // No run will begin here.
+  void EndBeforeBegin(const absl::Status& status);
   absl::Status AdmitShard(const v1::MemberReport::Hello& hello, const v1::MemberReport::Shard& proto);
   absl::Status AdmitWorker(const v1::MemberReport::Hello& hello, const v1::MemberReport::Worker& proto);
   absl::Status Take(const AttendStream& stream, const v1::MemberReport& report);
@@ -107,7 +111,7 @@ class CoordinatorService {
   std::set<int> shards_told_;                                          // that the run has ended
   GenerationLog::Progress progress_ = GenerationLog::Progress::kNone;  // of a coordinator before this one
   Time since_;
-  std::optional<FolderLock> lock_;  // of the log, until it is opened
+  std::optional<FolderLock> lock_;  // of the folder of the log
   std::unique_ptr<GenerationLog> log_;
   std::unique_ptr<Coordinator> coordinator_;
   std::optional<absl::Status> ended_;

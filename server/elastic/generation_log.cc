@@ -19,6 +19,7 @@
 #include "common/check.h"
 #include "common/checkpoint/crc32c.h"
 #include "common/leaf_shares.h"
+#include "common/limits.h"
 #include "common/status.h"
 
 namespace starring {
@@ -45,8 +46,10 @@ std::string Quoted(absl::string_view name) {
 }
 
 std::string RunEntry(const GenerationLog::Run& run) {
-  return absl::StrCat("run name=", Quoted(run.name), " leaves=", run.leaves, " shards=", run.shards, " job=", run.job,
-                      " first=", run.first_step);
+  std::string entry = absl::StrCat("run name=", Quoted(run.name), " leaves=", run.leaves, " shards=", run.shards,
+                                   " job=", run.job, " first=", run.first_step);
+  for (const GenerationLog::Run::Part& part : run.parts) absl::StrAppend(&entry, " ", part.name, "=", part.digest);
+  return entry;
 }
 
 std::string CommitEntry(const Generation& generation) {
@@ -73,6 +76,11 @@ struct Entry {
   std::map<std::string, std::string> values;
 };
 
+// Steps and numbers of generations. A run has no larger ones, and whoever adds to them may do so without a look.
+bool ReadNumber(absl::string_view text, int64_t* number) {
+  return absl::SimpleAtoi(text, number) && *number >= 0 && *number <= kStepMax;
+}
+
 // Nothing is lost by refusing the lines of a newer build: its coordinator can read them.
 absl::StatusOr<Entry> ParseEntry(absl::string_view line) {
   const size_t crc_at = line.rfind(kCrc);
@@ -85,8 +93,8 @@ absl::StatusOr<Entry> ParseEntry(absl::string_view line) {
     const std::pair<std::string, std::string> parts = absl::StrSplit(words[i], absl::MaxSplits('=', 1));
     if (absl::StrContains(words[i], '=')) {
       entry.values.insert(parts);
-    } else if (!absl::SimpleAtoi(words[i], &entry.number)) {
-      return absl::DataLossError(absl::StrCat("\"", words[i], "\" is no number"));
+    } else if (!ReadNumber(words[i], &entry.number)) {
+      return absl::DataLossError(absl::StrCat("\"", words[i], "\" is no number from 0 to ", kStepMax));
     }
   }
   return entry;
@@ -95,8 +103,8 @@ absl::StatusOr<Entry> ParseEntry(absl::string_view line) {
 absl::StatusOr<int64_t> NumberOf(const Entry& entry, const std::string& key) {
   const auto found = entry.values.find(key);
   int64_t number = 0;
-  if (found == entry.values.end() || !absl::SimpleAtoi(found->second, &number) || number < 0) {
-    return absl::DataLossError(absl::StrCat("\"", entry.kind, "\" has no number ", key, "="));
+  if (found == entry.values.end() || !ReadNumber(found->second, &number)) {
+    return absl::DataLossError(absl::StrCat("\"", entry.kind, "\" has no ", key, "=N with N from 0 to ", kStepMax));
   }
   return number;
 }
@@ -176,6 +184,37 @@ absl::Status CheckLeaves(const Entry& entry, const Generation& generation, int64
   return absl::OkStatus();
 }
 
+// Why a log that begins so is not that of `run`; OK if it is. Compared as text: whatever differs is named.
+absl::Status CheckSameRun(const Entry& first, const GenerationLog::Run& run) {
+  ASSIGN_OR_RETURN(const Entry mine, ParseEntry(absl::StripSuffix(WithCrc(RunEntry(run)), "\n")));
+  const auto theirs = [&](const std::string& key) {
+    const auto found = first.values.find(key);
+    return found == first.values.end() ? "nothing" : found->second;
+  };
+  const auto refuse = [](const std::string& what, const std::string& way_out) {
+    return absl::FailedPreconditionError(absl::StrCat("it is the log of another run: ", what, ": ", way_out,
+                                                      ", or name another --state_dir for a new run"));
+  };
+  // Not `first`: a worker that comes later may have newer checkpoints.
+  for (const char* const key : {"name", "leaves", "shards"}) {
+    if (theirs(key) == mine.values.at(key)) continue;
+    return refuse(absl::StrCat("its ", key, " is ", theirs(key), ", this run's ", mine.values.at(key)),
+                  "start servers and workers with the flags of the run in the log");
+  }
+  if (theirs("job") == run.job) return absl::OkStatus();
+  for (const GenerationLog::Run::Part& part : run.parts) {
+    // The log of an older build has no parts.
+    if (!first.values.contains(part.name) || theirs(part.name) == part.digest) continue;
+    return refuse(absl::StrCat("its job differs in ", part.name, " (digest ", theirs(part.name), ", this run's ",
+                               part.digest, ")"),
+                  part.way_out);
+  }
+  return refuse(absl::StrCat("its job (the digest of flags, model, data, and the instruction set and libraries of the "
+                             "machines) is ",
+                             theirs("job"), ", this run's ", run.job),
+                "start servers and workers with the flags, files and build of the run in the log, on such machines");
+}
+
 absl::Status FileError(const char* what, const std::string& path) {
   if (errno == ENOSPC || errno == EDQUOT) {
     return absl::ResourceExhaustedError(absl::StrCat("cannot ", what, " ", path,
@@ -183,6 +222,15 @@ absl::Status FileError(const char* what, const std::string& path) {
                                                      "the coordinator again with the same --state_dir"));
   }
   return absl::ErrnoToStatus(errno, absl::StrCat("cannot ", what, " ", path));
+}
+
+// Of an error in what the log says. The end of the run is no damage.
+absl::Status WithPath(const absl::Status& status, const std::string& path) {
+  const absl::Status annotated = Annotate(status, path);
+  if (!absl::IsDataLoss(status)) return annotated;
+  return absl::DataLossError(absl::StrCat(std::string(annotated.message()),
+                                          ": put back a whole copy of the file, or start a new run with --resume from "
+                                          "the last checkpoint, and with another --state_dir"));
 }
 
 absl::StatusOr<std::string> ReadAll(int file, const std::string& path) {
@@ -206,14 +254,22 @@ absl::StatusOr<FolderLock> GenerationLog::Lock(const std::string& folder, absl::
                                                     ": a run has one; give this one a folder of its own"));
 }
 
-absl::StatusOr<std::unique_ptr<GenerationLog>> GenerationLog::Open(const std::string& folder, const Run& run) {
-  ASSIGN_OR_RETURN(FolderLock lock, Lock(folder, kLockPatience));
+absl::StatusOr<std::unique_ptr<GenerationLog>> GenerationLog::Open(const std::string& folder, const Run& run,
+                                                                   const FolderLock* held) {
+  std::optional<FolderLock> lock;
+  if (held == nullptr) {
+    ASSIGN_OR_RETURN(FolderLock taken, Lock(folder, kLockPatience));
+    lock.emplace(std::move(taken));
+  }
   const std::string path = absl::StrCat(folder, "/", kFileName);
   const int file = open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0644);
   if (file < 0) return FileError("open", path);
   std::unique_ptr<GenerationLog> log(new GenerationLog(std::move(lock), path, file));
   ASSIGN_OR_RETURN(const std::string text, ReadAll(file, path));
-  RETURN_IF_ERROR(log->Read(text, run), path);
+  absl::Status readable = log->Read(text, run);
+  // What Read makes of the lines is right only if they prove what the run needs to prove at its end.
+  if (readable.ok()) readable = CheckExactlyOnce(text);
+  if (!readable.ok()) return WithPath(readable, path);
   // The rest of a line whose writer was cut off. Nobody has been told of it.
   const size_t whole = text.rfind('\n') == std::string::npos ? 0 : text.rfind('\n') + 1;
   if (whole < text.size() && ftruncate(file, static_cast<off_t>(whole)) != 0) return FileError("shorten", path);
@@ -247,19 +303,7 @@ absl::Status GenerationLog::Read(std::string_view text, const Run& run) {
   bool is_first = true;
   return ForEachEntry(absl::string_view(text.data(), text.size()), [&](const Entry& entry) -> absl::Status {
     if (std::exchange(is_first, false)) {
-      // Compared as text: whatever differs is named.
-      ASSIGN_OR_RETURN(const Entry mine, ParseEntry(absl::StripSuffix(WithCrc(RunEntry(run)), "\n")));
-      for (const auto& [key, value] : mine.values) {
-        if (key == "first") continue;  // who comes later may have newer checkpoints
-        const auto found = entry.values.find(key);
-        const std::string theirs = found == entry.values.end() ? "nothing" : found->second;
-        if (theirs == value) continue;
-        return absl::FailedPreconditionError(
-            absl::StrCat("it is the log of another run: its ", key, key == "job" ? " (the digest of all flags)" : "",
-                         " is ", theirs, ", this run's ", value,
-                         ": start servers and workers with the flags of the run in the log, or name another "
-                         "--state_dir for a new run"));
-      }
+      RETURN_IF_ERROR(CheckSameRun(entry, run));
       ASSIGN_OR_RETURN(first_step_, NumberOf(entry, "first"));
       counted_end_ = first_step_;
       return absl::OkStatus();
@@ -267,8 +311,10 @@ absl::Status GenerationLog::Read(std::string_view text, const Run& run) {
     if (entry.kind == "prepare" || entry.kind == "commit") last_number_ = std::max(last_number_, entry.number);
     if (entry.kind == "commit") {
       ASSIGN_OR_RETURN(last_, GenerationOf(entry));
+      last_has_counted_ = false;
     } else if (entry.kind == "counted") {
       ASSIGN_OR_RETURN(counted_end_, NumberOf(entry, "to"));
+      last_has_counted_ = true;
     } else if (entry.kind == "back") {
       counted_end_ = entry.number;
     } else if (entry.kind == "end") {
@@ -303,34 +349,43 @@ absl::Status GenerationLog::Commit(const Generation& generation, int64_t reached
   CHECK_GE(generation.number, last_number_);
   std::vector<std::string> entries;
   const int64_t end = std::max({reached, counted_end_, generation.first_step});
-  if (end > counted_end_) entries.push_back(CountedUpTo(end));
+  if (end > counted_end_) {
+    ASSIGN_OR_RETURN(entries.emplace_back(), CountedUpTo(end));
+  }
   if (end > generation.first_step) entries.push_back(absl::StrCat("back ", generation.first_step));
   entries.push_back(CommitEntry(generation));
   RETURN_IF_ERROR(Write(entries));
   last_number_ = generation.number;
   counted_end_ = generation.first_step;
   last_ = generation;
+  last_has_counted_ = false;
   return absl::OkStatus();
 }
 
 absl::Status GenerationLog::End(int64_t step) {
   std::vector<std::string> entries;
-  if (step > counted_end_) entries.push_back(CountedUpTo(step));
+  if (step > counted_end_) {
+    ASSIGN_OR_RETURN(entries.emplace_back(), CountedUpTo(step));
+  }
   entries.push_back(absl::StrCat("end ", step));
   RETURN_IF_ERROR(Write(entries));
   // The run may say that it is done only if its own log proves it.
   if (lseek(file_, 0, SEEK_SET) != 0) return FileError("read", path_);
   ASSIGN_OR_RETURN(const std::string text, ReadAll(file_, path_));
-  return Annotate(CheckExactlyOnce(text), path_);
+  return WithPath(CheckExactlyOnce(text), path_);
 }
 
-std::string GenerationLog::CountedUpTo(int64_t step) const {
-  CHECK(last_.has_value() && last_->first_step == counted_end_) << "steps counted without a generation";
-  return CountedEntry(*last_, step);
+// A log whose last lines were lost may say less than the shards' snapshots do.
+absl::StatusOr<std::string> GenerationLog::CountedUpTo(int64_t step) const {
+  if (last_.has_value() && !last_has_counted_ && last_->first_step == counted_end_) return CountedEntry(*last_, step);
+  return WithPath(Wrong("its last line: the run has come to step ", step, ", and after step ", counted_end_,
+                        " the log has no generation"),
+                  path_);
 }
 
 absl::Status CheckExactlyOnce(std::string_view text) {
   int64_t leaf_count = 0;
+  int64_t first_step = 0;
   int64_t counted_end = 0;
   int64_t last_counted = 0;
   std::map<int64_t, Generation> generations;
@@ -339,10 +394,14 @@ absl::Status CheckExactlyOnce(std::string_view text) {
     if (std::exchange(is_first, false)) {
       if (entry.kind != "run") return Wrong("the log does not begin with what the run is");
       ASSIGN_OR_RETURN(leaf_count, NumberOf(entry, "leaves"));
-      ASSIGN_OR_RETURN(counted_end, NumberOf(entry, "first"));
+      ASSIGN_OR_RETURN(first_step, NumberOf(entry, "first"));
+      counted_end = first_step;
       return absl::OkStatus();
     }
     if (entry.kind == "commit") {
+      if (const int64_t last = generations.empty() ? 0 : generations.rbegin()->first; entry.number <= last) {
+        return Wrong("generation ", entry.number, " follows generation ", last);
+      }
       ASSIGN_OR_RETURN(generations[entry.number], GenerationOf(entry));
       if (std::ssize(generations[entry.number].leaf_owners) != leaf_count) {
         return Wrong("generation ", entry.number, " has ", generations[entry.number].leaf_owners.size(), " leaves of ",
@@ -355,8 +414,9 @@ absl::Status CheckExactlyOnce(std::string_view text) {
       return absl::OkStatus();
     }
     if (entry.kind == "back") {
-      if (entry.number < 0 || entry.number >= counted_end) {
-        return Wrong("it goes back to step ", entry.number, ", steps up to ", counted_end, " have counted");
+      if (entry.number < first_step || entry.number >= counted_end) {
+        return Wrong("it goes back to step ", entry.number, ", steps from ", first_step, " to ", counted_end,
+                     " have counted");
       }
       counted_end = entry.number;
     }

@@ -4,7 +4,8 @@
 // A text file, generations.log in the coordinator's --state_dir, one entry a line, each with the CRC-32C of the line
 // before its " crc=":
 //
-//   run name=digits leaves=8 shards=2 job=SHA256 first=0   what the run is, and where it begins; the first line
+//   run name=digits leaves=8 shards=2 job=SHA256 first=0 flags=... model=... data=... machine=...
+//                                                             what the run is, and where it begins; the first line
 //   prepare 3                                                 the shards are asked to leave generations below 3
 //   counted 2 from=100 to=240 leaves=0-4:ID,4-8:ID            what became part of the result of generation 2
 //   commit 3 first=240 every=10 workers=ID,ID owners=0,0,0,0,1,1,1,1
@@ -16,7 +17,7 @@
 // steps must cover [first, end) without gap or overlap, and the leaves of each [0, M). CheckExactlyOnce looks.
 //
 // A line that was cut off by a crash is the last one and no entry: it is removed when the log is opened. Any other
-// damage is an error.
+// damage is an error, also a log that proves nothing any more: its run could not be ended.
 //
 // Thread safety: one thread. One process: the folder is locked.
 #ifndef STARRING_SERVER_ELASTIC_GENERATION_LOG_H_
@@ -27,6 +28,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -46,6 +48,14 @@ class GenerationLog {
     int shards = 0;
     std::string job;         // SHA-256 of what all processes have agreed on
     int64_t first_step = 0;  // 0, or a checkpoint's. If there is a log already, what it says holds
+    // A part of what `job` is the digest of. A refusal names the first that differs, which may be why later ones do.
+    struct Part {
+      std::string name;  // of its digest in the log
+      std::string digest;
+      std::string way_out;
+      friend bool operator==(const Part&, const Part&) = default;
+    };
+    std::vector<Part> parts = {};
     friend bool operator==(const Run&, const Run&) = default;
   };
 
@@ -60,10 +70,11 @@ class GenerationLog {
   // still after `patience`.
   static absl::StatusOr<FolderLock> Lock(const std::string& folder, absl::Duration patience);
 
-  // Creates `folder` and the log, or reads what is there, and locks it, which a caller that has the lock gives back
-  // first. FailedPrecondition if another process has the log open, it is another run's, or the run has ended; DataLoss,
-  // naming the line, if it is damaged.
-  static absl::StatusOr<std::unique_ptr<GenerationLog>> Open(const std::string& folder, const Run& run);
+  // Creates `folder` and the log, or reads what is there. `held` is the lock of the folder, and outlives the log.
+  // Without it the log takes the lock itself. FailedPrecondition if another process has the log open, it is another
+  // run's, or the run has ended; DataLoss, naming file and line, if it is damaged.
+  static absl::StatusOr<std::unique_ptr<GenerationLog>> Open(const std::string& folder, const Run& run,
+                                                             const FolderLock* held = nullptr);
   ~GenerationLog();
   GenerationLog(const GenerationLog&) = delete;
   GenerationLog& operator=(const GenerationLog&) = delete;
@@ -77,7 +88,8 @@ class GenerationLog {
   // All steps below this one have counted, and those from it on have not.
   int64_t counted_end() const { return counted_end_; }
 
-  // Each is on the disk when it returns; after an error the coordinator may not go on.
+  // Each is on the disk when it returns; after an error the coordinator may not go on. DataLoss if steps would have to
+  // count that no generation of the log has trained.
   absl::Status Prepare(int64_t number);
   // Writes what the generation before has contributed up to generation.first_step, too. If the run had `reached` more,
   // writes that it goes back there.
@@ -86,18 +98,19 @@ class GenerationLog {
   absl::Status End(int64_t step);
 
  private:
-  GenerationLog(FolderLock lock, std::string path, int file)
+  GenerationLog(std::optional<FolderLock> lock, std::string path, int file)
       : lock_(std::move(lock)), path_(std::move(path)), file_(file) {}
   absl::Status Read(std::string_view text, const Run& run);
   absl::Status Write(const std::vector<std::string>& entries);
-  std::string CountedUpTo(int64_t step) const;
+  absl::StatusOr<std::string> CountedUpTo(int64_t step) const;
 
-  const FolderLock lock_;
+  const std::optional<FolderLock> lock_;  // unless the caller has it
   const std::string path_;
   const int file_;
   int64_t first_step_ = 0;
   int64_t last_number_ = 0;
   std::optional<Generation> last_;
+  bool last_has_counted_ = false;  // and so is over
   int64_t counted_end_ = 0;
 };
 

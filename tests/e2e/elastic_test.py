@@ -64,7 +64,8 @@ class ElasticRunTest(JobTest):
         """Starts a worker, or with variables a stopping_worker."""
         record = self.path("record.%d" % len(self.records))
         worker = self.start([STOPPING_WORKER if misbehaviour else WORKER, "--coordinator=" + self.servers[0][1],
-                             "--run_id=test", *self.job(), "--progress=plain", "--record=" + record, *flags],
+                             "--run_id=test",
+                             *with_flags([*self.job(), "--progress=plain", "--record=" + record], *flags)],
                             env={**os.environ, **misbehaviour})
         self.workers.append(worker)
         self.records.append(record)
@@ -150,6 +151,32 @@ class ElasticTest(ElasticRunTest):
         self.await_any("reports the run from here on")
         self.assertEqual(self.finish(leaving).returncode, 0, self.output_of(leaving))
         self.expect_local_outcome()
+
+    def test_a_reporter_without_a_record_says_so(self):
+        self.epochs = 36
+        self.flags = [flag for flag in JOB if flag != "--record_losses"]
+        self.start_servers(1, "--first_workers=2")
+        for _ in range(2):
+            self.add_worker("--record=")
+        self.await_snapshot()
+        leaving = self.await_any("epoch 1/36")  # rank 0
+        leaving.send_signal(signal.SIGTERM)
+        reporter = self.await_any("was started without --record: give that to every worker")
+        self.assertIsNot(reporter, leaving)
+        self.assertNotIn("without --record", self.output_of(leaving))  # it was the first
+        for worker in self.workers:
+            self.assertEqual(self.finish(worker).returncode, 0, self.output_of(worker))
+
+    def test_who_could_not_save_is_refused_before_it_joins(self):
+        self.start_servers(1)
+        self.add_worker()
+        self.await_generation(1)
+        done = self.run_to_end([WORKER, "--coordinator=" + self.servers[0][1], "--run_id=test", *self.job(),
+                                "--checkpoint_dir=/dev/null/folder"])
+        self.assertEqual(done.returncode, 2, done.output)
+        self.assertIn("flag --checkpoint_dir", done.output)
+        self.expect_local_outcome()
+        self.assertNotIn("joins", self.output_of(self.servers[0][0]))
 
     def test_a_worker_is_killed(self):
         self.start_servers(2, "--first_workers=3")

@@ -4,6 +4,7 @@ import errno
 import os
 import pty
 import select
+import signal
 import subprocess
 import time
 import unittest
@@ -22,8 +23,8 @@ SHORT = flags(1000)
 
 
 class ProgressTest(jobs.JobTest):
-    def on_a_terminal(self, command):
-        """Runs `command` on its own terminal. Returns the terminal's text."""
+    def on_a_terminal(self, command, stop_at=None):
+        """Runs `command` on its own terminal, and asks it to stop at a text. Returns the terminal's text."""
         master, slave = pty.openpty()
         self.addCleanup(os.close, master)
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=slave, stderr=subprocess.PIPE, text=True,
@@ -41,6 +42,9 @@ class ProgressTest(jobs.JobTest):
             except OSError as error:  # a terminal without any writer reports an error
                 self.assertEqual(error.errno, errno.EIO)
                 break
+            if stop_at is not None and stop_at in seen:
+                process.send_signal(signal.SIGTERM)
+                stop_at = None
         self.assertEqual(process.wait(timeout=30), 0, seen.decode(errors="replace") + process.stderr.read())
         return seen.decode(errors="replace")
 
@@ -56,6 +60,10 @@ class ProgressTest(jobs.JobTest):
     def test_one_process(self):
         self.check_live(self.on_a_terminal([jobs.WORKER, *WATCHED]))
         self.check_plain(self.run_to_end([jobs.WORKER, *SHORT]).output)
+
+    def test_a_result_is_not_behind_the_live_line(self):
+        command = jobs.with_flags([jobs.WORKER, *WATCHED], "--epochs=100000")
+        self.assertRegex(self.on_a_terminal(command, stop_at=b"ETA"), r"(\n|\r\x1b\[K)stopped after")
 
     def test_star_and_ring_by_launch(self):
         for sync in ("star", "ring"):

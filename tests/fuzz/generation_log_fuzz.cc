@@ -2,7 +2,8 @@
 // that every leaf counted once, and which the coordinator takes up, must be able to go on, and prove it at its end.
 //
 // The first byte says whether the lines get their checksums, without which hardly any change of a log would be read;
-// the second one, how many steps the run goes back. The rest is the file.
+// the second one, how many steps the run goes back, or, as a negative number, on: as far as snapshots say that it has
+// come. The rest is the file.
 #include <algorithm>
 #include <cstdint>
 #include <fstream>
@@ -38,15 +39,23 @@ std::string WithChecksums(const std::string& text) {
   return result + text.substr(begin);
 }
 
-void GoOnToTheEnd(GenerationLog& log, int64_t steps_back) {
+// False if the log does not say which generation has trained the steps that are to count, which is an error.
+bool GoOnToTheEnd(GenerationLog& log, int64_t steps_back) {
   const int64_t number = log.last_number() + 1;
-  const int64_t first_step = std::max<int64_t>(log.counted_end() - steps_back, 0);
+  const int64_t first_step = std::max(log.counted_end() - steps_back, log.first_step());
+  const bool goes_on = first_step > log.counted_end();
   CHECK_OK(log.Prepare(number));
-  CHECK_OK(log.Commit(
-      {.number = number, .first_step = first_step, .workers = {0xa1}, .leaf_owners = std::vector<int>(kLeaves)}));
+  const absl::Status committed = log.Commit(
+      {.number = number, .first_step = first_step, .workers = {0xa1}, .leaf_owners = std::vector<int>(kLeaves)});
+  if (!committed.ok()) {
+    CHECK(goes_on && absl::IsDataLoss(committed)) << committed;
+    starring::Reached(committed.ToString());
+    return false;
+  }
   CHECK_EQ(log.counted_end(), first_step);
   CHECK_OK(log.End(first_step + 1));
   starring::Reached("ended");
+  return true;
 }
 
 }  // namespace
@@ -55,13 +64,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static starring::MemoryFolder folder;
   starring::FuzzInput input(data, size);
   const bool has_checksums = input.Byte() % 2 == 1;
-  const int64_t steps_back = input.Byte();
+  const int64_t steps_back = static_cast<int8_t>(input.Byte());
   std::string text = input.Rest();
   if (has_checksums) text = WithChecksums(text);
   const std::string& path = folder.Emptied();
   std::ofstream(path + "/generations.log", std::ios::binary) << text;
 
-  const GenerationLog::Run run = {.name = "run", .leaves = kLeaves, .shards = 2, .job = "ab12"};
+  const GenerationLog::Run run = {
+      .name = "run", .leaves = kLeaves, .shards = 2, .job = "ab12", .parts = {{"flags", "11", "give other flags"}}};
   const auto progress = GenerationLog::Peek(path, run.name);
   const absl::Status proof = starring::CheckExactlyOnce(text);
   starring::Reached(proof.ok() ? "proves itself" : proof.ToString());
@@ -69,10 +79,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   starring::Reached(log.ok() ? "opened" : log.status().ToString());
   if (!log.ok()) return 0;
   CHECK(progress != GenerationLog::Progress::kEnded);
-  // Numbers that no run reaches must not overflow here.
-  if (!proof.ok() || (*log)->last_number() >= starring::kStepMax || (*log)->counted_end() >= starring::kStepMax)
-    return 0;
-  GoOnToTheEnd(**log, steps_back);
+  CHECK_OK(proof);
+  // No run comes so far, and what it would write then is refused.
+  constexpr int64_t kStepsOnMax = 1 << 7;
+  if (std::max((*log)->last_number(), (*log)->counted_end()) > starring::kStepMax - 2 * kStepsOnMax) return 0;
+  if (!GoOnToTheEnd(**log, steps_back)) return 0;
   CHECK(GenerationLog::Peek(path, run.name) == GenerationLog::Progress::kEnded);
   return 0;
 }

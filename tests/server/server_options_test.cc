@@ -54,8 +54,9 @@ TEST(ServerOptionsTest, TheOldNameOfJoinDeadlineIsReadForOneRelease) {
 }
 
 TEST(ServerOptionsTest, RefusesWhatAnElasticRunHasNot) {
-  for (const char* const word : {"--coordinator=a:1", "--state_dir=s", "--flush_state", "--first_workers=2",
-                                 "--min_workers=2", "--member_gone_s=2", "--member_silent_s=2", "--member_stuck_s=2"}) {
+  for (const char* const word :
+       {"--coordinator=a:1", "--announce=a:1", "--state_dir=s", "--flush_state", "--first_workers=2", "--min_workers=2",
+        "--member_gone_s=2", "--member_silent_s=2", "--member_stuck_s=2"}) {
     EXPECT_THAT(Refusal({word}), HasSubstr("is for an elastic run: give --elastic, too")) << word;
   }
   EXPECT_THAT(Refusal({"--elastic", "--transport=tcp", "--rendezvous=a:1", "--world_size=3"}),
@@ -104,7 +105,23 @@ TEST(ServerOptionsTest, AnElasticShardListensWhereOthersCanDial) {
   EXPECT_TRUE(Parse(words("--listen=node7:0")).ok());
   EXPECT_TRUE(Parse({"--listen=0.0.0.0:0"}).ok());
   for (const char* listen : {"--listen=0.0.0.0:0", "--listen=[::]:7077"}) {
-    EXPECT_THAT(Refusal(words(listen)), HasSubstr("the workers of an elastic run are told this address"));
+    EXPECT_THAT(Refusal(words(listen)), AllOf(HasSubstr("the workers of an elastic run are told this address"),
+                                              HasSubstr("or as --announce=host:port")));
+  }
+}
+
+TEST(ServerOptionsTest, AnElasticShardMayAnnounceAnotherAddress) {
+  const auto words = [](const char* announce) {
+    return std::vector{"--elastic", "--state_dir=s", "--listen=0.0.0.0:7077", announce};
+  };
+  EXPECT_EQ(Parse(words("--announce=node7:7078"))->announce, "node7:7078");
+  EXPECT_TRUE(Parse(words("--announce=[fe80::7]:7078")).ok());
+  for (const char* const bad :
+       {"--announce=node7", "--announce=node7:", "--announce=:7078", "--announce=node7:99999"}) {
+    EXPECT_THAT(Refusal(words(bad)), HasSubstr("--announce: address \"")) << bad;
+  }
+  for (const char* const bad : {"--announce=0.0.0.0:7078", "--announce=[::]:7078", "--announce=node7:0"}) {
+    EXPECT_THAT(Refusal(words(bad)), HasSubstr("no worker can dial it")) << bad;
   }
 }
 

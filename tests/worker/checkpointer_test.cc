@@ -1,7 +1,10 @@
 #include "worker/checkpointer.h"
 
+#include <unistd.h>
+
 #include <chrono>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <latch>
 #include <limits>
@@ -26,6 +29,7 @@
 namespace starring {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -156,6 +160,28 @@ TEST_F(CheckpointerTest, AFolderThatCannotBeMadeEndsNoRunThatGoesOn) {
     EXPECT_FALSE(rank->checkpointer->is_saved());
   });
   EXPECT_THAT(warnings_, Contains(HasSubstr("no checkpoint was written")));
+}
+
+// Whoever may become rank 0 learns it before the run does.
+TEST_F(CheckpointerTest, AFolderThatCannotBeWrittenIsRefused) {
+  WorkerOptions options;
+  EXPECT_EQ(Checkpointer::CheckFolder(options), absl::OkStatus());
+  options.checkpoint_dir = dir_ + "/made/on/the/way";
+  EXPECT_EQ(Checkpointer::CheckFolder(options), absl::OkStatus());
+  EXPECT_TRUE(std::filesystem::is_empty(options.checkpoint_dir));
+  const std::string file = dir_ + "/file";
+  std::ofstream(file) << "no folder";
+  for (const std::string& bad : {file, file + "/below", dir_ + "/" + std::string(300, 'x')}) {
+    options.checkpoint_dir = bad;
+    const absl::Status status = Checkpointer::CheckFolder(options);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << bad;
+    EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("--checkpoint_dir"), HasSubstr("name a folder")));
+  }
+  if (geteuid() == 0) return;  // who may write everywhere
+  std::filesystem::permissions(dir_, std::filesystem::perms::owner_read | std::filesystem::perms::owner_exec);
+  options.checkpoint_dir = dir_;
+  EXPECT_EQ(Checkpointer::CheckFolder(options).code(), absl::StatusCode::kInvalidArgument);
+  std::filesystem::permissions(dir_, std::filesystem::perms::owner_all);
 }
 
 TEST_F(CheckpointerTest, AGenerationLeavesAWriteToTheNext) {

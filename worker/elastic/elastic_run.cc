@@ -103,7 +103,11 @@ absl::Status RunElastic(const ElasticRun& run) {
     losses.Forget(next.generation.first_step);
     // It may have joined with other flags than the worker before it.
     if (const bool before = std::exchange(reports, next.rank == 0); reports && !before && next.generation.number > 1) {
-      run.say(absl::StrCat("reports the run from here on", options.record.empty() ? ", and has no --record" : ""));
+      run.say(absl::StrCat("reports the run from here on",
+                           options.record.empty()
+                               ? "; the run's record is not written, because this worker was started without --record: "
+                                 "give that to every worker, or let this one leave (SIGTERM) when one that has it is in"
+                               : ""));
     }
     const Segment segment{
         .number = next.generation.number,

@@ -19,8 +19,6 @@ namespace {
 
 constexpr std::chrono::milliseconds kLook(50);
 constexpr std::chrono::seconds kFailurePatience(1);
-// A coordinator that was killed and started again is back sooner; one that has ended the run does not come back.
-constexpr std::chrono::seconds kEndPatience(2);
 
 // A speed is that of the last steps in the middle: one that was disturbed says nothing.
 constexpr size_t kStepsCounted = 20;
@@ -201,7 +199,7 @@ absl::StatusOr<bool> WorkerMember::AwaitEnd() {
   const MutexLock lock(mutex_);
   while (!end_.has_value()) {
     if (superseded()) return false;
-    if (link_->disconnected_for() > kEndPatience) return true;
+    if (link_->disconnected_for() > options_.end_patience) return true;
     changed_.WaitFor(mutex_, kLook,
                      [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return end_.has_value() || superseded(); });
   }

@@ -53,6 +53,9 @@ class WorkerMember {
     const ProgressState* state = nullptr;         // outlives the member
     std::function<bool()> asked_to_leave;         // any thread
     std::function<void(const std::string&)> say;  // lines for people
+    // Of AwaitEnd with a coordinator that cannot be reached. One that was killed and started again is back sooner; one
+    // that has ended the run does not come back.
+    std::chrono::milliseconds end_patience{2'000};
   };
   explicit WorkerMember(Options options);
   ~WorkerMember();
@@ -63,7 +66,7 @@ class WorkerMember {
   absl::StatusOr<std::optional<GenerationOrder>> Next(const std::string& trouble);
 
   // The generation has finished the run, as its shards have told this worker; now they tell the coordinator. True when
-  // the run has ended, or the coordinator cannot be reached for two seconds. False if another generation comes first,
+  // the run has ended, or the coordinator cannot be reached for end_patience. False if another generation comes first,
   // because a shard died before it could. The run's error.
   absl::StatusOr<bool> AwaitEnd();
 

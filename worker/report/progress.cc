@@ -74,7 +74,7 @@ void Progress::Step(const FinishedStep& step, absl::Time now) {
 void Progress::EpochDone(const EpochSummary& summary) {
   rate_time_ = absl::InfinitePast();  // the time of the evaluation must not lower the rate
   if (options_.style == Style::kNone) return;
-  ClearLine();
+  EndLine();
   absl::FPrintF(options_.out, "epoch %d/%d  loss %.4f  test accuracy %.2f%%  %.2f s  %.0f samples/s\n",
                 summary.epoch + 1, options_.epochs, summary.train_loss, 100 * summary.test_accuracy, summary.seconds,
                 summary.samples_per_second);
@@ -88,15 +88,16 @@ void Progress::Note(absl::string_view text) {
 }
 
 void Progress::Message(absl::string_view text) {
-  ClearLine();
+  EndLine();
   absl::FPrintF(options_.out, "%s\n", text);
   std::fflush(options_.out);
 }
 
 // A message must not begin in the middle of the live line, which is open until it is written again.
-void Progress::ClearLine() {
+void Progress::EndLine() {
   if (!line_open_) return;
   absl::FPrintF(options_.out, "\r\x1b[K");
+  std::fflush(options_.out);
   line_open_ = false;
 }
 

@@ -61,6 +61,10 @@ class Progress {
     int64_t end_step = 0;
   };
   explicit Progress(const Options& options);
+  // What is printed next, for instance why the run has failed, begins on a line of its own.
+  ~Progress() { EndLine(); }
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
 
   // Prints at most ten times a second (kLive) or once in ten seconds (kPlain). Loss and accuracy are this rank's.
   void Step(const FinishedStep& step, absl::Time now);
@@ -70,10 +74,10 @@ class Progress {
   void Note(absl::string_view text);
   // Prints a line in every style, also kNone: warnings are not progress.
   void Message(absl::string_view text);
+  // Takes the live line away, if there is one, so that others may print.
+  void EndLine();
 
  private:
-  void ClearLine();
-
   Options options_;
   absl::Time next_print_ = absl::InfinitePast();
   absl::Time rate_time_ = absl::InfinitePast();

@@ -9,6 +9,7 @@ import tempfile
 import threading
 import time
 import unittest
+from unittest import mock
 
 from bench.chaos import processes
 from bench.chaos.log import Log, percentile, summary
@@ -341,6 +342,10 @@ class ProxyTest(unittest.TestCase):
         self.assertEqual(client.recv(1000), b"hello")
 
 
+class Broken(Exception):
+    """What an observer of a process may raise."""
+
+
 class ProcessesTest(unittest.TestCase):
     def test_finds_children_of_children_and_signals_no_stranger(self):
         mark = "test.%d" % os.getpid()
@@ -405,8 +410,25 @@ count(0)
                 if held == [False] and os.geteuid() != 0:
                     self.skipTest("this user may not trace a process (ptrace)")
                 self.assertEqual((held, was_held), ([True], True))
+                end = time.monotonic() + DEADLINE_S
                 while seen() != [True, True]:
                     self.assertLess(time.monotonic(), end)
+                sleep = time.sleep
+
+                def broken_sleep(seconds):
+                    if seconds == 3.0:
+                        raise Broken
+                    sleep(seconds)
+                for patch in (  # an error while the thread runs, and one while it is stopped
+                        mock.patch.object(processes, "_stat", side_effect=[("R", victim.started, 0), Broken]),
+                        mock.patch.object(processes.time, "sleep", broken_sleep)):
+                    with patch, self.assertRaises(Broken):
+                        processes.hold_first_thread(victim, 3.0)
+                    with open("/proc/%d/status" % victim.pid, encoding="utf-8") as status:
+                        self.assertIn("TracerPid:\t0\n", status.readlines())
+                    end = time.monotonic() + DEADLINE_S
+                    while seen() != [True, True]:
+                        self.assertLess(time.monotonic(), end)
             finally:
                 child.kill()
                 child.wait()

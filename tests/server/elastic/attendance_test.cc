@@ -8,6 +8,7 @@
 #include <functional>
 #include <future>
 #include <limits>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -25,6 +26,8 @@
 #include "proto/starring/v1/coordinator.grpc.pb.h"
 #include "server/admission.h"
 #include "server/elastic/coordinator_service.h"
+#include "server/elastic/generation_log.h"
+#include "tests/common/security/site_certificates.h"
 #include "tests/server/stranger.h"
 #include "tests/worker/exchange/star/star_job.h"
 
@@ -103,12 +106,18 @@ class AttendanceTest : public testing::Test {
   AttendanceTest() { Start(1); }
 
   // Members of these tests report once, and are given up after `silent`.
-  void Start(int first_workers, std::chrono::milliseconds silent = std::chrono::seconds(5)) {
+  void Start(int first_workers, std::chrono::milliseconds silent = std::chrono::seconds(5),
+             const std::string& announce = "", const TransportSecurity& security = {.token = kToken}) {
     std::string folder = absl::StrCat(testing::TempDir(), "/attendance.XXXXXX");
     EXPECT_NE(mkdtemp(folder.data()), nullptr);
-    ParameterServer::Options options{.run_id = "run", .security = {.token = kToken}};
-    options.elastic = {
-        .coordinator = "127.0.0.1:0", .state_dir = folder, .first_workers = first_workers, .silent = silent};
+    ParameterServer::Options options{.run_id = "run", .security = security};
+    // No worker could dial it.
+    if (!announce.empty()) options.listen = "0.0.0.0:0";
+    options.elastic = {.coordinator = options.listen,
+                       .announce = announce,
+                       .state_dir = folder,
+                       .first_workers = first_workers,
+                       .silent = silent};
     options.hello_deadline = absl::Milliseconds(300);
     server_ = StartServer(std::move(options));
     stub_ = v1::Coordinator::NewStub(OpenChannel(server_->address()));
@@ -133,6 +142,7 @@ TEST_F(AttendanceTest, AWorkerGetsAGeneration) {
   EXPECT_THAT(order.workers(), testing::ElementsAre(7));
   EXPECT_THAT(order.leaf_owners(), testing::ElementsAre(0, 0, 0, 0));
   EXPECT_EQ(order.text(), "run/1");
+  EXPECT_THAT(order.shards(), testing::ElementsAre(server_->address()));
   v1::GetRunRequest request;
   request.set_token(kToken);
   v1::GetRunReply reply;
@@ -141,6 +151,33 @@ TEST_F(AttendanceTest, AWorkerGetsAGeneration) {
   EXPECT_EQ(reply.generation(), 1);
   EXPECT_EQ(reply.end_step(), 100);
   EXPECT_EQ(reply.members_size(), 2);
+}
+
+// The shard itself does not dial it: the way back from outside may not be there.
+TEST_F(AttendanceTest, WorkersAreToldTheAddressThatAShardAnnounces) {
+  Start(1, std::chrono::seconds(5), "node7.example:7077");
+  Attendance worker(*stub_, Worker(7));
+  const v1::MemberOrder order = worker.Next();
+  ASSERT_EQ(order.kind(), v1::MemberOrder::TRAIN);
+  EXPECT_THAT(order.shards(), testing::ElementsAre("node7.example:7077"));
+}
+
+// The certificate of the site has the name that is announced, and no other.
+TEST_F(AttendanceTest, AShardFindsItselfByTheNameThatItAnnounces) {
+  const SiteCertificates site;
+  const KeyAndCertificate pair = site.Issue("node7.example");
+  TransportSecurity security{.token = kToken,
+                             .tls = TransportSecurity::Tls{.private_key = pair.private_key,
+                                                           .certificate = pair.certificate,
+                                                           .trusted = site.authority(),
+                                                           .server_name = ""}};
+  Start(1, std::chrono::seconds(5), "node7.example:7077", security);
+  security.tls->server_name = "node7.example";
+  grpc::ChannelArguments arguments;
+  const auto credentials = MakeChannelCredentials(security, &arguments);
+  const auto stub = v1::Coordinator::NewStub(grpc::CreateCustomChannel(server_->address(), credentials, arguments));
+  Attendance worker(*stub, Worker(7));
+  EXPECT_EQ(worker.Next().kind(), v1::MemberOrder::TRAIN);
 }
 
 // Each member has a connection, from before there is a job until the run ends.
@@ -286,6 +323,11 @@ class CoordinatorServiceTest : public testing::Test {
 
   CoordinatorServiceTest() {
     EXPECT_NE(mkdtemp(folder_.data()), nullptr);
+    Start();
+  }
+  ~CoordinatorServiceTest() override { Stop(); }
+
+  void Start() {
     service_ = std::make_unique<CoordinatorService>(CoordinatorService::Options{.state_dir = folder_,
                                                                                 .run_id = "run",
                                                                                 .shard_count = 2,
@@ -304,7 +346,7 @@ class CoordinatorServiceTest : public testing::Test {
     service_->Listen(queue_.get());
     stub_ = v1::Coordinator::NewStub(OpenChannel(absl::StrCat("127.0.0.1:", port)));
   }
-  ~CoordinatorServiceTest() override {
+  void Stop() {
     const std::future<void> down =
         std::async(std::launch::async, [this] { server_->Shutdown(std::chrono::system_clock::now()); });
     Serve([&] { return IsReady(down) && service_->is_idle(); });
@@ -313,6 +355,15 @@ class CoordinatorServiceTest : public testing::Test {
     bool ok = false;
     while (queue_->Next(&tag, &ok)) {
     }
+  }
+
+  // As a process that is started again.
+  void StartAgain() {
+    Stop();
+    server_.reset();
+    queue_.reset();
+    service_.reset();
+    Start();
   }
 
   Event NextEvent() {
@@ -425,6 +476,60 @@ TEST_F(CoordinatorServiceTest, KeepsOtherCoordinatorsOutFromItsStart) {
   failing.mutable_worker()->set_failure_code(static_cast<int>(absl::StatusCode::kInternal));
   EXPECT_EQ(OrderFor(failing).code(), static_cast<int>(absl::StatusCode::kInternal));
   EXPECT_EQ(FolderLock::Take(folder_, absl::ZeroDuration()).status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+// The folder's lock is held while the log is opened, also if the log turns out to be another run's.
+TEST_F(CoordinatorServiceTest, ARefusedFirstWorkerLetsNoOtherCoordinatorIn) {
+  ASSERT_TRUE(GenerationLog::Open(folder_, {.name = "run", .leaves = 8, .shards = 2}).ok());
+  const grpc::Status status = Served([&] { return Attendance(*stub_, Worker(7)).End(); });
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_THAT(status.error_message(), HasSubstr("the log of another run: its leaves is 8, this run's 4"));
+  EXPECT_EQ(FolderLock::Take(folder_, absl::ZeroDuration()).status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST_F(CoordinatorServiceTest, ARunThatEndsWhileAnotherCoordinatorHasItHasEnded) {
+  auto other = GenerationLog::Open(folder_, {.name = "run", .leaves = 4, .shards = 2});
+  ASSERT_TRUE(other.ok()) << other.status();
+  auto order = std::async(std::launch::async, [this] { return Attendance(*stub_, Shard(9, 0)).Next(); });
+  for (int event = 0; event < 2; ++event) NextEvent().Happen();  // the stream, its report
+  const auto now = std::chrono::steady_clock::now();
+  service_->Tick(now);
+  EXPECT_FALSE(service_->ended().has_value());
+  EXPECT_EQ((*other)->End(0), absl::OkStatus());
+  other->reset();
+  service_->Tick(now);
+  ASSERT_TRUE(service_->ended().has_value());
+  EXPECT_EQ(*service_->ended(), absl::OkStatus());
+  Serve([&] { return IsReady(order); });
+  EXPECT_EQ(order.get().kind(), v1::MemberOrder::END);
+}
+
+TEST_F(CoordinatorServiceTest, WhatDiffersFromTheRunInTheLogIsNamed) {
+  const auto worker = [](const std::string& name, const std::string& value) {
+    JobSpec job = MakeJob(0, 1, 1000, 1 << 10);
+    job.micro_batches = 4;
+    job.sum_order = SumOrder::kTree;
+    std::map<std::string, std::string> agreed = {{"seed", "1"}, {"data.train", "ab"}, {"arithmetic.libc", "2.36"}};
+    agreed[name] = value;
+    job.agreed_flags = {agreed.begin(), agreed.end()};
+    v1::MemberReport report = Worker(7);
+    report.mutable_hello()->mutable_terms()->set_agreement(SerializeAgreement(job));
+    return report;
+  };
+  v1::MemberReport failing = worker("seed", "1");
+  failing.mutable_worker()->set_failure_code(static_cast<int>(absl::StatusCode::kInternal));
+  EXPECT_EQ(OrderFor(failing).kind(), v1::MemberOrder::END);  // the log is written, and the run goes on later
+  StartAgain();
+  struct Case {
+    const char *name, *value, *part;
+  };
+  for (const Case& c :
+       {Case{"seed", "2", "flags"}, Case{"data.train", "cd", "data"}, Case{"arithmetic.libc", "2.37", "machine"}}) {
+    const grpc::Status status = Served([&] { return Attendance(*stub_, worker(c.name, c.value)).End(); });
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+    EXPECT_THAT(status.error_message(), HasSubstr(absl::StrCat("its job differs in ", c.part, " (digest ")));
+  }
+  EXPECT_EQ(OrderFor(failing).code(), static_cast<int>(absl::StatusCode::kInternal));
 }
 
 TEST_F(CoordinatorServiceTest, WhoeverComesAfterTheEndIsTold) {

@@ -23,6 +23,7 @@ namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
+using testing::Not;
 
 const GenerationLog::Run kRun = {.name = "a run/1", .leaves = 4, .shards = 2, .job = "ab12"};
 
@@ -40,6 +41,22 @@ std::string Content(const std::string& folder) {
 
 void Write(const std::string& folder, const std::string& text) {
   std::ofstream(folder + "/generations.log", std::ios::trunc) << text;
+}
+
+// Replaces `from` in one line of the log and gives it a right checksum, as a coordinator with a defect would.
+std::string Corrupted(const std::string& log, const std::string& from, const std::string& to) {
+  std::string result;
+  bool done = false;
+  for (absl::string_view line : absl::StrSplit(log, '\n', absl::SkipEmpty())) {
+    std::string entry(line.substr(0, line.rfind(" crc=")));
+    if (entry.find(from) != std::string::npos && !done) {
+      entry = absl::StrReplaceAll(entry, {{from, to}});
+      done = true;
+    }
+    if (!entry.empty()) absl::StrAppendFormat(&result, "%s crc=%08x\n", entry, Crc32c(entry));
+  }
+  EXPECT_TRUE(done) << from;
+  return result;
 }
 
 Generation Third() {
@@ -134,6 +151,43 @@ TEST(GenerationLogTest, HasOneWriter) {
   EXPECT_THAT(std::string(second.status().message()), AllOf(HasSubstr("another coordinator"), HasSubstr(folder)));
 }
 
+// Its caller may have the lock longer than the log.
+TEST(GenerationLogTest, TakesNoLockThatIsHeld) {
+  const std::string folder = NewFolder();
+  const auto lock = GenerationLog::Lock(folder, absl::ZeroDuration());
+  ASSERT_TRUE(lock.ok()) << lock.status();
+  EXPECT_TRUE(GenerationLog::Open(folder, kRun, &*lock).ok());
+  EXPECT_EQ(GenerationLog::Lock(folder, absl::ZeroDuration()).status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+TEST(GenerationLogTest, ARefusalNamesTheFirstPartThatDiffers) {
+  const std::string folder = NewFolder();
+  const auto run = [](const std::string& job, const std::string& flags, const std::string& data) {
+    GenerationLog::Run other = kRun;
+    other.job = job;
+    other.parts = {{"flags", flags, "give the same flags"}, {"data", data, "give the same files"}};
+    return other;
+  };
+  const auto refusal = [&](const GenerationLog::Run& other) {
+    const absl::Status status = GenerationLog::Open(folder, other).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    return std::string(status.message());
+  };
+  ASSERT_TRUE(GenerationLog::Open(folder, run("ab", "f1", "d1")).ok());
+  EXPECT_TRUE(GenerationLog::Open(folder, run("ab", "f1", "d1")).ok());
+  EXPECT_THAT(refusal(run("cd", "f2", "d2")),
+              AllOf(HasSubstr("differs in flags (digest f1, this run's f2): give the same flags"),
+                    HasSubstr("another --state_dir"), Not(HasSubstr("d2"))));
+  EXPECT_THAT(refusal(run("cd", "f1", "d2")), HasSubstr("differs in data (digest d1, this run's d2): give the same f"));
+  // Something else has changed, or an older build has written the log: the parts do not tell.
+  EXPECT_THAT(refusal(run("cd", "f1", "d1")),
+              AllOf(HasSubstr("flags, model, data, and the instruction set and libraries"), HasSubstr("is ab, this")));
+  const std::string whole = Content(folder);
+  Write(folder, Corrupted(whole, " flags=f1 data=d1", ""));
+  EXPECT_TRUE(GenerationLog::Open(folder, run("ab", "f2", "d2")).ok());
+  EXPECT_THAT(refusal(run("cd", "f2", "d2")), HasSubstr("flags, model, data, and the instruction set and libraries"));
+}
+
 TEST(GenerationLogTest, RefusesTheLogOfAnotherRunAndOfOneThatHasEnded) {
   const std::string folder = NewFolder();
   ASSERT_TRUE(GenerationLog::Open(folder, kRun).ok());
@@ -192,6 +246,48 @@ TEST(GenerationLogTest, AFirstLineThatWasCutOffIsWrittenAgain) {
   }
 }
 
+// A coordinator that went on with it could not end its run, and one that adds to such numbers would overflow.
+TEST(GenerationLogTest, ADamagedLogIsRefusedWithFileLineAndWayOut) {
+  std::string log = GoodLog();
+  log.resize(log.find("end "));
+  struct Case {
+    const char *from, *to, *found;
+  };
+  for (const Case& c : {
+           Case{"counted 3 from=20", "counted 3 from=21", "generations.log: line 8: steps 21 to 50"},
+           Case{"prepare 1", "prepare 9223372036854775807", "line 2: \"9223372036854775807\" is no number from 0 to"},
+           Case{"every=5", "every=9223372036854775807", "line 7: \"commit\" has no every=N"},
+           Case{"prepare 2", "back 0", "line 4: it goes back to step 0"},
+           Case{"commit 3", "commit 1", "line 7: generation 1 follows generation 1"},
+           Case{"run name", "walk name", "line 1: "},
+       }) {
+    const std::string folder = NewFolder();
+    Write(folder, Corrupted(log, c.from, c.to));
+    const absl::Status status = GenerationLog::Open(folder, kRun).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << c.to;
+    EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr(folder), HasSubstr(c.found),
+                                                     HasSubstr("put back a whole copy of the file, or start a")))
+        << c.to;
+  }
+}
+
+// Its last lines are lost: snapshots are from steps that no generation of it has trained.
+TEST(GenerationLogTest, StepsOfNoGenerationAreAnError) {
+  const std::string log = GoodLog();
+  for (const char* const end : {"prepare 1", "commit 3", "end "}) {
+    const std::string folder = NewFolder();
+    Write(folder, log.substr(0, log.find(end)));
+    const auto opened = GenerationLog::Open(folder, kRun);
+    ASSERT_TRUE(opened.ok()) << end << opened.status();
+    const absl::Status status =
+        (*opened)->Commit({.number = 9, .first_step = 60, .workers = {0xa1}, .leaf_owners = {0, 0, 0, 0}});
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << end;
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr(folder), HasSubstr("has come to step 60"), HasSubstr("another --state_dir")));
+    EXPECT_EQ(Content(folder), log.substr(0, log.find(end)));
+  }
+}
+
 // A planted link would be written through.
 TEST(GenerationLogTest, IsNeverALink) {
   const std::string folder = NewFolder();
@@ -206,22 +302,6 @@ TEST(CheckExactlyOnceTest, AWholeLogPassesAndSoDoesThatOfARunThatGoesOn) {
   EXPECT_EQ(CheckExactlyOnce(log), absl::OkStatus());
   EXPECT_EQ(CheckExactlyOnce(log.substr(0, log.find("end "))), absl::OkStatus());
   EXPECT_EQ(CheckExactlyOnce(log.substr(0, log.size() - 3)), absl::OkStatus());
-}
-
-// Replaces `from` in one line of the log and gives it a right checksum, as a coordinator with a defect would.
-std::string Corrupted(const std::string& log, const std::string& from, const std::string& to) {
-  std::string result;
-  bool done = false;
-  for (absl::string_view line : absl::StrSplit(log, '\n', absl::SkipEmpty())) {
-    std::string entry(line.substr(0, line.rfind(" crc=")));
-    if (entry.find(from) != std::string::npos && !done) {
-      entry = absl::StrReplaceAll(entry, {{from, to}});
-      done = true;
-    }
-    if (!entry.empty()) absl::StrAppendFormat(&result, "%s crc=%08x\n", entry, Crc32c(entry));
-  }
-  EXPECT_TRUE(done) << from;
-  return result;
 }
 
 TEST(CheckExactlyOnceTest, FindsEachCorruption) {
@@ -241,6 +321,8 @@ TEST(CheckExactlyOnceTest, FindsEachCorruption) {
            Case{"never committed", "counted 3 ", "counted 7 ", "never committed"},
            Case{"too short", "end 50", "end 51", "steps up to 50"},
            Case{"back to the future", "prepare 3", "back 21", "goes back to step 21"},
+           Case{"before the first step", "first=0", "first=5", "begins at step 0"},
+           Case{"one generation twice", "commit 3", "commit 1", "generation 1 follows generation 1"},
        }) {
     const absl::Status status = CheckExactlyOnce(Corrupted(log, c.from, c.to));
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << c.name;

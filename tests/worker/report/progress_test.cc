@@ -15,6 +15,7 @@
 namespace starring {
 namespace {
 
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -22,8 +23,10 @@ std::string Printed(Progress::Style style, const std::function<void(Progress&)>&
   char* text = nullptr;
   size_t size = 0;
   std::FILE* out = open_memstream(&text, &size);
-  Progress progress({.style = style, .out = out, .epochs = 3, .steps_per_epoch = 100, .end_step = 300});
-  run(progress);
+  {
+    Progress progress({.style = style, .out = out, .epochs = 3, .steps_per_epoch = 100, .end_step = 300});
+    run(progress);
+  }
   std::fclose(out);
   std::string result(text, size);
   free(text);
@@ -61,6 +64,25 @@ TEST(ProgressTest, ANoteStaysAtTheEndOfTheLiveLineAndIsAPlainLine) {
   EXPECT_THAT(live.substr(live.rfind("epoch 2/3")), Not(HasSubstr("slow")));
   EXPECT_EQ(Printed(Progress::Style::kPlain, run).find("rank 1 is slow\nepoch"), 0u);
   EXPECT_EQ(Printed(Progress::Style::kNone, run), "");
+}
+
+// A run that is stopped in the middle of an epoch has one, and its result follows.
+TEST(ProgressTest, NothingFollowsALiveLine) {
+  const auto step = [](Progress& progress) {
+    for (const int second : {1, 2}) {
+      progress.Step({.step = second, .global_count = 64, .batch = 32, .loss = {.loss_sum = 16, .correct = 28}},
+                    absl::UnixEpoch() + absl::Seconds(second));
+    }
+  };
+  const auto print = [&](Progress& progress) {
+    step(progress);
+    progress.EndLine();
+    progress.EndLine();
+    progress.Message("stopped");
+  };
+  EXPECT_THAT(Printed(Progress::Style::kLive, print), EndsWith("\x1b[K\r\x1b[Kstopped\n"));
+  EXPECT_THAT(Printed(Progress::Style::kLive, step), EndsWith("\x1b[K\r\x1b[K"));
+  EXPECT_THAT(Printed(Progress::Style::kPlain, print), Not(HasSubstr("\x1b")));
 }
 
 TEST(ProgressTest, PlainLinesAreFewAndHoldNoControlCharacters) {
