@@ -21,6 +21,12 @@ constexpr double kSnapshotSeconds = 0.3;
 constexpr int64_t kFirstSnapshotEvery = 10;
 constexpr milliseconds kSayMissing(4'000);
 
+// Whether a worker has done anything between two reports.
+bool HasProgressed(const WorkerReport& before, const WorkerReport& now) {
+  return now.leaf_count != before.leaf_count || now.step != before.step || now.computes != before.computes ||
+         now.generation != before.generation;
+}
+
 std::string SecondsText(std::chrono::steady_clock::duration time) {
   const auto tenths = std::chrono::duration_cast<milliseconds>(time).count() / 100;
   return absl::StrCat(tenths / 10, ".", tenths % 10, " s");
@@ -111,7 +117,7 @@ absl::Status Coordinator::AddWorker(uint64_t id, const std::string& name, const 
   Member& member = found->second;
   if (is_new) {
     member.order_of_joining = joined_count_++;
-    member.last_leaf = now;
+    member.last_progress = now;
   }
   member.name = name;
   member.first_step = report.first_step;
@@ -142,8 +148,7 @@ void Coordinator::OnWorker(uint64_t id, const WorkerReport& report, Time now) {
   Member* const member = Find(id);
   if (member == nullptr || member->is_shard || ended_.has_value()) return;
   Heard(*member, now);
-  // A leaf, or a change of what it does.
-  if (report.leaf_count != member->worker.leaf_count || !report.computes) member->last_leaf = now;
+  if (HasProgressed(member->worker, report)) member->last_progress = now;
   member->worker = report;
   const bool takes_part = IsInGeneration(id) && report.generation == generation_->number;
   if (takes_part) newest_step_ = std::max(newest_step_, report.step);
@@ -176,7 +181,7 @@ void Coordinator::Tick(Time now) {
   // This process did not run: what it did not hear says nothing about others.
   const MemberTimes& times = options_.times;
   if (now - std::exchange(last_tick_, now) > std::min({times.gone, times.silent, times.stuck}) / 2) {
-    for (auto& [id, member] : members_) member.heard = member.down_since = member.last_leaf = now;
+    for (auto& [id, member] : members_) member.heard = member.down_since = member.last_progress = now;
     change_since_ = now;
   }
   GiveUpLost(now);
@@ -232,8 +237,17 @@ std::string Coordinator::LossOf(uint64_t id, const Member& member, Time now) con
   if (!member.worker.computes && !running_ && IsInGeneration(id) && now - change_since_ > patience) {
     return absl::StrCat("is stuck: it has not ended its step for ", SecondsText(now - change_since_));
   }
-  if (!member.worker.computes || now - member.last_leaf <= patience) return "";
-  return absl::StrCat("is stuck: it has computed nothing for ", SecondsText(now - member.last_leaf));
+  const auto idle = now - member.last_progress;
+  if (member.worker.computes && idle > patience) {
+    return absl::StrCat("is stuck: it has computed nothing for ", SecondsText(idle));
+  }
+  // One that waits is missed by the shards as soon as another worker waits for it. No worker waits for one that is
+  // alone.
+  const bool is_alone = running_ && IsInGeneration(id) && generation_->workers.size() == 1;
+  if (is_alone && idle > std::max<std::chrono::duration<double>>(patience, options_.join_deadline)) {
+    return absl::StrCat("is stuck: it has come no further for ", SecondsText(idle));
+  }
+  return "";
 }
 
 void Coordinator::GiveUpLost(Time now) {
@@ -540,7 +554,7 @@ void Coordinator::Begin(const Generation& next, bool from_snapshot, Time now) {
   for (const auto& [number, id] : shards_) train_.shards.push_back(members_.at(id).shard.address);
   SendToAll(true, ServeOrder());
   for (const uint64_t id : next.workers) {
-    members_.at(id).last_leaf = now;
+    members_.at(id).last_progress = now;
     members_.at(id).told_to_wait = false;
     options_.send(id, train_);
   }

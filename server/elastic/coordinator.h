@@ -20,8 +20,9 @@
 //
 // A member is given up when its connection is down for `gone`, when it is silent for `silent`, or when a worker
 // computes and finishes no leaf for `stuck`, or kStuckLeaves times the usual time of one, whichever is longer, or when
-// it does not end its part of a generation for as long after that was cut. A false
-// alarm costs a return to a snapshot, and no bit. A coordinator that was stopped itself gives everybody a new start.
+// it does not end its part of a generation for as long after that was cut. A worker that is alone in its generation is
+// also given up when it comes no further for `join_deadline`, whatever it does. A false alarm costs a return to a
+// snapshot, and no bit. A coordinator that was stopped itself gives everybody a new start.
 //
 // What ends the run before its last step: EndRun, an error that follows from the job, kStrikesMax generations without a
 // new snapshot, a shard that does not come back, too few workers for too long (those that are there save a checkpoint
@@ -71,7 +72,7 @@ struct WorkerReport {
   std::string trouble;            // why, if it did not stop because it was told to
   bool leaves = false;            // wants to
   int64_t step = 0;               // the next
-  int64_t leaf_count = 0;         // leaves that it has computed; batches of an evaluation count, too
+  int64_t leaf_count = 0;         // leaves that it has computed; batches of an evaluation count, and waits for a disk
   bool computes = false;          // and does not wait for others
   double seconds_per_leaf = 0;    // the usual; 0: not known yet
   double step_seconds = 0;        // likewise, of a whole step
@@ -120,8 +121,9 @@ class Coordinator {
     int first_workers = 1;  // the first generation begins with them
     int min_workers = 1;
     MemberTimes times;
-    std::chrono::milliseconds join_deadline{60'000};  // for a shard to come back, and for enough workers
-    GenerationLog* log = nullptr;                     // outlives the coordinator
+    // For a shard to come back, for enough workers, and for a worker that is alone.
+    std::chrono::milliseconds join_deadline{60'000};
+    GenerationLog* log = nullptr;  // outlives the coordinator
     std::function<void(uint64_t member, const Order&)> send;
     std::function<void(const std::string&)> say;  // lines for people
     Time now;
@@ -174,7 +176,7 @@ class Coordinator {
     Time down_since;  // while not connected
     // Workers.
     int64_t order_of_joining = 0;
-    Time last_leaf;
+    Time last_progress;
     int64_t first_step = 0;
     bool told_to_wait = false;
     WorkerReport worker;

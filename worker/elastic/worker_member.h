@@ -74,7 +74,7 @@ class WorkerMember {
 
   // A step has taken so long, of which this worker has computed its `leaves` so long.
   void OnStep(int64_t next_step, double step_seconds, double compute_seconds, int leaves);
-  // A micro-batch, or a batch of an evaluation, is done.
+  // A micro-batch, or a batch of an evaluation, is done; or this worker goes on waiting for its disk.
   void OnLeaf() { ++leaf_count_; }
   // An error that follows from the job: ends the run. Returns when it was reported, or after a second.
   void Fail(const absl::Status& why);

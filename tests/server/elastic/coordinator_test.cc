@@ -493,6 +493,22 @@ TEST(CoordinatorTest, AWorkerThatHangsInAWaitHoldsUpAChangeForAsLong) {
   EXPECT_THAT(play.last().workers, ElementsAre(1));
 }
 
+// Nobody waits for it, so that no shard misses it.
+TEST(CoordinatorTest, AWorkerThatHangsAloneIsGivenUpAndOneThatWaitsForItsDiskIsNot) {
+  Play play({.first_workers = 1});
+  play.AddWorker(1);
+  play.Snapshot(10);
+  play.workers[1].computes = false;  // and its count grows
+  play.Pass(milliseconds(120'000));
+  EXPECT_FALSE(play.coordinator().Describe().changing);
+  play.hung.insert(1);
+  play.Pass(milliseconds(59'500));
+  EXPECT_FALSE(play.coordinator().Describe().changing);
+  play.Pass(milliseconds(1'000));
+  EXPECT_TRUE(play.coordinator().Describe().changing);
+  EXPECT_THAT(play.coordinator().Describe().cause, HasSubstr("worker 1 is stuck: it has come no further"));
+}
+
 // It hears that it was given up, and attends again before the shard has prepared, while its step still does not end.
 TEST(CoordinatorTest, NobodyWaitsForAStuckWorkerThatAttendsAgain) {
   Play play({});
@@ -740,6 +756,25 @@ TEST(CoordinatorTest, TooFewWorkersSaveBeforeTheRunEnds) {
   ASSERT_EQ(play.generation(), 3);
   EXPECT_EQ(play.last().first_step, 10);
   EXPECT_FALSE(play.history.back().second.ends_run);
+}
+
+TEST(CoordinatorTest, TooFewWorkersThatHangWhileTheySaveEndTheRunToo) {
+  Play play({.first_workers = 2, .min_workers = 2});
+  play.AddWorker(1);
+  play.AddWorker(2);
+  play.Snapshot(10);
+  play.Kill(2);
+  play.Pass(milliseconds(62'000));
+  ASSERT_TRUE(play.history.back().second.ends_run);
+  play.workers[1].computes = false;
+  play.hung.insert(1);
+  play.Pass(milliseconds(62'000));
+  EXPECT_FALSE(play.coordinator().ended().has_value()) << "another one may come and save";
+  play.Pass(milliseconds(60'000));
+  ASSERT_TRUE(play.coordinator().ended().has_value());
+  EXPECT_EQ(play.coordinator().ended()->code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(play.coordinator().ended()->message()),
+              AllOf(HasSubstr("0 of at least 1 workers"), HasSubstr("worker 1 is stuck")));
 }
 
 // A worker died during the evaluation after the last step.
