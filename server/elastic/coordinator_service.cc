@@ -74,7 +74,7 @@ CoordinatorService::CoordinatorService(Options options)
     : options_(std::move(options)),
       events_{[this](AttendStream* stream) { OnAccepted(*stream); },
               [this](AttendStream* stream, const v1::MemberReport& report) { OnReport(stream, report); },
-              [this](AttendStream* stream) { OnGone(stream); }},
+              [this](AttendStream* stream, AttendStream::End end) { OnGone(stream, end); }},
       run_events_{[this](RunCall* call) { OnRun(call); }, [this](RunCall* call) { run_calls_.erase(call); }},
       refusals_(options_.log) {}
 
@@ -177,6 +177,7 @@ absl::Status CoordinatorService::Admit(AttendStream* stream, const v1::MemberRep
   }
   // Its first orders are sent while it is added.
   members_[id] = stream;
+  absent_.erase(id);
   stream->name = hello.name();
   if (report.has_shard()) stream->shard = report.shard().shard();
   const absl::Status status =
@@ -287,12 +288,15 @@ void CoordinatorService::Send(uint64_t member, const Order& order) {
   stream->Send(proto);
   if (order.kind == Order::Kind::kEnd) {
     // On a stream that is closing the order is lost, and comes again when the member is back.
-    if (stream->shard.has_value() && !stream->closing()) shards_told_.insert(*stream->shard);
+    if (stream->closing()) return;
+    stream->ends_run = true;
+    if (stream->shard.has_value()) shards_told_.insert(*stream->shard);
     stream->Close(absl::OkStatus());
   }
   if (order.kind != Order::Kind::kGivenUp) return;
-  // Whether it reads this or not, it is no member any more.
+  // Whether it reads this or not, it is no member any more. It may attend again.
   members_.erase(found);
+  absent_[member] = Clock::now();
   stream->member.reset();
   stream->Close(absl::AbortedError(absl::StrCat("given up: ", order.text)));
 }
@@ -303,13 +307,23 @@ void CoordinatorService::Detach(AttendStream* stream) {
   const auto found = members_.find(*id);
   if (found == members_.end() || found->second != stream) return;
   members_.erase(found);
+  absent_[*id] = Clock::now();
   early_shards_.erase(*id);
   if (coordinator_ != nullptr) coordinator_->OnDisconnect(*id, Clock::now());
 }
 
-void CoordinatorService::OnGone(AttendStream* stream) {
+void CoordinatorService::OnGone(AttendStream* stream, AttendStream::End end) {
+  const std::optional<uint64_t> id = stream->member;
   Detach(stream);
+  // It has read that the run has ended, and does not come again.
+  if (id.has_value() && stream->ends_run && end == AttendStream::End::kOrderly) absent_.erase(*id);
   streams_.erase(stream);
+}
+
+bool CoordinatorService::has_told_all() const {
+  const auto is_open = [](const auto& entry) { return entry.first->accepted_at().has_value(); };
+  return ended_.has_value() && std::ssize(shards_told_) >= options_.shard_count && absent_.empty() &&
+         std::ranges::none_of(streams_, is_open);
 }
 
 void CoordinatorService::Tick(Time now) {
@@ -325,6 +339,7 @@ void CoordinatorService::Tick(Time now) {
       stream->Close(absl::DeadlineExceededError("no report on this stream in time"));
     }
   }
+  std::erase_if(absent_, [&](const auto& entry) { return now - entry.second > kAbsence * options_.times.gone; });
   if (coordinator_ != nullptr) coordinator_->Tick(now);
   LookForEnd();
   if (coordinator_ != nullptr || ended_.has_value()) return;

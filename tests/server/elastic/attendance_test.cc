@@ -36,6 +36,7 @@ using ::testing::HasSubstr;
 
 constexpr char kToken[] = "a token that the members have";
 constexpr absl::Duration kStartDeadline = absl::Hours(1);
+constexpr absl::Duration kHelloDeadline = absl::Milliseconds(300);
 
 // One member's stream.
 class Attendance {
@@ -109,7 +110,7 @@ class AttendanceTest : public testing::Test {
     ParameterServer::Options options{.run_id = "run", .security = {.token = kToken}};
     options.elastic = {
         .coordinator = "127.0.0.1:0", .state_dir = folder, .first_workers = first_workers, .silent = silent};
-    options.hello_deadline = absl::Milliseconds(300);
+    options.hello_deadline = kHelloDeadline;
     server_ = StartServer(std::move(options));
     stub_ = v1::Coordinator::NewStub(OpenChannel(server_->address()));
   }
@@ -274,6 +275,21 @@ TEST_F(AttendanceTest, AReportHasALimit) {
   EXPECT_THAT(status.error_message(), HasSubstr("a member's report of 65"));
 }
 
+TEST_F(AttendanceTest, ARunThatEndsWithAnErrorWaitsUntilAllHaveHeardOfIt) {
+  Attendance worker(*stub_, Worker(7));
+  ASSERT_EQ(worker.Next().kind(), v1::MemberOrder::TRAIN);
+  const auto begin = std::chrono::steady_clock::now();
+  Attendance newcomer(*stub_);  // has not said yet who it is, and never will
+  v1::MemberReport stranger = Worker(8);
+  stranger.mutable_hello()->set_token("another");
+  Refusal(stranger, grpc::StatusCode::UNAUTHENTICATED);  // streams are accepted in their order
+  v1::MemberReport failing;
+  failing.mutable_worker()->set_failure_code(static_cast<int>(absl::StatusCode::kInternal));
+  EXPECT_TRUE(worker.Write(failing));
+  EXPECT_EQ(server_->Wait().code(), absl::StatusCode::kInternal);
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, absl::ToChronoMilliseconds(kHelloDeadline));
+}
+
 // The service of a run with two shards, and its queue in the test's hands: an event happens when the test lets it.
 // Clients are in threads of their own.
 class CoordinatorServiceTest : public testing::Test {
@@ -355,6 +371,19 @@ class CoordinatorServiceTest : public testing::Test {
     });
   }
 
+  // Worker 7 attends, and loses its connection. Then the run ends with an error, of which all others hear.
+  void EndWithoutWorker7() {
+    auto attending = std::async(std::launch::async, [this] { return std::make_unique<Attendance>(*stub_, Worker(7)); });
+    for (int event = 0; event < 2; ++event) NextEvent().Happen();  // the stream, its report
+    attending.get().reset();
+    for (int event = 0; event < 2; ++event) NextEvent().Happen();  // the end of its reports, and of the stream
+    v1::MemberReport failing = Worker(8);
+    failing.mutable_worker()->set_failure_code(static_cast<int>(absl::StatusCode::kInternal));
+    for (const v1::MemberReport& report : {failing, Shard(9, 0), Shard(10, 1)}) {
+      EXPECT_EQ(OrderFor(report).kind(), v1::MemberOrder::END);
+    }
+  }
+
   std::string folder_ = absl::StrCat(testing::TempDir(), "/service.XXXXXX");
   Admission admission_{kToken};
   std::unique_ptr<CoordinatorService> service_;
@@ -425,6 +454,22 @@ TEST_F(CoordinatorServiceTest, KeepsOtherCoordinatorsOutFromItsStart) {
   failing.mutable_worker()->set_failure_code(static_cast<int>(absl::StatusCode::kInternal));
   EXPECT_EQ(OrderFor(failing).code(), static_cast<int>(absl::StatusCode::kInternal));
   EXPECT_EQ(FolderLock::Take(folder_, absl::ZeroDuration()).status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+// It may have come just before the end, and would look for the coordinator until its deadline.
+TEST_F(CoordinatorServiceTest, AMemberThatHasLostItsConnectionBeforeTheEndIsTold) {
+  EndWithoutWorker7();
+  const absl::Time soon = absl::Now() + absl::Milliseconds(100);
+  Serve([&] { return absl::Now() > soon; });
+  EXPECT_FALSE(service_->has_told_all());
+  EXPECT_EQ(OrderFor(Worker(7)).kind(), v1::MemberOrder::END);
+  Serve([&] { return service_->has_told_all(); });
+}
+
+TEST_F(CoordinatorServiceTest, AMemberThatDoesNotComeBackIsWaitedForOnlyForAMoment) {
+  EndWithoutWorker7();
+  service_->Tick(std::chrono::steady_clock::now() + std::chrono::seconds(3));
+  Serve([&] { return service_->has_told_all(); });
 }
 
 TEST_F(CoordinatorServiceTest, WhoeverComesAfterTheEndIsTold) {
