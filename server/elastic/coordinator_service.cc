@@ -328,9 +328,9 @@ bool CoordinatorService::has_told_all() const {
 
 void CoordinatorService::Tick(Time now) {
   for (const auto& [stream, owner] : streams_) {
-    // Closing only begins here; OnGone takes the stream out of the map, from another event.
-    if (!stream->accepted_at().has_value() || stream->member.has_value()) continue;
-    // Who does not read its last orders is cut.
+    // Closing only begins here; OnGone takes the stream out of the map, from another event. A member's stream stays for
+    // as long as the member is one, but who does not read its last orders is cut, member or not.
+    if (!stream->accepted_at().has_value() || (stream->member.has_value() && !stream->closing())) continue;
     const auto since = stream->closing() ? *stream->closing_since() : *stream->accepted_at();
     if (absl::FromChrono(now - since) <= options_.hello_deadline) continue;
     if (stream->closing()) {

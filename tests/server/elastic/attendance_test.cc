@@ -472,6 +472,18 @@ TEST_F(CoordinatorServiceTest, AMemberThatDoesNotComeBackIsWaitedForOnlyForAMome
   Serve([&] { return service_->has_told_all(); });
 }
 
+TEST_F(CoordinatorServiceTest, AMemberThatDoesNotReadItsLastOrderIsCut) {
+  v1::MemberReport failing = Worker(7);
+  failing.mutable_worker()->set_failure_code(static_cast<int>(absl::StatusCode::kInternal));
+  auto ended = std::async(std::launch::async, [&] { return Attendance(*stub_, failing).End(); });
+  for (int event = 0; event < 2; ++event) NextEvent().Happen();  // the stream, its report
+  const Event order_is_written = NextEvent();
+  service_->Tick(std::chrono::steady_clock::now() + absl::ToChronoSeconds(kPatience + absl::Seconds(1)));
+  order_is_written.Happen();
+  Serve([&] { return IsReady(ended); });
+  EXPECT_EQ(ended.get().error_code(), grpc::StatusCode::CANCELLED);
+}
+
 TEST_F(CoordinatorServiceTest, WhoeverComesAfterTheEndIsTold) {
   v1::MemberReport failing = Worker(7);
   failing.mutable_worker()->set_failure_code(static_cast<int>(absl::StatusCode::kInternal));
