@@ -39,7 +39,7 @@ Coordinator::Coordinator(Options options)
       changing_to_(options_.log->last_number() + 1),
       continues_(options_.log->last().has_value()),
       cause_(continues_ ? "the coordinator has started again" : "the run begins"),
-      change_since_(options_.now),
+      change_since_(continues_ ? options_.now : options_.now - options_.waited),
       last_tick_(options_.now),
       last_deal_(options_.now),
       said_missing_(options_.now),
@@ -194,17 +194,22 @@ void Coordinator::Tick(Time now) {
   if (running_) return;
   const std::string missing = MissingForCommit();
   if (missing.empty()) return;
-  if (now - change_since_ > options_.join_deadline) return EndForShortage(missing, now);
+  if (now - change_since_ > ChangeDeadline()) return EndForShortage(missing, now);
   if (now - said_missing_ > kSayMissing) {
     said_missing_ = now;
     Say(absl::StrCat("waiting: ", missing));
   }
 }
 
+// Before the first generation nothing is lost yet, and processes may wait in a scheduler's queue.
+milliseconds Coordinator::ChangeDeadline() const {
+  return generation_.has_value() ? options_.join_deadline : options_.start_deadline;
+}
+
 // One worker is enough to save what there is.
 void Coordinator::EndForShortage(const std::string& missing, Time now) {
   shortage_ = absl::UnavailableError(
-      absl::StrCat(missing, " within ", SecondsText(options_.join_deadline), ", after: ", cause_,
+      absl::StrCat(missing, " within ", SecondsText(ChangeDeadline()), ", after: ", cause_,
                    ": start again with --resume from the last checkpoint, or all with the same --state_dir"));
   if (std::exchange(ending_, true) || CommonSnapshots().empty() || !MissingForCommit().empty()) return End(shortage_);
   Say(absl::StrCat("saves before it ends: ", missing));

@@ -121,6 +121,9 @@ class Coordinator {
     int first_workers = 1;  // the first generation begins with them
     int min_workers = 1;
     MemberTimes times;
+    // For all shards and first workers of a run to come, of which `waited` is over.
+    std::chrono::milliseconds start_deadline{60'000};
+    std::chrono::steady_clock::duration waited{0};
     // For a shard to come back, for enough workers, and for a worker that is alone.
     std::chrono::milliseconds join_deadline{60'000};
     GenerationLog* log = nullptr;  // outlives the coordinator
@@ -201,6 +204,8 @@ class Coordinator {
   void ChangeIfStopped(Time now);
   void BeginChange(const std::string& cause, bool planned, Time now);
   void EndForShortage(const std::string& missing, Time now);
+  // How long a generation may be waited for.
+  std::chrono::milliseconds ChangeDeadline() const;
   void CommitIfReady(Time now);
   void Begin(const Generation& next, bool from_snapshot, Time now);
   Order ServeOrder() const;

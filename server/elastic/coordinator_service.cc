@@ -252,20 +252,26 @@ absl::Status CoordinatorService::Begin(const v1::RunTerms& terms) {
                                                                   .job = Sha256Hex(terms.agreement()),
                                                                   .first_step = terms.first_step()}));
   terms_ = terms;
-  coordinator_ = std::make_unique<Coordinator>(Coordinator::Options{
-      .shard_count = options_.shard_count,
-      .leaves = agreement.micro_batches,
-      .first_step = log_->first_step(),
-      .end_step = terms.end_step(),
-      .first_workers = options_.first_workers,
-      .min_workers = options_.min_workers,
-      .times = options_.times,
-      // std::chrono compares in nanoseconds, and knows no infinite time.
-      .join_deadline = absl::ToChronoMilliseconds(std::min(options_.loss_deadline, absl::Hours(24 * 365))),
-      .log = log_.get(),
-      .send = [this](uint64_t member, const Order& order) { Send(member, order); },
-      .say = options_.log,
-      .now = Clock::now()});
+  // std::chrono compares in nanoseconds, and knows no infinite time.
+  const auto bounded = [](absl::Duration time) {
+    return absl::ToChronoMilliseconds(std::min(time, absl::Hours(24 * 365)));
+  };
+  const Time now = Clock::now();
+  coordinator_ = std::make_unique<Coordinator>(
+      Coordinator::Options{.shard_count = options_.shard_count,
+                           .leaves = agreement.micro_batches,
+                           .first_step = log_->first_step(),
+                           .end_step = terms.end_step(),
+                           .first_workers = options_.first_workers,
+                           .min_workers = options_.min_workers,
+                           .times = options_.times,
+                           .start_deadline = bounded(options_.start_deadline),
+                           .waited = now - since_,
+                           .join_deadline = bounded(options_.loss_deadline),
+                           .log = log_.get(),
+                           .send = [this](uint64_t member, const Order& order) { Send(member, order); },
+                           .say = options_.log,
+                           .now = now});
   for (const auto& [id, shard] : std::exchange(early_shards_, {})) {
     const absl::Status status = coordinator_->AddShard(id, shard.name, shard.report, Clock::now());
     if (status.ok() || !members_.contains(id)) continue;

@@ -30,7 +30,7 @@ namespace starring {
 class CoordinatorService {
  public:
   using Time = std::chrono::steady_clock::time_point;
-  // How long a process takes to open a stream again.
+  // Times `gone`: how long a process takes at most to open a stream again.
   static constexpr int kAbsence = 2;
   struct Options {
     std::string state_dir;
@@ -39,7 +39,7 @@ class CoordinatorService {
     int first_workers = 1;
     int min_workers = 1;
     MemberTimes times;
-    absl::Duration start_deadline;                      // for the first worker of a run
+    absl::Duration start_deadline;                      // from Listen to the run's first generation
     absl::Duration loss_deadline;                       // for shards and workers that a run has lost
     absl::Duration hello_deadline;                      // for the first report on a stream
     Admission* admission = nullptr;                     // this and the next outlive the service

@@ -446,6 +446,23 @@ TEST_F(CoordinatorServiceTest, EndsIfNoWorkerComes) {
   EXPECT_EQ(OrderFor(Shard(9, 0)).text(), "no worker has come within 1h");
 }
 
+TEST_F(CoordinatorServiceTest, WaitsForAllThatTheFirstGenerationNeedsAsLongAsForItsFirstWorker) {
+  const auto worker =
+      std::async(std::launch::async, [this] { return std::make_unique<Attendance>(*stub_, Worker(7)); });
+  for (int event = 0; event < 2; ++event) NextEvent().Happen();  // the stream, its report
+  const auto begin = std::chrono::steady_clock::now();
+  std::chrono::milliseconds age{0};
+  // By steps that are too short for the coordinator to take itself for one that was stopped.
+  const auto tick_until = [&](absl::Duration end) {
+    for (; age < absl::ToChronoMilliseconds(end); age += std::chrono::milliseconds(400)) service_->Tick(begin + age);
+  };
+  tick_until(2 * kPatience);  // the deadline for what a run has lost is over
+  EXPECT_FALSE(service_->ended().has_value());
+  tick_until(kStartDeadline + absl::Seconds(1));
+  ASSERT_TRUE(service_->ended().has_value());
+  EXPECT_THAT(std::string(service_->ended()->message()), HasSubstr("shard 0 of 2 has not come within 3600.0 s"));
+}
+
 TEST_F(CoordinatorServiceTest, KeepsOtherCoordinatorsOutFromItsStart) {
   service_->Tick(std::chrono::steady_clock::now());
   EXPECT_EQ(FolderLock::Take(folder_, absl::ZeroDuration()).status().code(), absl::StatusCode::kFailedPrecondition);

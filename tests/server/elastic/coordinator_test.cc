@@ -64,6 +64,8 @@ struct RunSetup {
   int min_workers = 1;
   int64_t first_step = 0;
   MemberTimes times = {};
+  milliseconds start_deadline{60'000};
+  milliseconds waited{0};
   Fault fault = {};
   std::string folder;  // empty: a new one
 };
@@ -103,6 +105,8 @@ class Play {
                              .first_workers = setup_.first_workers,
                              .min_workers = setup_.min_workers,
                              .times = setup_.times,
+                             .start_deadline = setup_.start_deadline,
+                             .waited = setup_.waited,
                              .log = log_.get(),
                              .send = [this](uint64_t member, const Order& order) { Send(member, order); },
                              .say = [this](const std::string& line) { said.push_back(line); },
@@ -708,6 +712,33 @@ TEST(CoordinatorTest, EndsWhenAShardDoesNotComeBack) {
   ASSERT_TRUE(play.coordinator().ended().has_value());
   EXPECT_THAT(std::string(play.coordinator().ended()->message()),
               AllOf(HasSubstr("shard 1 of 2 has not come"), HasSubstr("server 1 is gone"), HasSubstr("--resume")));
+}
+
+TEST(CoordinatorTest, TheFirstWorkersAndShardsHaveTheTimeOfTheStart) {
+  Play play(
+      {.shards = 2, .first_workers = 2, .start_deadline = milliseconds(600'000), .waited = milliseconds(100'000)});
+  play.AddWorker(1);
+  play.Kill(1001);
+  play.Pass(milliseconds(200'000));
+  play.RestartShard(1);
+  play.Pass(milliseconds(200'000));
+  EXPECT_FALSE(play.coordinator().ended().has_value());
+  play.AddWorker(2);
+  ASSERT_EQ(play.generation(), 1);
+  play.Kill(play.shards.rbegin()->first);  // a run that has begun waits for less
+  play.Pass(milliseconds(62'000));
+  EXPECT_TRUE(play.coordinator().ended().has_value());
+}
+
+TEST(CoordinatorTest, EndsWhenTheFirstWorkersDoNotComeInTimeFromTheStartOn) {
+  Play play({.first_workers = 2, .start_deadline = milliseconds(600'000), .waited = milliseconds(590'000)});
+  play.AddWorker(1);
+  play.Pass(milliseconds(9'500));
+  EXPECT_FALSE(play.coordinator().ended().has_value());
+  play.Pass(milliseconds(1'000));
+  ASSERT_TRUE(play.coordinator().ended().has_value());
+  EXPECT_THAT(std::string(play.coordinator().ended()->message()),
+              HasSubstr("1 of at least 2 workers have come within 600.0 s"));
 }
 
 TEST(CoordinatorTest, TooFewWorkersAreSaidAndEndTheRunAtLast) {
