@@ -340,18 +340,21 @@ void Coordinator::ConsiderShares(Time now) {
 }
 
 void Coordinator::ConsiderWorker(uint64_t id, Member& member, Time now) {
-  if (!running_ || is_last_ || stopping_) return;
+  if (!running_ || stopping_) return;
   if (IsInGeneration(id)) {
-    if (member.worker.leaves) StopGeneration(absl::StrCat(member.name, " leaves"), now);
-  } else if (!IsReady(id) || member.worker.leaves) {
+    if (member.worker.leaves && !is_last_) StopGeneration(absl::StrCat(member.name, " leaves"), now);
     return;
-  } else if (std::ssize(generation_->workers) < options_.leaves) {
-    StopGeneration(absl::StrCat(member.name, " joins"), now);
-  } else if (!std::exchange(member.told_to_wait, true)) {
-    options_.send(id, {.kind = Order::Kind::kWait,
-                       .text = absl::StrCat("a spare: all ", options_.leaves,
-                                            " micro-batches have a worker; it comes in when one leaves")});
   }
+  if (!IsReady(id) || member.worker.leaves) return;
+  if (!is_last_ && std::ssize(generation_->workers) < options_.leaves) {
+    return StopGeneration(absl::StrCat(member.name, " joins"), now);
+  }
+  const std::string why =
+      is_last_
+          ? "the run ends: its last generation saves what there is; this worker comes in only if that fails"
+          : absl::StrCat("a spare: all ", options_.leaves, " micro-batches have a worker; it comes in when one leaves");
+  // A spare is told again when the last generation begins.
+  if (std::exchange(member.told, why) != why) options_.send(id, {.kind = Order::Kind::kWait, .text = why});
 }
 
 void Coordinator::StopGeneration(const std::string& cause, Time now) {
@@ -560,7 +563,7 @@ void Coordinator::Begin(const Generation& next, bool from_snapshot, Time now) {
   SendToAll(true, ServeOrder());
   for (const uint64_t id : next.workers) {
     members_.at(id).last_progress = now;
-    members_.at(id).told_to_wait = false;
+    members_.at(id).told.clear();
     options_.send(id, train_);
   }
   Say(absl::StrCat("generation ", next.number, " from step ", next.first_step, " with ", next.workers.size(),

@@ -181,7 +181,7 @@ class Coordinator {
     int64_t order_of_joining = 0;
     Time last_progress;
     int64_t first_step = 0;
-    bool told_to_wait = false;
+    std::string told;  // why it waits
     WorkerReport worker;
     ShardReport shard;
   };

@@ -100,7 +100,7 @@ class WorkerMember {
   Mutex mutex_;
   ConditionVariable changed_;
   bool ready_ ABSL_GUARDED_BY(mutex_) = false;
-  bool is_spare_ ABSL_GUARDED_BY(mutex_) = false;  // and was told so
+  bool is_spare_ ABSL_GUARDED_BY(mutex_) = false;  // and was told why
   std::string trouble_ ABSL_GUARDED_BY(mutex_);
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   bool failure_reported_ ABSL_GUARDED_BY(mutex_) = false;

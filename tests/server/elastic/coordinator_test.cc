@@ -852,6 +852,22 @@ TEST(CoordinatorTest, MoreWorkersThanLeavesAreSparesThatComeIn) {
   EXPECT_THAT(play.last().workers, ElementsAre(2, 3));
 }
 
+TEST(CoordinatorTest, ASpareIsToldThatTheRunEnds) {
+  Play play({.leaves = 2, .first_workers = 2});
+  for (const uint64_t id : {1, 2, 3}) play.AddWorker(id);
+  play.coordinator().EndRun(play.now);
+  play.Step();
+  ASSERT_EQ(play.generation(), 2);
+  play.Pass(milliseconds(1'000));
+  std::vector<std::string> told;
+  for (const auto& [id, order] : play.history) {
+    if (id == 3 && order.kind == Kind::kWait) told.push_back(order.text);
+  }
+  EXPECT_THAT(told, ElementsAre(HasSubstr("a spare: all 2 micro-batches"), HasSubstr("comes in only if that fails")));
+  play.Finish();
+  EXPECT_EQ(play.KindsTo(3).back(), Kind::kEnd);
+}
+
 TEST(CoordinatorTest, AWorkerLeavesWithoutLosingAStep) {
   Play play({});
   play.AddWorker(1);
@@ -1201,6 +1217,8 @@ TEST(CoordinatorTest, EndsAtTheNextSnapshotWhenItIsAskedTo) {
   // Nobody joins what is over, and who dies while it saves is replaced as ever.
   play.AddWorker(3);
   EXPECT_EQ(play.generation(), 2);
+  EXPECT_THAT(play.KindsTo(3), ElementsAre(Kind::kWait));
+  EXPECT_THAT(play.history.back().second.text, HasSubstr("the run ends: its last generation saves"));
   play.Kill(1);
   play.Pass(milliseconds(1'200));
   ASSERT_EQ(play.generation(), 3);
