@@ -43,7 +43,8 @@ Coordinator::Coordinator(Options options)
       last_tick_(options_.now),
       last_deal_(options_.now),
       said_missing_(options_.now),
-      last_order_(options_.now) {
+      last_order_(options_.now),
+      kept_since_(options_.now) {
   if (continues_) SetGeneration(*options_.log->last());
   if (const absl::Status status = options_.log->Prepare(changing_to_); !status.ok()) End(status);
 }
@@ -140,7 +141,7 @@ void Coordinator::OnShard(uint64_t id, const ShardReport& report, Time now) {
       return End(options_.log->End(is_last_ ? generation_->first_step : options_.end_step));
     }
   }
-  KeepDurable();
+  KeepDurable(now);
   CommitIfReady(now);
 }
 
@@ -151,7 +152,10 @@ void Coordinator::OnWorker(uint64_t id, const WorkerReport& report, Time now) {
   if (HasProgressed(member->worker, report)) member->last_progress = now;
   member->worker = report;
   const bool takes_part = IsInGeneration(id) && report.generation == generation_->number;
-  if (takes_part) newest_step_ = std::max(newest_step_, report.step);
+  if (takes_part) {
+    newest_step_ = std::max(newest_step_, report.step);
+    if (report.step_seconds > 0) step_seconds_ = report.step_seconds;
+  }
   if (!report.failure.ok()) {
     // Who reports an error first need not be its cause: all workers see the loss of a step.
     return End(absl::Status(report.failure.code(),
@@ -191,7 +195,7 @@ void Coordinator::Tick(Time now) {
   CommitIfReady(now);
   if (ended_.has_value()) return;
   RepeatOrders(now);
-  if (running_) return;
+  if (running_) return SayUnkept(now);
   const std::string missing = MissingForCommit();
   if (missing.empty()) return;
   if (now - change_since_ > ChangeDeadline()) return EndForShortage(missing, now);
@@ -475,10 +479,16 @@ int64_t Coordinator::ReachedStep(const std::vector<int64_t>& snapshots) const {
 }
 
 absl::Status Coordinator::CheckLoss(const std::vector<int64_t>& snapshots) const {
-  const int64_t reached = ReachedStep(snapshots);
-  // Before the first snapshot was on all disks, what was lost is seconds old, and the run begins anew.
-  const bool is_young = kept_ < 0 && !continues_;
-  if (!snapshots.empty() || reached <= options_.first_step || is_young) return absl::OkStatus();
+  if (!snapshots.empty()) return absl::OkStatus();
+  const int64_t reached = std::max(ReachedStep(snapshots), newest_step_);
+  // Before the first snapshot was on all disks, what was lost is usually seconds old, and the run begins anew. It is
+  // old if a disk has failed since the run began; but where steps are slow, there may have been no snapshot yet.
+  const bool may_be_young = (kept_ < 0 && !continues_) || ReachedStep(snapshots) <= options_.first_step;
+  const int64_t lost = reached - options_.first_step;
+  if (may_be_young &&
+      (static_cast<double>(lost) * step_seconds_ <= kYoungSeconds || lost <= 2 * generation_->snapshot_every)) {
+    return absl::OkStatus();
+  }
   std::vector<std::string> newest;
   for (const auto& [number, id] : shards_) {
     const std::vector<int64_t>& held = members_.at(id).shard.held;
@@ -515,8 +525,12 @@ absl::Status Coordinator::CheckProgress(int64_t first_step, const std::vector<in
   if (const int64_t from = std::max(reached, snapshots.empty() ? newest_step_ : 0); first_step < from) {
     Say(absl::StrCat("goes back from step ", from, " to step ", first_step, ": no newer snapshot is on all shards"));
   }
+  const bool loses = first_step < reached;
+  has_lost_ = has_lost_ || loses;
   // A generation that was cut short before it had a snapshot has gained nothing.
-  if (!generation_.has_value() || planned_ || first_step > generation_->first_step) {
+  if (!generation_.has_value() || (!loses && (planned_ || first_step > generation_->first_step))) {
+    // What was lost once, and is in memory alone again, can be lost again, and would be gained for ever.
+    if (has_lost_) return absl::OkStatus();
     strikes_ = 0;
     strike_causes_.clear();
     return absl::OkStatus();
@@ -525,9 +539,9 @@ absl::Status Coordinator::CheckProgress(int64_t first_step, const std::vector<in
   if (ending_ && !is_last_) return absl::OkStatus();
   strike_causes_.push_back(cause_);
   if (++strikes_ < kStrikesMax) return absl::OkStatus();
-  return absl::AbortedError(absl::StrCat(strikes_, " generations have ended before step ",
-                                         first_step + generation_->snapshot_every,
-                                         ", their next snapshot: ", absl::StrJoin(strike_causes_, "; ")));
+  return absl::AbortedError(absl::StrCat(strikes_, " generations have not brought the run further, and the next would ",
+                                         "begin at step ", first_step,
+                                         ", after: ", absl::StrJoin(strike_causes_, "; ")));
 }
 
 void Coordinator::CommitIfReady(Time now) {
@@ -557,7 +571,7 @@ void Coordinator::Begin(const Generation& next, bool from_snapshot, Time now) {
   running_ = true;
   is_last_ = ending_;
   newest_step_ = next.first_step;
-  last_deal_ = last_order_ = now;
+  last_deal_ = last_order_ = kept_since_ = now;
   train_ = Order{.kind = Order::Kind::kTrain, .generation = next, .from_snapshot = from_snapshot, .ends_run = is_last_};
   for (const auto& [number, id] : shards_) train_.shards.push_back(members_.at(id).shard.address);
   SendToAll(true, ServeOrder());
@@ -592,7 +606,7 @@ int64_t Coordinator::SnapshotEvery(const std::vector<uint64_t>& workers) const {
 }
 
 // Tells the shards which snapshots nobody will need any more.
-void Coordinator::KeepDurable() {
+void Coordinator::KeepDurable(Time now) {
   // Before it serves the generation, a shard may tell snapshots that it is about to drop.
   const auto serves = [this](const auto& shard) {
     return members_.at(shard.second).shard.generation == generation_->number;
@@ -609,7 +623,26 @@ void Coordinator::KeepDurable() {
   }
   if (newest == kept_) return;
   kept_ = newest;
+  kept_since_ = now;
+  if (newest > generation_->first_step) has_lost_ = false;
   SendToAll(true, {.kind = Order::Kind::kKeep, .generation = {.first_step = newest}});
+}
+
+// A disk that hangs says nothing itself.
+void Coordinator::SayUnkept(Time now) {
+  if (now - kept_since_ <= kSayUnkept) return;
+  kept_since_ = now;
+  // One alone may be on its way to the disks.
+  const std::vector<int64_t> snapshots = CommonSnapshots();
+  if (snapshots.end() - std::ranges::upper_bound(snapshots, kept_) < 2) return;
+  const auto newest = [this](const auto& shard) {
+    const std::vector<int64_t>& durable = members_.at(shard.second).shard.durable;
+    return durable.empty() ? -1 : durable.back();
+  };
+  const auto last = std::ranges::min_element(shards_, {}, newest);
+  Say(absl::StrCat("no snapshot after step ", std::max(kept_, options_.first_step),
+                   " is on all disks: look at that of ", members_.at(last->second).name,
+                   ", with which the steps since then would be lost"));
 }
 
 void Coordinator::SendToAll(bool to_shards, const Order& order) {

@@ -600,6 +600,85 @@ TEST(CoordinatorTest, BeginsAnewAndSaysSoBeforeAllShardsHaveASnapshotOnDisk) {
   EXPECT_THAT(play.said, testing::Contains(HasSubstr("goes back from step 13 to step 0")));
 }
 
+// A disk has failed since the run began.
+TEST(CoordinatorTest, ARunThatLosesMoreThanAMinuteOfStepsEnds) {
+  for (const double step_seconds : {0.005, 0.01}) {
+    Play play({.shards = 2});
+    play.AddWorker(1);
+    play.AddWorker(2);
+    play.Snapshot(10'000, /*is_durable=*/false);
+    play.workers[1].step = 10'000;
+    play.workers[1].step_seconds = step_seconds;
+    play.Tell(1);
+    play.Kill(1001);
+    play.Pass(milliseconds(1'200));
+    ASSERT_TRUE(play.AddShard(1, 77).ok());
+    if (step_seconds < 0.006) {
+      EXPECT_EQ(play.generation(), 2);
+      continue;
+    }
+    ASSERT_TRUE(play.coordinator().ended().has_value());
+    EXPECT_EQ(play.coordinator().ended()->code(), absl::StatusCode::kDataLoss);
+    EXPECT_THAT(std::string(play.coordinator().ended()->message()),
+                AllOf(HasSubstr("come to step 10000"), HasSubstr("--resume")));
+  }
+}
+
+// Its log says only that the run has begun.
+TEST(CoordinatorTest, ACoordinatorThatIsStartedAgainHearsFromWorkersHowFarTheRunWas) {
+  Play play({});
+  play.AddWorker(1);
+  play.AddWorker(2);
+  play.workers[1].step = 10'000;
+  play.workers[1].step_seconds = 0.01;
+  play.StartCoordinator();
+  play.shards.clear();
+  ASSERT_TRUE(play.AddShard(0, 2000).ok());
+  play.AddWorker(1);
+  ASSERT_TRUE(play.coordinator().ended().has_value());
+  EXPECT_EQ(play.coordinator().ended()->code(), absl::StatusCode::kDataLoss);
+}
+
+// What it has lost it has again in memory when the shard with that disk dies once more.
+TEST(CoordinatorTest, ARunWithADiskThatFailsDoesNotGoInCircles) {
+  Play play({.shards = 2});
+  play.AddWorker(1);
+  play.AddWorker(2);
+  for (uint64_t round = 0; round < 6 && !play.coordinator().ended().has_value(); ++round) {
+    play.AddWorker(10 + round);  // a planned change, after which all is well
+    play.Step(/*is_durable=*/false);
+    EXPECT_EQ(play.last().first_step, play.newest_step);
+    play.Kill(play.shards.rbegin()->first);
+    play.Pass(milliseconds(1'200));
+    play.RestartShard(1);
+  }
+  ASSERT_TRUE(play.coordinator().ended().has_value());
+  EXPECT_EQ(play.coordinator().ended()->code(), absl::StatusCode::kAborted);
+  EXPECT_THAT(std::string(play.coordinator().ended()->message()),
+              AllOf(HasSubstr("3 generations have not brought the run further"), HasSubstr("begin at step 0"),
+                    HasSubstr("server 1 is gone")));
+  EXPECT_EQ(play.newest_step, 30);
+}
+
+TEST(CoordinatorTest, ADiskThatWritesNothingIsSaid) {
+  Play play({.shards = 2});
+  play.AddWorker(1);
+  play.AddWorker(2);
+  play.Snapshot(10);
+  play.Snapshot(20);
+  play.Pass(milliseconds(61'000));
+  const auto complaint =
+      testing::Contains(HasSubstr("no snapshot after step 20 is on all disks: look at that of "
+                                  "server 1,"));
+  EXPECT_THAT(play.said, testing::Not(complaint));
+  for (const int64_t step : {30, 40}) {
+    play.shards[1000].durable.push_back(step);
+    for (auto& [id, shard] : play.shards) shard.held.push_back(step);
+  }
+  play.Pass(milliseconds(61'000));
+  EXPECT_THAT(play.said, complaint);
+}
+
 // The log was lost, or moved away for a new run of the same name.
 TEST(CoordinatorTest, SnapshotsOfARunThatTheLogDoesNotHaveAreNotUsed) {
   Play play({});
