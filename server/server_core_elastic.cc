@@ -67,10 +67,14 @@ void ParameterServer::Core::TickElastic(Clock::time_point now) {
   for (const v1::MemberOrder& order : member_->TakeOrders()) Obey(order);
   member_->Tick();
   if (end_.has_value()) {
+    if (!job_over_since_.has_value()) {
+      job_over_since_ = now;
+      // After an error no worker waits for an answer that still counts.
+      if (!end_->ok()) LeaveGeneration(prepared_);
+    }
     // Workers take their last answers, and the other members hear of the end, before this process ends.
-    if (!job_over_since_.has_value()) job_over_since_ = now;
     const bool all_know = lanes_by_id_.empty() && (coordinator_ == nullptr || coordinator_->has_told_all());
-    if (!all_know && end_->ok() && now - *job_over_since_ < kElasticLinger) return;
+    if (!all_know && now - *job_over_since_ < kElasticLinger) return;
     LeaveGeneration(prepared_);
     return End(*end_);
   }

@@ -301,6 +301,7 @@ absl::Status Checkpointer::WaitForWrite(int64_t step, GradientExchange* exchange
     double report = 0;
     if (writes()) {
       const bool is_done = options_.writer->WaitFor(std::min(round, end - SteadyNow()));
+      if (options_.on_wait != nullptr) options_.on_wait();
       report = is_done ? kDone : SteadyNow() >= end ? kLate : kBusy;
     }
     ASSIGN_OR_RETURN(const double of_rank_0, SumOfRanks(report, exchange));

@@ -62,6 +62,7 @@ class Checkpointer {
     std::function<void(const std::string&)> warn;  // shows a line to a person
     bool goes_on = false;                          // the run has begun already: the folder may have its checkpoints
     bool leaves_writes = false;                    // a write may be in progress at the end, and at the beginning
+    std::function<void()> on_wait = nullptr;       // called several times a second while SaveFinal waits for the disk
   };
   // InvalidArgument if --checkpoint_dir has checkpoints and --resume is not given: two runs would mix. InvalidArgument
   // also if another job writes there: rank 0 holds a lock on the folder while the checkpointer lives.

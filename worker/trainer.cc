@@ -224,7 +224,8 @@ absl::Status Trainer::StartExchange() {
                                                               if (worker_.rank == 0) progress_.Message(text);
                                                             },
                                                         .goes_on = IsElastic() && options_.segment->number > 1,
-                                                        .leaves_writes = IsElastic()}));
+                                                        .leaves_writes = IsElastic(),
+                                                        .on_wait = IsElastic() ? options_.segment->on_leaf : nullptr}));
   JobSpec job{.rank = worker_.rank,
               .world_size = worker_.world_size,
               .optimizer = worker_.optimizer,

@@ -71,7 +71,7 @@ struct Segment {
   std::function<bool()> stop;  // at the next snapshot
   // A step is over, and has taken so long, of which this worker has computed so long.
   std::function<void(int64_t next_step, double step_seconds, double compute_seconds)> on_step;
-  // A micro-batch, or a batch of an evaluation, is done.
+  // A micro-batch, or a batch of an evaluation, is done; or rank 0 has waited for the disk, and goes on doing so.
   std::function<void()> on_leaf;
   std::function<bool()> is_over;  // the generation was cut short; any thread
   // The loss of a step, which must be what it was if the step was computed before.

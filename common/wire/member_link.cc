@@ -70,6 +70,7 @@ class MemberLink::Stream {
       case kRead:
         if (ok) {
           on_order(order_);
+          run_has_ended_ = run_has_ended_ || order_.kind() == v1::MemberOrder::END;
           Read();
         } else {
           Finish();
@@ -95,6 +96,7 @@ class MemberLink::Stream {
   }
   bool has_written() const { return has_written_; }
   void set_has_written() { has_written_ = true; }
+  bool run_has_ended() const { return run_has_ended_; }
   void Cancel() { context_.TryCancel(); }
   absl::Status status() const { return FromGrpcStatus(status_); }
 
@@ -121,6 +123,7 @@ class MemberLink::Stream {
   bool is_finishing_ = false;
   bool is_over_ = false;
   bool has_written_ = false;
+  bool run_has_ended_ = false;
 };
 
 MemberLink::MemberLink(Options options)
@@ -147,11 +150,11 @@ void MemberLink::Run() {
   std::optional<Stream> stream;
   Clock::time_point next_attempt = Clock::now();
   Clock::time_point next_report;
-  bool is_refused = false;
+  bool is_over_for_good = false;
   while (true) {
     if (stopping_ && !stream.has_value()) break;
     if (stopping_) stream->Cancel();
-    if (!stream.has_value() && !is_refused && Clock::now() >= next_attempt) {
+    if (!stream.has_value() && !is_over_for_good && Clock::now() >= next_attempt) {
       stream.emplace(stub.get(), &queue);
       next_report = Clock::now();
     }
@@ -167,15 +170,17 @@ void MemberLink::Run() {
     }
     if (is_over) {
       const absl::Status status = stream->status();
+      // A coordinator that waits until all have heard of the end must not be asked again by those that have.
+      is_over_for_good = stream->run_has_ended();
       stream.reset();
       int64_t connected = 0;
       disconnected_since_ns_.compare_exchange_strong(connected, NowNs());
-      if (stopping_) continue;
+      if (stopping_ || is_over_for_good) continue;
       const absl::Status explained = absl::IsUnavailable(status)
                                          ? ExplainConnectionError(std::string(status.message()), options_.security)
                                          : status;
       if (IsForGood(explained)) {
-        is_refused = true;
+        is_over_for_good = true;
         options_.on_refused(absl::Status(explained.code(), absl::StrCat("coordinator ", options_.coordinator, ": ",
                                                                         std::string(explained.message()))));
         continue;

@@ -1,6 +1,6 @@
 // A process's connection to the coordinator of its elastic run (proto/starring/v1/coordinator.proto): reports four
-// times a second and on demand, and takes orders. A connection that is lost is made again; the process decides how long
-// it waits for that (disconnected_for).
+// times a second and on demand, and takes orders. A connection that is lost is made again, until END has come; the
+// process decides how long it waits for that (disconnected_for).
 //
 // Thread safety: any thread may call any method. The callbacks are called by the link's own thread, one at a time, and
 // must not destroy the link.

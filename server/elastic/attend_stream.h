@@ -29,7 +29,7 @@ class AttendStream final : public ServerStream<v1::MemberReport, v1::MemberOrder
   struct Events {
     std::function<void(AttendStream*)> on_accepted;
     std::function<void(AttendStream*, const v1::MemberReport&)> on_report;
-    std::function<void(AttendStream*)> on_gone;  // may destroy the stream
+    std::function<void(AttendStream*, End)> on_gone;  // may destroy the stream
   };
   // `events` outlives the stream.
   explicit AttendStream(const Events* events) : events_(*events) {}
@@ -51,6 +51,7 @@ class AttendStream final : public ServerStream<v1::MemberReport, v1::MemberOrder
   std::optional<uint64_t> member;
   std::string name;          // what the member calls itself
   std::optional<int> shard;  // the number that the member reports, if it is a shard
+  bool ends_run = false;     // the last order tells the member that the run has ended
 
  private:
   void OnAccepted() override { events_.on_accepted(this); }
@@ -62,7 +63,7 @@ class AttendStream final : public ServerStream<v1::MemberReport, v1::MemberOrder
     return order;
   }
   void DropOutgoing() override { outgoing_.clear(); }
-  void OnGone(End) override { events_.on_gone(this); }
+  void OnGone(End end) override { events_.on_gone(this, end); }
 
   const Events& events_;
   std::deque<v1::MemberOrder> outgoing_;

@@ -21,6 +21,12 @@ constexpr double kSnapshotSeconds = 0.3;
 constexpr int64_t kFirstSnapshotEvery = 10;
 constexpr milliseconds kSayMissing(4'000);
 
+// Whether a worker has done anything between two reports.
+bool HasProgressed(const WorkerReport& before, const WorkerReport& now) {
+  return now.leaf_count != before.leaf_count || now.step != before.step || now.computes != before.computes ||
+         now.generation != before.generation;
+}
+
 std::string SecondsText(std::chrono::steady_clock::duration time) {
   const auto tenths = std::chrono::duration_cast<milliseconds>(time).count() / 100;
   return absl::StrCat(tenths / 10, ".", tenths % 10, " s");
@@ -33,11 +39,12 @@ Coordinator::Coordinator(Options options)
       changing_to_(options_.log->last_number() + 1),
       continues_(options_.log->last().has_value()),
       cause_(continues_ ? "the coordinator has started again" : "the run begins"),
-      change_since_(options_.now),
+      change_since_(continues_ ? options_.now : options_.now - options_.waited),
       last_tick_(options_.now),
       last_deal_(options_.now),
       said_missing_(options_.now),
-      last_order_(options_.now) {
+      last_order_(options_.now),
+      kept_since_(options_.now) {
   if (continues_) SetGeneration(*options_.log->last());
   if (const absl::Status status = options_.log->Prepare(changing_to_); !status.ok()) End(status);
 }
@@ -111,7 +118,7 @@ absl::Status Coordinator::AddWorker(uint64_t id, const std::string& name, const 
   Member& member = found->second;
   if (is_new) {
     member.order_of_joining = joined_count_++;
-    member.last_leaf = now;
+    member.last_progress = now;
   }
   member.name = name;
   member.first_step = report.first_step;
@@ -134,7 +141,7 @@ void Coordinator::OnShard(uint64_t id, const ShardReport& report, Time now) {
       return End(options_.log->End(is_last_ ? generation_->first_step : options_.end_step));
     }
   }
-  KeepDurable();
+  KeepDurable(now);
   CommitIfReady(now);
 }
 
@@ -142,11 +149,13 @@ void Coordinator::OnWorker(uint64_t id, const WorkerReport& report, Time now) {
   Member* const member = Find(id);
   if (member == nullptr || member->is_shard || ended_.has_value()) return;
   Heard(*member, now);
-  // A leaf, or a change of what it does.
-  if (report.leaf_count != member->worker.leaf_count || !report.computes) member->last_leaf = now;
+  if (HasProgressed(member->worker, report)) member->last_progress = now;
   member->worker = report;
   const bool takes_part = IsInGeneration(id) && report.generation == generation_->number;
-  if (takes_part) newest_step_ = std::max(newest_step_, report.step);
+  if (takes_part) {
+    newest_step_ = std::max(newest_step_, report.step);
+    if (report.step_seconds > 0) step_seconds_ = report.step_seconds;
+  }
   if (!report.failure.ok()) {
     // Who reports an error first need not be its cause: all workers see the loss of a step.
     return End(absl::Status(report.failure.code(),
@@ -176,7 +185,7 @@ void Coordinator::Tick(Time now) {
   // This process did not run: what it did not hear says nothing about others.
   const MemberTimes& times = options_.times;
   if (now - std::exchange(last_tick_, now) > std::min({times.gone, times.silent, times.stuck}) / 2) {
-    for (auto& [id, member] : members_) member.heard = member.down_since = member.last_leaf = now;
+    for (auto& [id, member] : members_) member.heard = member.down_since = member.last_progress = now;
     change_since_ = now;
   }
   GiveUpLost(now);
@@ -186,20 +195,25 @@ void Coordinator::Tick(Time now) {
   CommitIfReady(now);
   if (ended_.has_value()) return;
   RepeatOrders(now);
-  if (running_) return;
+  if (running_) return SayUnkept(now);
   const std::string missing = MissingForCommit();
   if (missing.empty()) return;
-  if (now - change_since_ > options_.join_deadline) return EndForShortage(missing, now);
+  if (now - change_since_ > ChangeDeadline()) return EndForShortage(missing, now);
   if (now - said_missing_ > kSayMissing) {
     said_missing_ = now;
     Say(absl::StrCat("waiting: ", missing));
   }
 }
 
+// Before the first generation nothing is lost yet, and processes may wait in a scheduler's queue.
+milliseconds Coordinator::ChangeDeadline() const {
+  return generation_.has_value() ? options_.join_deadline : options_.start_deadline;
+}
+
 // One worker is enough to save what there is.
 void Coordinator::EndForShortage(const std::string& missing, Time now) {
   shortage_ = absl::UnavailableError(
-      absl::StrCat(missing, " within ", SecondsText(options_.join_deadline), ", after: ", cause_,
+      absl::StrCat(missing, " within ", SecondsText(ChangeDeadline()), ", after: ", cause_,
                    ": start again with --resume from the last checkpoint, or all with the same --state_dir"));
   if (std::exchange(ending_, true) || CommonSnapshots().empty() || !MissingForCommit().empty()) return End(shortage_);
   Say(absl::StrCat("saves before it ends: ", missing));
@@ -232,8 +246,17 @@ std::string Coordinator::LossOf(uint64_t id, const Member& member, Time now) con
   if (!member.worker.computes && !running_ && IsInGeneration(id) && now - change_since_ > patience) {
     return absl::StrCat("is stuck: it has not ended its step for ", SecondsText(now - change_since_));
   }
-  if (!member.worker.computes || now - member.last_leaf <= patience) return "";
-  return absl::StrCat("is stuck: it has computed nothing for ", SecondsText(now - member.last_leaf));
+  const auto idle = now - member.last_progress;
+  if (member.worker.computes && idle > patience) {
+    return absl::StrCat("is stuck: it has computed nothing for ", SecondsText(idle));
+  }
+  // One that waits is missed by the shards as soon as another worker waits for it. No worker waits for one that is
+  // alone.
+  const bool is_alone = running_ && IsInGeneration(id) && generation_->workers.size() == 1;
+  if (is_alone && idle > std::max<std::chrono::duration<double>>(patience, options_.join_deadline)) {
+    return absl::StrCat("is stuck: it has come no further for ", SecondsText(idle));
+  }
+  return "";
 }
 
 void Coordinator::GiveUpLost(Time now) {
@@ -321,18 +344,21 @@ void Coordinator::ConsiderShares(Time now) {
 }
 
 void Coordinator::ConsiderWorker(uint64_t id, Member& member, Time now) {
-  if (!running_ || is_last_ || stopping_) return;
+  if (!running_ || stopping_) return;
   if (IsInGeneration(id)) {
-    if (member.worker.leaves) StopGeneration(absl::StrCat(member.name, " leaves"), now);
-  } else if (!IsReady(id) || member.worker.leaves) {
+    if (member.worker.leaves && !is_last_) StopGeneration(absl::StrCat(member.name, " leaves"), now);
     return;
-  } else if (std::ssize(generation_->workers) < options_.leaves) {
-    StopGeneration(absl::StrCat(member.name, " joins"), now);
-  } else if (!std::exchange(member.told_to_wait, true)) {
-    options_.send(id, {.kind = Order::Kind::kWait,
-                       .text = absl::StrCat("a spare: all ", options_.leaves,
-                                            " micro-batches have a worker; it comes in when one leaves")});
   }
+  if (!IsReady(id) || member.worker.leaves) return;
+  if (!is_last_ && std::ssize(generation_->workers) < options_.leaves) {
+    return StopGeneration(absl::StrCat(member.name, " joins"), now);
+  }
+  const std::string why =
+      is_last_
+          ? "the run ends: its last generation saves what there is; this worker comes in only if that fails"
+          : absl::StrCat("a spare: all ", options_.leaves, " micro-batches have a worker; it comes in when one leaves");
+  // A spare is told again when the last generation begins.
+  if (std::exchange(member.told, why) != why) options_.send(id, {.kind = Order::Kind::kWait, .text = why});
 }
 
 void Coordinator::StopGeneration(const std::string& cause, Time now) {
@@ -453,10 +479,16 @@ int64_t Coordinator::ReachedStep(const std::vector<int64_t>& snapshots) const {
 }
 
 absl::Status Coordinator::CheckLoss(const std::vector<int64_t>& snapshots) const {
-  const int64_t reached = ReachedStep(snapshots);
-  // Before the first snapshot was on all disks, what was lost is seconds old, and the run begins anew.
-  const bool is_young = kept_ < 0 && !continues_;
-  if (!snapshots.empty() || reached <= options_.first_step || is_young) return absl::OkStatus();
+  if (!snapshots.empty()) return absl::OkStatus();
+  const int64_t reached = std::max(ReachedStep(snapshots), newest_step_);
+  // Before the first snapshot was on all disks, what was lost is usually seconds old, and the run begins anew. It is
+  // old if a disk has failed since the run began; but where steps are slow, there may have been no snapshot yet.
+  const bool may_be_young = (kept_ < 0 && !continues_) || ReachedStep(snapshots) <= options_.first_step;
+  const int64_t lost = reached - options_.first_step;
+  if (may_be_young &&
+      (static_cast<double>(lost) * step_seconds_ <= kYoungSeconds || lost <= 2 * generation_->snapshot_every)) {
+    return absl::OkStatus();
+  }
   std::vector<std::string> newest;
   for (const auto& [number, id] : shards_) {
     const std::vector<int64_t>& held = members_.at(id).shard.held;
@@ -493,8 +525,12 @@ absl::Status Coordinator::CheckProgress(int64_t first_step, const std::vector<in
   if (const int64_t from = std::max(reached, snapshots.empty() ? newest_step_ : 0); first_step < from) {
     Say(absl::StrCat("goes back from step ", from, " to step ", first_step, ": no newer snapshot is on all shards"));
   }
+  const bool loses = first_step < reached;
+  has_lost_ = has_lost_ || loses;
   // A generation that was cut short before it had a snapshot has gained nothing.
-  if (!generation_.has_value() || planned_ || first_step > generation_->first_step) {
+  if (!generation_.has_value() || (!loses && (planned_ || first_step > generation_->first_step))) {
+    // What was lost once, and is in memory alone again, can be lost again, and would be gained for ever.
+    if (has_lost_) return absl::OkStatus();
     strikes_ = 0;
     strike_causes_.clear();
     return absl::OkStatus();
@@ -503,9 +539,9 @@ absl::Status Coordinator::CheckProgress(int64_t first_step, const std::vector<in
   if (ending_ && !is_last_) return absl::OkStatus();
   strike_causes_.push_back(cause_);
   if (++strikes_ < kStrikesMax) return absl::OkStatus();
-  return absl::AbortedError(absl::StrCat(strikes_, " generations have ended before step ",
-                                         first_step + generation_->snapshot_every,
-                                         ", their next snapshot: ", absl::StrJoin(strike_causes_, "; ")));
+  return absl::AbortedError(absl::StrCat(strikes_, " generations have not brought the run further, and the next would ",
+                                         "begin at step ", first_step,
+                                         ", after: ", absl::StrJoin(strike_causes_, "; ")));
 }
 
 void Coordinator::CommitIfReady(Time now) {
@@ -535,13 +571,13 @@ void Coordinator::Begin(const Generation& next, bool from_snapshot, Time now) {
   running_ = true;
   is_last_ = ending_;
   newest_step_ = next.first_step;
-  last_deal_ = last_order_ = now;
+  last_deal_ = last_order_ = kept_since_ = now;
   train_ = Order{.kind = Order::Kind::kTrain, .generation = next, .from_snapshot = from_snapshot, .ends_run = is_last_};
   for (const auto& [number, id] : shards_) train_.shards.push_back(members_.at(id).shard.address);
   SendToAll(true, ServeOrder());
   for (const uint64_t id : next.workers) {
-    members_.at(id).last_leaf = now;
-    members_.at(id).told_to_wait = false;
+    members_.at(id).last_progress = now;
+    members_.at(id).told.clear();
     options_.send(id, train_);
   }
   Say(absl::StrCat("generation ", next.number, " from step ", next.first_step, " with ", next.workers.size(),
@@ -570,7 +606,7 @@ int64_t Coordinator::SnapshotEvery(const std::vector<uint64_t>& workers) const {
 }
 
 // Tells the shards which snapshots nobody will need any more.
-void Coordinator::KeepDurable() {
+void Coordinator::KeepDurable(Time now) {
   // Before it serves the generation, a shard may tell snapshots that it is about to drop.
   const auto serves = [this](const auto& shard) {
     return members_.at(shard.second).shard.generation == generation_->number;
@@ -587,7 +623,26 @@ void Coordinator::KeepDurable() {
   }
   if (newest == kept_) return;
   kept_ = newest;
+  kept_since_ = now;
+  if (newest > generation_->first_step) has_lost_ = false;
   SendToAll(true, {.kind = Order::Kind::kKeep, .generation = {.first_step = newest}});
+}
+
+// A disk that hangs says nothing itself.
+void Coordinator::SayUnkept(Time now) {
+  if (now - kept_since_ <= kSayUnkept) return;
+  kept_since_ = now;
+  // One alone may be on its way to the disks.
+  const std::vector<int64_t> snapshots = CommonSnapshots();
+  if (snapshots.end() - std::ranges::upper_bound(snapshots, kept_) < 2) return;
+  const auto newest = [this](const auto& shard) {
+    const std::vector<int64_t>& durable = members_.at(shard.second).shard.durable;
+    return durable.empty() ? -1 : durable.back();
+  };
+  const auto last = std::ranges::min_element(shards_, {}, newest);
+  Say(absl::StrCat("no snapshot after step ", std::max(kept_, options_.first_step),
+                   " is on all disks: look at that of ", members_.at(last->second).name,
+                   ", with which the steps since then would be lost"));
 }
 
 void Coordinator::SendToAll(bool to_shards, const Order& order) {

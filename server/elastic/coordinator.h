@@ -20,13 +20,18 @@
 //
 // A member is given up when its connection is down for `gone`, when it is silent for `silent`, or when a worker
 // computes and finishes no leaf for `stuck`, or kStuckLeaves times the usual time of one, whichever is longer, or when
-// it does not end its part of a generation for as long after that was cut. A false
-// alarm costs a return to a snapshot, and no bit. A coordinator that was stopped itself gives everybody a new start.
+// it does not end its part of a generation for as long after that was cut. A worker that is alone in its generation is
+// also given up when it comes no further for `join_deadline`, whatever it does. A false alarm costs a return to a
+// snapshot, and no bit. A coordinator that was stopped itself gives everybody a new start.
+//
+// A shard whose disk fails has its snapshots in memory alone, and the run goes on with them. When the shard dies they
+// are lost: the run returns to the last ones that were on all disks, and says how far that is. It does so kStrikesMax
+// times at most without a new one on all disks, or it would run in circles.
 //
 // What ends the run before its last step: EndRun, an error that follows from the job, kStrikesMax generations without a
 // new snapshot, a shard that does not come back, too few workers for too long (those that are there save a checkpoint
-// first), snapshots that are lost on some shard, a log that cannot be written. Whoever comes after that is told the
-// end.
+// first), snapshots that are lost on some shard so that none is left, a log that cannot be written. Whoever comes after
+// that is told the end.
 //
 // Thread safety: one thread.
 #ifndef STARRING_SERVER_ELASTIC_COORDINATOR_H_
@@ -71,7 +76,7 @@ struct WorkerReport {
   std::string trouble;            // why, if it did not stop because it was told to
   bool leaves = false;            // wants to
   int64_t step = 0;               // the next
-  int64_t leaf_count = 0;         // leaves that it has computed; batches of an evaluation count, too
+  int64_t leaf_count = 0;         // leaves that it has computed; batches of an evaluation count, and waits for a disk
   bool computes = false;          // and does not wait for others
   double seconds_per_leaf = 0;    // the usual; 0: not known yet
   double step_seconds = 0;        // likewise, of a whole step
@@ -111,6 +116,10 @@ class Coordinator {
   static constexpr std::chrono::seconds kDealPause{20};
   // After this time an order is repeated that was not obeyed.
   static constexpr std::chrono::seconds kRepeatPause{1};
+  // A run that has lost all that it had begins anew, if it takes the workers at most so long to come as far again.
+  static constexpr double kYoungSeconds = 60;
+  // After this time a line says that no new snapshot is on all disks.
+  static constexpr std::chrono::seconds kSayUnkept{60};
 
   struct Options {
     int shard_count = 1;
@@ -120,8 +129,12 @@ class Coordinator {
     int first_workers = 1;  // the first generation begins with them
     int min_workers = 1;
     MemberTimes times;
-    std::chrono::milliseconds join_deadline{60'000};  // for a shard to come back, and for enough workers
-    GenerationLog* log = nullptr;                     // outlives the coordinator
+    // For all shards and first workers of a run to come, of which `waited` is over.
+    std::chrono::milliseconds start_deadline{60'000};
+    std::chrono::steady_clock::duration waited{0};
+    // For a shard to come back, for enough workers, and for a worker that is alone.
+    std::chrono::milliseconds join_deadline{60'000};
+    GenerationLog* log = nullptr;  // outlives the coordinator
     std::function<void(uint64_t member, const Order&)> send;
     std::function<void(const std::string&)> say;  // lines for people
     Time now;
@@ -174,9 +187,9 @@ class Coordinator {
     Time down_since;  // while not connected
     // Workers.
     int64_t order_of_joining = 0;
-    Time last_leaf;
+    Time last_progress;
     int64_t first_step = 0;
-    bool told_to_wait = false;
+    std::string told;  // why it waits
     WorkerReport worker;
     ShardReport shard;
   };
@@ -199,6 +212,8 @@ class Coordinator {
   void ChangeIfStopped(Time now);
   void BeginChange(const std::string& cause, bool planned, Time now);
   void EndForShortage(const std::string& missing, Time now);
+  // How long a generation may be waited for.
+  std::chrono::milliseconds ChangeDeadline() const;
   void CommitIfReady(Time now);
   void Begin(const Generation& next, bool from_snapshot, Time now);
   Order ServeOrder() const;
@@ -216,7 +231,8 @@ class Coordinator {
   // Not OK: it comes no further than `first_step`, where the next generation begins.
   absl::Status CheckProgress(int64_t first_step, const std::vector<int64_t>& snapshots);
   void Say(const std::string& line) const;
-  void KeepDurable();
+  void KeepDurable(Time now);
+  void SayUnkept(Time now);
   int64_t SnapshotEvery(const std::vector<uint64_t>& workers) const;
   void End(const absl::Status& status);
   void SendToAll(bool to_shards, const Order& order);
@@ -245,8 +261,11 @@ class Coordinator {
   Time said_missing_;
   Time last_order_;          // that members have to obey
   int64_t kept_ = -1;        // the newest snapshot that all shards had durably; -1: none
+  Time kept_since_;          // since when it is the newest, or that was said (SayUnkept)
   int64_t newest_step_ = 0;  // that a worker of the generation was at
+  double step_seconds_ = 0;  // the usual, as a worker of a generation has told it; 0: not known yet
   int strikes_ = 0;
+  bool has_lost_ = false;  // a snapshot from which a generation had begun, and since then no newer one is on all disks
   std::vector<std::string> strike_causes_;
   std::optional<absl::Status> ended_;
 };

@@ -93,7 +93,7 @@ CoordinatorService::CoordinatorService(Options options)
     : options_(std::move(options)),
       events_{[this](AttendStream* stream) { OnAccepted(*stream); },
               [this](AttendStream* stream, const v1::MemberReport& report) { OnReport(stream, report); },
-              [this](AttendStream* stream) { OnGone(stream); }},
+              [this](AttendStream* stream, AttendStream::End end) { OnGone(stream, end); }},
       run_events_{[this](RunCall* call) { OnRun(call); }, [this](RunCall* call) { run_calls_.erase(call); }},
       refusals_(options_.log) {}
 
@@ -205,6 +205,7 @@ absl::Status CoordinatorService::Admit(AttendStream* stream, const v1::MemberRep
   }
   // Its first orders are sent while it is added.
   members_[id] = stream;
+  absent_.erase(id);
   stream->name = hello.name();
   if (report.has_shard()) stream->shard = report.shard().shard();
   const absl::Status status =
@@ -283,20 +284,26 @@ absl::Status CoordinatorService::Begin(const v1::RunTerms& terms) {
   // The lock stays here: a run that is refused must not let another coordinator in.
   ASSIGN_OR_RETURN(log_, GenerationLog::Open(options_.state_dir, run, lock_.has_value() ? &*lock_ : nullptr));
   terms_ = terms;
-  coordinator_ = std::make_unique<Coordinator>(Coordinator::Options{
-      .shard_count = options_.shard_count,
-      .leaves = agreement.micro_batches,
-      .first_step = log_->first_step(),
-      .end_step = terms.end_step(),
-      .first_workers = options_.first_workers,
-      .min_workers = options_.min_workers,
-      .times = options_.times,
-      // std::chrono compares in nanoseconds, and knows no infinite time.
-      .join_deadline = absl::ToChronoMilliseconds(std::min(options_.loss_deadline, absl::Hours(24 * 365))),
-      .log = log_.get(),
-      .send = [this](uint64_t member, const Order& order) { Send(member, order); },
-      .say = options_.log,
-      .now = Clock::now()});
+  // std::chrono compares in nanoseconds, and knows no infinite time.
+  const auto bounded = [](absl::Duration time) {
+    return absl::ToChronoMilliseconds(std::min(time, absl::Hours(24 * 365)));
+  };
+  const Time now = Clock::now();
+  coordinator_ = std::make_unique<Coordinator>(
+      Coordinator::Options{.shard_count = options_.shard_count,
+                           .leaves = agreement.micro_batches,
+                           .first_step = log_->first_step(),
+                           .end_step = terms.end_step(),
+                           .first_workers = options_.first_workers,
+                           .min_workers = options_.min_workers,
+                           .times = options_.times,
+                           .start_deadline = bounded(options_.start_deadline),
+                           .waited = now - since_,
+                           .join_deadline = bounded(options_.loss_deadline),
+                           .log = log_.get(),
+                           .send = [this](uint64_t member, const Order& order) { Send(member, order); },
+                           .say = options_.log,
+                           .now = now});
   for (const auto& [id, shard] : std::exchange(early_shards_, {})) {
     const absl::Status status = coordinator_->AddShard(id, shard.name, shard.report, Clock::now());
     if (status.ok() || !members_.contains(id)) continue;
@@ -319,12 +326,15 @@ void CoordinatorService::Send(uint64_t member, const Order& order) {
   stream->Send(proto);
   if (order.kind == Order::Kind::kEnd) {
     // On a stream that is closing the order is lost, and comes again when the member is back.
-    if (stream->shard.has_value() && !stream->closing()) shards_told_.insert(*stream->shard);
+    if (stream->closing()) return;
+    stream->ends_run = true;
+    if (stream->shard.has_value()) shards_told_.insert(*stream->shard);
     stream->Close(absl::OkStatus());
   }
   if (order.kind != Order::Kind::kGivenUp) return;
-  // Whether it reads this or not, it is no member any more.
+  // Whether it reads this or not, it is no member any more. It may attend again.
   members_.erase(found);
+  absent_[member] = Clock::now();
   stream->member.reset();
   stream->Close(absl::AbortedError(absl::StrCat("given up: ", order.text)));
 }
@@ -335,20 +345,30 @@ void CoordinatorService::Detach(AttendStream* stream) {
   const auto found = members_.find(*id);
   if (found == members_.end() || found->second != stream) return;
   members_.erase(found);
+  absent_[*id] = Clock::now();
   early_shards_.erase(*id);
   if (coordinator_ != nullptr) coordinator_->OnDisconnect(*id, Clock::now());
 }
 
-void CoordinatorService::OnGone(AttendStream* stream) {
+void CoordinatorService::OnGone(AttendStream* stream, AttendStream::End end) {
+  const std::optional<uint64_t> id = stream->member;
   Detach(stream);
+  // It has read that the run has ended, and does not come again.
+  if (id.has_value() && stream->ends_run && end == AttendStream::End::kOrderly) absent_.erase(*id);
   streams_.erase(stream);
+}
+
+bool CoordinatorService::has_told_all() const {
+  const auto is_open = [](const auto& entry) { return entry.first->accepted_at().has_value(); };
+  return ended_.has_value() && std::ssize(shards_told_) >= options_.shard_count && absent_.empty() &&
+         std::ranges::none_of(streams_, is_open);
 }
 
 void CoordinatorService::Tick(Time now) {
   for (const auto& [stream, owner] : streams_) {
-    // Closing only begins here; OnGone takes the stream out of the map, from another event.
-    if (!stream->accepted_at().has_value() || stream->member.has_value()) continue;
-    // Who does not read its last orders is cut.
+    // Closing only begins here; OnGone takes the stream out of the map, from another event. A member's stream stays for
+    // as long as the member is one, but who does not read its last orders is cut, member or not.
+    if (!stream->accepted_at().has_value() || (stream->member.has_value() && !stream->closing())) continue;
     const auto since = stream->closing() ? *stream->closing_since() : *stream->accepted_at();
     if (absl::FromChrono(now - since) <= options_.hello_deadline) continue;
     if (stream->closing()) {
@@ -357,6 +377,7 @@ void CoordinatorService::Tick(Time now) {
       stream->Close(absl::DeadlineExceededError("no report on this stream in time"));
     }
   }
+  std::erase_if(absent_, [&](const auto& entry) { return now - entry.second > kAbsence * options_.times.gone; });
   if (coordinator_ != nullptr) coordinator_->Tick(now);
   LookForEnd();
   if (coordinator_ != nullptr || ended_.has_value()) return;

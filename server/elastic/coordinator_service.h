@@ -10,7 +10,6 @@
 
 #include <chrono>
 #include <functional>
-#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -31,6 +30,8 @@ namespace starring {
 class CoordinatorService {
  public:
   using Time = std::chrono::steady_clock::time_point;
+  // Times `gone`: how long a process takes at most to open a stream again.
+  static constexpr int kAbsence = 2;
   struct Options {
     std::string state_dir;
     std::string run_id;
@@ -38,7 +39,7 @@ class CoordinatorService {
     int first_workers = 1;
     int min_workers = 1;
     MemberTimes times;
-    absl::Duration start_deadline;                      // for the first worker of a run
+    absl::Duration start_deadline;                      // from Listen to the run's first generation
     absl::Duration loss_deadline;                       // for shards and workers that a run has lost
     absl::Duration hello_deadline;                      // for the first report on a stream
     Admission* admission = nullptr;                     // this and the next outlive the service
@@ -60,10 +61,9 @@ class CoordinatorService {
 
   // How the run has ended; members are being told.
   const std::optional<absl::Status>& ended() const { return ended_; }
-  // All have been told, as far as they are there.
-  bool has_told_all() const {
-    return ended_.has_value() && std::ssize(shards_told_) >= options_.shard_count && members_.empty();
-  }
+  // All members have been told. A stream that has just been opened is one's, too, and a member that has lost its own
+  // comes back, if it does so within kAbsence times `gone`.
+  bool has_told_all() const;
 
  private:
   using RunCall = UnaryCall<v1::GetRunRequest, v1::GetRunReply>;
@@ -87,7 +87,7 @@ class CoordinatorService {
   absl::Status AwaitRun(Time now);
   // The stream is no member's any more. It may still have tags in the queue.
   void Detach(AttendStream* stream);
-  void OnGone(AttendStream* stream);
+  void OnGone(AttendStream* stream, AttendStream::End end);
   void OnRun(RunCall* call);
   void Send(uint64_t member, const Order& order);
   void LookForEnd();
@@ -109,6 +109,7 @@ class CoordinatorService {
   v1::RunTerms terms_;
   int worker_count_ = 0;                                               // that have attended
   std::set<int> shards_told_;                                          // that the run has ended
+  std::map<uint64_t, Time> absent_;                                    // members without a stream, and since when
   GenerationLog::Progress progress_ = GenerationLog::Progress::kNone;  // of a coordinator before this one
   Time since_;
   std::optional<FolderLock> lock_;  // of the folder of the log

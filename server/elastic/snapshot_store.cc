@@ -252,6 +252,7 @@ void SnapshotStore::TakeWritten() {
   absl::Status failure;
   {
     const MutexLock lock(mutex_);
+    if (!written_.empty()) told_failure_ = false;
     in_files_.insert(written_.begin(), written_.end());
     written_.clear();
     failure = std::exchange(write_failure_, absl::OkStatus());

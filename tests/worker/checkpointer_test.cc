@@ -1,7 +1,11 @@
 #include "worker/checkpointer.h"
 
+<<<<<<< HEAD
 #include <unistd.h>
 
+=======
+#include <atomic>
+>>>>>>> hA
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -115,7 +119,8 @@ class CheckpointerTest : public testing::Test {
              [rank](std::span<const std::span<float>> state) { return rank->exchange->GatherOptimizerState(state); },
          .warn = [rank](const std::string& text) { rank->warnings.push_back(text); },
          .goes_on = is_elastic_,
-         .leaves_writes = is_elastic_});
+         .leaves_writes = is_elastic_,
+         .on_wait = on_wait_});
     CHECK_OK(created.status());
     return *std::move(created);
   }
@@ -126,6 +131,7 @@ class CheckpointerTest : public testing::Test {
   absl::Duration exchange_deadline_ = absl::Seconds(60);
   absl::Duration checkpoint_deadline_ = absl::Seconds(60);
   CheckpointWriter::WriteFunction write_ = WriteCheckpoint;
+  std::function<void()> on_wait_;
   std::vector<std::string> warnings_;
 };
 
@@ -232,12 +238,15 @@ TEST_F(CheckpointerTest, ADiskThatHangsEndsTheJobOnEveryRankAtTheDeadline) {
     has_ended->count_down();
     return absl::OkStatus();
   };
+  std::atomic<int> waits = 0;
+  on_wait_ = [&waits] { ++waits; };
   RunRanks([&](Rank* rank) {
     const absl::Status status = rank->checkpointer->SaveFinal(30, rank->parameters, rank->exchange.get());
     EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
     EXPECT_THAT(std::string(status.message()), HasSubstr("rank 0 has not written a checkpoint into " + dir_));
     EXPECT_THAT(std::string(status.message()), HasSubstr("--checkpoint_deadline_s"));
   });
+  EXPECT_GE(waits, 2) << "rank 0 shows that it is alive";
   may_end->count_down();
   has_ended->wait();
 }

@@ -77,7 +77,7 @@ class WorkerMember {
 
   // A step has taken so long, of which this worker has computed its `leaves` so long.
   void OnStep(int64_t next_step, double step_seconds, double compute_seconds, int leaves);
-  // A micro-batch, or a batch of an evaluation, is done.
+  // A micro-batch, or a batch of an evaluation, is done; or this worker goes on waiting for its disk.
   void OnLeaf() { ++leaf_count_; }
   // An error that follows from the job: ends the run. Returns when it was reported, or after a second.
   void Fail(const absl::Status& why);
@@ -103,7 +103,7 @@ class WorkerMember {
   Mutex mutex_;
   ConditionVariable changed_;
   bool ready_ ABSL_GUARDED_BY(mutex_) = false;
-  bool is_spare_ ABSL_GUARDED_BY(mutex_) = false;  // and was told so
+  bool is_spare_ ABSL_GUARDED_BY(mutex_) = false;  // and was told why
   std::string trouble_ ABSL_GUARDED_BY(mutex_);
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   bool failure_reported_ ABSL_GUARDED_BY(mutex_) = false;

@@ -39,6 +39,7 @@ using ::testing::HasSubstr;
 
 constexpr char kToken[] = "a token that the members have";
 constexpr absl::Duration kStartDeadline = absl::Hours(1);
+constexpr absl::Duration kHelloDeadline = absl::Milliseconds(300);
 
 // One member's stream.
 class Attendance {
@@ -118,7 +119,7 @@ class AttendanceTest : public testing::Test {
                        .state_dir = folder,
                        .first_workers = first_workers,
                        .silent = silent};
-    options.hello_deadline = absl::Milliseconds(300);
+    options.hello_deadline = kHelloDeadline;
     server_ = StartServer(std::move(options));
     stub_ = v1::Coordinator::NewStub(OpenChannel(server_->address()));
   }
@@ -311,6 +312,21 @@ TEST_F(AttendanceTest, AReportHasALimit) {
   EXPECT_THAT(status.error_message(), HasSubstr("a member's report of 65"));
 }
 
+TEST_F(AttendanceTest, ARunThatEndsWithAnErrorWaitsUntilAllHaveHeardOfIt) {
+  Attendance worker(*stub_, Worker(7));
+  ASSERT_EQ(worker.Next().kind(), v1::MemberOrder::TRAIN);
+  const auto begin = std::chrono::steady_clock::now();
+  Attendance newcomer(*stub_);  // has not said yet who it is, and never will
+  v1::MemberReport stranger = Worker(8);
+  stranger.mutable_hello()->set_token("another");
+  Refusal(stranger, grpc::StatusCode::UNAUTHENTICATED);  // streams are accepted in their order
+  v1::MemberReport failing;
+  failing.mutable_worker()->set_failure_code(static_cast<int>(absl::StatusCode::kInternal));
+  EXPECT_TRUE(worker.Write(failing));
+  EXPECT_EQ(server_->Wait().code(), absl::StatusCode::kInternal);
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, absl::ToChronoMilliseconds(kHelloDeadline));
+}
+
 // The service of a run with two shards, and its queue in the test's hands: an event happens when the test lets it.
 // Clients are in threads of their own.
 class CoordinatorServiceTest : public testing::Test {
@@ -406,6 +422,19 @@ class CoordinatorServiceTest : public testing::Test {
     });
   }
 
+  // Worker 7 attends, and loses its connection. Then the run ends with an error, of which all others hear.
+  void EndWithoutWorker7() {
+    auto attending = std::async(std::launch::async, [this] { return std::make_unique<Attendance>(*stub_, Worker(7)); });
+    for (int event = 0; event < 2; ++event) NextEvent().Happen();  // the stream, its report
+    attending.get().reset();
+    for (int event = 0; event < 2; ++event) NextEvent().Happen();  // the end of its reports, and of the stream
+    v1::MemberReport failing = Worker(8);
+    failing.mutable_worker()->set_failure_code(static_cast<int>(absl::StatusCode::kInternal));
+    for (const v1::MemberReport& report : {failing, Shard(9, 0), Shard(10, 1)}) {
+      EXPECT_EQ(OrderFor(report).kind(), v1::MemberOrder::END);
+    }
+  }
+
   std::string folder_ = absl::StrCat(testing::TempDir(), "/service.XXXXXX");
   Admission admission_{kToken};
   std::unique_ptr<CoordinatorService> service_;
@@ -466,6 +495,23 @@ TEST_F(CoordinatorServiceTest, EndsIfNoWorkerComes) {
   ASSERT_TRUE(service_->ended().has_value());
   EXPECT_EQ(service_->ended()->code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(OrderFor(Shard(9, 0)).text(), "no worker has come within 1h");
+}
+
+TEST_F(CoordinatorServiceTest, WaitsForAllThatTheFirstGenerationNeedsAsLongAsForItsFirstWorker) {
+  const auto worker =
+      std::async(std::launch::async, [this] { return std::make_unique<Attendance>(*stub_, Worker(7)); });
+  for (int event = 0; event < 2; ++event) NextEvent().Happen();  // the stream, its report
+  const auto begin = std::chrono::steady_clock::now();
+  std::chrono::milliseconds age{0};
+  // By steps that are too short for the coordinator to take itself for one that was stopped.
+  const auto tick_until = [&](absl::Duration end) {
+    for (; age < absl::ToChronoMilliseconds(end); age += std::chrono::milliseconds(400)) service_->Tick(begin + age);
+  };
+  tick_until(2 * kPatience);  // the deadline for what a run has lost is over
+  EXPECT_FALSE(service_->ended().has_value());
+  tick_until(kStartDeadline + absl::Seconds(1));
+  ASSERT_TRUE(service_->ended().has_value());
+  EXPECT_THAT(std::string(service_->ended()->message()), HasSubstr("shard 0 of 2 has not come within 3600.0 s"));
 }
 
 TEST_F(CoordinatorServiceTest, KeepsOtherCoordinatorsOutFromItsStart) {
@@ -530,6 +576,34 @@ TEST_F(CoordinatorServiceTest, WhatDiffersFromTheRunInTheLogIsNamed) {
     EXPECT_THAT(status.error_message(), HasSubstr(absl::StrCat("its job differs in ", c.part, " (digest ")));
   }
   EXPECT_EQ(OrderFor(failing).code(), static_cast<int>(absl::StatusCode::kInternal));
+}
+
+// It may have come just before the end, and would look for the coordinator until its deadline.
+TEST_F(CoordinatorServiceTest, AMemberThatHasLostItsConnectionBeforeTheEndIsTold) {
+  EndWithoutWorker7();
+  const absl::Time soon = absl::Now() + absl::Milliseconds(100);
+  Serve([&] { return absl::Now() > soon; });
+  EXPECT_FALSE(service_->has_told_all());
+  EXPECT_EQ(OrderFor(Worker(7)).kind(), v1::MemberOrder::END);
+  Serve([&] { return service_->has_told_all(); });
+}
+
+TEST_F(CoordinatorServiceTest, AMemberThatDoesNotComeBackIsWaitedForOnlyForAMoment) {
+  EndWithoutWorker7();
+  service_->Tick(std::chrono::steady_clock::now() + std::chrono::seconds(3));
+  Serve([&] { return service_->has_told_all(); });
+}
+
+TEST_F(CoordinatorServiceTest, AMemberThatDoesNotReadItsLastOrderIsCut) {
+  v1::MemberReport failing = Worker(7);
+  failing.mutable_worker()->set_failure_code(static_cast<int>(absl::StatusCode::kInternal));
+  auto ended = std::async(std::launch::async, [&] { return Attendance(*stub_, failing).End(); });
+  for (int event = 0; event < 2; ++event) NextEvent().Happen();  // the stream, its report
+  const Event order_is_written = NextEvent();
+  service_->Tick(std::chrono::steady_clock::now() + absl::ToChronoSeconds(kPatience + absl::Seconds(1)));
+  order_is_written.Happen();
+  Serve([&] { return IsReady(ended); });
+  EXPECT_EQ(ended.get().error_code(), grpc::StatusCode::CANCELLED);
 }
 
 TEST_F(CoordinatorServiceTest, WhoeverComesAfterTheEndIsTold) {

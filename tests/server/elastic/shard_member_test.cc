@@ -4,8 +4,10 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -17,7 +19,7 @@
 namespace starring {
 namespace {
 
-// Counts reports, and gives no orders.
+// Counts streams and reports, and gives no orders until the run ends.
 class Listener final : public v1::Coordinator::Service {
  public:
   Listener() {
@@ -31,18 +33,28 @@ class Listener final : public v1::Coordinator::Service {
   ~Listener() override { server_->Shutdown(); }
 
   const std::string& address() const { return address_; }
+  int streams() const { return streams_; }
   int reports() const { return reports_; }
+  void EndRun() { has_ended_ = true; }
 
  private:
   grpc::Status Attend(grpc::ServerContext* /*context*/,
                       grpc::ServerReaderWriter<v1::MemberOrder, v1::MemberReport>* stream) override {
+    ++streams_;
     v1::MemberReport report;
-    while (stream->Read(&report)) ++reports_;
+    v1::MemberOrder end;
+    end.set_kind(v1::MemberOrder::END);
+    while (stream->Read(&report)) {
+      ++reports_;
+      if (has_ended_ && stream->Write(end)) break;
+    }
     return grpc::Status::OK;
   }
 
   std::string address_;
+  std::atomic<int> streams_ = 0;
   std::atomic<int> reports_ = 0;
+  std::atomic<bool> has_ended_ = false;
   std::unique_ptr<grpc::Server> server_;
 };
 
@@ -82,6 +94,27 @@ TEST_F(ShardMemberTest, AThreadThatMayReadALargeSnapshotHasLonger) {
   ASSERT_TRUE(member_.Learn(terms).ok());
   ASSERT_TRUE(Work(2));
   EXPECT_GT(Hang(), 0);
+}
+
+// A coordinator that waits until all have heard of the end would not get there.
+TEST_F(ShardMemberTest, AttendsNoMoreWhenTheRunHasEnded) {
+  ASSERT_TRUE(Work(1));
+  listener_.EndRun();
+  const auto await = [this](const std::function<bool()>& condition) {
+    for (const absl::Time end = absl::Now() + absl::Seconds(20); !condition() && absl::Now() < end;) {
+      member_.Tick();
+      absl::SleepFor(absl::Milliseconds(10));
+    }
+    return condition();
+  };
+  std::vector<v1::MemberOrder> orders;
+  ASSERT_TRUE(await([&] {
+    if (orders.empty()) orders = member_.TakeOrders();
+    return !orders.empty();
+  }));
+  EXPECT_EQ(orders[0].kind(), v1::MemberOrder::END);
+  EXPECT_TRUE(await([&] { return member_.disconnected_for() > absl::Milliseconds(500); }));
+  EXPECT_EQ(listener_.streams(), 1);
 }
 
 }  // namespace

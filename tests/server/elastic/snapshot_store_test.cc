@@ -375,5 +375,27 @@ TEST(SnapshotStoreTest, ADiskThatIsFullCostsDurabilityAlone) {
   EXPECT_THAT(said[0], HasSubstr("in memory only"));
 }
 
+TEST(SnapshotStoreTest, ADiskThatFailsAgainIsSaidAgain) {
+  const std::string folder = NewFolder();
+  std::vector<std::string> said;
+  SnapshotStore::Options options = TwoBuckets(folder);
+  options.log = [&](const std::string& line) { said.push_back(line); };
+  const auto store = SnapshotStore::Open(options).value();
+  const auto fail = [&](int64_t step, size_t lines) {
+    std::filesystem::remove_all(folder);
+    TakeAll(*store, step);
+    for (int i = 0; i < 1000 && said.size() < lines; ++i) {
+      store->durable();
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    EXPECT_EQ(said.size(), lines);
+  };
+  fail(1, 1);
+  std::filesystem::create_directories(folder);
+  TakeAll(*store, 2);
+  AwaitDurable(*store, 2);
+  fail(4, 2);
+}
+
 }  // namespace
 }  // namespace starring
