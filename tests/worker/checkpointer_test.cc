@@ -1,11 +1,8 @@
 #include "worker/checkpointer.h"
 
-<<<<<<< HEAD
 #include <unistd.h>
 
-=======
 #include <atomic>
->>>>>>> hA
 #include <chrono>
 #include <filesystem>
 #include <fstream>
