@@ -90,6 +90,8 @@ class ElasticJob(Job):
         self._proxies = [Proxy()]  # between the coordinator and the workers that join
         self._pages: dict[tuple[int, int], Page] = {}  # by the launcher's number (0: the first) and the worker's
         self._ends: list[str] = []  # of processes that chaos has not killed
+        self._cut_off: set[int] = set()  # launchers that joined, and have a worker that has looked for the coordinator
+        self._told: set[int] = set()  # of these, those that were told that the run has ended
         self._hurry, self._over = threading.Event(), threading.Event()
         self._previous: Done | None = None
 
@@ -112,7 +114,10 @@ class ElasticJob(Job):
         if found := re.match(r"w(\d+) \| worker \d+: metrics at (\S+)", line):
             self._pages[joined, int(found[1])] = Page(found[2], self._timeline.on_step, self._hurry, self._over)
         elif (found := _ENDED.match(line)) and found[2] != str(int(signal.SIGKILL)):
-            self._ends.append(found[1])
+            if joined not in self._told:
+                self._ends.append(found[1])
+        elif joined > 0 and "the coordinator" in line and "cannot be reached" in line:
+            self._cut_off.add(joined)
         elif found := re.match(r"launch: the coordinator listens at (\S+)", line):
             self._coordinator = found[1]
             self._proxies[0].set_target(found[1])
@@ -266,10 +271,24 @@ class ElasticJob(Job):
             except ProcessLookupError:
                 pass  # it has ended meanwhile
 
+    def _await_nothing_left(self) -> None:
+        """A worker whose network was down as the run ended looks for the coordinator until its deadline of a minute: it
+        cannot know, so it is told, as an operator would do."""
+        since = time.monotonic()
+        while processes.find(self._mark) and time.monotonic() - since < LEFT_SECONDS_MAX / 2:
+            time.sleep(TICK_S)
+        for number in self._cut_off:
+            launcher = self._joined[number - 1]
+            if launcher.poll() is None:
+                self._told.add(number)
+                launcher.terminate()
+                self._say("            launcher %d, cut off as the run ended, was told so" % number)
+        super()._await_nothing_left()
+
     def _finish(self) -> str:
         digest = super()._finish()
         for number, launcher in enumerate(self._joined, 1):
-            if launcher.wait(timeout=LEFT_SECONDS_MAX) != 0:
+            if launcher.wait(timeout=LEFT_SECONDS_MAX) != 0 and number not in self._told:
                 raise JobFailed(Outcome.ERROR, "launcher %d of those that joined ended with exit code %d" % (
                     number, launcher.returncode))
         if self._ends:
