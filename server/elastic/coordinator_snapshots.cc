@@ -1,0 +1,148 @@
+// Which snapshots the next generation may begin with, and how far the run would go back.
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "server/elastic/coordinator.h"
+
+namespace starring {
+namespace {
+
+// A snapshot as often as this costs little, and what is computed again after a loss is less than what it takes to
+// notice.
+constexpr double kSnapshotSeconds = 0.3;
+// While no step has been timed.
+constexpr int64_t kFirstSnapshotEvery = 10;
+
+}  // namespace
+
+std::vector<int64_t> Coordinator::CommonSnapshots() const {
+  // What shards have before the log has a generation, or of steps that the run does not have, is another run's.
+  if (!generation_.has_value()) return {};
+  std::map<int64_t, int> holders;
+  for (const auto& [number, id] : shards_) {
+    for (const int64_t step : members_.at(id).shard.held) ++holders[step];
+  }
+  std::vector<int64_t> common;
+  for (const auto& [step, count] : holders) {
+    if (count == options_.shard_count && step > options_.first_step) common.push_back(step);
+  }
+  return common;
+}
+
+int64_t Coordinator::ReachedStep(const std::vector<int64_t>& snapshots) const {
+  int64_t reached = std::max({options_.log->counted_end(), options_.first_step, kept_});
+  // A coordinator that was started again does not know what all shards had. What one of them has left shows it.
+  if (snapshots.empty() && continues_ && !has_committed_) {
+    for (const auto& [number, id] : shards_) {
+      const std::vector<int64_t>& held = members_.at(id).shard.held;
+      if (!held.empty()) reached = std::max(reached, held.back());
+    }
+  }
+  return reached;
+}
+
+absl::Status Coordinator::CheckLoss(const std::vector<int64_t>& snapshots) const {
+  if (!snapshots.empty()) return absl::OkStatus();
+  const int64_t reached = std::max(ReachedStep(snapshots), newest_step_);
+  // Before the first snapshot was on all disks, what was lost is usually seconds old, and the run begins anew. It is
+  // old if a disk has failed since the run began; but where steps are slow, there may have been no snapshot yet.
+  const bool may_be_young = (kept_ < 0 && !continues_) || ReachedStep(snapshots) <= options_.first_step;
+  const int64_t lost = reached - options_.first_step;
+  if (may_be_young &&
+      (static_cast<double>(lost) * step_seconds_ <= kYoungSeconds || lost <= 2 * generation_->snapshot_every)) {
+    return absl::OkStatus();
+  }
+  std::vector<std::string> newest;
+  for (const auto& [number, id] : shards_) {
+    const std::vector<int64_t>& held = members_.at(id).shard.held;
+    newest.push_back(held.empty() ? absl::StrCat("shard ", number, " has none")
+                                  : absl::StrCat("shard ", number, " has that of step ", held.back()));
+  }
+  return absl::DataLossError(absl::StrCat("the run had come to step ", reached,
+                                          ", and no snapshot is on all shards: ", absl::StrJoin(newest, ", "),
+                                          ": start a new run with --resume from the last checkpoint, and with "
+                                          "another --state_dir that outlives the servers"));
+}
+
+absl::Status Coordinator::CheckProgress(int64_t first_step, const std::vector<int64_t>& snapshots) {
+  const int64_t reached = ReachedStep(snapshots);
+  if (const int64_t from = std::max(reached, snapshots.empty() ? newest_step_ : 0); first_step < from) {
+    Say(absl::StrCat("goes back from step ", from, " to step ", first_step, ": no newer snapshot is on all shards"));
+  }
+  const bool loses = first_step < reached;
+  has_lost_ = has_lost_ || loses;
+  // A generation that was cut short before it had a snapshot has gained nothing.
+  if (!generation_.has_value() || (!loses && (planned_ || first_step > generation_->first_step))) {
+    // What was lost once, and is in memory alone again, can be lost again, and would be gained for ever.
+    if (has_lost_) return absl::OkStatus();
+    strikes_ = 0;
+    strike_causes_.clear();
+    return absl::OkStatus();
+  }
+  // What there is may be saved once, however often the steps behind it have failed.
+  if (ending_ && !is_last_) return absl::OkStatus();
+  strike_causes_.push_back(cause_);
+  if (++strikes_ < kStrikesMax) return absl::OkStatus();
+  return absl::AbortedError(absl::StrCat(strikes_, " generations have not brought the run further, and the next would ",
+                                         "begin at step ", first_step,
+                                         ", after: ", absl::StrJoin(strike_causes_, "; ")));
+}
+
+int64_t Coordinator::SnapshotEvery(const std::vector<uint64_t>& workers) const {
+  double seconds = 0, trial = 0;
+  for (const uint64_t id : workers) {
+    const WorkerReport& report = members_.at(id).worker;
+    seconds = std::max(seconds, report.step_seconds);
+    trial = std::max(trial, report.trial_leaf_seconds);
+  }
+  if (seconds <= 0) seconds = trial * std::ceil(static_cast<double>(options_.leaves) / std::ssize(workers));
+  if (seconds <= 0) return generation_.has_value() ? generation_->snapshot_every : kFirstSnapshotEvery;
+  return std::clamp<int64_t>(std::llround(kSnapshotSeconds / seconds), 1, 100'000);
+}
+
+// Tells the shards which snapshots nobody will need any more.
+void Coordinator::KeepDurable(Time now) {
+  // Before it serves the generation, a shard may tell snapshots that it is about to drop.
+  const auto serves = [this](const auto& shard) {
+    return members_.at(shard.second).shard.generation == generation_->number;
+  };
+  if (!generation_.has_value() || std::ssize(shards_) < options_.shard_count || !std::ranges::all_of(shards_, serves)) {
+    return;
+  }
+  int64_t newest = kept_;
+  for (const int64_t step : members_.at(shards_.begin()->second).shard.durable) {
+    const auto has_it = [&](const auto& shard) {
+      return std::ranges::binary_search(members_.at(shard.second).shard.durable, step);
+    };
+    if (step > newest && std::ranges::all_of(shards_, has_it)) newest = step;
+  }
+  if (newest == kept_) return;
+  kept_ = newest;
+  kept_since_ = now;
+  if (newest > generation_->first_step) has_lost_ = false;
+  SendToAll(true, {.kind = Order::Kind::kKeep, .generation = {.first_step = newest}});
+}
+
+// A disk that hangs says nothing itself.
+void Coordinator::SayUnkept(Time now) {
+  if (now - kept_since_ <= kSayUnkept) return;
+  kept_since_ = now;
+  // One alone may be on its way to the disks.
+  const std::vector<int64_t> snapshots = CommonSnapshots();
+  if (snapshots.end() - std::ranges::upper_bound(snapshots, kept_) < 2) return;
+  const auto newest = [this](const auto& shard) {
+    const std::vector<int64_t>& durable = members_.at(shard.second).shard.durable;
+    return durable.empty() ? -1 : durable.back();
+  };
+  const auto last = std::ranges::min_element(shards_, {}, newest);
+  Say(absl::StrCat("no snapshot after step ", std::max(kept_, options_.first_step),
+                   " is on all disks: look at that of ", members_.at(last->second).name,
+                   ", with which the steps since then would be lost"));
+}
+
+}  // namespace starring
