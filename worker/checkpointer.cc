@@ -55,6 +55,11 @@ absl::Status Checkpointer::CheckFolder(const WorkerOptions& worker) {
     status = absl::ErrnoToStatus(errno, absl::StrCat("cannot write in ", worker.checkpoint_dir));
   }
   if (status.ok()) return status;
+  // A file system that does not answer may come back, and ends nobody else's run.
+  if (absl::IsUnknown(status) || absl::IsUnavailable(status) || absl::IsResourceExhausted(status)) {
+    return absl::UnavailableError(
+        absl::StrCat("--checkpoint_dir=", worker.checkpoint_dir, ": ", std::string(status.message())));
+  }
   return RefuseFlag("checkpoint_dir", worker.checkpoint_dir,
                     absl::StrCat(std::string(status.message()), ": name a folder that this worker can write"));
 }

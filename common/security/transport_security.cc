@@ -57,7 +57,7 @@ absl::StatusOr<TransportSecurity::Tls> LoadSite(const SecurityFiles& files) {
 
 const char* SecurityName(const TransportSecurity& security) {
   // A site's certificates have the names of its hosts; the secret's certificate has one name for all.
-  if (security.tls.has_value()) return security.tls->server_name.empty() ? "tls_ca" : "tls";
+  if (security.tls.has_value()) return security.tls->server_name == kJobSecretName ? "tls" : "tls_ca";
   return security.token.empty() ? "none" : "token";
 }
 

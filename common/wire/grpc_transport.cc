@@ -83,7 +83,7 @@ std::shared_ptr<grpc::ChannelCredentials> MakeChannelCredentials(const Transport
 absl::Status ExplainConnectionError(const std::string& error, const TransportSecurity& security) {
   // Texts of gRPC 1.51 and OpenSSL 3, which have no codes for these; an unknown text only loses the explanation.
   const bool is_tls = security.tls.has_value();
-  const bool is_site = is_tls && security.tls->server_name.empty();
+  const bool is_site = SecurityName(security) == absl::string_view("tls_ca");
   if (is_tls && absl::StrContains(error, "wrong version number")) {
     return absl::InvalidArgumentError("it does not speak TLS: start it with --tls, or this worker without");
   }

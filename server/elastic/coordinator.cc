@@ -206,9 +206,10 @@ milliseconds Coordinator::ChangeDeadline() const {
 
 // One worker is enough to save what there is.
 void Coordinator::EndForShortage(const std::string& missing, Time now) {
-  shortage_ = absl::UnavailableError(
-      absl::StrCat(missing, " within ", SecondsText(ChangeDeadline()), ", after: ", cause_,
-                   ": start again with --resume from the last checkpoint, or all with the same --state_dir"));
+  shortage_ = absl::UnavailableError(absl::StrCat(
+      missing, " within ", SecondsText(ChangeDeadline()), ", after: ", cause_,
+      generation_.has_value() ? ": start again with --resume from the last checkpoint, or all with the same --state_dir"
+                              : ": start again"));
   if (std::exchange(ending_, true) || CommonSnapshots().empty() || !MissingForCommit().empty()) return End(shortage_);
   Say(absl::StrCat("saves before it ends: ", missing));
   CommitIfReady(now);
@@ -245,9 +246,9 @@ std::string Coordinator::LossOf(uint64_t id, const Member& member, Time now) con
     return absl::StrCat("is stuck: it has computed nothing for ", SecondsText(idle));
   }
   // One that waits is missed by the shards as soon as another worker waits for it. No worker waits for one that is
-  // alone.
+  // alone. Fetching a large model over a slow link, or from a slow disk, may take minutes in which it tells nothing.
   const bool is_alone = running_ && IsInGeneration(id) && generation_->workers.size() == 1;
-  if (is_alone && idle > std::max<std::chrono::duration<double>>(patience, options_.join_deadline)) {
+  if (is_alone && idle > std::max<std::chrono::duration<double>>(patience, kAlonePatience * options_.join_deadline)) {
     return absl::StrCat("is stuck: it has come no further for ", SecondsText(idle));
   }
   return "";

@@ -21,8 +21,8 @@
 // A member is given up when its connection is down for `gone`, when it is silent for `silent`, or when a worker
 // computes and finishes no leaf for `stuck`, or kStuckLeaves times the usual time of one, whichever is longer, or when
 // it does not end its part of a generation for as long after that was cut. A worker that is alone in its generation is
-// also given up when it comes no further for `join_deadline`, whatever it does. A false alarm costs a return to a
-// snapshot, and no bit. A coordinator that was stopped itself gives everybody a new start.
+// also given up when it comes no further for kAlonePatience join deadlines, whatever it does. A false alarm costs a
+// return to a snapshot, and no bit. A coordinator that was stopped itself gives everybody a new start.
 //
 // A shard whose disk fails has its snapshots in memory alone, and the run goes on with them. When the shard dies they
 // are lost: the run returns to the last ones that were on all disks, and says how far that is. It does so kStrikesMax
@@ -118,6 +118,7 @@ class Coordinator {
   static constexpr std::chrono::seconds kRepeatPause{1};
   // A run that has lost all that it had begins anew, if it takes the workers at most so long to come as far again.
   static constexpr double kYoungSeconds = 60;
+  static constexpr int kAlonePatience = 10;  // join deadlines in which a worker that is alone comes no further
   // After this time a line says that no new snapshot is on all disks.
   static constexpr std::chrono::seconds kSayUnkept{60};
 
@@ -132,7 +133,7 @@ class Coordinator {
     // For all shards and first workers of a run to come, of which `waited` is over.
     std::chrono::milliseconds start_deadline{60'000};
     std::chrono::steady_clock::duration waited{0};
-    // For a shard to come back, for enough workers, and for a worker that is alone.
+    // For a shard to come back, and for enough workers.
     std::chrono::milliseconds join_deadline{60'000};
     GenerationLog* log = nullptr;  // outlives the coordinator
     std::function<void(uint64_t member, const Order&)> send;
@@ -259,14 +260,13 @@ class Coordinator {
   Time last_tick_;
   Time last_deal_;
   Time said_missing_;
-  Time last_order_;          // that members have to obey
-  int64_t kept_ = -1;        // the newest snapshot that all shards had durably; -1: none
-  Time kept_since_;          // since when it is the newest, or that was said (SayUnkept)
-  int64_t newest_step_ = 0;  // that a worker of the generation was at
-  double step_seconds_ = 0;  // the usual, as a worker of a generation has told it; 0: not known yet
-  int strikes_ = 0;
-  bool has_lost_ = false;  // a snapshot from which a generation had begun, and since then no newer one is on all disks
-  std::vector<std::string> strike_causes_;
+  Time last_order_;                   // that members have to obey
+  int64_t kept_ = -1;                 // the newest snapshot that all shards had durably; -1: none
+  Time kept_since_;                   // since when it is the newest, or that was said (SayUnkept)
+  int64_t newest_step_ = 0;           // that a worker of the generation was at
+  double step_seconds_ = 0;           // the usual, as a worker of a generation has told it; 0: not known yet
+  std::vector<std::string> strikes_;  // why generations have not brought the run further
+  std::vector<std::string> losses_;   // why snapshots were lost since one was last on all disks: these strikes stay
   std::optional<absl::Status> ended_;
 };
 

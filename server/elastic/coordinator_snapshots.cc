@@ -75,22 +75,20 @@ absl::Status Coordinator::CheckProgress(int64_t first_step, const std::vector<in
     Say(absl::StrCat("goes back from step ", from, " to step ", first_step, ": no newer snapshot is on all shards"));
   }
   const bool loses = first_step < reached;
-  has_lost_ = has_lost_ || loses;
+  if (loses) losses_.push_back(cause_);
   // A generation that was cut short before it had a snapshot has gained nothing.
   if (!generation_.has_value() || (!loses && (planned_ || first_step > generation_->first_step))) {
     // What was lost once, and is in memory alone again, can be lost again, and would be gained for ever.
-    if (has_lost_) return absl::OkStatus();
-    strikes_ = 0;
-    strike_causes_.clear();
+    strikes_ = losses_;
     return absl::OkStatus();
   }
   // What there is may be saved once, however often the steps behind it have failed.
   if (ending_ && !is_last_) return absl::OkStatus();
-  strike_causes_.push_back(cause_);
-  if (++strikes_ < kStrikesMax) return absl::OkStatus();
-  return absl::AbortedError(absl::StrCat(strikes_, " generations have not brought the run further, and the next would ",
-                                         "begin at step ", first_step,
-                                         ", after: ", absl::StrJoin(strike_causes_, "; ")));
+  strikes_.push_back(cause_);
+  if (std::ssize(strikes_) < kStrikesMax) return absl::OkStatus();
+  return absl::AbortedError(absl::StrCat(strikes_.size(),
+                                         " generations have not brought the run further, and the next would ",
+                                         "begin at step ", first_step, ", after: ", absl::StrJoin(strikes_, "; ")));
 }
 
 int64_t Coordinator::SnapshotEvery(const std::vector<uint64_t>& workers) const {
@@ -124,7 +122,7 @@ void Coordinator::KeepDurable(Time now) {
   if (newest == kept_) return;
   kept_ = newest;
   kept_since_ = now;
-  if (newest > generation_->first_step) has_lost_ = false;
+  if (newest > generation_->first_step) losses_.clear();
   SendToAll(true, {.kind = Order::Kind::kKeep, .generation = {.first_step = newest}});
 }
 

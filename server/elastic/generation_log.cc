@@ -287,11 +287,11 @@ GenerationLog::Progress GenerationLog::Peek(const std::string& folder, const std
   const absl::StatusOr<std::string> text = ReadAll(file, path);
   close(file);
   Progress progress = Progress::kNone;
+  bool is_ours = false;
   const auto take = [&](const Entry& entry) {
-    if (entry.kind == "run" && entry.values.contains("name") && entry.values.at("name") == Quoted(name)) {
-      progress = Progress::kBegun;
-    }
-    if (entry.kind == "end" && progress == Progress::kBegun) progress = Progress::kEnded;
+    if (entry.kind == "run" && entry.values.contains("name")) is_ours = entry.values.at("name") == Quoted(name);
+    if (is_ours && entry.kind == "commit") progress = Progress::kBegun;
+    if (is_ours && entry.kind == "end") progress = Progress::kEnded;
     return absl::OkStatus();
   };
   return text.ok() && ForEachEntry(*text, take).ok() ? progress : Progress::kNone;

@@ -4,7 +4,7 @@
 // A text file, generations.log in the coordinator's --state_dir, one entry a line, each with the CRC-32C of the line
 // before its " crc=":
 //
-//   run name=digits leaves=8 shards=2 job=SHA256 first=0 flags=... model=... data=... machine=...
+//   run name=digits leaves=8 shards=2 job=SHA256 first=0 flags=... model=... data=... machine=... answer=...
 //                                                             what the run is, and where it begins; the first line
 //   prepare 3                                                 the shards are asked to leave generations below 3
 //   counted 2 from=100 to=240 leaves=0-4:ID,4-8:ID            what became part of the result of generation 2
@@ -59,8 +59,8 @@ class GenerationLog {
     friend bool operator==(const Run&, const Run&) = default;
   };
 
-  // How far the run `name` has come, as the log in `folder` says. kNone also if the log is another run's, or cannot be
-  // read. Takes no lock.
+  // How far the run `name` has come, as the log in `folder` says. kNone: no generation has begun, the log is another
+  // run's, or it cannot be read. Takes no lock.
   enum class Progress { kNone, kBegun, kEnded };
   static Progress Peek(const std::string& folder, const std::string& name);
 

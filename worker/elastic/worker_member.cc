@@ -138,6 +138,8 @@ void WorkerMember::Link::Take(WorkerMember& member, const v1::MemberOrder& order
     case v1::MemberOrder::END:
       member.end_ = order.code() == 0 ? absl::OkStatus()
                                       : absl::Status(static_cast<absl::StatusCode>(order.code()), order.text());
+      // The shards end, too: an exchange would look for them until its deadline.
+      if (order.code() != 0) member.refused_ = true;
       break;
     default:
       break;

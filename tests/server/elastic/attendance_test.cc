@@ -569,8 +569,8 @@ TEST_F(CoordinatorServiceTest, WhatDiffersFromTheRunInTheLogIsNamed) {
   struct Case {
     const char *name, *value, *part;
   };
-  for (const Case& c :
-       {Case{"seed", "2", "flags"}, Case{"data.train", "cd", "data"}, Case{"arithmetic.libc", "2.37", "machine"}}) {
+  for (const Case& c : {Case{"seed", "2", "flags"}, Case{"data.train", "cd", "data"},
+                        Case{"arithmetic.libc", "2.37", "machine"}, Case{"known_answer.first_leaf", "ef", "answer"}}) {
     const grpc::Status status = Served([&] { return Attendance(*stub_, worker(c.name, c.value)).End(); });
     EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
     EXPECT_THAT(status.error_message(), HasSubstr(absl::StrCat("its job differs in ", c.part, " (digest ")));

@@ -96,7 +96,7 @@ TEST(CoordinatorTest, AWorkerThatHangsAloneIsGivenUpAndOneThatWaitsForItsDiskIsN
   play.Pass(milliseconds(120'000));
   EXPECT_FALSE(play.coordinator().Describe().changing);
   play.hung.insert(1);
-  play.Pass(milliseconds(59'500));
+  play.Pass(milliseconds(599'500));
   EXPECT_FALSE(play.coordinator().Describe().changing);
   play.Pass(milliseconds(1'000));
   EXPECT_TRUE(play.coordinator().Describe().changing);
@@ -216,7 +216,7 @@ TEST(CoordinatorTest, TooFewWorkersThatHangWhileTheySaveEndTheRunToo) {
   ASSERT_TRUE(play.history.back().second.ends_run);
   play.workers[1].computes = false;
   play.hung.insert(1);
-  play.Pass(milliseconds(62'000));
+  play.Pass(milliseconds(602'000));
   EXPECT_FALSE(play.coordinator().ended().has_value()) << "another one may come and save";
   play.Pass(milliseconds(60'000));
   ASSERT_TRUE(play.coordinator().ended().has_value());

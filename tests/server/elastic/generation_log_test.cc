@@ -196,8 +196,14 @@ TEST(GenerationLogTest, RefusesTheLogOfAnotherRunAndOfOneThatHasEnded) {
   EXPECT_THAT(std::string(GenerationLog::Open(folder, other).status().message()),
               AllOf(HasSubstr("another run"), HasSubstr("leaves is 4"), HasSubstr("this run's 8"),
                     HasSubstr("with the flags of the run in the log, or name another --state_dir")));
-  EXPECT_EQ(GenerationLog::Peek(folder, kRun.name), GenerationLog::Progress::kBegun);
-  EXPECT_EQ(GenerationLog::Open(folder, kRun).value()->End(0), absl::OkStatus());
+  EXPECT_EQ(GenerationLog::Peek(folder, kRun.name), GenerationLog::Progress::kNone) << "no generation has begun";
+  {
+    const auto log = GenerationLog::Open(folder, kRun).value();
+    EXPECT_EQ(log->Prepare(1), absl::OkStatus());
+    EXPECT_EQ(log->Commit({.number = 1, .workers = {0xa1}, .leaf_owners = {0, 0, 0, 0}}), absl::OkStatus());
+    EXPECT_EQ(GenerationLog::Peek(folder, kRun.name), GenerationLog::Progress::kBegun);
+    EXPECT_EQ(log->End(10), absl::OkStatus());
+  }
   EXPECT_EQ(GenerationLog::Peek(folder, kRun.name), GenerationLog::Progress::kEnded);
   EXPECT_EQ(GenerationLog::Peek(folder, "another"), GenerationLog::Progress::kNone);
   EXPECT_EQ(GenerationLog::Peek(folder + "/missing", kRun.name), GenerationLog::Progress::kNone);
