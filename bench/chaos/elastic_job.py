@@ -90,7 +90,7 @@ class ElasticJob(Job):
         self._proxies = [Proxy()]  # between the coordinator and the workers that join
         self._pages: dict[tuple[int, int], Page] = {}  # by the launcher's number (0: the first) and the worker's
         self._ends: list[str] = []  # of processes that chaos has not killed
-        self._cut_off: set[int] = set()  # launchers that joined, and have a worker that has looked for the coordinator
+        self._cut_off: set[int] = set()  # launchers that joined, and have a worker that looks for the coordinator
         self._told: set[int] = set()  # of these, those that were told that the run has ended
         self._hurry, self._over = threading.Event(), threading.Event()
         self._previous: Done | None = None
@@ -118,6 +118,8 @@ class ElasticJob(Job):
                 self._ends.append(found[1])
         elif joined > 0 and "the coordinator" in line and "cannot be reached" in line:
             self._cut_off.add(joined)
+        elif joined > 0 and "the job goes on after" in line:
+            self._cut_off.discard(joined)
         elif found := re.match(r"launch: the coordinator listens at (\S+)", line):
             self._coordinator = found[1]
             self._proxies[0].set_target(found[1])
@@ -277,7 +279,7 @@ class ElasticJob(Job):
         since = time.monotonic()
         while processes.find(self._mark) and time.monotonic() - since < LEFT_SECONDS_MAX / 2:
             time.sleep(TICK_S)
-        for number in self._cut_off:
+        for number in sorted(self._cut_off):  # lines may still come
             launcher = self._joined[number - 1]
             if launcher.poll() is None:
                 self._told.add(number)

@@ -50,11 +50,13 @@ class Times:
     kills: int = 4  # the kills of a run; as many of each worker
     kills_tried: int = 2  # the kills of a short run
     shares: float = 150.0  # within which the shares of the elastic star are dealt anew
+    deal_again: float = 25.0  # then they may be again: the coordinator deals every 20 s at most
     watch: float = 200.0  # in one run, how long it is watched whether this happens again and again
     checkpoints: tuple[float, ...] = (0.3, 1.0, 3.0)  # between two checkpoints
 
 
-QUICK = Times(settle=1.0, window=2.0, saved=1.0, kill_every=6.0, kills=1, shares=0.0, watch=0.0, checkpoints=(0.5,))
+QUICK = Times(settle=1.0, window=2.0, saved=1.0, kill_every=6.0, kills=1, shares=0.0, deal_again=0.0, watch=0.0,
+              checkpoints=(0.5,))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +76,7 @@ class UnevenPart:
         self.times = QUICK if options.quick else Times()
         self.plans = Plans(options, torch)
         self.failed = False
+        self.has_watched = False  # the shares, for long
         self.notes: list[str] = []  # for people: what could not be said
         self.train_count = TRAIN_COUNTS.get(options.dataset, 0)
         self.found: schema.Uneven = {
@@ -205,8 +208,8 @@ class UnevenPart:
                 # Where all start again slowly, the first step may come later. The run is then where it starts.
                 window = _Window(begin, running.await_position(), kills * every)
         if done < kills:
-            self.notes.append(f"{job['sync']} had no worker to kill at {kills - done} of {kills} times in run "
-                              f"{repeat + 1}")
+            self.notes.append(f"{job['sync']} had no worker to kill at {kills - done} of {kills} times in "
+                              f"{'a short run' if tried is not None else f'run {repeat + 1}'}")
         return [self._made(window, KILLS, repeat, done)]
 
     def _watch_shares(self, running: RunningJob, folder: str, repeat: int) -> _Window:
@@ -215,6 +218,9 @@ class UnevenPart:
         running.wait(lambda: running.deals > before, self.times.shares)
         until_dealt = running.pages()  # the generation goes on to its next snapshot
         running.wait(lambda: len(running.generations) > running.deals, self.times.settle)
+        if running.deals > before:  # the first shares may rest on the step in which the worker became slow
+            running.wait(lambda: running.deals > before + 1, self.times.deal_again)
+            running.wait(lambda: len(running.generations) > running.deals, self.times.settle)
         for _ in range(WINDOWS_MAX):  # the last, should shares be dealt anew in each
             generation, _first = running.generations[-1]
             self._settle(running)
@@ -228,22 +234,23 @@ class UnevenPart:
             self.notes.append(f"run {repeat + 1} of the elastic star with a slow worker: no generation lasted for "
                               f"{self.times.window:.0f} s")
         is_judged = before == 0 and running.deals > 0
-        if is_judged and not self.found["shares"]:
+        if is_judged and not self.has_watched:
             running.wait_until(start + self.times.watch)
+            self.has_watched = True
         run = {"repeat": repeat, "deals": running.deals - before, "watched_seconds": time.monotonic() - start}
         running.stop()  # it writes its record
         if is_judged:
             self._add_shares(watch, folder, run)
         elif self.times.shares > 0:
             self.notes.append(f"run {repeat + 1} of the elastic star with a slow worker: shares were dealt anew "
-                              f"{before} times before, and {run['deals']} times within {self.times.shares:.0f} s")
+                              f"{before} times before, and {run['deals']} times within {run['watched_seconds']:.0f} s")
         return window
 
     def _add_shares(self, watch: uneven_shares.Watch, folder: str, run: dict[str, Any]) -> None:
         with open(os.path.join(folder, GENERATIONS_LOG), encoding="utf-8") as file:
             log = file.read()
         losses = []
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError, ValueError):
             with open(os.path.join(folder, RECORD), encoding="utf-8") as file:
                 losses = json.load(file)["losses"]
         found = uneven_shares.describe(watch, log, losses, MICRO_BATCHES)

@@ -94,7 +94,7 @@ def _shares(uneven: schema.Uneven) -> str | None:
         deals += f", and in a run that was watched for less time {_times(most)}"
     slowed = sum(run["case"] == HALF_SPEED for job in uneven["jobs"] if job["sync"] == cells.ELASTIC
                  for run in job["runs"])
-    few = f" This is of {len(runs)} of {slowed} runs: the notes say what was missing in the others." * (
+    few = f" This is of {len(runs)} of {slowed} runs." * (
         len(runs) < slowed)
     return (f"The elastic star then gives the workers {split} of its {uneven['micro_batches']} micro-batches; by their "
             f"measured speeds {best} are best. A step takes {ratio:.2f} times as long as the slower worker computes in "
@@ -110,7 +110,8 @@ def _compared(uneven: schema.Uneven, rows: Sequence[UnevenRow], case: str) -> tu
     mine, theirs = _values(jobs[best["sync"]], case), _values(jobs[other["sync"]], case)
     where = f"with {disturbance(uneven, case)} {best['name']} "
     if best["rates"][case]["median"] == 0:
-        return f"with {disturbance(uneven, case)} no program gets on", None
+        often = any(rate > 0 for row in order for rate in _values(jobs[row["sync"]], case).values())
+        return f"with {disturbance(uneven, case)} no program gets on{' in most of its runs' * often}", None
     common = mine.keys() & theirs.keys()
     stuck, own_stuck = (sum(rate == 0 for rate in rates.values()) for rates in (theirs, mine))
     if stuck or own_stuck:  # there is no ratio to 0; that all of seven pairs have one winner is no chance, either
