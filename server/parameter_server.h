@@ -37,6 +37,8 @@ class ParameterServer {
     // worker joins, divided by the servers on this machine.
     int64_t memory_bytes_max = 0;
     std::function<absl::StatusOr<int64_t>()> available_memory = [] { return AvailableMemoryBytes(); };  // in bytes
+    // Counts the servers on this machine, also those of other jobs.
+    std::function<int()> servers_here = CountProcessesOfThisProgram;
     absl::Duration join_deadline = absl::InfiniteDuration();  // from Start until all workers have joined
     // An elastic run: generations follow each other until the coordinator, which shard 0 has, ends the run.
     struct Elastic {

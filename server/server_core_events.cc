@@ -103,7 +103,7 @@ int64_t ParameterServer::Core::UpdateMemoryLimit() {
   if (bytes == 0) {
     const absl::StatusOr<int64_t> available = options_.available_memory();
     // The servers of one job begin at the same time, and each finds the same memory free.
-    const int servers = std::min(CountProcessesOfThisProgram(), options_.shard_count);
+    const int servers = std::min(options_.servers_here(), options_.shard_count);
     // Snapshots of the generations before are among those that CheckMemory counts, and their memory is not free.
     const bool has_snapshots = member_ != nullptr && member_->has_learned();
     const int64_t held = has_snapshots ? member_->snapshots().bytes_in_memory() : 0;

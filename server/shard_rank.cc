@@ -146,7 +146,7 @@ absl::Status ShardRank::CheckAffordable(const Agreement& agreement) const {
   if (bytes == 0) {
     const absl::StatusOr<int64_t> available = options_.available_memory();
     // The servers of one job begin at the same time, and each finds the same memory free.
-    const int servers = std::min(CountProcessesOfThisProgram(), options_.shard_count);
+    const int servers = std::min(options_.servers_here(), options_.shard_count);
     bytes = available.ok() ? *available / servers : std::numeric_limits<int64_t>::max();
   }
   return CheckShardMemory(agreement, options_.shard, options_.shard_count, bytes);

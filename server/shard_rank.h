@@ -53,6 +53,7 @@ class ShardRank final : private Transport::Poster {
     // As ParameterServer::Options.
     int64_t memory_bytes_max = 0;
     std::function<absl::StatusOr<int64_t>()> available_memory = [] { return AvailableMemoryBytes(); };
+    std::function<int()> servers_here = CountProcessesOfThisProgram;
     absl::Duration join_deadline = absl::InfiniteDuration();  // for the workers, once they are connected
     std::function<void(const std::string&)> log;              // gets lines for people; null: no log
     std::function<void()> on_begin;                           // all have agreed; null: not wanted

@@ -6,9 +6,9 @@ import unittest
 
 from tests.e2e.jobs import JobTest, STOPPING_WORKER
 
-# One epoch of 500 steps: more than the window of 200 steps, and longer than the second between two checks.
+# An epoch has 500 steps: more than the window of 200 steps, and longer than the second between two checks.
 JOB = ["--dataset=synthetic", "--synthetic_train_count=8000", "--synthetic_test_count=16", "--synthetic_size=8",
-       "--global_batch=16", "--epochs=1", "--model=logreg", "--progress=plain"]
+       "--global_batch=16", "--model=logreg", "--progress=plain"]
 # Sleeps in every step. They are much longer than the rest of a step, and than the ranks' other differences.
 SLOW = "forward:3"
 QUICK = "forward:1"
@@ -16,10 +16,10 @@ QUICK = "forward:1"
 
 class StragglerTest(JobTest):
 
-    def star(self, first, second):
+    def star(self, first, second, epochs=1):
         """Runs a job whose ranks 0 and 1 sleep. Returns its record and rank 0's output."""
         _, address = self.start_server()
-        flags = [*JOB, "--servers=" + address, "--world_size=2"]
+        flags = [*JOB, "--epochs=%d" % epochs, "--servers=" + address, "--world_size=2"]
         workers = [self.start([STOPPING_WORKER, *flags, "--rank=%d" % rank, "--record=" + self.path("record")],
                               env={**os.environ, "STARRING_TEST_SLOW": slow})
                    for rank, slow in enumerate([first, second])]
@@ -29,7 +29,7 @@ class StragglerTest(JobTest):
         command = ["mpirun"]
         for slow in (first, second):
             command += [":"] if len(command) > 1 else []
-            command += ["-np", "1", "-x", "STARRING_TEST_SLOW=" + slow, STOPPING_WORKER, *JOB,
+            command += ["-np", "1", "-x", "STARRING_TEST_SLOW=" + slow, STOPPING_WORKER, *JOB, "--epochs=1",
                         "--record=" + self.path("record")]
         return self.ended([self.start(command)])
 
@@ -44,14 +44,16 @@ class StragglerTest(JobTest):
         found = record["stragglers"][0]
         self.assertGreater(found["percent"], 50)
         self.assertGreaterEqual(found["first_step"], 200)
+        self.assertEqual(output.count("rank 1 is slow"), 1, output)
         self.assertRegex(output, r"rank 1 is slow: its steps take \d+ % longer than the others', most of it in forward")
 
     def check_none_is_named(self, record, output):
         self.assertEqual(record["stragglers"], [], output)
         self.assertNotIn("is slow", output)
 
-    def test_a_star_names_a_slow_worker(self):
-        self.check_is_named(*self.star(QUICK, SLOW))
+    def test_a_star_names_a_slow_worker_once_a_minute(self):
+        # Every step takes 3 ms or more, so at most 333 are between two checks, and two or more come after step 200.
+        self.check_is_named(*self.star(QUICK, SLOW, epochs=2))
 
     def test_a_ring_names_a_slow_worker(self):
         self.check_is_named(*self.ring(QUICK, SLOW))

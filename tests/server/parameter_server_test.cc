@@ -7,6 +7,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/ascii.h"
@@ -123,6 +124,22 @@ TEST(ParameterServerTest, AJobThatDoesNotFitIsRefusedAndTheServerWaitsForAnother
     }
     EXPECT_EQ(Stranger(server->address()).Status().world_size(), 0);
     EXPECT_TRUE(PendingJoin(server->address(), RequestOf(MakeJob(0, 1, 1000, 1), 11)).Wait().ok());
+  }
+}
+
+// The servers of a job that run on one machine share its memory; other jobs' servers on it do not count.
+TEST(ParameterServerTest, ServersOnOneMachineDivideItsFreeMemory) {
+  v1::JoinRequest request = HugeRequest();
+  request.set_shard_count(2);
+  const std::pair<int, std::string> kParts[] = {
+      {1, "may use 1.000 GB"}, {2, "may use 0.500 GB"}, {3, "may use 0.500 GB"}};
+  for (const auto& [servers, part] : kParts) {
+    const auto server = StartServer({.shard_count = 2,
+                                     .available_memory = [] { return int64_t{1'000'000'000}; },
+                                     .servers_here = [here = servers] { return here; }});
+    const grpc::Status status = PendingJoin(server->address(), request).Wait();
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED) << servers;
+    EXPECT_THAT(status.error_message(), HasSubstr(part)) << servers;
   }
 }
 

@@ -20,7 +20,8 @@ class Server:
         def set_limits() -> None:
             for which, values in (limits or {}).items():
                 resource.setrlimit(which, values)
-        where = [] if any(flag.startswith("--listen=") for flag in flags) else ["--listen=127.0.0.1:0"]
+        says_where = any(flag.startswith(("--listen=", "--flagfile=")) for flag in flags)
+        where = [] if says_where else ["--listen=127.0.0.1:0"]
         self.process = subprocess.Popen([SERVER, *where, *flags], stdout=subprocess.PIPE,
                                         stderr=subprocess.PIPE, text=True, preexec_fn=set_limits)
         assert self.process.stdout is not None

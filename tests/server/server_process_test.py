@@ -106,6 +106,19 @@ class ServerProcessTest(unittest.TestCase):
             self.assertEqual(result.returncode, 2, flags)
             self.assertIn(expected, result.stderr)
 
+    def test_flags_from_a_file(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "server.flags")
+            with open(path, "w") as file:
+                file.write("# One server of two.\n--listen=127.0.0.2:0\n--shard_count=2\n")
+            server = self.start("--flagfile=" + path)
+            self.assertTrue(server.address.startswith("127.0.0.2:"), server.address)
+            with open(path, "a") as file:
+                file.write("--shard_cuont=2\n")
+            result = run_server("--flagfile=" + path)
+            self.assertEqual(result.returncode, 2)
+            self.assertIn("error: %s:4: unknown flag --shard_cuont" % path, result.stderr)
+
     def test_without_a_secret_only_loopback_is_listened_on(self):
         result = run_server("--listen=0.0.0.0:0")
         self.assertEqual(result.returncode, 2)

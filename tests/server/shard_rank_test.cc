@@ -180,6 +180,18 @@ TEST(ShardRankTest, RefusesAJobThatDoesNotFitItsMemory) {
   }
 }
 
+TEST(ShardRankTest, ServersOnOneMachineDivideItsFreeMemory) {
+  Training training = {.job = {.element_count = 200'000, .bucket_bytes = 1, .world_size = 2}, .server_count = 2};
+  training.change_server = [](int, ShardRank::Options& options) {
+    options.available_memory = [] { return int64_t{2'000'000}; };
+    options.servers_here = [] { return 2; };
+  };
+  for (const absl::Status& status : RunAll(training).statuses()) {
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("this server may use 0.001 GB"));
+  }
+}
+
 TEST(ShardRankTest, AnAbortReachesAllWithItsReason) {
   Training training = {.job = {.element_count = 200'000, .bucket_bytes = 1, .world_size = 3}, .server_count = 2};
   training.before_step = [](int rank, int64_t step) {

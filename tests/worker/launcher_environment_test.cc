@@ -46,12 +46,15 @@ TEST(LauncherEnvironment, SrunStep) {
                                                 {"SLURM_STEP_NUM_TASKS", "4"},
                                                 {"SLURM_NNODES", "8"},
                                                 {"SLURM_STEP_NUM_NODES", "2"},
-                                                {"SLURM_LOCALID", "1"}});
+                                                {"SLURM_LOCALID", "1"},
+                                                {"SLURM_JOB_ID", "7"},
+                                                {"SLURM_RESTART_COUNT", "1"}});
   EXPECT_EQ(environment.launcher, Launcher::kSlurm);
   EXPECT_EQ(environment.rank, 2);
   EXPECT_EQ(environment.world_size, 4) << "the step's tasks count, not the allocation's";
   EXPECT_EQ(environment.local_rank, 1);
   EXPECT_EQ(environment.host_count, 2);
+  EXPECT_EQ(environment.run_id, "slurm-7-1") << "the number of the restart tells attempts of one job apart";
 }
 
 TEST(LauncherEnvironment, SbatchScriptOutsideOfSrunIsOneProcess) {

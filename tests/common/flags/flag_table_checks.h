@@ -18,7 +18,8 @@
 
 namespace starring {
 
-// The table has no contradiction, and --help shows every flag in at most 140 lines of 120 columns.
+// The table has no contradiction, and --help shows every flag in at most 140 lines of 120 columns: two screens of 70
+// lines. A program with more flags than that is hard to learn.
 inline void ExpectWholeTable(const FlagTable& table) {
   EXPECT_TRUE(CheckFlagTable(table).ok()) << CheckFlagTable(table);
   const std::string help = *HelpText(table, "");
