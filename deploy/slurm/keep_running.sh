@@ -37,8 +37,8 @@ for ((restarts = 0; ; ++restarts)); do
     echo "${SLURM_JOB_NAME}: ${name} has ended with exit code ${status}: given up after ${restarts} restarts" >&2
     exit "${status}"
   fi
-  # Not in a tight loop if it fails at once. And if the run has failed, the job ends in this time: shard 0 stays for up to
-  # two seconds, to tell everyone.
+  # Not in a tight loop if it fails at once. And if the run has failed, the job ends in this time: shard 0 stays for
+  # up to two seconds, to tell everyone.
   sleep 3 &
   wait $! 2>/dev/null
   if [[ ${stopping} == yes ]]; then exit "${status}"; fi
