@@ -120,6 +120,7 @@ TcpRendezvousOptions MakeRendezvousOptions(const WorkerOptions& options) {
           .insecure = options.insecure,
           .join_deadline = options.join_deadline,
           .exchange_deadline = options.exchange_deadline,
+          .stall_report = options.stall_report,
           .say = [rank = options.rank](const std::string& line) {
             std::fprintf(stderr, "worker %d: %s\n", rank, line.c_str());
           }};
