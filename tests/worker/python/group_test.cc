@@ -255,7 +255,7 @@ TEST(GroupTest, ARankThatDoesNotComeIsNamedWithinTheDeadline) {
     for (const absl::Status& status : statuses) {
       EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
       EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("step 7, bucket 2 did not come within 1s"),
-                                                       HasSubstr("rank 1 lives but is 1 calls behind"),
+                                                       HasSubstr("rank 1 lives but is 1 call behind"),
                                                        HasSubstr("outside the exchange, before the first step")));
     }
     EXPECT_LT(std::chrono::steady_clock::now() - start, seconds(30));

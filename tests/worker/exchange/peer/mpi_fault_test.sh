@@ -52,7 +52,7 @@ for sync in ring star memory mpi; do
   expect "$sync, stopped" 3 30 \
     '\(bucket . did not come\|a sum over all ranks did not end\) within 3s.*: rank 1 does not answer' \
     "${rank[@]}" --fault=stop
-  expect "$sync, slow" 3 30 'rank 1 lives but is . calls behind' \
+  expect "$sync, slow" 3 30 'rank 1 lives but is . calls\? behind' \
     "${rank[@]}" --fault=slow
 done
 rank=("$mpi_rank" --deadline_ms=3000 --marker="$marker")
