@@ -120,6 +120,7 @@ TcpRendezvousOptions MakeRendezvousOptions(const WorkerOptions& options) {
           .insecure = options.insecure,
           .join_deadline = options.join_deadline,
           .exchange_deadline = options.exchange_deadline,
+          .stall_report = options.stall_report,
           .say = [rank = options.rank](const std::string& line) {
             std::fprintf(stderr, "worker %d: %s\n", rank, line.c_str());
           }};
@@ -563,8 +564,10 @@ int Main(int argc, char** argv) {
   if (status.ok() && options->UsesMpi()) {
     // An MPI library that knows CUDA takes the GPU that is current in MPI_Init. A check sends nothing from a GPU.
     if (!options->check) MakeGpuCurrent(launcher, *options, gpu_hang_watch->watch());
-    absl::StatusOr<std::unique_ptr<MpiRuntime>> started = MpiRuntime::Start(
-        launcher, options->check ? kGatherDeadline : options->join_deadline, options->check ? OwnPlace(launcher) : "");
+    absl::StatusOr<std::unique_ptr<MpiRuntime>> started =
+        MpiRuntime::Start(launcher, {.join_deadline = options->check ? kGatherDeadline : options->join_deadline,
+                                     .stall_report = options->stall_report,
+                                     .note = options->check ? OwnPlace(launcher) : ""});
     status = started.status();
     if (status.ok()) mpi = *std::move(started);
   }

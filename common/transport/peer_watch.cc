@@ -205,7 +205,8 @@ std::string PeerWatch::DescribeMissing(Time now) const {
   std::string work;
   if (behind.size() == 1) work = absl::StrCat(" (", roll_.DescribeBusy(behind[0], now), ")");
   return absl::StrCat(NameRanks(behind), behind.size() == 1 ? " lives but is " : " live but are ", most - fewest,
-                      " calls behind", work, ": raise the deadline if it computes that long");
+                      most - fewest == 1 ? " call behind" : " calls behind", work,
+                      ": raise the deadline if it computes that long");
 }
 
 }  // namespace starring

@@ -63,17 +63,24 @@ TcpFullMesh::TcpFullMesh(TcpRendezvousOptions options)
     : rank_(options.rank),
       world_size_(options.world_size),
       options_(std::move(options)),
+      report_(options_.say),
       listener_(std::move(options_.listener)),
       members_(world_size_),
       links_(world_size_) {
   absl::Duration patience = BoundedDeadline(options_.join_deadline);
   if (rank_ != 0) patience += absl::Milliseconds(kVerdictGraceMs);
-  deadline_ = Clock::now() + absl::ToChronoNanoseconds(patience);
+  deadline_ = begin_ + absl::ToChronoNanoseconds(patience);
+  if (options_.stall_report > absl::ZeroDuration()) {
+    report_at_ = begin_ + absl::ToChronoNanoseconds(BoundedDeadline(options_.stall_report));
+  }
 }
 
 absl::StatusOr<std::vector<TcpTransport::Link>> TcpFullMesh::Connect() {
   const absl::Status status = rank_ == 0 ? Lead() : Follow();
-  if (status.ok()) return std::move(links_);
+  if (status.ok()) {
+    report_.Close(0, Clock::now());
+    return std::move(links_);
+  }
   std::vector<const Socket*> told;
   for (Member& member : members_) {
     if (!member.connection.has_value()) continue;
@@ -120,7 +127,9 @@ absl::Status TcpFullMesh::Follow() {
 absl::Status TcpFullMesh::Register() {
   std::string last;
   while (Clock::now() < deadline_) {
-    const absl::Duration patience = std::min(Until(deadline_), absl::Milliseconds(kTcpDialMs));
+    // A dial ends for the report, which would otherwise come late if packets to rank 0 are dropped.
+    const absl::Duration until_report = std::max(Until(report_at_), absl::FromChrono(kRedial));
+    const absl::Duration patience = std::min({Until(deadline_), until_report, absl::Milliseconds(kTcpDialMs)});
     DialResult dialled = std::move(DialAll({&options_.rendezvous, 1}, patience).front());
     if (dialled.socket.fd() >= 0) {
       const absl::Status status = RegisterOnce(std::move(dialled.socket), dialled.local_address);
@@ -130,6 +139,7 @@ absl::Status TcpFullMesh::Register() {
     } else {
       last = absl::StrCat(NameOf(0), " cannot be reached: ", dialled.error);
     }
+    ReportStall([&] { return last; });
     std::this_thread::sleep_for(kRedial);
   }
   return absl::DeadlineExceededError(absl::StrCat("rank ", rank_,
@@ -148,8 +158,9 @@ absl::Status TcpFullMesh::RegisterOnce(Socket socket, const std::string& local_a
     if (!welcome.ok()) return About(NameOf(0), welcome.status());
     if (*welcome) break;
     if (Clock::now() >= deadline_) return absl::DeadlineExceededError(absl::StrCat(NameOf(0), " does not answer"));
+    ReportStall([&] { return absl::StrCat(NameOf(0), " does not answer"); });
     pollfd polled = Polled(dialer.connection());
-    poll(&polled, 1, PollMs(Until(deadline_)));
+    poll(&polled, 1, PollMs(Until(std::min(deadline_, report_at_))));
   }
   members_[0] = {.connection = std::move(dialer.connection()), .address = options_.rendezvous};
   return absl::OkStatus();
@@ -206,13 +217,22 @@ absl::Status TcpFullMesh::RunUntil(absl::FunctionRef<bool()> done) {
           DescribeMissing(), " within ", absl::FormatDuration(options_.join_deadline),
           last_refusal_.empty() ? "" : absl::StrCat("; the last connection that was refused: ", last_refusal_)));
     }
+    ReportStall([&] { return DescribeMissing(); });
     RETURN_IF_ERROR(Round());
   }
   return absl::OkStatus();
 }
 
+// Once it is time, and once only: says whom this rank waits for.
+void TcpFullMesh::ReportStall(absl::FunctionRef<std::string()> describe) {
+  const Clock::time_point now = Clock::now();
+  if (now < report_at_) return;
+  report_at_ = Clock::time_point::max();
+  report_.Open(0, begin_, StallSentence(now - begin_, "joining", describe()));
+}
+
 int TcpFullMesh::PollTimeoutMs() const {
-  Clock::time_point end = deadline_;
+  Clock::time_point end = std::min(deadline_, report_at_);
   if (!arrivals_.empty()) end = std::min(end, arrivals_.front().deadline);
   return PollMs(Until(end));
 }
@@ -339,7 +359,7 @@ std::vector<int> TcpFullMesh::RanksThatAre(absl::FunctionRef<bool(const Member&)
   return ranks;
 }
 
-// Completes the sentence "... within 60s".
+// Completes the sentence "... within 60s". A stall's line has it alone.
 std::string TcpFullMesh::DescribeMissing() const {
   if (rank_ == 0 && phase_ == Phase::kRegister) {
     const std::vector<int> missing = RanksThatAre([](const Member& one) { return !one.connection.has_value(); });

@@ -15,6 +15,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/stall_report.h"
 #include "common/transport/tcp_frames.h"
 #include "common/transport/tcp_handshake.h"
 #include "common/transport/tcp_listener.h"
@@ -63,6 +64,7 @@ class TcpFullMesh {
   absl::Status CheckAddresses() const;
 
   absl::Status RunUntil(absl::FunctionRef<bool()> done);
+  void ReportStall(absl::FunctionRef<std::string()> describe);
   absl::Status Round();
   int PollTimeoutMs() const;
   void Accept();
@@ -89,7 +91,10 @@ class TcpFullMesh {
   const int rank_;
   const int world_size_;
   TcpRendezvousOptions options_;
+  const Clock::time_point begin_ = Clock::now();
   Clock::time_point deadline_;
+  Clock::time_point report_at_ = Clock::time_point::max();  // max(): reported already, or never
+  StallReport report_;
   Phase phase_ = Phase::kRegister;
   std::optional<TcpListener> listener_;
   std::list<Arrival> arrivals_;  // oldest first

@@ -53,7 +53,10 @@ struct TcpRendezvousOptions {
   // TcpTransport::Options::unexpected_bytes_max; 0: as the worker's exchanges need it.
   int64_t unexpected_bytes_max = 0;
   absl::Duration hello_deadline = absl::Milliseconds(kHelloDeadlineMs);
-  std::function<void(const std::string& line)> say;  // gets a line for each connection that is refused, for people
+  // After so long `say` is told who is missing, and then when the job goes on; 0: never.
+  absl::Duration stall_report = absl::ZeroDuration();
+  // Gets lines for people: each connection that is refused, and a stall. Called by the thread that connects.
+  std::function<void(const std::string& line)> say;
 };
 
 // InvalidArgument, with the way out, for options with which this rank cannot meet any other: a job can be refused

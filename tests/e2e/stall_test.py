@@ -130,6 +130,18 @@ class StallTest(JobTest):
             digests.add(self.digest(self.path("stopped." + sync)))
         self.assertEqual(len(digests), 1)
 
+    def test_ranks_over_tcp_name_a_rank_that_is_not_there_yet(self):
+        flags = [*JOB, "--sync=ring", "--rendezvous=" + self.free_address(), "--world_size=2",
+                 "--checkpoint_dir=" + self.path("late.d")]
+        first = self.start([WORKER, *flags, "--rank=0"])
+        self.wait_until(lambda: LINE.search(self.output_of(first)), "a report", first)
+        self.assertRegex(LINE.search(self.output_of(first))[1], r"\(joining\): rank 1 of 2 has not joined at ")
+        second = self.start([WORKER, *flags, "--rank=1"])
+        for worker in (first, second):
+            done = self.finish(worker)
+            self.assertEqual(done.returncode, 0, done.output)
+        self.assertIn("worker 0: the job goes on after", self.output_of(first))
+
     def test_ranks_over_tcp_name_a_stopped_server(self):
         meet = ["--rendezvous=" + self.free_address(), "--world_size=2"]
         servers = [self.start([SERVER, "--transport=tcp", *meet, "--shard=%d" % shard, "--shard_count=2"])

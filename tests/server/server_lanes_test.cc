@@ -89,27 +89,38 @@ TEST(ServerLanesTest, AWorkerThatAsksAndDoesNotReadIsCut) {
   EXPECT_LT(absl::Now() - begin, kPatience / 2) << "that was the stream's own deadline";
 }
 
-TEST(ServerLanesTest, AWorkerHasNoMoreSlicesOnTheirWayThanAllowed) {
+// One worker of two submits many slices on one lane, and the other contributes nothing: `expected` of them arrive.
+void ExpectContributions(SameHost same_host, int expected) {
   const auto server = StartServer();
-  constexpr int kBuckets = 4 * kShardSlicesMax;
+  constexpr int kBuckets = 4 * kLaneRequestsMax;
   JobSpec job = MakeJob(0, 2, kBuckets * 2 * 32768, 1);
   ASSERT_EQ(job.buckets.bucket_count(), kBuckets);
   PendingJoin other(server->address(),
                     RequestOf(MakeJob(1, 2, kBuckets * 2 * 32768, 1), 11));  // and contributes nothing
   std::vector<float> parameters = InitialParameters(job.layout.element_count());
   const std::vector<float> gradient(job.layout.element_count());
-  auto exchange = MakeStar({server->address()}, 1, SameHost::kSocket);
+  auto exchange = MakeStar({server->address()}, 1, same_host);
   ASSERT_TRUE(exchange->Start(job, parameters).ok());
+  ASSERT_EQ(exchange->gradient_memory().empty(), same_host == SameHost::kSocket);
   for (int b = 0; b < kBuckets; ++b) {
     const ElementRange range = job.buckets.bucket(b);
     exchange->Submit(0, b, std::span(gradient).subspan(range.begin, range.size()));
   }
   Stranger monitor(server->address());
   const auto contributions = [&] { return monitor.Status().workers(0).contributions(); };
-  ASSERT_TRUE(Eventually([&] { return contributions() >= kShardSlicesMax; }));
+  ASSERT_TRUE(Eventually([&] { return contributions() >= expected; }));
   absl::SleepFor(absl::Milliseconds(200));  // more would arrive in this time
-  EXPECT_EQ(contributions(), kShardSlicesMax);
+  EXPECT_EQ(contributions(), expected);
   exchange->Abort(absl::CancelledError("the test is over"));
+}
+
+TEST(ServerLanesTest, AWorkerHasNoMoreSlicesOnTheirWayThanAllowed) {
+  ExpectContributions(SameHost::kSocket, kShardSlicesMax);
+}
+
+// Arrays in shared memory are not on their way.
+TEST(ServerLanesTest, AWorkerHasNoMoreRequestsOnALaneThanAllowed) {
+  ExpectContributions(SameHost::kSharedMemory, kLaneRequestsMax);
 }
 
 TEST(ServerLanesTest, AHelloOfNoWorkerOrLaneIsRefused) {

@@ -58,7 +58,7 @@ typedef struct st_options {
   int32_t insecure;            // 1: ranks of several hosts may meet without a token
   double join_deadline_s;      // how long st_open may take
   double exchange_deadline_s;  // how long a sum may make no progress before the group is broken
-  double stall_report_s;       // how long a sum may make no progress before `say` is told which rank is the cause
+  double stall_report_s;       // how long st_open or a sum may make no progress before `say` is told who is the cause
   // Gets lines for people, without a line feed. Any thread may call it, during any call or between calls; it must not
   // use the group. May be null.
   void (*say)(void* context, const char* line);

@@ -193,6 +193,7 @@ absl::StatusOr<std::unique_ptr<Group>> Open(const st_options* given, Role role) 
                                      .join_deadline = group.join_deadline,
                                      .exchange_deadline = group.exchange_deadline,
                                      .unexpected_bytes_max = GroupUnexpectedBytesMax(options.world_size),
+                                     .stall_report = stall_report,
                                      .say = say};
   if (options.token != nullptr) rendezvous.token.assign(reinterpret_cast<const char*>(options.token), kTokenBytes);
   if (listening.fd() >= 0) {

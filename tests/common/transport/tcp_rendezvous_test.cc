@@ -32,6 +32,7 @@ namespace starring {
 namespace {
 
 using testing::AllOf;
+using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
 using testing::StartsWith;
@@ -519,13 +520,36 @@ TEST(TcpRendezvousTest, MissingRanksAreNamedToAll) {
   EXPECT_THAT(job.error(2), StartsWith("rank 0 (" + job.address() + ") says: "));
 }
 
+TEST(TcpRendezvousTest, LongBeforeTheDeadlineEachRankSaysForWhomItWaits) {
+  Job job(3);
+  TcpRendezvousOptions zero = job.Options(0), one = job.Options(1);
+  zero.stall_report = one.stall_report = absl::Milliseconds(50);
+  one.say = zero.say;
+  job.Start(0, std::move(zero));
+  EXPECT_TRUE(job.AwaitLine("(joining): ranks 1, 2 of 3 have not joined at " + job.address()));
+  job.Start(1, std::move(one));
+  EXPECT_TRUE(job.AwaitLine("(joining): rank 0 (" + job.address() + ")"));
+  job.Start(2);
+  job.Join();
+  job.ExpectConnected();
+  EXPECT_THAT(job.said(), ElementsAre(StartsWith("stuck for "), StartsWith("stuck for "),
+                                      StartsWith("the job goes on after "), StartsWith("the job goes on after ")));
+}
+
 TEST(TcpRendezvousTest, AMissingRankZeroIsNamedWithItsAddress) {
   const ReservedAddress address;
-  const Joined joined = ConnectFullMesh(
-      {.rank = 1, .world_size = 2, .rendezvous = address.text, .join_deadline = absl::Milliseconds(100)});
+  std::vector<std::string> said;
+  const Joined joined = ConnectFullMesh({.rank = 1,
+                                         .world_size = 2,
+                                         .rendezvous = address.text,
+                                         .join_deadline = absl::Milliseconds(100),
+                                         .stall_report = absl::Milliseconds(50),
+                                         .say = [&](const std::string& line) { said.push_back(line); }});
   EXPECT_TRUE(absl::IsDeadlineExceeded(joined.status())) << joined.status();
   EXPECT_THAT(Text(joined.status()),
               AllOf(HasSubstr("did not find rank 0 at --rendezvous=" + address.text), HasSubstr("ECONNREFUSED")));
+  EXPECT_THAT(said, ElementsAre(AllOf(StartsWith("stuck for "), HasSubstr("(joining): rank 0 (" + address.text),
+                                      HasSubstr("cannot be reached: "))));
 }
 
 TEST(TcpRendezvousTest, ARankThatEndsInTheMiddleIsNamedToAll) {

@@ -3,14 +3,20 @@
 #include <xmmintrin.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <cstdint>
 #include <cstring>
 #include <memory>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "common/stall_report.h"
+#include "common/transport/collectives.h"
+#include "common/transport/message_pump.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/common/transport/tcp_loopback.h"
@@ -219,6 +225,27 @@ TEST(GroupTest, DifferentTopologiesAreRefusedOnEveryRank) {
   }
 }
 
+// What every version of the library sends first. The rank of another version gets the same sentence.
+TEST(GroupTest, AnotherVersionIsRefusedWithBoth) {
+  auto transports = ConnectedRanks(2, {.unexpected_bytes_max = GroupUnexpectedBytesMax(2)});
+  std::string verdict;
+  std::thread other([&] {
+    MessagePump pump(transports[1].get(), StallOptions());
+    const auto transport = std::move(transports[1]);  // ends before the pump
+    const CollectiveOptions join = {.what = "joining", .deadline = absl::Seconds(30), .with_servers = true};
+    const std::array<int32_t, 3> agreement = {1000, 0, 0};  // version, a star, no servers
+    EXPECT_EQ(GatherToRoot(pump, ControlTag::kAgreement, std::as_bytes(std::span(agreement)), {}, join),
+              absl::OkStatus());
+    EXPECT_EQ(SendTextFromRoot(pump, verdict, join), absl::OkStatus());
+  });
+  const absl::Status status = Group::Create(std::move(transports[0]), {}).status();
+  other.join();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_EQ(std::string(status.message()), verdict);
+  EXPECT_THAT(verdict, testing::MatchesRegex("rank 1 has version 1000 of libstarring, rank 0 version [0-9]+: install "
+                                             "the same on all hosts"));
+}
+
 TEST(GroupTest, RanksThatDisagreeAllLearnBothValues) {
   for (const int server_count : {0, 2}) {
     for (const Topology topology : {kStar, kRing}) {
@@ -255,7 +282,7 @@ TEST(GroupTest, ARankThatDoesNotComeIsNamedWithinTheDeadline) {
     for (const absl::Status& status : statuses) {
       EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
       EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("step 7, bucket 2 did not come within 1s"),
-                                                       HasSubstr("rank 1 lives but is 1 calls behind"),
+                                                       HasSubstr("rank 1 lives but is 1 call behind"),
                                                        HasSubstr("outside the exchange, before the first step")));
     }
     EXPECT_LT(std::chrono::steady_clock::now() - start, seconds(30));

@@ -5,7 +5,10 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
+#include <functional>
+#include <string>
 #include <string_view>
 #include <thread>
 #include <utility>
@@ -16,6 +19,8 @@
 #include "common/host/bundled_open_mpi.h"
 #include "common/limits.h"
 #include "common/mutex.h"
+#include "common/roll_call.h"
+#include "common/stall_report.h"
 
 namespace starring {
 namespace {
@@ -23,14 +28,27 @@ namespace {
 constexpr int kExitPeerMissing = 3;
 constexpr absl::Duration kFinalizeDeadline = absl::Seconds(30);
 
+// A line before the deadline of a Watchdog. Without `after` there is none.
+struct EarlyReport {
+  absl::Duration after = absl::ZeroDuration();
+  std::string sentence = "";
+  std::function<void(const std::string&)> say = nullptr;
+};
+
 // Ends the process when a call that cannot be interrupted takes longer than `deadline`.
 class Watchdog {
  public:
-  Watchdog(absl::Duration deadline, std::string message)
-      : thread_([this, deadline, text = std::move(message)] {
+  Watchdog(absl::Duration deadline, std::string message, EarlyReport early_report = {})
+      : thread_([this, deadline, text = std::move(message), early = std::move(early_report)] {
+          const auto begin = std::chrono::steady_clock::now();
+          StallReport report(early.say);
           const MutexLock lock(mutex_);
-          if (is_over_.WaitFor(mutex_, absl::ToChronoNanoseconds(deadline),
-                               [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return over_; })) {
+          if (early.after > absl::ZeroDuration() && early.after < deadline) {
+            if (IsOverWithin(early.after)) return;
+            report.Open(0, begin, StallSentence(std::chrono::steady_clock::now() - begin, "joining", early.sentence));
+          }
+          if (IsOverWithin(deadline - (report.IsOpen(0) ? early.after : absl::ZeroDuration()))) {
+            report.Close(0, std::chrono::steady_clock::now());
             return;
           }
           // _exit runs no destructors, which would wait for the thread that is stuck in MPI; so output is flushed by
@@ -50,6 +68,11 @@ class Watchdog {
   }
 
  private:
+  bool IsOverWithin(absl::Duration patience) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return is_over_.WaitFor(mutex_, absl::ToChronoNanoseconds(patience),
+                            [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return over_; });
+  }
+
   Mutex mutex_;
   ConditionVariable is_over_;
   bool over_ ABSL_GUARDED_BY(mutex_) = false;
@@ -88,7 +111,7 @@ absl::Status CheckWorldSize(int world_size, const LauncherEnvironment& launcher)
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<MpiRuntime>> MpiRuntime::Start(const LauncherEnvironment& launcher,
-                                                              absl::Duration join_deadline, const std::string& note) {
+                                                              const MpiStartOptions& options) {
   // Open MPI reads these variables in MPI_Init. No other thread runs yet that could read the environment meanwhile
   // (worker/main.cc).
   AvoidForbiddenSingleCopy();
@@ -97,10 +120,16 @@ absl::StatusOr<std::unique_ptr<MpiRuntime>> MpiRuntime::Start(const LauncherEnvi
   if (const std::string bundle = BundleFolder(); !bundle.empty()) UseBundledOpenMpi(bundle);
   int granted = MPI_THREAD_SINGLE;
   {
-    Watchdog watchdog(join_deadline,
-                      absl::StrCat("rank ", launcher.rank, " of ", launcher.world_size, " waited ",
-                                   absl::FormatDuration(join_deadline), " in MPI_Init: another rank did not start",
-                                   note.empty() ? "" : ": ", note));
+    Watchdog watchdog(
+        options.join_deadline,
+        absl::StrCat("rank ", launcher.rank, " of ", launcher.world_size, " waited ",
+                     absl::FormatDuration(options.join_deadline), " in MPI_Init: another rank did not start",
+                     options.note.empty() ? "" : ": ", options.note),
+        {.after = options.stall_report,
+         .sentence = absl::StrCat("another of ", launcher.world_size, " ranks is not in MPI_Init yet"),
+         .say = [rank = launcher.rank](const std::string& line) {
+           std::fprintf(stderr, "worker %d: %s\n", rank, line.c_str());
+         }});
     // MPI_THREAD_MULTIPLE is not asked for: with it every call would take Open MPI's own locks.
     if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &granted) != MPI_SUCCESS) {
       return absl::InternalError("MPI_Init_thread failed");

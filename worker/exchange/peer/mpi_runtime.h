@@ -17,15 +17,20 @@
 
 namespace starring {
 
+struct MpiStartOptions {
+  absl::Duration join_deadline = absl::Seconds(60);
+  // After so long in MPI_Init this process prints a line, and another one when it goes on; 0: never.
+  absl::Duration stall_report = absl::ZeroDuration();
+  std::string note = "";  // the end of the message at the deadline
+};
+
 class MpiRuntime {
  public:
   // InvalidArgument, with the way out, if MPI sees another number of ranks than the launcher started: srun without PMI
   // starts jobs of one rank without a warning. A missing process keeps all others inside MPI_Init, from where no error
-  // can be returned: after `join_deadline` this process prints a message, with `note` appended, and ends with exit
-  // code 3.
+  // can be returned: after the deadline this process prints a message and ends with exit code 3.
   static absl::StatusOr<std::unique_ptr<MpiRuntime>> Start(const LauncherEnvironment& launcher,
-                                                           absl::Duration join_deadline = absl::Seconds(60),
-                                                           const std::string& note = "");
+                                                           const MpiStartOptions& options = {});
 
   // Calls MPI_Finalize, in which all ranks wait for each other. Only after an orderly end; otherwise use
   // ExitWithoutFinalize.

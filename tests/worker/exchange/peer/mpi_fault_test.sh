@@ -52,11 +52,23 @@ for sync in ring star memory mpi; do
   expect "$sync, stopped" 3 30 \
     '\(bucket . did not come\|a sum over all ranks did not end\) within 3s.*: rank 1 does not answer' \
     "${rank[@]}" --fault=stop
-  expect "$sync, slow" 3 30 'rank 1 lives but is . calls behind' \
+  expect "$sync, slow" 3 30 'rank 1 lives but is . calls\? behind' \
     "${rank[@]}" --fault=slow
 done
 rank=("$mpi_rank" --deadline_ms=3000 --marker="$marker")
 expect 'never joins' 3 30 'rank [02]: .*joining did not end within 3s: rank 1 does not answer' "${rank[@]}" --fault=late
+# Rank 1 starts when rank 0 has said that a rank is missing. Rank 0's lines are in a file.
+cat >"$scratch/late" <<'END'
+if [[ $OMPI_COMM_WORLD_RANK == 0 ]]; then exec "$@" 2>"$0.said"; fi
+if [[ $OMPI_COMM_WORLD_RANK == 1 ]]; then
+  until grep -qs 'stuck for .* (joining): another of 3 ranks is not in MPI_Init yet' "$0.said"; do
+    read -rt 0.1 <> <(:)
+  done
+fi
+exec "$@"
+END
+expect 'starts late' 0 30 '' bash "$scratch/late" "$mpi_rank" --deadline_ms=8000 --marker="$marker"
+grep -q 'worker 0: the job goes on after' "$scratch/late.said" || fail "starts late: $(<"$scratch/late.said")"
 # By default mpirun ends all ranks when one dies of a signal.
 # With --enable-recovery the ranks must notice it themselves.
 expect 'killed' 137 30 'rank 1 .* exited on signal 9' "${rank[@]}" --fault=die

@@ -20,7 +20,8 @@ namespace {
 
 int Main() {
   const LauncherEnvironment launcher = ReadLauncherEnvironment(getenv);
-  absl::StatusOr<std::unique_ptr<MpiRuntime>> runtime = MpiRuntime::Start(launcher, ExampleRankDeadline());
+  absl::StatusOr<std::unique_ptr<MpiRuntime>> runtime =
+      MpiRuntime::Start(launcher, {.join_deadline = ExampleRankDeadline(), .stall_report = ExampleRankDeadline() / 2});
   if (!runtime.ok()) {
     std::fprintf(stderr, "rank %d: %s\n", launcher.rank, runtime.status().ToString().c_str());
     return 2;

@@ -89,7 +89,7 @@ expect 'killed' 10 "$killed" --fault=die
 expect 'killed, shared memory' 10 "$killed" --fault=die --shared_memory
 expect 'stopped, shared memory' 20 'rank 1 does not answer' --fault=stop --shared_memory
 expect 'stopped' 20 'rank 1 does not answer' --fault=stop
-expect 'slow' 20 'rank 1 lives but is . calls behind' --fault=slow
+expect 'slow' 20 'rank 1 lives but is . calls\? behind' --fault=slow
 expect 'never starts training' 20 'rank 1 does not answer' --fault=late
 
 start '0 2' 3 --deadline_ms=4000
