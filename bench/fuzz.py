@@ -197,7 +197,9 @@ class Search:
         output, _ = self.processes.finish(process)
         line = {"target": target, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(begin)),
                 "seconds": round(time.time() - begin, 1), **parse_output(output), "finding": ""}
-        if process.returncode != 0:
+        if process.returncode == -signal.SIGALRM:
+            line["starved"] = True  # libFuzzer sets its timer before it handles the timer's signal
+        elif process.returncode != 0:
             written = re.findall(r"Test unit written to (\S+)", output)
             path = written[-1] if written else ""
             if "/%s-timeout-" % target in path and not self.is_slow_alone(binary, path):

@@ -86,6 +86,11 @@ class FuzzTest(unittest.TestCase):
         self.assertEqual(status, 0, output)
         self.assertFalse(os.path.exists(waits))
 
+    def test_a_process_that_waited_for_a_core_as_it_began_is_no_finding(self):
+        self.target("[[ ! -e {0}/seen ]] || exit 0; touch {0}/seen; kill -ALRM $$".format(self.root))
+        status, output = self.fuzz("--inputs=2000")
+        self.assertEqual(status, 0, output)
+
     def test_an_input_that_computes_too_long_is_one(self):
         path = os.path.join(self.root, "data/fuzz/findings/idx-timeout-1")
         self.target("if [[ $# -eq 1 ]]; then end=$((SECONDS + 2)); while ((SECONDS < end)); do :; done; exit 0; fi\n"
