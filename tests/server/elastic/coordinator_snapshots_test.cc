@@ -130,6 +130,27 @@ TEST(CoordinatorTest, ARunWithADiskThatFailsDoesNotGoInCircles) {
   EXPECT_EQ(play.newest_step, 30);
 }
 
+// What was lost with the disk counts until it is well; a worker that dies counts until the run has come further.
+TEST(CoordinatorTest, DeadWorkersEndNoRunThatComesFurtherWithADiskThatFails) {
+  Play play({.shards = 2});
+  play.AddWorker(1);
+  play.AddWorker(2);
+  play.AddWorker(10);
+  play.Step(/*is_durable=*/false);
+  play.Kill(play.shards.rbegin()->first);
+  play.Pass(milliseconds(1'200));
+  play.RestartShard(1);
+  for (uint64_t id = 11; id < 16; ++id) {
+    play.AddWorker(id);
+    play.Step(/*is_durable=*/false);
+    ASSERT_EQ(play.last().first_step, play.newest_step);
+    play.Kill(id);  // before the next snapshot
+    play.Pass(milliseconds(1'200));
+    ASSERT_EQ(play.last().first_step, play.newest_step);
+    ASSERT_FALSE(play.coordinator().ended().has_value()) << *play.coordinator().ended();
+  }
+}
+
 TEST(CoordinatorTest, ADiskThatWritesNothingIsSaid) {
   Play play({.shards = 2});
   play.AddWorker(1);
