@@ -20,8 +20,11 @@ using Clock = std::chrono::steady_clock;
 //
 // Several reports in a second, the least time after which the coordinator takes a process for silent.
 constexpr std::chrono::milliseconds kReportPause(250);
-// How long a report that is wanted, an order, or the end may go unnoticed.
-constexpr std::chrono::milliseconds kTick(10);
+// How long an order may go unnoticed: one that the process waits for, and any other. Each look takes gRPC's connections
+// from the thread that exchanges gradients. With 10 ms throughout, a step of lenet5 of 0.66 ms took 5 % longer than in
+// a star that is not elastic.
+constexpr std::chrono::milliseconds kLookForAwaited(10);
+constexpr std::chrono::milliseconds kLook(50);
 // A coordinator that is not there costs its members little, and one that is there again has them soon.
 constexpr std::chrono::milliseconds kRetryPause(50);
 constexpr std::chrono::milliseconds kConnectWait(200);
@@ -130,13 +133,62 @@ MemberLink::MemberLink(Options options)
     : options_(std::move(options)), disconnected_since_ns_(NowNs()), thread_([this] { Run(); }) {}
 
 MemberLink::~MemberLink() {
-  stopping_ = true;
+  {
+    const MutexLock lock(mutex_);
+    stopping_ = true;
+  }
+  woken_.NotifyOne();
   thread_.join();
+}
+
+void MemberLink::ReportSoon(Then then) {
+  {
+    const MutexLock lock(mutex_);
+    wanted_ = true;
+    awaits_order_ = then == Then::kAwaitsOrder;
+  }
+  woken_.NotifyOne();
+}
+
+MemberLink::Wish MemberLink::AwaitWish(bool is_connected) {
+  const MutexLock lock(mutex_);
+  const bool is_stopping = stopping_;  // then the stream is about to end
+  const bool is_steady = is_connected && !awaits_order_ && !is_stopping;
+  woken_.WaitFor(mutex_, is_steady ? kLook : kLookForAwaited,
+                 [this, is_stopping]()
+                     ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return wanted_ || stopping_ != is_stopping; });
+  return {.report = std::exchange(wanted_, false), .stop = stopping_};
+}
+
+void MemberLink::Take(const v1::MemberOrder& order) {
+  // That a snapshot is complete is told all the time, and is not what a process waits for.
+  if (order.kind() != v1::MemberOrder::KEEP) {
+    const MutexLock lock(mutex_);
+    awaits_order_ = false;
+  }
+  options_.on_order(order);
 }
 
 std::chrono::steady_clock::duration MemberLink::disconnected_for() const {
   const int64_t since = disconnected_since_ns_;
   return since == 0 ? Clock::duration::zero() : std::chrono::nanoseconds(NowNs() - since);
+}
+
+bool MemberLink::IsRefused(const absl::Status& status) const {
+  const absl::Status explained =
+      absl::IsUnavailable(status) ? ExplainConnectionError(std::string(status.message()), options_.security) : status;
+  if (!IsForGood(explained)) return false;
+  options_.on_refused(absl::Status(
+      explained.code(), absl::StrCat("coordinator ", options_.coordinator, ": ", std::string(explained.message()))));
+  return true;
+}
+
+void MemberLink::Report(Stream& stream) {
+  v1::MemberReport report;
+  options_.report(&report, !stream.has_written());
+  stream.set_has_written();
+  stream.Write(report);
+  disconnected_since_ns_ = 0;
 }
 
 void MemberLink::Run() {
@@ -150,23 +202,25 @@ void MemberLink::Run() {
   std::optional<Stream> stream;
   Clock::time_point next_attempt = Clock::now();
   Clock::time_point next_report;
+  bool report_is_wanted = false;
   bool is_over_for_good = false;
   while (true) {
-    if (stopping_ && !stream.has_value()) break;
-    if (stopping_) stream->Cancel();
+    // No wait in the queue: one thread polls for all of gRPC's connections in a process. The exchange's answers would
+    // come to this one, which would have to wake the trainer's.
+    const Wish wish = AwaitWish(stream.has_value() && stream->has_written());
+    if (wish.stop && !stream.has_value()) break;
+    if (wish.stop) stream->Cancel();
+    report_is_wanted = report_is_wanted || wish.report;
     if (!stream.has_value() && !is_over_for_good && Clock::now() >= next_attempt) {
       stream.emplace(stub.get(), &queue);
       next_report = Clock::now();
     }
-    // No wait in the queue: one thread polls for all of gRPC's connections in a process. The exchange's answers would
-    // come to this one, which would have to wake the trainer's.
-    std::this_thread::sleep_for(kTick);
     bool is_over = false;
     void* tag = nullptr;
     bool ok = false;
     while (!is_over &&
            queue.AsyncNext(&tag, &ok, std::chrono::system_clock::now()) == grpc::CompletionQueue::GOT_EVENT) {
-      is_over = stream->OnEvent(tag, ok, options_.on_order);
+      is_over = stream->OnEvent(tag, ok, [this](const v1::MemberOrder& order) { Take(order); });
     }
     if (is_over) {
       const absl::Status status = stream->status();
@@ -175,29 +229,19 @@ void MemberLink::Run() {
       stream.reset();
       int64_t connected = 0;
       disconnected_since_ns_.compare_exchange_strong(connected, NowNs());
-      if (stopping_ || is_over_for_good) continue;
-      const absl::Status explained = absl::IsUnavailable(status)
-                                         ? ExplainConnectionError(std::string(status.message()), options_.security)
-                                         : status;
-      if (IsForGood(explained)) {
-        is_over_for_good = true;
-        options_.on_refused(absl::Status(explained.code(), absl::StrCat("coordinator ", options_.coordinator, ": ",
-                                                                        std::string(explained.message()))));
-        continue;
-      }
+      if (wish.stop || is_over_for_good) continue;
+      is_over_for_good = IsRefused(status);
+      if (is_over_for_good) continue;
       // gRPC 1.51 drives a handshake only while somebody waits for it.
       channel->WaitForConnected(std::chrono::system_clock::now() + kConnectWait);
       next_attempt = Clock::now() + kRetryPause;
     }
     if (!stream.has_value() || !stream->can_write()) continue;
-    if (!wanted_.exchange(false) && Clock::now() < next_report) continue;
+    if (!report_is_wanted && Clock::now() < next_report) continue;
     if (options_.works != nullptr && !options_.works()) continue;
+    report_is_wanted = false;
     next_report = Clock::now() + kReportPause;
-    v1::MemberReport report;
-    options_.report(&report, !stream->has_written());
-    stream->set_has_written();
-    stream->Write(report);
-    disconnected_since_ns_ = 0;
+    Report(*stream);
   }
   queue.Shutdown();
   void* tag = nullptr;

@@ -14,7 +14,9 @@
 #include <string>
 #include <thread>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "common/mutex.h"
 #include "common/security/transport_security.h"
 
 namespace starring {
@@ -45,8 +47,10 @@ class MemberLink {
   MemberLink(const MemberLink&) = delete;
   MemberLink& operator=(const MemberLink&) = delete;
 
-  // Something has changed: a report leaves soon, and not only after a quarter of a second.
-  void ReportSoon() { wanted_ = true; }
+  // Something has changed: a report leaves at once, and not only after a quarter of a second. A process that then waits
+  // for an order gets it sooner.
+  enum class Then { kGoesOn, kAwaitsOrder };
+  void ReportSoon(Then then);
 
   // How long there has been no stream; 0 while there is one.
   std::chrono::steady_clock::duration disconnected_for() const;
@@ -54,11 +58,25 @@ class MemberLink {
  private:
   class Stream;
 
+  struct Wish {
+    bool report = false;
+    bool stop = false;
+  };
+
   void Run();
+  // Returns when something is wished, or when it is time to look for events. The wish for a report is taken.
+  Wish AwaitWish(bool is_connected);
+  void Take(const v1::MemberOrder& order);
+  void Report(Stream& stream);
+  // Whether a stream that ended so is not to be opened again; on_refused has been called then.
+  bool IsRefused(const absl::Status& status) const;
 
   const Options options_;
-  std::atomic<bool> wanted_ = false;
-  std::atomic<bool> stopping_ = false;
+  Mutex mutex_;
+  ConditionVariable woken_;
+  bool wanted_ ABSL_GUARDED_BY(mutex_) = false;
+  bool awaits_order_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::atomic<int64_t> disconnected_since_ns_;  // of the steady clock; 0: connected
   std::thread thread_;                          // last: it uses the members above
 };

@@ -116,7 +116,7 @@ void ShardMember::SetPrepared(int64_t number) {
     const MutexLock lock(mutex_);
     report_.set_prepared(number);
   }
-  link_->ReportSoon();
+  link_->ReportSoon(MemberLink::Then::kAwaitsOrder);
 }
 
 void ShardMember::SetServing(int64_t generation) {
@@ -135,7 +135,7 @@ void ShardMember::SetTrouble(const std::string& text) {
     if (!report_.trouble().empty()) return;
     report_.set_trouble(text);
   }
-  link_->ReportSoon();
+  link_->ReportSoon(MemberLink::Then::kAwaitsOrder);
 }
 
 void ShardMember::SetFinished() {
@@ -144,7 +144,7 @@ void ShardMember::SetFinished() {
     if (report_.finished()) return;
     report_.set_finished(true);
   }
-  link_->ReportSoon();
+  link_->ReportSoon(MemberLink::Then::kAwaitsOrder);
 }
 
 void ShardMember::Tick() {

@@ -168,7 +168,7 @@ absl::StatusOr<std::optional<GenerationOrder>> WorkerMember::Next(const std::str
   ready_ = true;
   is_spare_ = false;
   trouble_ = trouble;
-  link_->ReportSoon();
+  link_->ReportSoon(MemberLink::Then::kAwaitsOrder);
   while (true) {
     changed_.WaitFor(mutex_, kLook, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       return end_.has_value() || (order_.has_value() && order_->generation.number > training_);
@@ -193,7 +193,7 @@ absl::StatusOr<std::optional<GenerationOrder>> WorkerMember::Next(const std::str
   trouble_.clear();
   training_ = order_->generation.number;
   step_ = order_->generation.first_step;
-  link_->ReportSoon();
+  link_->ReportSoon(MemberLink::Then::kGoesOn);
   return std::exchange(order_, std::nullopt);
 }
 
@@ -218,7 +218,7 @@ void WorkerMember::OnStep(int64_t next_step, double step_seconds, double compute
 void WorkerMember::Fail(const absl::Status& why) {
   const MutexLock lock(mutex_);
   failure_ = why;
-  link_->ReportSoon();
+  link_->ReportSoon(MemberLink::Then::kAwaitsOrder);
   changed_.WaitFor(mutex_, kFailurePatience,
                    [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return end_.has_value(); });
 }

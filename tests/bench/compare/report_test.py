@@ -241,7 +241,8 @@ class ReportTest(unittest.TestCase):
                          "◎ the elastic star 2,990 ± 1.2 % 2,130 ± 1.5 % 71 % 2,480 ± 1.7 % 83 % snapshots",
                          "tuned PyTorch DDP not measured: it failed twice: torchrun ended with 1:",
                          "1 11, 5 20.9, 42.1 11, 5 229.9 240.2 1.04 1 in 4 min 56 s",
-                         "slowed by a control group with half of a core", "--restart_processes=1000"):
+                         "slowed by a control group with half of a core", "--restart_processes=1000",
+                         "is a hyperparameter: each of the 16 is normalised by its own mean and variance"):
             self.assert_shown(expected, words)
         self.assert_shown("That decides for the elastic star", self.summary)
         self.assert_shown("| the elastic star | 2,990 | 2,130 | 2,480 |", self.summary)
