@@ -36,6 +36,9 @@ constexpr std::chrono::microseconds kPauseMax{320};
 // Where one does not follow although it did the last time, the background thread wakes up within kRollCallInterval.
 constexpr std::chrono::microseconds kPromptMax{20};
 
+// How long a step's last Await goes on when all parameters are here, while its last messages leave.
+constexpr std::chrono::microseconds kSeeOffMax{50};
+
 // While nothing arrives the background thread answers roll calls and tells its progress this often: well within
 // StallTimes::patience, or this rank would be called silent.
 constexpr std::chrono::milliseconds kRollCallInterval{50};
@@ -292,6 +295,7 @@ void PeerExchange::Submit(int64_t step, int bucket, std::span<const float> gradi
   CHECK(machine_ != nullptr) << "Submit before Start";
   if (!pump_.failure().ok()) return;  // Await returns it
   pump_.CountCall();
+  ++unawaited_count_;
   machine_->Submit(step, bucket, gradient);
   // The first messages leave now, not at the background thread's next visit. An error stays in the pump.
   (void)pump_.Pump();
@@ -310,8 +314,17 @@ absl::Status PeerExchange::Await(int64_t step, int bucket) {
   TrainerDrives drive(*this);
   RETURN_IF_ERROR(WaitUntil([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return machine_->IsReady(bucket); },
                             absl::StrCat("step ", step, ", bucket ", bucket)));
+  if (--unawaited_count_ == 0) SeeOff();
   EndCall(2 * bucket + 1);
   return absl::OkStatus();
+}
+
+// The peers are about to take the last messages, too. Waiting for that here costs less than waking the background thread
+// for it.
+void PeerExchange::SeeOff() {
+  const auto end = std::chrono::steady_clock::now() + kSeeOffMax;
+  while (!machine_->IsIdle() && pump_.Pump().ok() && std::chrono::steady_clock::now() < end) {
+  }
 }
 
 void PeerExchange::BeginCall() {
