@@ -11,8 +11,9 @@ from typing import Any
 
 import exchange_model as model
 import sync_cells as cells
+from correction import Correction
 
-VERSION = 2
+VERSION = 3
 MEMORY, SOCKETS = "memory", "sockets"  # how messages of one host travel; between hosts always by sockets
 MEDIA = (MEMORY, SOCKETS)
 # Planned with another cell's costs where it was not measured: the same transport, so the same messages.
@@ -39,10 +40,10 @@ def is_extrapolated(costs: model.Costs, workers: int, size: int) -> bool:
     return workers > costs.workers_max or size > costs.bytes_max
 
 
-def band(costs: model.Costs, workers: int, size: int) -> float:
+def band(costs: model.Costs, workers: int, size: int, *, corrected: bool) -> float:
     """The relative band of a prediction. It is a rule of thumb beyond the measurements."""
     doublings = math.log2(max(1.0, workers / costs.workers_max)) + math.log2(max(1.0, size / costs.bytes_max))
-    return costs.band * (1 + BAND_GROWTH * doublings)
+    return (costs.band if corrected else costs.bare_band) * (1 + BAND_GROWTH * doublings)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +68,8 @@ class CostBook:
                     continue
                 if (other, by) == (sync, medium):
                     return found, ""
-                return (dataclasses.replace(found, band=max(found.band, BORROWED_BAND_MIN)),
+                borrowed_band = max(found.bare_band, BORROWED_BAND_MIN)
+                return (dataclasses.replace(found, corrections=(), band=borrowed_band, bare_band=borrowed_band),
                         f"{sync} by {medium} was not measured: planned with the costs of {other} by {by}")
         raise CostsError(f"no costs of {sync}: {HOW_TO_MEASURE} measures them")
 
@@ -93,9 +95,11 @@ def from_json(found: Mapping[str, Any]) -> CostBook:
             raise ValueError(f"unknown cell {sync}")
         for medium, one in media.items():
             seconds = {name: float(one["seconds"][name]) for name in (*model.FITTED, *model.KERNELS)}
+            corrections = tuple(Correction(int(each["workers"]), int(each["servers"]), int(each["bytes"]),
+                                           float(each["factor"])) for each in one["corrections"])
             rest = {field.name: float(one[field.name]) for field in dataclasses.fields(model.Costs)
-                    if field.name != "seconds"}
-            costs[sync, medium] = model.Costs(seconds, **rest)
+                    if field.name not in ("seconds", "corrections")}
+            costs[sync, medium] = model.Costs(seconds, corrections=corrections, **rest)
     return CostBook(costs, {key: float(value) for key, value in found["wire_factors"].items()},
                     float(found["jitter"]), str(found["machine"]), str(found["commit"]), str(found["date"]),
                     str(found["command"]))

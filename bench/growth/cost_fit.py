@@ -3,7 +3,8 @@
 The costs of summing and updating come from common_bench. What is left of each measured time is split over the other
 costs by non-negative least squares of the relative errors, so that a microsecond at 4 KiB counts as much as a
 millisecond at 4 MiB. The size of the cache is the one of CACHES with the smallest error, and contention the one of
-CONTENTIONS that explains the steps with computing best.
+CONTENTIONS that explains the steps with computing best. What the costs alone get wrong at the fitted sizes becomes the
+corrections.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from collections.abc import Iterable, Mapping, Sequence
 import exchange_model as model
 import least_squares
 import sync_cells as cells
-from workload import Cluster, Workload
+from correction import Correction
+from workload import BUCKET_BYTES, Cluster, Workload
 
 MEDIAN_ERROR_MAX, WORST_ERROR_MAX = 0.10, 0.25  # the targets on sizes left out
-FIT_BYTES = (4096, 65536, 1048576, 16777216)
-TEST_BYTES = (16384, 262144, 4194304)
+FIT_BYTES = tuple(4096 << 2 * i for i in range(7))  # to 16 MiB
+TEST_BYTES = tuple(8192 << 2 * i for i in range(6))  # between them
 CACHES = (1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20)
 CONTENTIONS = (1.0, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0)
 BAND_SHARE = 0.9  # of the errors are within the band
@@ -66,6 +68,7 @@ class Fit:
     costs: model.Costs
     fitted: int  # measurements
     test: Errors
+    bare_test: Errors  # of the costs alone, without corrections
 
 
 def _job(one: Measurement) -> model.Job:
@@ -106,6 +109,12 @@ def _seconds(measured: Sequence[Measurement], cores: float, kernels: Mapping[str
     return {**kernels, **dict(zip(model.FITTED, least_squares.non_negative(rows, right)))}
 
 
+def _corrections(measured: Sequence[Measurement], cores: float, costs: model.Costs) -> tuple[Correction, ...]:
+    """From the runs with the usual buckets: others differ in what the costs count, messages and bytes alike."""
+    return tuple(Correction(one.workers, one.servers, one.bytes, one.seconds / predicted_s(one, cores, costs))
+                 for one in measured if one.bucket_bytes == BUCKET_BYTES)
+
+
 def fit(measured: Sequence[Measurement], cores: float, kernels: Mapping[str, float]) -> Fit:
     """The costs of one cell with one medium. FitError if there are fewer measurements than costs."""
     alone = [one for one in measured if not one.compute_s]
@@ -117,12 +126,16 @@ def fit(measured: Sequence[Measurement], cores: float, kernels: Mapping[str, flo
     def mean_square(costs: model.Costs) -> float:
         return sum((predicted_s(one, cores, costs) / one.seconds - 1) ** 2 for one in known)
 
-    costs = min(candidates, key=mean_square)
+    bare = min(candidates, key=mean_square)
+    costs = dataclasses.replace(bare, cores=cores, corrections=_corrections(known, cores, bare))
     computing = [one for one in measured if one.compute_s]
     if computing:
         costs = min((dataclasses.replace(costs, contention=value) for value in CONTENTIONS),
                     key=lambda candidate: errors(computing, cores, candidate).median)
-    costs = dataclasses.replace(costs, band=band([*test, *computing] or known, cores, costs),
+    bare = dataclasses.replace(costs, corrections=())
+    unseen = [*test, *computing]
+    costs = dataclasses.replace(costs, band=band(unseen, cores, costs) or band(known, cores, bare),
+                                bare_band=band(unseen or known, cores, bare),
                                 workers_max=max(one.workers for one in measured),
                                 bytes_max=max(one.bytes for one in measured))
-    return Fit(costs, len(known), errors(test, cores, costs))
+    return Fit(costs, len(known), errors(test, cores, costs), errors(test, cores, bare))

@@ -63,7 +63,8 @@ def measured_link(seconds: dict[int, float], costs: model.Costs, cores: float) -
     # Without bytes on the link, the parts are what the ranks cost themselves, whatever the rate.
     cluster = Cluster(hosts=2, cores=cores, bytes_per_second=1.0)
     loads = {size: model.loads(job, cluster, size, RANKS_BUCKET_BYTES)[0] for size in seconds}
-    own = {size: model.parts(dataclasses.replace(load, link_bytes=0.0), cluster, costs)
+    own = {size: model.parts(dataclasses.replace(load, link_bytes=0.0), cluster,
+                              model.corrected(costs, job, cluster, size))
            for size, load in loads.items()}
     load = loads[LARGE]
     latency = max(0.0, (seconds[SMALL] - own[SMALL].exchange_s) / load.hops)
@@ -105,6 +106,7 @@ def predict(book: CostBook, place: cells.Cell, workers: int, servers: int, size:
     """The seconds of an exchange as alone.py measures it, and whether the link is what limits it."""
     costs, _ = book.find(place.sync, SOCKETS)
     job, factor = model.Job(place, workers, servers), book.wire_factor(place)
+    costs = model.corrected(costs, job, cluster, size)
     bucket = STAR_BUCKET_BYTES if place.has_servers else RANKS_BUCKET_BYTES
     each = [model.parts(load, cluster, costs, factor) for load in model.loads(job, cluster, size, bucket)]
     slowest = max(each, key=lambda one: one.exchange_s)

@@ -12,7 +12,8 @@ The exchange alone takes
     cpu     the host's messages, bytes, sums and updates, over the cores that its processes can use
     wire    the busiest link's bytes over its rate, times what the cell wastes of a link
 
-A load is linear in the costs, so that they can be fitted by least squares. A step of N workers, each of which computes
+A load is linear in the costs, so that they can be fitted by least squares. Where as many cores work as in the
+measurements, the costs are multiplied by what correction.py says. A step of N workers, each of which computes
 T, lets bucket i leave when its part of backward is done, and serves the buckets one after the other:
 
     step = max(start + time at which the last bucket is served, all work of the host / its cores)
@@ -28,7 +29,9 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
+import correction
 import sync_cells as cells
+from correction import Correction
 from workload import Cluster, Workload, bucket_count, bucket_sizes, groups
 
 # Seconds for each of these:
@@ -74,7 +77,10 @@ class Costs:
     seconds: Mapping[str, float]  # by the names of FITTED and KERNELS
     cache_bytes: float = math.inf  # a working set beyond it is in no cache
     contention: float = 1.0  # the work of an exchange costs so many times as much while the worker computes
-    band: float = 0.1  # relative error that 9 of 10 predictions do not exceed
+    cores: float = 0.0  # where they were measured; corrections are for as many
+    corrections: tuple[Correction, ...] = ()  # of `seconds`
+    band: float = 0.1  # relative error that 9 of 10 corrected predictions do not exceed
+    bare_band: float = 0.1  # likewise, without corrections
     workers_max: float = math.inf  # of the measurements
     bytes_max: float = math.inf  # likewise
 
@@ -228,6 +234,20 @@ def step_s(load: Load, cluster: Cluster, costs: Costs, computing_s: float, busy_
     return max(found.start_s + served, (busy_s + work + (costs.contention - 1) * contended) / cluster.cores)
 
 
+def is_corrected(costs: Costs, job: Job, cluster: Cluster) -> bool:
+    """Whether the job's processes share as many cores as those of the measurements did: on such a host, or on emulated
+    hosts, which have parts of its cores."""
+    hosts = cluster.hosts if job.place.placement == cells.OWN_HOSTS else cluster.hosts_of(job.workers)
+    return math.isclose(hosts * cluster.cores, costs.cores)
+
+
+def corrected(costs: Costs, job: Job, cluster: Cluster, total: int) -> Costs:
+    if not is_corrected(costs, job, cluster):
+        return costs
+    factor = correction.factor(costs.corrections, job.workers, job.servers, total)
+    return dataclasses.replace(costs, seconds={name: factor * value for name, value in costs.seconds.items()})
+
+
 @dataclasses.dataclass(frozen=True)
 class Prediction:
     step_s: float
@@ -238,6 +258,7 @@ def predict(job: Job, cluster: Cluster, workload: Workload, costs: Costs, wire_f
             jitter: float = 0.0, bench: bool = False) -> Prediction:
     """One step of a job; with `bench`, of ring_bench or star_bench."""
     computing = compute_s(job, cluster, workload, jitter)
+    costs = corrected(costs, job, cluster, workload.bytes)
     here = -(-job.workers // cluster.hosts_of(job.workers))
     steps = []
     for place, load in enumerate(loads(job, cluster, workload.bytes, workload.bucket_bytes)):

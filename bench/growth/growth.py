@@ -167,11 +167,12 @@ def table(fits: dict[Key, cost_fit.Fit]) -> list[str]:
     lines += ["", f"On sizes left out of the fit (targets: median {100 * cost_fit.MEDIAN_ERROR_MAX:.0f} %, worst "
                   f"{100 * cost_fit.WORST_ERROR_MAX:.0f} %):"]
     for (sync, medium), fit in fits.items():
-        test = fit.test
+        test, bare = fit.test, fit.bare_test
+        without = (f"; without corrections {100 * bare.median:.1f} %, {100 * bare.worst:.1f} %" if test.count else "")
         found = (f"median {100 * test.median:5.1f} %, worst {100 * test.worst:5.1f} % ({test.worst_at})" if test.count
                  else "no test")
         lines.append(f"{sync + ' by ' + medium:26} {'met   ' if test.met else 'MISSED'} {found}; {fit.fitted} fitted, "
-                     f"{test.count} tested")
+                     f"{test.count} tested{without}")
     return lines
 
 

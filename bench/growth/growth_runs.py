@@ -22,8 +22,8 @@ from workload import BUCKET_BYTES
 WORKERS = (1, 2, 3, 4, 8, 16, 32, 64)
 # All processes' vectors together; more would measure this machine's memory, and take minutes a step.
 BYTES_OF_ALL_MAX = 64 << 20
-STEPS_MAX, STEPS_MIN = 40, 10
-STEP_WORKERS = 300  # steps of a size times workers
+STEPS_MAX, STEPS_MIN = 200, 10
+STEP_WORKERS = 640  # steps of a size times workers
 SERVERS_MAX = 4
 BENCH_SECONDS_MAX = 900
 COMPUTE_S = (0.002, 0.01)

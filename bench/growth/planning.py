@@ -126,7 +126,9 @@ def _point(place: cells.Cell, workers: int, cluster: Cluster, workload: Workload
     steps = {count: predicted(count) for count in counts}
     shortest = min(one.step_s for one in steps.values())
     chosen = next(count for count in counts if steps[count].step_s <= (1 + SERVER_GAIN_MIN) * shortest)
-    return Point(workers, chosen, steps[chosen].step_s, steps[chosen].exposed_s, band(costs, workers, workload.bytes),
+    return Point(workers, chosen, steps[chosen].step_s, steps[chosen].exposed_s,
+                 band(costs, workers, workload.bytes,
+                      corrected=model.is_corrected(costs, model.Job(place, workers, chosen), cluster)),
                  is_extrapolated(costs, workers, workload.bytes))
 
 

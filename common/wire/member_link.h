@@ -47,8 +47,8 @@ class MemberLink {
   MemberLink(const MemberLink&) = delete;
   MemberLink& operator=(const MemberLink&) = delete;
 
-  // Something has changed: a report leaves at once, and not only after a quarter of a second. A process that then waits
-  // for an order gets it sooner.
+  // Something has changed: a report leaves as soon as the stream takes it, and not only after a quarter of a second. A
+  // process that then waits for an order gets it sooner.
   enum class Then { kGoesOn, kAwaitsOrder };
   void ReportSoon(Then then);
 
@@ -64,8 +64,9 @@ class MemberLink {
   };
 
   void Run();
-  // Returns when something is wished, or when it is time to look for events. The wish for a report is taken.
-  Wish AwaitWish(bool is_connected);
+  // Returns when something is wanted, or when it is time to look for events. The wish for a report is taken.
+  // `has_reported`: on this stream.
+  Wish AwaitWish(bool has_reported);
   void Take(const v1::MemberOrder& order);
   void Report(Stream& stream);
   // Whether a stream that ended so is not to be opened again; on_refused has been called then.
@@ -75,7 +76,7 @@ class MemberLink {
   Mutex mutex_;
   ConditionVariable woken_;
   bool wanted_ ABSL_GUARDED_BY(mutex_) = false;
-  bool awaits_order_ ABSL_GUARDED_BY(mutex_) = false;
+  bool awaits_order_ ABSL_GUARDED_BY(mutex_) = true;  // at first, how to begin
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::atomic<int64_t> disconnected_since_ns_;  // of the steady clock; 0: connected
   std::thread thread_;                          // last: it uses the members above

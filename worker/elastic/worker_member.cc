@@ -198,6 +198,7 @@ absl::StatusOr<std::optional<GenerationOrder>> WorkerMember::Next(const std::str
 }
 
 absl::StatusOr<bool> WorkerMember::AwaitEnd() {
+  link_->ReportSoon(MemberLink::Then::kAwaitsOrder);
   const MutexLock lock(mutex_);
   while (!end_.has_value()) {
     if (superseded()) return false;

@@ -22,6 +22,7 @@ import predictions
 import programs
 import regimes
 import sync_cells as cells
+from correction import Correction
 from emulated_hosts import Comparison, Link
 from made_costs import COSTS, FREE, make_book
 from workload import Cluster, Workload
@@ -116,8 +117,8 @@ class PlanningTest(unittest.TestCase):
         self.assertTrue(sentences[1].startswith("64 workers: "))
 
     def test_within_the_bands(self):
-        tied = make(costs=dataclasses.replace(FREE, band=0.5), workers=[4])
-        apart = make(costs=dataclasses.replace(FREE, band=0.02), workers=[4])
+        tied = make(costs=dataclasses.replace(FREE, bare_band=0.5), workers=[4])
+        apart = make(costs=dataclasses.replace(FREE, bare_band=0.02), workers=[4])
         self.assertIn(", which is within the bands", planning.crossings(tied)[0])
         self.assertNotIn("bands", planning.crossings(apart)[0])
 
@@ -155,6 +156,17 @@ class PlanningTest(unittest.TestCase):
         self.assertEqual({(one.extrapolated, round(one.band, 3)) for each in large.lines for one in each.points},
                          {(True, 0.075)})
         self.assertEqual(large.measured_until, 0)
+
+    def test_corrections_and_their_band_are_for_as_many_cores_as_measured(self):
+        twice = dataclasses.replace(COSTS, cores=2, corrections=(Correction(2, 0, 4096, 2.0),), band=0.02,
+                                    bare_band=0.3)
+        no_link = {"bytes_per_second": 1e15}
+        for cluster, factor, band in ((Cluster(cores=2), 2.0, 0.02), (Cluster(cores=16), 1.0, 0.3), (HOSTS, 1.0, 0.3),
+                                      (Cluster(hosts=2, cores=1, **no_link), 2.0, 0.02)):
+            found, plain = (planning.make(Workload("a", 4096), cluster, [2], make_book(costs)).lines[0].points[0]
+                            for costs in (twice, COSTS))
+            self.assertAlmostEqual(found.step_s / plain.step_s, factor)
+            self.assertEqual(found.band, band)
 
     def test_every_cell_is_extrapolated_from_its_own_measurements(self):
         book = make_book()

@@ -1,6 +1,7 @@
 #include "worker/exchange/peer/peer_exchange.h"
 
 #include <sys/prctl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -312,6 +313,8 @@ void PeerExchange::SubmitNode(int64_t step, int bucket, int node, std::span<cons
 
 absl::Status PeerExchange::Await(int64_t step, int bucket) {
   TrainerDrives drive(*this);
+  // The bucket may not be in flight: Submit does nothing after a failure.
+  if (!pump_.failure().ok()) return pump_.failure();
   RETURN_IF_ERROR(WaitUntil([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return machine_->IsReady(bucket); },
                             absl::StrCat("step ", step, ", bucket ", bucket)));
   if (--unawaited_count_ == 0) SeeOff();
@@ -319,9 +322,10 @@ absl::Status PeerExchange::Await(int64_t step, int bucket) {
   return absl::OkStatus();
 }
 
-// The peers are about to take the last messages, too. Waiting for that here costs less than waking the background thread
-// for it.
+// The peers are about to take this rank's last messages. Waiting for that here costs less than waking the background
+// thread. With more ranks than cores the peer that is waited for may need this core.
 void PeerExchange::SeeOff() {
+  if (pump_.world_size() > sysconf(_SC_NPROCESSORS_ONLN)) return;
   const auto end = std::chrono::steady_clock::now() + kSeeOffMax;
   while (!machine_->IsIdle() && pump_.Pump().ok() && std::chrono::steady_clock::now() < end) {
   }

@@ -277,6 +277,30 @@ TEST(PeerExchange, AnAbortReachesEverybodyWithItsReason) {
   }
 }
 
+// Submit does nothing after a failure, so the bucket is not in flight, and looks as if it were ready.
+TEST(PeerExchange, AwaitReturnsAFailureThatCameBeforeItsSubmit) {
+  const ExampleJob job = {.element_count = 64, .bucket_bytes = 1, .world_size = 2};
+  InMemoryNetwork network(2, 4);
+  const Exchanges exchanges = MakeExchanges(network, 2);
+  const auto start = [&](int rank, std::vector<float>& parameters) {
+    parameters = job.InitialParameters();
+    CHECK_OK(exchanges[rank]->Start(job.Spec(rank), parameters));
+  };
+  std::thread other([&] {
+    std::vector<float> parameters;
+    start(1, parameters);
+    exchanges[1]->Abort(absl::CancelledError("enough"));
+  });
+  std::vector<float> parameters;
+  start(0, parameters);
+  std::vector<double> value(1);
+  EXPECT_FALSE(exchanges[0]->Sum(SumPurpose::kStopVote, value).ok());
+  const std::vector<float> gradient = job.Gradient(0, 0);
+  exchanges[0]->Submit(0, 0, gradient);
+  EXPECT_THAT(std::string(exchanges[0]->Await(0, 0).message()), HasSubstr("rank 1 gave up: enough"));
+  other.join();
+}
+
 TEST(PeerExchange, ALongReasonIsCut) {
   Training training = {.job = {.element_count = 64, .bucket_bytes = 1, .world_size = 2}};
   training.before_step = [](int rank, int64_t step) {
