@@ -64,7 +64,7 @@ def measured_link(seconds: dict[int, float], costs: model.Costs, cores: float) -
     cluster = Cluster(hosts=2, cores=cores, bytes_per_second=1.0)
     loads = {size: model.loads(job, cluster, size, RANKS_BUCKET_BYTES)[0] for size in seconds}
     own = {size: model.parts(dataclasses.replace(load, link_bytes=0.0), cluster,
-                              model.corrected(costs, job, cluster, size))
+                             model.corrected(costs, job, cluster, size))
            for size, load in loads.items()}
     load = loads[LARGE]
     latency = max(0.0, (seconds[SMALL] - own[SMALL].exchange_s) / load.hops)

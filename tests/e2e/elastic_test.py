@@ -344,7 +344,7 @@ class ElasticTest(ElasticRunTest):
         self.expect_local_outcome()
 
     def test_a_second_coordinator_does_not_get_the_log(self):
-        self.epochs = 36
+        self.epochs = 180  # the second one waits two seconds for the log, in which the run must not end
         self.start_servers(1)
         self.add_worker()
         self.await_generation(1)
