@@ -113,6 +113,8 @@ absl::Status PeerExchange::Start(const JobSpec& job, std::span<float> parameters
   RETURN_IF_ERROR(ShareStart());
   job_.optimizer_state.clear();
   machine_ = CreateMachine();
+  // Here, because it reads a file.
+  has_enough_cores_ = pump_.world_size() <= sysconf(_SC_NPROCESSORS_ONLN);
   if (!owner_->status().ok()) return Fail(owner_->status());  // the machine's memory
   // The thread drives machine_, so it begins last. One rank alone never has anything in flight.
   if (pump_.world_size() > 1) background_ = std::thread([this] { DriveInBackground(); });
@@ -325,7 +327,7 @@ absl::Status PeerExchange::Await(int64_t step, int bucket) {
 // The peers are about to take this rank's last messages. Waiting for that here costs less than waking the background
 // thread. With more ranks than cores the peer that is waited for may need this core.
 void PeerExchange::SeeOff() {
-  if (pump_.world_size() > sysconf(_SC_NPROCESSORS_ONLN)) return;
+  if (!has_enough_cores_) return;
   const auto end = std::chrono::steady_clock::now() + kSeeOffMax;
   while (!machine_->IsIdle() && pump_.Pump().ok() && std::chrono::steady_clock::now() < end) {
   }

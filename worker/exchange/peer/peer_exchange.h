@@ -164,6 +164,7 @@ class PeerExchange final : public GradientExchange {
   // time. Then the background thread need not wake up between the two.
   std::vector<bool> next_is_prompt_ ABSL_GUARDED_BY(mutex_);
   int last_call_ ABSL_GUARDED_BY(mutex_) = -1;
+  bool has_enough_cores_ ABSL_GUARDED_BY(mutex_) = false;
   int unawaited_count_ ABSL_GUARDED_BY(mutex_) = 0;  // buckets that are submitted and not awaited
   std::chrono::steady_clock::time_point last_call_end_ ABSL_GUARDED_BY(mutex_);
   const std::unique_ptr<HostTransport> transport_ ABSL_PT_GUARDED_BY(mutex_);
