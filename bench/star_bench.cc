@@ -66,7 +66,7 @@ ABSL_FLAG(std::string, rendezvous, "", "tcp: where worker 0 listens, and servers
 ABSL_FLAG(int, rank, 0,
           "with --addresses or --rendezvous: which worker this process is, the only one it starts; rank 0 prints");
 ABSL_FLAG(int, lanes, 1, "connections between a worker and a server");
-ABSL_FLAG(bool, pin, true, "worker i and server i run on core i modulo the number of cores");
+ABSL_FLAG(bool, pin, true, "process i runs on core i modulo the number of cores: workers first, then servers");
 ABSL_FLAG(bool, shared_memory, true, "arrays travel through shared memory, else through the socket");
 ABSL_FLAG(int64_t, compute_us, 0, "how long each step of a worker computes between its Submits and its Awaits");
 ABSL_FLAG(int64_t, steps_max, 3000, "steps of a size, where its bytes do not ask for fewer");
@@ -135,8 +135,9 @@ std::unique_ptr<Transport> ConnectOverTcp(int rank, Place& place) {
 }
 
 int ServerRankProcess(int shard, Place& place, Row* row) {
-  Pin(shard);
-  ShardRank server(ConnectOverTcp(absl::GetFlag(FLAGS_workers) + shard, place),
+  const int process = absl::GetFlag(FLAGS_workers) + shard;
+  Pin(process);
+  ShardRank server(ConnectOverTcp(process, place),
                    {.shard = shard, .shard_count = absl::GetFlag(FLAGS_servers)});
   CHECK_OK(server.Run());
   row->cost = ReadProcessorCost();
@@ -160,7 +161,7 @@ std::unique_ptr<GradientExchange> MakeExchange(int rank, Place& place) {
 }
 
 int ServerProcess(int shard, int address_pipe, Row* row) {
-  Pin(shard);
+  Pin(absl::GetFlag(FLAGS_workers) + shard);
   auto server = ParameterServer::Start({.listen = "127.0.0.1:0",
                                         .shard = shard,
                                         .shard_count = absl::GetFlag(FLAGS_servers),

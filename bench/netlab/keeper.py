@@ -34,6 +34,9 @@ NAMESPACES = ("net", "uts", "mnt")
 BURST_BYTES_MIN = 128 << 10
 # The queue at a port of the switch, which drops what exceeds it. A typical 1 Gbit/s switch has about as much.
 QUEUE_BYTES = 2 << 20
+# The hosts have Linux's default, whatever the machine has, or else what every kernel has. BBR paces each connection by
+# what it has carried before; a step's connections start and stop, and leave links idle.
+CONGESTION_CONTROLS = ("cubic", "reno")
 END_SECONDS_MAX = 5
 
 
@@ -90,7 +93,10 @@ class Lab:
                  str(QUEUE_BYTES)]
         pids = []
         for host in range(self.hosts):
-            pids.append(self.hold("hostname host%d; mount --bind '%s' /etc/hosts; ip link set lo up" % (host, names)))
+            pids.append(self.hold("hostname host%d; mount --bind '%s' /etc/hosts; ip link set lo up\n"
+                                  "for name in %s; do\n"
+                                  "  if echo $name > /proc/sys/net/ipv4/tcp_congestion_control; then break; fi\n"
+                                  "done 2>/dev/null" % (host, names, " ".join(CONGESTION_CONTROLS))))
             port = "port%d" % host
             at_switch = ["nsenter", "--target=%d" % switch, "--net"]
             at_host = ["nsenter", "--target=%d" % pids[-1], "--net"]

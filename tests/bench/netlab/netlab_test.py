@@ -99,6 +99,12 @@ class NetlabTest(unittest.TestCase):
             with Netlab(hosts=1) as other:
                 self.assertEqual(self.run_to_end(other.command(0, ["hostname", "-I"])).strip(), lab.addresses[0])
 
+    def test_no_host_has_the_machines_congestion_control(self):
+        with Netlab(hosts=2) as lab:
+            for host in range(2):
+                name = self.run_to_end(lab.command(host, ["cat", "/proc/sys/net/ipv4/tcp_congestion_control"])).strip()
+                self.assertIn(name, ("cubic", "reno"))
+
     def test_links_have_the_rate(self):
         with Netlab(hosts=2, rate="200mbit") as lab:
             receiver = subprocess.Popen(lab.command(0, [sys.executable, "-c", RECEIVE]), stdout=subprocess.PIPE,
