@@ -137,8 +137,7 @@ std::unique_ptr<Transport> ConnectOverTcp(int rank, Place& place) {
 int ServerRankProcess(int shard, Place& place, Row* row) {
   const int process = absl::GetFlag(FLAGS_workers) + shard;
   Pin(process);
-  ShardRank server(ConnectOverTcp(process, place),
-                   {.shard = shard, .shard_count = absl::GetFlag(FLAGS_servers)});
+  ShardRank server(ConnectOverTcp(process, place), {.shard = shard, .shard_count = absl::GetFlag(FLAGS_servers)});
   CHECK_OK(server.Run());
   row->cost = ReadProcessorCost();
   return 0;
