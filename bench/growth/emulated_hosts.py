@@ -83,6 +83,7 @@ class Comparison:
     measured_s: float
     predicted_s: float
     wire_bound: bool = False  # by the prediction
+    wasting: float = 0.0  # of its load
 
     @property
     def error(self) -> float:
@@ -102,15 +103,15 @@ def _place(sync: str) -> cells.Cell:
 
 
 def predict(book: CostBook, place: cells.Cell, workers: int, servers: int, size: int, cluster: Cluster
-            ) -> tuple[float, bool]:
-    """The seconds of an exchange as alone.py measures it, and whether the link is what limits it."""
+            ) -> tuple[float, bool, float]:
+    """The seconds of an exchange as alone.py measures it, whether the link is what limits it, and Load.wasting."""
     costs, _ = book.find(place.sync, SOCKETS)
     job, factor = model.Job(place, workers, servers), book.wire_factor(place)
     costs = model.corrected(costs, job, cluster, size)
     bucket = STAR_BUCKET_BYTES if place.has_servers else RANKS_BUCKET_BYTES
-    each = [model.parts(load, cluster, costs, factor) for load in model.loads(job, cluster, size, bucket)]
-    slowest = max(each, key=lambda one: one.exchange_s)
-    return slowest.exchange_s, slowest.wire_s > slowest.cpu_s
+    each = [(model.parts(load, cluster, costs, factor), load) for load in model.loads(job, cluster, size, bucket)]
+    slowest, load = max(each, key=lambda one: one[0].exchange_s)
+    return slowest.exchange_s, slowest.wire_s > slowest.cpu_s, load.wasting
 
 
 Times = dict[tuple[str, int, int], float]  # seconds by sync, servers and bytes
@@ -185,12 +186,13 @@ def compare_all(labs: Sequence[Lab], book: CostBook, repeats: int, say: Callable
 
 
 def wire_factors(found: Sequence[Comparison]) -> dict[str, float]:
-    """What each cell wastes of a link, from long exchanges that a link limits and that were predicted with factors of
-    1. At least 1, as no cell can be faster than its link."""
+    """What each cell wastes of a link while it can (Load.wasting), from long exchanges that a link limits and that were
+    predicted with factors of 1. At least 1, as no cell can be faster than its link."""
     ratios: dict[str, list[float]] = {}
     for one in found:
         if one.wire_bound and one.bytes >= LARGE:
-            ratios.setdefault(place_key(one.place), []).append(one.measured_s / one.predicted_s)
+            more = one.measured_s / one.predicted_s - 1
+            ratios.setdefault(place_key(one.place), []).append(1 + more / one.wasting if one.wasting else 1.0)
     return {key: max(1.0, statistics.median(values)) for key, values in ratios.items()}
 
 

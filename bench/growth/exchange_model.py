@@ -48,7 +48,7 @@ FITTED = (
 )
 # A byte of a contribution added, and of parameters updated: measured by common_bench, not fitted.
 KERNELS = ("sum_byte", "apply_byte")
-EAGER_BYTES = 4096  # MPI and gRPC hand over longer messages in another way
+EAGER_BYTES = 4095  # MPI and gRPC hand over longer messages in another way; MPI's 4,096 has a header, too
 # The worker's forward is about a third of its computing: backward does two products where forward does one.
 FORWARD_SHARE = 1 / 3
 COPIES = 3  # gradient, parameters, and what the optimizer keeps: a worker's working set in units of M
@@ -69,6 +69,13 @@ class Load:
     working_set: float
     link_bytes: float  # in the busier direction
     fill: float = 1.0  # the link's time, times this, where a first or last bucket leaves one direction idle
+    meeting: int = 1  # processes of other hosts that send to one of this host at once
+
+    @property
+    def wasting(self) -> float:
+        """The share of the link's time in which a cell can waste some of it: where several senders meet, and one bucket
+        waits behind another."""
+        return 1 - 1 / self.buckets if self.meeting > 1 else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,14 +159,15 @@ def loads(job: Job, cluster: Cluster, total: int, asked_bucket: int) -> list[Loa
         working_set=servers_here * COPIES * total / servers)
     if own:
         fill = 1 + 1 / buckets
-        return [dataclasses.replace(of_workers, link_bytes=float(here * total), fill=fill),
-                dataclasses.replace(of_servers, link_bytes=workers * total / servers, fill=fill)]
+        return [dataclasses.replace(of_workers, link_bytes=float(here * total), fill=fill, meeting=servers),
+                dataclasses.replace(of_servers, link_bytes=workers * total / servers, fill=fill, meeting=workers)]
     crossing_bytes = (here * total * (servers - servers_here) / servers
                       + servers_here * total / servers * (workers - here)) if hosts > 1 else 0.0
     return [dataclasses.replace(
         of_servers, processes=here + servers_here, messages=of_workers.messages + of_servers.messages,
         long_messages=of_workers.long_messages + of_servers.long_messages, bytes=of_workers.bytes + of_servers.bytes,
-        working_set=of_workers.working_set + of_servers.working_set, link_bytes=crossing_bytes)]
+        working_set=of_workers.working_set + of_servers.working_set, link_bytes=crossing_bytes,
+        meeting=max(workers - here, servers - servers_here))]
 
 
 def usable_cores(load: Load, cluster: Cluster) -> float:
@@ -191,7 +199,8 @@ def parts(load: Load, cluster: Cluster, costs: Costs, wire_factor: float = 1.0) 
     wire = 0.0
     if load.link_bytes:
         start += load.hops * cluster.latency_s
-        wire = wire_factor * load.fill * load.link_bytes / cluster.bytes_per_second
+        wasted = 1 + (wire_factor - 1) * load.wasting
+        wire = wasted * load.fill * load.link_bytes / cluster.bytes_per_second
     return Parts(start, sum(seconds.values()) - sum(seconds[name] for name in _START), wire)
 
 

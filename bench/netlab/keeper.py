@@ -30,8 +30,11 @@ from typing import Any
 
 SUBNET = "10.77.0"
 NAMESPACES = ("net", "uts", "mnt")
-# A link passes this much at once. It must hold the largest packet that the kernel builds (64 KiB), or packets are cut.
-BURST_BYTES_MIN = 128 << 10
+# The kernel hands over long packets, and a link passes one at once, whatever its rate. So they have no more than a link
+# carries in a quarter of a millisecond, within these limits, and a link's burst holds one with its headers.
+PACKET_BYTES_MIN = 8 << 10
+PACKET_BYTES_MAX = 64 << 10  # the kernel's own
+HEADERS_BYTES_MAX = 4 << 10  # of all segments of a packet, which count on the link
 # The queue at a port of the switch, which drops what exceeds it. A typical 1 Gbit/s switch has about as much.
 QUEUE_BYTES = 2 << 20
 # The hosts have Linux's default, whatever the machine has, or else what every kernel has. BBR paces each connection by
@@ -89,8 +92,12 @@ class Lab:
             file.write("127.0.0.1 localhost\n")
             file.writelines("%s host%d\n" % (address(host), host) for host in range(self.hosts))
         switch = self.hold("ip link add switch type bridge && ip link set switch up")
-        shape = ["root", "tbf", "rate", "%dbit" % bits, "burst", str(max(BURST_BYTES_MIN, bits // 8 // 1000)), "limit",
-                 str(QUEUE_BYTES)]
+        quarter_ms_bytes = bits // 8 // 4000
+        packet_bytes = min(max(PACKET_BYTES_MIN, quarter_ms_bytes), PACKET_BYTES_MAX)
+        shape = ["root", "tbf", "rate", "%dbit" % bits, "burst", str(max(packet_bytes + HEADERS_BYTES_MAX,
+                                                                         quarter_ms_bytes)),
+                 "limit", str(QUEUE_BYTES)]
+        whole = ["gso_max_size", str(packet_bytes)]
         pids = []
         for host in range(self.hosts):
             pids.append(self.hold("hostname host%d; mount --bind '%s' /etc/hosts; ip link set lo up\n"
@@ -101,10 +108,10 @@ class Lab:
             at_switch = ["nsenter", "--target=%d" % switch, "--net"]
             at_host = ["nsenter", "--target=%d" % pids[-1], "--net"]
             run(*at_switch, "ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", str(pids[-1]))
-            run(*at_switch, "ip", "link", "set", port, "master", "switch", "addrgenmode", "none", "up")
+            run(*at_switch, "ip", "link", "set", port, "master", "switch", "addrgenmode", "none", *whole, "up")
             run(*at_switch, "tc", "qdisc", "add", "dev", port, *shape)
             run(*at_host, "ip", "address", "add", address(host) + "/24", "dev", "eth0")
-            run(*at_host, "ip", "link", "set", "eth0", "addrgenmode", "none", "up")
+            run(*at_host, "ip", "link", "set", "eth0", "addrgenmode", "none", *whole, "up")
             run(*at_host, "tc", "qdisc", "add", "dev", "eth0", *shape)
         self.write_agent(pids)
         return pids

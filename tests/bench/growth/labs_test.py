@@ -53,7 +53,7 @@ class FakeExchanges:
                 cells.BY_SYNC[sync]
             count = workers if place.has_servers else 0
             for size in sizes:
-                seconds, _ = labs.predict(book, place, workers, count, size, cluster)
+                seconds, *_ = labs.predict(book, place, workers, count, size, cluster)
                 found.append({"sync": sync, "workers": workers, "servers": count, "bytes": size,
                               "latency_us": 1e6 * self.slower * seconds, "bus_gb_per_s": 1.0, "section": lab.section})
         return found, missing, []
@@ -146,6 +146,8 @@ class LabsTest(unittest.TestCase):
         # Only what a link limits tells of links, and nothing is faster than its link.
         self.assertEqual(labs.wire_factors([dataclasses.replace(one, wire_bound=False)]), {})
         self.assertEqual(labs.wire_factors([one]), {"ring": 1.0})
+        wasteful = dataclasses.replace(one, measured_s=1.05 * 1.15, wasting=0.75)
+        self.assertAlmostEqual(labs.wire_factors([wasteful])["ring"], 1.2)
 
 
 @unittest.mock.patch.object(machine, "cores", lambda: [4, 5])

@@ -96,11 +96,16 @@ class BoundTest(unittest.TestCase):
                 BY_SYNC[sync], 8, servers, 4096)
             self.assertAlmostEqual(latency, hops)
 
-    def test_a_wasteful_cell_takes_its_factor_longer(self):
-        cluster = Cluster(hosts=2, cores=2, bytes_per_second=RATE)
-        load, = model.loads(model.Job(BY_SYNC["ring"], 2, 0), cluster, 16 * MIB, MIB)
-        self.assertAlmostEqual(model.parts(load, cluster, FREE, 1.25).wire_s,
-                               1.25 * model.parts(load, cluster, FREE).wire_s)
+    def test_a_cell_wastes_while_several_senders_meet_and_buckets_wait_for_each_other(self):
+        cluster = Cluster(hosts=8, cores=2, bytes_per_second=RATE)
+        for place, workers, servers, size, wasted in (
+                (BY_SYNC["ring"], 4, 0, 16 * MIB, 0.0), (BY_SYNC["star"], 2, 2, 16 * MIB, 0.0),
+                (BY_SYNC["star"], 4, 4, 16 * MIB, 15 / 16), (BY_SYNC["star"], 4, 4, MIB, 0.0),
+                (own("star"), 1, 1, 16 * MIB, 0.0), (own("star"), 2, 2, 4 * MIB, 3 / 4)):
+            for load in model.loads(model.Job(place, workers, servers), cluster, size, MIB):
+                self.assertAlmostEqual(load.wasting, wasted)
+                self.assertAlmostEqual(model.parts(load, cluster, FREE, 1.25).wire_s,
+                                       (1 + 0.25 * wasted) * model.parts(load, cluster, FREE).wire_s)
 
 
 class LoadTest(unittest.TestCase):
@@ -148,7 +153,8 @@ class LoadTest(unittest.TestCase):
         for sync in ("star", "star-servers-tcp"):
             self.assertEqual(self.load(sync, 2, 1).messages, 2 * (2 * 1 * 2 * 16))
             self.assertEqual(self.load(sync, 2, 1).long_messages, self.load(sync, 2, 1).messages)
-            self.assertEqual(self.load(sync, 2, 1, 4096).long_messages, 0)
+            self.assertEqual(self.load(sync, 2, 1, 4096).long_messages, self.load(sync, 2, 1, 4096).messages)
+            self.assertEqual(self.load(sync, 2, 1, 2048).long_messages, 0)
 
     def test_bytes(self):
         for sync, servers in (("ring", 0), ("star-tcp", 0)):
