@@ -69,7 +69,7 @@ class Load:
     working_set: float
     link_bytes: float  # in the busier direction
     fill: float = 1.0  # the link's time, times this, where a first or last bucket leaves one direction idle
-    meeting: int = 1  # processes of other hosts that send to one of this host at once
+    meeting: int = 1  # processes of other hosts that send to one of this host at once; 1 for ranks, which waste nothing
 
     @property
     def wasting(self) -> float:

@@ -94,10 +94,9 @@ class Lab:
         switch = self.hold("ip link add switch type bridge && ip link set switch up")
         quarter_ms_bytes = bits // 8 // 4000
         packet_bytes = min(max(PACKET_BYTES_MIN, quarter_ms_bytes), PACKET_BYTES_MAX)
-        shape = ["root", "tbf", "rate", "%dbit" % bits, "burst", str(max(packet_bytes + HEADERS_BYTES_MAX,
-                                                                         quarter_ms_bytes)),
-                 "limit", str(QUEUE_BYTES)]
-        whole = ["gso_max_size", str(packet_bytes)]
+        burst_bytes = max(packet_bytes + HEADERS_BYTES_MAX, quarter_ms_bytes)
+        shape = ["root", "tbf", "rate", "%dbit" % bits, "burst", str(burst_bytes), "limit", str(QUEUE_BYTES)]
+        packets = ["gso_max_size", str(packet_bytes)]
         pids = []
         for host in range(self.hosts):
             pids.append(self.hold("hostname host%d; mount --bind '%s' /etc/hosts; ip link set lo up\n"
@@ -108,10 +107,10 @@ class Lab:
             at_switch = ["nsenter", "--target=%d" % switch, "--net"]
             at_host = ["nsenter", "--target=%d" % pids[-1], "--net"]
             run(*at_switch, "ip", "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", str(pids[-1]))
-            run(*at_switch, "ip", "link", "set", port, "master", "switch", "addrgenmode", "none", *whole, "up")
+            run(*at_switch, "ip", "link", "set", port, "master", "switch", "addrgenmode", "none", *packets, "up")
             run(*at_switch, "tc", "qdisc", "add", "dev", port, *shape)
             run(*at_host, "ip", "address", "add", address(host) + "/24", "dev", "eth0")
-            run(*at_host, "ip", "link", "set", "eth0", "addrgenmode", "none", *whole, "up")
+            run(*at_host, "ip", "link", "set", "eth0", "addrgenmode", "none", *packets, "up")
             run(*at_host, "tc", "qdisc", "add", "dev", "eth0", *shape)
         self.write_agent(pids)
         return pids
