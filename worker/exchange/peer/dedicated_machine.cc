@@ -1,11 +1,26 @@
 #include "worker/exchange/peer/dedicated_machine.h"
 
 #include <algorithm>
+#include <limits>
+#include <optional>
 
 #include "common/check.h"
+#include "common/limits.h"
 #include "common/transport/shard_wire.h"
 
 namespace starring {
+namespace {
+
+// An operation is the send of a contribution, or the receive of a server's answer.
+uint64_t SendOf(int bucket) { return static_cast<uint64_t>(bucket); }
+uint64_t AnswerOf(int bucket, int shard) { return static_cast<uint64_t>(shard + 1) << 32 | SendOf(bucket); }
+int BucketOf(uint64_t operation) { return static_cast<int>(operation & std::numeric_limits<uint32_t>::max()); }
+std::optional<int> AnsweringShard(uint64_t operation) {
+  const int number = static_cast<int>(operation >> 32);
+  return number == 0 ? std::nullopt : std::optional(number - 1);
+}
+
+}  // namespace
 
 DedicatedMachine::DedicatedMachine(const Options& options)
     : buckets_(*options.buckets),
@@ -14,6 +29,7 @@ DedicatedMachine::DedicatedMachine(const Options& options)
       server_count_(options.server_count),
       track_(options.track),
       first_tag_(options.first_tag),
+      servers_(options.server_count),
       missing_(buckets_.bucket_count(), 0),
       submitted_ns_(track_ == nullptr ? 0 : buckets_.bucket_count(), 0) {
   CHECK_EQ(buckets_.element_count(), parameters_.size());
@@ -45,27 +61,52 @@ void DedicatedMachine::Send(int bucket, std::span<const float> gradient, Awaits 
   const ElementRange range = buckets_.bucket(bucket);
   CHECK_EQ(gradient.size(), range.size());
   const int worker_count = transport_.world_size() - server_count_;
-  const Transport::Token token = {.poster = this, .operation = static_cast<uint64_t>(bucket)};
   for (int i = 0; i < server_count_; ++i) {
     const int shard = (transport_.rank() + i) % server_count_;
     const ElementRange slice = buckets_.ShardSlice(bucket, shard, server_count_);
     // A short bucket may have nothing for some servers, which then expect nothing.
     if (slice.size() == 0) continue;
-    const int server = worker_count + shard;
-    if (awaits == Awaits::kParameters) {
-      const auto answer = std::as_writable_bytes(parameters_.subspan(slice.begin, slice.size()));
-      ++missing_[bucket];
-      counters_.bytes_received += std::ssize(answer);
-      transport_.PostReceive(server, ParametersTag(first_tag_, bucket), answer, token);
-    }
-    const auto contribution = std::as_bytes(gradient.subspan(slice.begin - range.begin, slice.size()));
+    const Contribution contribution = {
+        .bucket = bucket, .bytes = std::as_bytes(gradient.subspan(slice.begin - range.begin, slice.size()))};
     ++missing_[bucket];
-    counters_.bytes_sent += std::ssize(contribution);
-    transport_.PostSend(server, GradientTag(first_tag_, bucket), contribution, token);
+    counters_.bytes_sent += std::ssize(contribution.bytes);
+    if (awaits == Awaits::kNothing) {
+      Post(shard, contribution);
+      continue;
+    }
+    const auto answer = std::as_writable_bytes(parameters_.subspan(slice.begin, slice.size()));
+    ++missing_[bucket];
+    counters_.bytes_received += std::ssize(answer);
+    transport_.PostReceive(worker_count + shard, ParametersTag(first_tag_, bucket), answer,
+                           {.poster = this, .operation = AnswerOf(bucket, shard)});
+    servers_[shard].waiting.push_back(contribution);
+    SendWaiting(shard);
   }
 }
 
-void DedicatedMachine::OnCompletion(uint64_t operation) { Complete(static_cast<int>(operation)); }
+void DedicatedMachine::SendWaiting(int shard) {
+  Server& server = servers_[shard];
+  while (!server.waiting.empty() && server.unanswered < kShardSlicesMax) {
+    const Contribution contribution = server.waiting.front();
+    server.waiting.pop_front();
+    ++server.unanswered;
+    Post(shard, contribution);
+  }
+}
+
+void DedicatedMachine::Post(int shard, const Contribution& contribution) {
+  const int server = transport_.world_size() - server_count_ + shard;
+  transport_.PostSend(server, GradientTag(first_tag_, contribution.bucket), contribution.bytes,
+                      {.poster = this, .operation = SendOf(contribution.bucket)});
+}
+
+void DedicatedMachine::OnCompletion(uint64_t operation) {
+  if (const std::optional<int> shard = AnsweringShard(operation); shard.has_value()) {
+    --servers_[*shard].unanswered;
+    SendWaiting(*shard);
+  }
+  Complete(BucketOf(operation));
+}
 
 void DedicatedMachine::Complete(int bucket) {
   CHECK_GT(missing_[bucket], 0);

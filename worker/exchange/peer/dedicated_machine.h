@@ -8,10 +8,15 @@
 // Cost per bucket of L elements: L elements sent and L received, in one message to and one from every server. Workers
 // begin with different servers: worker r with server r mod S, so that not all send to one at a time. A server keeps the
 // contributions until it has all; the receive of an answer is posted before its contribution leaves. So no message
-// comes to a process that does not expect it, and no more is under way than one contribution of every bucket.
+// comes to a process that does not expect it.
+//
+// At most kShardSlicesMax contributions are on their way to one server, sent and not yet answered; further ones wait
+// here, in order. Without that bound the connections of all workers fill the queue of the link at which they meet until
+// it drops packets. All workers submit their buckets in one order, so a server always has what the oldest one needs.
 #ifndef STARRING_WORKER_EXCHANGE_PEER_DEDICATED_MACHINE_H_
 #define STARRING_WORKER_EXCHANGE_PEER_DEDICATED_MACHINE_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <span>
@@ -38,18 +43,29 @@ class DedicatedMachine final : public BucketMachine {
   explicit DedicatedMachine(const Options& options);
 
   void Submit(int64_t step, int bucket, std::span<const float> gradient) override;
-  // The contributions of a bucket's nodes have one tag, so they arrive in the order of the share.
+  // The contributions of a bucket's nodes have one tag, so they arrive in the order of the share. Only the last one is
+  // answered and counts against the bound: computing spaces out those before it.
   void SubmitNode(int64_t step, int bucket, int node, std::span<const float> gradient) override;
-  void OnCompletion(uint64_t operation) override;  // the operation is the bucket
+  void OnCompletion(uint64_t operation) override;
   bool IsReady(int bucket) const override { return missing_[bucket] == 0; }
   bool IsIdle() const override { return submitted_.empty(); }
   InFlight Oldest() const override;
   ExchangeCounters counters() const override { return counters_; }
 
  private:
+  struct Contribution {
+    int bucket = 0;
+    std::span<const std::byte> bytes;
+  };
+  struct Server {
+    std::deque<Contribution> waiting;  // to be sent, oldest first
+    int unanswered = 0;                // sent, and their parameters have not arrived
+  };
   enum class Awaits { kParameters, kNothing };
   void Begin(int64_t step, int bucket);
   void Send(int bucket, std::span<const float> gradient, Awaits awaits);
+  void SendWaiting(int shard);
+  void Post(int shard, const Contribution& contribution);
   void Complete(int bucket);
 
   const BucketMap& buckets_;
@@ -58,7 +74,8 @@ class DedicatedMachine final : public BucketMachine {
   const int server_count_;
   TraceTrack* const track_;
   const int first_tag_;
-  // By bucket: operations that are not complete, and one for each node that was not submitted.
+  std::vector<Server> servers_;  // by shard
+  // By bucket: operations that are not complete or not posted yet, and one while its last node was not submitted.
   std::vector<int> missing_;
   std::deque<InFlight> submitted_;     // oldest first; at most one entry a bucket
   std::vector<int64_t> submitted_ns_;  // by bucket, if there is a track

@@ -2,11 +2,14 @@
 // bits.
 #include "worker/exchange/peer/dedicated_machine.h"
 
+#include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "common/check.h"
+#include "common/limits.h"
 #include "common/transport/shard_wire.h"
 #include "gtest/gtest.h"
 #include "tests/worker/exchange/peer/example_job.h"
@@ -41,14 +44,26 @@ class EchoServer final : public Transport::Poster {
     const int bucket = static_cast<int>(operation / 2);
     if (operation % 2 == 1) return Receive(bucket);  // the answer has left
     ++contribution_count;
+    if (holds) return held_.push_back(operation);
+    Answer(operation);
+  }
+
+  // Answers what it held, and holds no more.
+  void Release() {
+    holds = false;
+    for (const uint64_t operation : std::exchange(held_, {})) Answer(operation);
+  }
+
+  int contribution_count = 0;
+  bool holds = false;  // keeps contributions without an answer
+
+ private:
+  void Answer(uint64_t operation) {
+    const int bucket = static_cast<int>(operation / 2);
     for (float& value : slices_[bucket]) value += 1000.0f * static_cast<float>(shard_ + 1);
     transport_->PostSend(0, ParametersTag(kFirstTag, bucket), std::as_bytes(std::span(slices_[bucket])),
                          {.poster = this, .operation = operation + 1});
   }
-
-  int contribution_count = 0;
-
- private:
   void Receive(int bucket) {
     transport_->PostReceive(0, GradientTag(kFirstTag, bucket), std::as_writable_bytes(std::span(slices_[bucket])),
                             {.poster = this, .operation = 2 * static_cast<uint64_t>(bucket)});
@@ -58,6 +73,7 @@ class EchoServer final : public Transport::Poster {
   const int shard_;
   const int shard_count_;
   std::vector<std::vector<float>> slices_;
+  std::vector<uint64_t> held_;
   const std::unique_ptr<Transport> transport_;
 };
 
@@ -114,6 +130,48 @@ TEST(DedicatedMachineTest, EachServerGetsItsSliceAndItsAnswerIsAtItsPlace) {
 
 // One line of 16 elements belongs to one of three servers. The others get no message, and none is awaited.
 TEST(DedicatedMachineTest, AServerThatOwnsNothingOfABucketGetsNothing) { Exchange(16, 3, 2); }
+
+// A server that does not answer has kShardSlicesMax contributions, however many buckets were submitted, and the other
+// server its own. As it answers, the rest follows.
+TEST(DedicatedMachineTest, FewContributionsAreOnTheirWayToOneServer) {
+  const ExampleJob job = {
+      .element_count = 400'000, .bucket_bytes = 1, .world_size = 1, .values = GradientValues::kIntegers};
+  const BucketMap buckets = job.Buckets();
+  ASSERT_GT(buckets.bucket_count(), 2 * kShardSlicesMax);
+  InMemoryNetwork network(3, 7);
+  EchoServer slow(network.CreateTransport(1), buckets, 0, 2);
+  EchoServer quick(network.CreateTransport(2), buckets, 1, 2);
+  slow.holds = true;
+  std::vector<float> parameters(job.element_count);
+  const std::vector<float> gradient = job.Gradient(0, 0);
+  const std::unique_ptr<Transport> transport = network.CreateTransport(0);
+  DedicatedMachine machine({.buckets = &buckets,
+                            .parameters = parameters,
+                            .transport = transport.get(),
+                            .server_count = 2,
+                            .first_tag = kFirstTag});
+  for (int b = 0; b < buckets.bucket_count(); ++b) {
+    const ElementRange range = buckets.bucket(b);
+    machine.Submit(0, b, std::span<const float>(gradient).subspan(range.begin, range.size()));
+  }
+  const auto pump = [&](int rounds) {
+    for (int round = 0; round < rounds && !machine.IsIdle(); ++round) {
+      std::vector<Transport::Token> completed;
+      CHECK_OK(transport->Poll(completed));
+      for (const auto& [poster, operation] : completed) poster->OnCompletion(operation);
+      slow.Poll();
+      quick.Poll();
+    }
+  };
+  pump(10'000);
+  EXPECT_EQ(slow.contribution_count, kShardSlicesMax);
+  EXPECT_EQ(quick.contribution_count, buckets.bucket_count());
+  EXPECT_EQ(machine.Oldest().bucket, 0);
+  slow.Release();
+  pump(100'000);
+  EXPECT_TRUE(machine.IsIdle());
+  EXPECT_EQ(slow.contribution_count, buckets.bucket_count());
+}
 
 }  // namespace
 }  // namespace starring
