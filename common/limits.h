@@ -199,6 +199,11 @@ inline constexpr int64_t kStrangerBytesPerSecond = 8 << 10;
 // on a busy machine within a tenth of a second.
 inline constexpr int kStrangerLifeMinMs = 250;
 
+// How long it stays at least if the server has not read what it has sent: it may be a worker's HELLO, which waits behind
+// what other strangers have sent. In a flood of connections with 200 streams each, the next byte of a connection was
+// read after 0.6 to 1 s, and workers were cut again and again.
+inline constexpr int kStrangerUnreadLifeMinMs = 3000;
+
 // How long such a connection keeps its place at least, even if it ends earlier, while the job has all its connections.
 // So strangers open at most 64 connections a second, which cost a server a few percent of a core; without this limit,
 // strangers with 200 streams each took a whole core. While a worker is missing, places are free at once, because the

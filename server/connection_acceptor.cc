@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -50,6 +51,12 @@ int64_t BytesReceived(int fd) {
   socklen_t length = sizeof(info);
   if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return 0;
   return static_cast<int64_t>(info.tcpi_bytes_received);
+}
+
+// Whether something has arrived that gRPC has not read.
+bool HasUnread(int fd) {
+  int bytes = 0;
+  return ioctl(fd, FIONREAD, &bytes) == 0 && bytes > 0;
 }
 
 // The inode of an open descriptor's file; 0: the descriptor is closed. Asked by path, because gRPC may at any time
@@ -278,14 +285,20 @@ void ConnectionAcceptor::ServeWaiting() {
 
 void ConnectionAcceptor::CutIfDue() {
   constexpr std::chrono::milliseconds kLifeMin(kStrangerLifeMinMs);
+  constexpr std::chrono::milliseconds kUnreadLifeMin(kStrangerUnreadLifeMinMs);
   const Clock::time_point now = Clock::now();
   const auto time = std::max(kLifeMin, seat_time_);
-  if (strangers_.empty() || now - connections_[*strangers_.begin()].accepted < time) return;
+  const auto due = std::ranges::find_if(strangers_, [&](uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const Connection& connection = connections_[id];
+    const auto age = now - connection.accepted;
+    return age >= time && (age >= kUnreadLifeMin || !HasUnread(connection.fd));
+  });
+  if (due == strangers_.end()) return;
   const bool is_one_being_closed =
       std::any_of(leaving_.begin(), leaving_.end(), [&](const Leaving& one) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
         return now - one.accepted >= seat_time_ && now - one.left < kCloseTimeMax;
       });
-  if (!is_one_being_closed) CutOldestStranger();
+  if (!is_one_being_closed) Cut(*due);
 }
 
 bool ConnectionAcceptor::HasSeat() {

@@ -7,8 +7,9 @@
 //   - A stranger's seat is taken until gRPC has closed the socket, so that gRPC never holds more of their connections
 //     than there are seats. It is taken for the seat time at least, so that strangers who come and go slow a job
 //     little.
-//   - Without a free seat the next connection waits, and the oldest stranger is cut for it after kStrangerLifeMinMs: a
-//     worker is not cut before it can say HELLO.
+//   - Without a free seat the next connection waits, and the oldest stranger is cut for it after kStrangerLifeMinMs, or
+//     after kStrangerUnreadLifeMinMs while gRPC has not read what it has sent: a worker is not cut before it can say
+//     HELLO, and before its HELLO can be heard.
 //   - A stranger that sends more than kStrangerBytesMax (plus kStrangerBytesPerSecond for its age) is cut.
 //
 // A connection costs two descriptors: gRPC's own, and a duplicate by which it is watched and cut.
@@ -127,7 +128,7 @@ class ConnectionAcceptor {
   [[nodiscard]] bool HasSeat() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Gives the connection a seat. False if it is gone already, or if there is no descriptor to watch it by.
   [[nodiscard]] bool Seat(int fd) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Cuts the oldest stranger if it has had its time and gRPC has closed those that were cut before.
+  // Cuts the oldest stranger that has had its time, if gRPC has closed those that were cut before.
   void CutIfDue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // False if there is no stranger.
   bool CutOldestStranger() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

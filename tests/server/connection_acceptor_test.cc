@@ -195,6 +195,30 @@ TEST(ConnectionAcceptorTest, LeavesAStrangerTheTimeToSayHello) {
   EXPECT_LT(shortest, absl::Milliseconds(900));
 }
 
+// gRPC is overloaded here: it reads nothing. What the oldest stranger has sent may be a worker's HELLO.
+TEST(ConnectionAcceptorTest, CutsAStrangerWhoseWordsWereReadFirst) {
+  Server server(2);
+  const Client oldest(server.acceptor->address());
+  server.Await(0);
+  EXPECT_TRUE(oldest.Send(100));
+  const Client silent(server.acceptor->address());
+  server.Await(1);
+  const Client next(server.acceptor->address());
+  EXPECT_TRUE(silent.IsClosed());
+  EXPECT_FALSE(oldest.IsClosed(0));
+}
+
+TEST(ConnectionAcceptorTest, AStrangerWhoseWordsAreNotReadIsCutAtLast) {
+  Server server(1);
+  const absl::Time begin = absl::Now();
+  const Client first(server.acceptor->address());
+  EXPECT_TRUE(first.Send(100));
+  server.Await(0);
+  const Client second(server.acceptor->address());
+  EXPECT_TRUE(first.IsClosed());
+  EXPECT_GE(absl::Now() - begin, absl::Milliseconds(3000));
+}
+
 TEST(ConnectionAcceptorTest, AStrangerWhoHasLeftKeepsItsSeatForTheSeatTime) {
   Server server(2 * kStrangerConnectionsMax);
   server.acceptor->SetSeatTime(std::chrono::hours(1));
