@@ -34,6 +34,7 @@
 #include "bench/exchange_job.h"
 #include "bench/processor_cost.h"
 #include "common/check.h"
+#include "common/memory.h"
 #include "common/transport/tcp_listener.h"
 #include "common/transport/tcp_rendezvous.h"
 #include "worker/exchange/peer/mpi_runtime.h"
@@ -161,11 +162,13 @@ Result MeasureExchange(const std::string& sync, int64_t bytes, const MpiRuntime&
                                        .element_count = bytes / 4,
                                        .bucket_bytes = absl::GetFlag(FLAGS_bucket_bytes),
                                        .optimizer = {.momentum = static_cast<float>(absl::GetFlag(FLAGS_momentum))}});
-  std::vector<float> parameters(job.layout.element_count(), 0.5f);
-  CHECK_OK(exchange.Start(job, parameters));
+  // A worker's arrays are in huge pages as well: a copy between processes looks up every page.
+  AlignedFloats parameters(job.layout.element_count());
+  std::ranges::fill(parameters.span(), 0.5f);
+  CHECK_OK(exchange.Start(job, parameters.span()));
   // A trainer writes its gradients where the exchange likes to have them.
-  std::vector<float> own(exchange.gradient_memory().empty() ? job.layout.element_count() : 0);
-  const std::span<float> gradient = own.empty() ? exchange.gradient_memory() : std::span<float>(own);
+  AlignedFloats own(exchange.gradient_memory().empty() ? job.layout.element_count() : 0);
+  const std::span<float> gradient = own.size() == 0 ? exchange.gradient_memory() : own.span();
   std::ranges::fill(gradient, 1e-3f);
   const int buckets = job.buckets.bucket_count();
   const double compute_us = static_cast<double>(absl::GetFlag(FLAGS_compute_us));
@@ -183,8 +186,9 @@ Result MeasureExchange(const std::string& sync, int64_t bytes, const MpiRuntime&
 }
 
 Result MeasureLibrary(int64_t bytes, Computation& computation) {
-  const std::vector<float> gradient(bytes / 4, 1e-3f);
-  std::vector<float> sum(bytes / 4);
+  AlignedFloats gradient(bytes / 4);
+  std::ranges::fill(gradient.span(), 1e-3f);
+  AlignedFloats sum(bytes / 4);
   const double compute_us = static_cast<double>(absl::GetFlag(FLAGS_compute_us));
   return Measure(bytes, [&](int64_t) {
     if (compute_us > 0) computation.Run(compute_us);

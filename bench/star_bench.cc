@@ -46,6 +46,7 @@
 #include "bench/exchange_job.h"
 #include "bench/processor_cost.h"
 #include "common/check.h"
+#include "common/memory.h"
 #include "common/security/transport_security.h"
 #include "common/transport/tcp_listener.h"
 #include "common/transport/tcp_rendezvous.h"
@@ -191,11 +192,13 @@ int WorkerProcess(int rank, int64_t bytes, Place& place, Row* row) {
                                        .bucket_bytes = absl::GetFlag(FLAGS_bucket_bytes),
                                        .optimizer = {.momentum = static_cast<float>(absl::GetFlag(FLAGS_momentum))}});
   const std::unique_ptr<GradientExchange> exchange = MakeExchange(rank, place);
-  std::vector<float> parameters(job.layout.element_count(), 1.0f);
-  std::vector<float> own(job.layout.element_count());
-  CHECK_OK(exchange->Start(job, parameters));
+  // In huge pages, as a worker's arrays are.
+  AlignedFloats parameters(job.layout.element_count());
+  std::ranges::fill(parameters.span(), 1.0f);
+  AlignedFloats own(job.layout.element_count());
+  CHECK_OK(exchange->Start(job, parameters.span()));
   const std::span<float> memory = exchange->gradient_memory();
-  const std::span<float> gradient = memory.empty() ? std::span<float>(own) : memory;
+  const std::span<float> gradient = memory.empty() ? own.span() : memory;
   std::ranges::fill(gradient, 1e-6f);
 
   const int64_t steps = StepsFor(bytes);
