@@ -191,7 +191,8 @@ inline constexpr int kPortMax = 65535;  // TCP
 inline constexpr int kStrangerConnectionsMax = 64;
 
 // What such a connection may send before it is cut, and how much more for every second of its age: handshakes, a Join
-// and its repeats, or GetStatus once a second for ever. 64 of them then fill 22 MiB in the time to HELLO.
+// and its repeats, or GetStatus once a second for ever. 64 of them then fill 22 MiB in the time to HELLO. A burst is
+// longer, up to HTTP/2's window of 4 MiB, before anybody looks.
 inline constexpr int64_t kStrangerBytesMax = 256 << 10;
 inline constexpr int64_t kStrangerBytesPerSecond = 8 << 10;
 
@@ -199,10 +200,11 @@ inline constexpr int64_t kStrangerBytesPerSecond = 8 << 10;
 // on a busy machine within a tenth of a second.
 inline constexpr int kStrangerLifeMinMs = 250;
 
-// How long it stays at least if the server has not read what it has sent: it may be a worker's HELLO, which waits behind
-// what other strangers have sent. In a flood of connections with 200 streams each, the next byte of a connection was
-// read after 0.6 to 1 s, and workers were cut again and again.
-inline constexpr int kStrangerUnreadLifeMinMs = 3000;
+// How long it may stay at most while the server has still to read what it sends, and kStrangerLifeMinMs after that: it
+// may be a worker, whose HELLO waits behind what other strangers have sent. In a flood of connections with 200 streams
+// each, the next byte of a connection was read after 0.6 to 1 s, and workers were cut again and again. Not longer,
+// because those that wait for a place would wait too long: this makes it 32 strangers a second in the worst case.
+inline constexpr int kStrangerUnreadLifeMaxMs = 2000;
 
 // How long such a connection keeps its place at least, even if it ends earlier, while the job has all its connections.
 // So strangers open at most 64 connections a second, which cost a server a few percent of a core; without this limit,

@@ -285,13 +285,15 @@ void ConnectionAcceptor::ServeWaiting() {
 
 void ConnectionAcceptor::CutIfDue() {
   constexpr std::chrono::milliseconds kLifeMin(kStrangerLifeMinMs);
-  constexpr std::chrono::milliseconds kUnreadLifeMin(kStrangerUnreadLifeMinMs);
+  constexpr std::chrono::milliseconds kUnreadLifeMax(kStrangerUnreadLifeMaxMs);
   const Clock::time_point now = Clock::now();
   const auto time = std::max(kLifeMin, seat_time_);
   const auto due = std::ranges::find_if(strangers_, [&](uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    const Connection& connection = connections_[id];
-    const auto age = now - connection.accepted;
-    return age >= time && (age >= kUnreadLifeMin || !HasUnread(connection.fd));
+    Connection& connection = connections_[id];
+    if (now - connection.accepted < time) return false;
+    if (now - connection.accepted >= kUnreadLifeMax) return true;
+    if (HasUnread(connection.fd)) connection.last_unread = now;
+    return now - connection.last_unread >= kLifeMin;
   });
   if (due == strangers_.end()) return;
   const bool is_one_being_closed =

@@ -7,9 +7,9 @@
 //   - A stranger's seat is taken until gRPC has closed the socket, so that gRPC never holds more of their connections
 //     than there are seats. It is taken for the seat time at least, so that strangers who come and go slow a job
 //     little.
-//   - Without a free seat the next connection waits, and the oldest stranger is cut for it after kStrangerLifeMinMs, or
-//     after kStrangerUnreadLifeMinMs while gRPC has not read what it has sent: a worker is not cut before it can say
-//     HELLO, and before its HELLO can be heard.
+//   - Without a free seat the next connection waits, and the oldest stranger is cut for it after kStrangerLifeMinMs: a
+//     worker is not cut before it can say HELLO. Where gRPC is slow to read, that time begins when it has read, and
+//     ends after kStrangerUnreadLifeMaxMs in all: a worker is not cut before its HELLO can be heard.
 //   - A stranger that sends more than kStrangerBytesMax (plus kStrangerBytesPerSecond for its age) is cut.
 //
 // A connection costs two descriptors: gRPC's own, and a duplicate by which it is watched and cut.
@@ -94,6 +94,7 @@ class ConnectionAcceptor {
     uint64_t inode = 0;  // of the socket: shows whether handed_over_fd is still this socket
     std::string peer;
     Clock::time_point accepted;
+    Clock::time_point last_unread;  // seen while another one waited for a seat
     bool kept = false;
     bool is_member = false;  // it is kept, too
     bool heard = false;

@@ -40,14 +40,12 @@ std::vector<std::pair<std::string, int>> TransportArguments() {
       {"grpc.experimental.tcp_read_chunk_size", kReadBufferBytesMin},
       {"grpc.experimental.tcp_min_read_chunk_size", kReadBufferBytesMin},
       {"grpc.experimental.tcp_max_read_chunk_size", kReadBufferBytesMax},
-      // Large frames, not throttled by HTTP/2's windows: the exchange itself limits how much is in flight. gRPC widens
-      // the window of a stream at once, but that of a connection only with the probe. Without it, 64 KiB of a message
-      // travelled, and the rest waited for a round trip: 256 KiB on one host took 1.5 times as long, and 16 MiB over
-      // 1 Gbit/s with servers on hosts of their own 1.16 times.
-      {GRPC_ARG_HTTP2_MAX_FRAME_SIZE, 4 << 20},
-      {GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 64 << 20},
-      {GRPC_ARG_HTTP2_WRITE_BUFFER_SIZE, 4 << 20},
+      // Windows and frames of 4 MiB and more, by what gRPC measures: the exchange itself limits how much is in flight.
+      // Without the probe, a connection's window had 64 KiB at the beginning of each message, and the rest waited for a
+      // round trip: 256 KiB on one host took 1.5 times as long, and 16 MiB over 1 Gbit/s with servers on hosts of their
+      // own 1.16 times.
       {GRPC_ARG_HTTP2_BDP_PROBE, 1},
+      {GRPC_ARG_HTTP2_WRITE_BUFFER_SIZE, 4 << 20},
       // Messages are sent again by the exchange, which knows what was answered; gRPC's retries would only hold copies.
       {GRPC_ARG_ENABLE_RETRIES, 0},
       // A proxy that the environment names for web pages does not know a cluster's hosts.

@@ -161,7 +161,7 @@ TEST(ServerLimitsTest, AHandshakeAndHelloHaveTenSeconds) {
 TEST(ServerLimitsTest, AStrangerHasWhatThePageSays) {
   EXPECT_EQ(kStrangerConnectionsMax, 64);
   EXPECT_EQ(kStrangerLifeMinMs, 250);
-  EXPECT_EQ(kStrangerUnreadLifeMinMs, 3000);
+  EXPECT_EQ(kStrangerUnreadLifeMaxMs, 2000);
   EXPECT_EQ(kStrangerSeatMs, 1000);
   EXPECT_EQ(kStrangerBytesMax, 256 << 10);
   EXPECT_EQ(kStrangerBytesPerSecond, 8 << 10);
