@@ -44,6 +44,7 @@ class Measurement:
     bucket_bytes: int
     compute_s: float
     seconds: float  # of a whole step, computing included
+    scatter: float = 0.0  # mean distance of the rounds from their median, relatively
 
     @property
     def is_test(self) -> bool:
@@ -69,6 +70,7 @@ class Fit:
     fitted: int  # measurements
     test: Errors
     bare_test: Errors  # of the costs alone, without corrections
+    scatter: tuple[float, float]  # of what it is tested on: median and worst
 
 
 def _job(one: Measurement) -> model.Job:
@@ -138,4 +140,6 @@ def fit(measured: Sequence[Measurement], cores: float, kernels: Mapping[str, flo
                                 bare_band=band(unseen or known, cores, bare),
                                 workers_max=max(one.workers for one in measured),
                                 bytes_max=max(one.bytes for one in measured))
-    return Fit(costs, len(known), errors(test, cores, costs), errors(test, cores, bare))
+    scatters = [one.scatter for one in test] or [0.0]
+    return Fit(costs, len(known), errors(test, cores, costs), errors(test, cores, bare),
+               (statistics.median(scatters), max(scatters)))

@@ -6,11 +6,12 @@
     bazel run //bench:growth -- --syncs=ring --out=data/ring     in parts, and then all together:
     bazel run //bench:growth -- --runs=data/ring/runs.json,data/star/runs.json
 
-Workers compute nothing, so many of them fit on one machine. The defaults take about half an hour on two cores. The fit
-sees some of the sizes (cost_fit.py) and is tested on the others: the median error shall be within 10 %, the worst
-within 25 %. Writes to the folder --out: costs.json for bench:plan, runs.json with all medians, after each round,
-growth.svg, table.txt. --lab also measures between emulated hosts (root only) how much of a link each cell wastes. Exit
-status 0: all measured, and the targets met; 1: not; 2: nothing measured.
+Workers compute nothing, so many of them fit on one machine. The defaults take about half an hour on two quiet cores.
+Runs whose rounds differ are measured twice more, and the table says how much rounds scatter. The fit sees some of the
+sizes (cost_fit.py) and is tested on the others: the median error shall be within 10 %, the worst within 25 %. Writes to
+the folder --out: costs.json for bench:plan, runs.json with all medians, after each round, growth.svg, table.txt. --lab
+also measures between emulated hosts (root only) how much of a link each cell wastes. Exit status 0: all measured, and
+the targets met; 1: not; 2: nothing measured.
 """
 
 from __future__ import annotations
@@ -168,7 +169,9 @@ def table(fits: dict[Key, cost_fit.Fit]) -> list[str]:
                   f"{100 * cost_fit.WORST_ERROR_MAX:.0f} %):"]
     for (sync, medium), fit in fits.items():
         test, bare = fit.test, fit.bare_test
-        without = (f"; without corrections {100 * bare.median:.1f} %, {100 * bare.worst:.1f} %" if test.count else "")
+        scatter = "; what it is tested on scatters by {:.1f} %, {:.1f} %".format(*(100 * part for part in fit.scatter))
+        without = (f"; without corrections {100 * bare.median:.1f} %, {100 * bare.worst:.1f} %{scatter}" if test.count
+                   else "")
         found = (f"median {100 * test.median:5.1f} %, worst {100 * test.worst:5.1f} % ({test.worst_at})" if test.count
                  else "no test")
         lines.append(f"{sync + ' by ' + medium:26} {'met   ' if test.met else 'MISSED'} {found}; {fit.fitted} fitted, "

@@ -33,6 +33,8 @@ COMPUTE_BUCKET_BYTES = 262144
 MESSAGES = (16 << 20, 128 << 10)  # bytes, bytes of a bucket
 MORE_WORKERS = (2, 4)  # of --workers; these send many messages, and those that fit on the cores compute
 JITTER_COMPUTE_US, JITTER_STEPS = 10_000, 300
+SCATTER_MAX = 0.05  # of the rounds of a size; runs with more are measured again
+MORE_ROUNDS = 2
 NORMAL_95 = 1.645  # standard deviations from the median to the 95th percentile
 # MPI takes shared memory within a host, and between hosts the fastest network, unless it is told not to. Only its part
 # ob1 obeys the choice of a btl.
@@ -109,29 +111,42 @@ def rows_of(run: Run, output: str) -> list[Measurement]:
 
 
 def medians(rounds: Iterable[Measurement]) -> list[Measurement]:
-    """One measurement for each thing that was measured: the median of its rounds."""
-    found: dict[Measurement, list[float]] = {}
+    """One measurement for each thing that was measured: the median of its rounds, which may be medians themselves."""
+    found: dict[Measurement, list[Measurement]] = {}
     for one in rounds:
-        found.setdefault(dataclasses.replace(one, seconds=0.0), []).append(one.seconds)
-    return [dataclasses.replace(key, seconds=statistics.median(values)) for key, values in found.items()
-            if min(values) > 0]
+        found.setdefault(dataclasses.replace(one, seconds=0.0, scatter=0.0), []).append(one)
+    result = []
+    for key, ones in found.items():
+        median = statistics.median(one.seconds for one in ones)
+        if min(one.seconds for one in ones) > 0:
+            spread = statistics.mean(abs(one.seconds / median - 1) for one in ones)
+            result.append(dataclasses.replace(key, seconds=median, scatter=max(spread, *(one.scatter for one in ones))))
+    return result
 
 
 def rounds(runs: Sequence[Run], repeats: int, say: Callable[[str], None]
            ) -> Iterator[tuple[list[Measurement], list[str]]]:
-    """After each of `repeats` rounds over all runs, every other one backwards, the medians so far, and what failed."""
-    found: list[Measurement] = []
+    """After each round over all runs, every other one backwards, the medians so far, and what failed.
+
+    After `repeats` rounds come at most MORE_ROUNDS over those runs alone whose rounds differ: many processes on few
+    cores share them in more than one way, and a disturbance of one round would be half of a median of two.
+    """
+    found: dict[Run, list[Measurement]] = {run: [] for run in runs}
     failed: dict[Run, str] = {}
-    for repeat in range(repeats):
-        for place, run in enumerate(list(runs)[::-1 if repeat % 2 else 1]):
-            if run in failed:
-                continue
-            say(f"round {repeat + 1} of {repeats}, {place + 1} of {len(runs)}: {run.text}")
+    for repeat in range(repeats + MORE_ROUNDS):
+        chosen = [run for run in runs if run not in failed and (repeat < repeats or _scatters(found[run]))]
+        for place, run in enumerate(chosen[::-1 if repeat % 2 else 1]):
+            say(f"round {repeat + 1} of {repeats}, {place + 1} of {len(chosen)}: {run.text}")
             try:
-                found += rows_of(run, programs.run(run.command(), MPI_ENVIRONMENT, BENCH_SECONDS_MAX))
+                found[run] += rows_of(run, programs.run(run.command(), MPI_ENVIRONMENT, BENCH_SECONDS_MAX))
             except programs.ProgramError as error:
                 failed[run] = f"{run.text}: {str(error).splitlines()[0]}"
-        yield medians(found), list(failed.values())
+        if repeat < repeats or chosen:
+            yield medians(one for run in runs for one in found[run]), list(failed.values())
+
+
+def _scatters(rounds_of_run: Sequence[Measurement]) -> bool:
+    return any(one.scatter > SCATTER_MAX for one in medians(rounds_of_run))
 
 
 _KERNEL_WORKERS = (2, 8)

@@ -107,7 +107,30 @@ class RunsTest(unittest.TestCase):
         self.assertEqual(failures, [])
         self.assertEqual(len(found), sum(len(run.sizes) for run in runs))
         some = [cost_fit.Measurement("ring", "memory", 2, 0, 4096, 1, 0.0, seconds) for seconds in (3.0, 1.0, 9.0)]
-        self.assertEqual([one.seconds for one in growth_runs.medians(some)], [3.0])
+        median, = growth_runs.medians(some)
+        self.assertEqual(median.seconds, 3.0)
+        self.assertAlmostEqual(median.scatter, (0 + 2 / 3 + 6 / 3) / 3)
+
+    def test_runs_whose_rounds_differ_are_measured_again(self):
+        fake, disturbed = Programs(), []
+
+        def run(argv, *more):
+            output = fake.run(argv, *more)
+            if "-np" in argv and argv[argv.index("-np") + 1] == "4" and not disturbed:
+                disturbed.append(argv)
+                row = json.loads(output.splitlines()[1])
+                output = output.replace(f'"latency_us": {row["latency_us"]}', f'"latency_us": {2 * row["latency_us"]}')
+            return output
+
+        runs = self.plan(["ring"], [2, 4])
+        with unittest.mock.patch.object(programs, "run", run):
+            *_, (found, _) = growth_runs.rounds(runs, 2, lambda text: None)
+        self.assertEqual(fake.ran[2 * len(runs):], 2 * disturbed)
+        scattered = [one for one in found if one.scatter > 0]
+        self.assertEqual([one.workers for one in scattered], [4])
+        for one in found:
+            expected = cost_fit.predicted_s(one, CORES, COSTS)
+            self.assertAlmostEqual(one.seconds / expected, 1, places=6)
 
     def test_what_fails_is_told_once_and_left_out(self):
         fake = Programs(failing=["star_bench"])
