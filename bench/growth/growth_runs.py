@@ -135,8 +135,9 @@ def rounds(runs: Sequence[Run], repeats: int, say: Callable[[str], None]
     failed: dict[Run, str] = {}
     for repeat in range(repeats + MORE_ROUNDS):
         chosen = [run for run in runs if run not in failed and (repeat < repeats or _scatters(found[run]))]
+        name = f"round {repeat + 1} of {repeats}" if repeat < repeats else "again, as rounds differ"
         for place, run in enumerate(chosen[::-1 if repeat % 2 else 1]):
-            say(f"round {repeat + 1} of {repeats}, {place + 1} of {len(chosen)}: {run.text}")
+            say(f"{name}, {place + 1} of {len(chosen)}: {run.text}")
             try:
                 found[run] += rows_of(run, programs.run(run.command(), MPI_ENVIRONMENT, BENCH_SECONDS_MAX))
             except programs.ProgramError as error:

@@ -40,7 +40,7 @@ std::vector<std::pair<std::string, int>> TransportArguments() {
       {"grpc.experimental.tcp_read_chunk_size", kReadBufferBytesMin},
       {"grpc.experimental.tcp_min_read_chunk_size", kReadBufferBytesMin},
       {"grpc.experimental.tcp_max_read_chunk_size", kReadBufferBytesMax},
-      // Windows and frames of 4 MiB and more, by what gRPC measures: the exchange itself limits how much is in flight.
+      // Windows and frames of about 4 MiB, or more by what gRPC measures: the exchange itself limits what is in flight.
       // Without the probe, a connection's window had 64 KiB at the beginning of each message, and the rest waited for a
       // round trip: 256 KiB on one host took 1.5 times as long, and 16 MiB over 1 Gbit/s with servers on hosts of their
       // own 1.16 times.

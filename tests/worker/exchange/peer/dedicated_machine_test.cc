@@ -172,7 +172,6 @@ TEST(DedicatedMachineTest, FewContributionsAreOnTheirWayToOneServer) {
   EXPECT_TRUE(machine.IsIdle());
   ASSERT_EQ(slow.contributions.size(), buckets.bucket_count());
   // Those on their way may overtake each other. Those that wait may not: with two workers that would be a deadlock.
-  // deadlock.
   for (int i = 0; i < buckets.bucket_count(); ++i) EXPECT_LT(slow.contributions[i], i + kShardSlicesMax);
 }
 
