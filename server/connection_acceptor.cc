@@ -21,6 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/host/address.h"
+#include "common/host/congestion_control.h"
 #include "common/limits.h"
 #include "common/status.h"
 
@@ -137,6 +138,7 @@ absl::Status ConnectionAcceptor::AddListener(const void* socket_address, unsigne
   if (fd < 0) return absl::ErrnoToStatus(errno, "socket");
   SetOption(fd, SOL_SOCKET, SO_REUSEADDR, 1);  // not REUSEPORT: a second server must not share the port silently
   if (address.ss_family == AF_INET6) SetOption(fd, IPPROTO_IPV6, IPV6_V6ONLY, 0);
+  AvoidBbr(fd);  // what it accepts inherits that
   auto* const bound = reinterpret_cast<sockaddr*>(&address);
   if (bind(fd, bound, length) != 0 || listen(fd, kBacklog) != 0) {
     const int error = errno;

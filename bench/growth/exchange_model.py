@@ -45,12 +45,14 @@ FITTED = (
     "incast",  # in addition for a message and each doubling of the senders to its owner: few are under way at once
     "byte",  # sent or received
     "cold_byte",  # in addition for one that is in no cache
+    "small_page_byte",  # in addition for one of an array that is shorter than a huge page
 )
 # A byte of a contribution added, and of parameters updated: measured by common_bench, not fitted.
 KERNELS = ("sum_byte", "apply_byte")
 EAGER_BYTES = 4095  # MPI and gRPC hand over longer messages in another way; MPI's 4,096 has a header, too
 # The worker's forward is about a third of its computing: backward does two products where forward does one.
 FORWARD_SHARE = 1 / 3
+HUGE_PAGE_BYTES = 2 << 20  # shorter arrays are in pages of 4 KiB (common/memory.cc), each of which is looked up
 COPIES = 3  # gradient, parameters, and what the optimizer keeps: a worker's working set in units of M
 
 
@@ -67,6 +69,7 @@ class Load:
     summed: float
     applied: float
     working_set: float
+    small_pages: bool
     link_bytes: float  # in the busier direction
     fill: float = 1.0  # the link's time, times this, where a first or last bucket leaves one direction idle
     meeting: int = 1  # processes of other hosts that send to one of this host at once; 1 for ranks, which waste nothing
@@ -139,7 +142,8 @@ def loads(job: Job, cluster: Cluster, total: int, asked_bucket: int) -> list[Loa
     hosts = cluster.hosts_of(workers)
     here = -(-workers // hosts)
     idle = Load(hops=2, processes=here, buckets=buckets, messages=0.0, long_messages=0.0, senders=1, bytes=0.0,
-                summed=0.0, applied=0.0, working_set=here * COPIES * total, link_bytes=0.0)
+                summed=0.0, applied=0.0, working_set=here * COPIES * total,
+                small_pages=total < HUGE_PAGE_BYTES, link_bytes=0.0)
     if not place.has_servers:
         ring = place.topology == "ring"
         idle = dataclasses.replace(idle, hops=2 * (workers - 1) if ring else 2 * (workers > 1),
@@ -185,6 +189,7 @@ def terms(load: Load, cluster: Cluster, cache_bytes: float) -> dict[str, float]:
             "long_message": share * load.long_messages,
             "incast": share * load.messages * math.log2(max(1, load.senders)),
             "byte": share * load.bytes, "cold_byte": share * load.bytes * cold,
+            "small_page_byte": share * load.bytes * load.small_pages,
             "sum_byte": share * load.summed, "apply_byte": share * load.applied}
 
 

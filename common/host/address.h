@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
@@ -32,6 +33,10 @@ std::string PeerNameOfUri(absl::string_view uri);
 
 // Empty if `fd` is no connected socket of IPv4 or IPv6. An IPv4 peer of an IPv6 socket is one of IPv4.
 std::string PeerNameOfSocket(int fd);
+
+// Calls visit(descriptor) for every connection of this process to `peer`, whichever object holds it. The descriptor is
+// a duplicate, valid during the call: what is done to it is done to the connection, but for closing it.
+void ForEachConnectionTo(const std::string& peer, absl::FunctionRef<void(int)> visit);
 
 // Shuts down every connection of this process to `peer`, whichever object holds it, so that reads and writes that wait
 // for the peer end at once. The kernel may still send what it has accepted.

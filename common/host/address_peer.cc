@@ -48,7 +48,7 @@ std::string PeerNameOfSocket(int fd) {
   return absl::StrCat("[", text, "]:", ntohs(v6.sin6_port));
 }
 
-void CutConnectionsTo(const std::string& peer) {
+void ForEachConnectionTo(const std::string& peer, absl::FunctionRef<void(int)> visit) {
   if (peer.empty()) return;
   std::error_code error;
   // All numbers are read before any is duplicated: the duplicates would be entries of the same folder.
@@ -58,15 +58,19 @@ void CutConnectionsTo(const std::string& peer) {
     if (absl::SimpleAtoi(it->path().filename().string(), &fd)) fds.push_back(fd);
   }
   for (const int fd : fds) {
-    // Another thread may close this descriptor and get its number for something else between the look and the shutdown.
+    // Another thread may close this descriptor and get its number for something else between the look and the visit.
     // A duplicate keeps referring to the socket that was looked at.
     const int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
     if (own < 0) continue;
-    // shutdown acts on the socket and not on the number: the descriptor's owner, gRPC, notices the end and closes its
-    // own descriptor.
-    if (PeerNameOfSocket(own) == peer) shutdown(own, SHUT_RDWR);
+    if (PeerNameOfSocket(own) == peer) visit(own);
     close(own);
   }
+}
+
+void CutConnectionsTo(const std::string& peer) {
+  // shutdown acts on the socket and not on the number: the descriptor's owner, gRPC, notices the end and closes its own
+  // descriptor.
+  ForEachConnectionTo(peer, [](int fd) { shutdown(fd, SHUT_RDWR); });
 }
 
 }  // namespace starring

@@ -18,6 +18,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/host/congestion_control.h"
 #include "common/mutex.h"
 
 namespace starring {
@@ -135,6 +136,7 @@ Attempt Begin(size_t name, const Place& place) {
   // Nagle's algorithm would delay short messages, such as those that measure a round trip.
   const int one = 1;
   setsockopt(attempt.socket.fd(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+  AvoidBbr(attempt.socket.fd());
   if (connect(attempt.socket.fd(), reinterpret_cast<const sockaddr*>(&place.address), place.length) != 0 &&
       errno != EINPROGRESS) {
     attempt.error_number = errno;

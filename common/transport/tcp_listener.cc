@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "common/host/address.h"
+#include "common/host/congestion_control.h"
 #include "common/status.h"
 
 namespace starring {
@@ -57,6 +58,11 @@ int Open(sockaddr_storage& place, int port) {
 }
 
 }  // namespace
+
+TcpListener::TcpListener(Socket socket, std::string address)
+    : socket_(std::move(socket)), address_(std::move(address)) {
+  AvoidBbr(socket_.fd());  // what it accepts inherits that
+}
 
 absl::StatusOr<TcpListener> TcpListener::Listen(const std::string& address) {
   ASSIGN_OR_RETURN(const HostPort wanted, ParseHostPort(address));

@@ -30,7 +30,7 @@ class TcpListener {
   Socket Accept();
 
  private:
-  TcpListener(Socket socket, std::string address) : socket_(std::move(socket)), address_(std::move(address)) {}
+  TcpListener(Socket socket, std::string address);
 
   Socket socket_;
   std::string address_;

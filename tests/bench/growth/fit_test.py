@@ -119,7 +119,7 @@ class FitTest(unittest.TestCase):
         self.assertFalse(found.test.met)
 
     def test_too_few_measurements(self):
-        with self.assertRaisesRegex(cost_fit.FitError, "4 measurements to fit 9 costs: give more --workers"):
+        with self.assertRaisesRegex(cost_fit.FitError, "4 measurements to fit 10 costs: give more --workers"):
             cost_fit.fit([one for one in self.measured("ring") if one.workers == 2][:7], CORES, KERNELS)
 
 

@@ -14,7 +14,8 @@ import sync_cells as cells
 
 FREE = model.Costs({name: 0.0 for name in (*model.FITTED, *model.KERNELS)})
 COSTS = model.Costs({"step": 5e-6, "hop": 8e-6, "wake": 7e-6, "crowd": 3e-6, "message": 4e-6, "long_message": 2e-6,
-                     "incast": 2e-6, "byte": 3e-10, "cold_byte": 1e-10, "sum_byte": 1e-10, "apply_byte": 4e-10},
+                     "incast": 2e-6, "byte": 3e-10, "cold_byte": 1e-10, "small_page_byte": 2e-10, "sum_byte": 1e-10,
+                     "apply_byte": 4e-10},
                     cache_bytes=16 << 20, contention=1.5, band=0.05, bare_band=0.05, workers_max=64,
                     bytes_max=16 << 20)
 KERNELS = {name: COSTS.seconds[name] for name in model.KERNELS}

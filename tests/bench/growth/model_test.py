@@ -178,6 +178,13 @@ class LoadTest(unittest.TestCase):
         half = model.terms(load, cluster, load.working_set / 2)
         self.assertAlmostEqual(half["cold_byte"], half["byte"] / 2)
 
+    def test_a_short_array_is_in_small_pages(self):
+        cluster = Cluster(cores=2)
+        for sync, servers in (("ring", 0), ("star", 2)):
+            short = model.terms(self.load(sync, 2, servers, size=2 * MIB - 4), cluster, 1e18)
+            self.assertEqual(short["small_page_byte"], short["byte"])
+            self.assertEqual(model.terms(self.load(sync, 2, servers, size=2 * MIB), cluster, 1e18)["small_page_byte"], 0)
+
 
 class StepTest(unittest.TestCase):
     def predict(self, compute_s, costs=FREE, workers=4, bench=False, cores=8.0, **more):
