@@ -158,13 +158,13 @@ def make_book(runs: Runs, fits: dict[Key, cost_fit.Fit], command: str) -> cost_b
 def table(fits: dict[Key, cost_fit.Fit]) -> list[str]:
     """The costs of each fit, and whether the targets are met."""
     micro = ("step", "hop", "wake", "crowd", "message", "long_message", "incast")
-    nano = ("byte", "cold_byte", "sum_byte", "apply_byte")
-    lines = [f"{'microseconds':26}" + "".join(f"{name:>14}" for name in micro)]
-    lines += [f"{sync + ' by ' + medium:26}" + "".join(f"{1e6 * fit.costs.seconds[name]:14.2f}" for name in micro)
+    nano = ("byte", "cold_byte", "small_page_byte", "sum_byte", "apply_byte")
+    lines = [f"{'microseconds':26}" + "".join(f"{name:>16}" for name in micro)]
+    lines += [f"{sync + ' by ' + medium:26}" + "".join(f"{1e6 * fit.costs.seconds[name]:16.2f}" for name in micro)
               for (sync, medium), fit in fits.items()]
-    lines += ["", f"{'nanoseconds a KiB':26}" + "".join(f"{name:>14}" for name in (*nano, "contention"))]
-    lines += [f"{sync + ' by ' + medium:26}" + "".join(f"{1024e9 * fit.costs.seconds[name]:14.2f}" for name in nano)
-              + f"{fit.costs.contention:14.2f}" for (sync, medium), fit in fits.items()]
+    lines += ["", f"{'nanoseconds a KiB':26}" + "".join(f"{name:>16}" for name in (*nano, "contention"))]
+    lines += [f"{sync + ' by ' + medium:26}" + "".join(f"{1024e9 * fit.costs.seconds[name]:16.2f}" for name in nano)
+              + f"{fit.costs.contention:16.2f}" for (sync, medium), fit in fits.items()]
     lines += ["", f"On sizes left out of the fit (targets: median {100 * cost_fit.MEDIAN_ERROR_MAX:.0f} %, worst "
                   f"{100 * cost_fit.WORST_ERROR_MAX:.0f} %):"]
     for (sync, medium), fit in fits.items():
