@@ -47,10 +47,13 @@ def clock_mhz() -> list[float]:
 def describe(gpus: Gpus) -> schema.Machine:
     """The `machine` of results.json. The caller fills in load_after and clock_mhz at the end."""
     memory_kib = float((_field("/proc/meminfo", "MemTotal").split() or ["0"])[0])
-    system = _field_of_os("PRETTY_NAME") or platform.system()
+    system = f"{_field_of_os('PRETTY_NAME') or platform.system()}, Linux {platform.release()}"
+    # Of MPI's and Gloo's connections; ours never have BBR (common/host/congestion_control.h).
+    if control := _read("/proc/sys/net/ipv4/tcp_congestion_control").strip():
+        system += f", TCP with {control}"
     return {"name": platform.node(), "cpu": _field("/proc/cpuinfo", "model name") or platform.processor(),
             "cores": len(cores()), "memory_gib": round(memory_kib / 2**20, 1),
-            "os": f"{system}, Linux {platform.release()}", "gpu": gpus.name(), "load_before": load(),
+            "os": system, "gpu": gpus.name(), "load_before": load(),
             "load_after": None, "clock_mhz": {"min": None, "median": None, "max": None}}
 
 
