@@ -48,9 +48,9 @@ def describe(gpus: Gpus) -> schema.Machine:
     """The `machine` of results.json. The caller fills in load_after and clock_mhz at the end."""
     memory_kib = float((_field("/proc/meminfo", "MemTotal").split() or ["0"])[0])
     system = f"{_field_of_os('PRETTY_NAME') or platform.system()}, Linux {platform.release()}"
-    # Of MPI's and Gloo's connections; ours never have BBR (common/host/congestion_control.h).
+    # MPI's and Gloo's connections on this host have it, and ours do unless it is BBR (common/host/congestion_control.h).
     if control := _read("/proc/sys/net/ipv4/tcp_congestion_control").strip():
-        system += f", TCP with {control}"
+        system += f", on the host TCP with {control}"
     return {"name": platform.node(), "cpu": _field("/proc/cpuinfo", "model name") or platform.processor(),
             "cores": len(cores()), "memory_gib": round(memory_kib / 2**20, 1),
             "os": system, "gpu": gpus.name(), "load_before": load(),

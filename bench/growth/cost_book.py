@@ -13,7 +13,7 @@ import exchange_model as model
 import sync_cells as cells
 from correction import Correction
 
-VERSION = 3
+VERSION = 4
 MEMORY, SOCKETS = "memory", "sockets"  # how messages of one host travel; between hosts always by sockets
 MEDIA = (MEMORY, SOCKETS)
 # Planned with another cell's costs where it was not measured: the same transport, so the same messages.

@@ -18,6 +18,7 @@ import exchange_model as model
 import least_squares
 import sync_cells as cells
 from correction import Correction
+from cost_book import MEMORY
 from workload import BUCKET_BYTES, Cluster, Workload
 
 MEDIAN_ERROR_MAX, WORST_ERROR_MAX = 0.10, 0.25  # the targets on sizes left out
@@ -25,6 +26,9 @@ FIT_BYTES = tuple(4096 << 2 * i for i in range(7))  # to 16 MiB
 TEST_BYTES = tuple(8192 << 2 * i for i in range(6))  # between them
 CACHES = (1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20)
 CONTENTIONS = (1.0, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0)
+# Where one process copies from the memory of another, the kernel looks up every page. By sockets this cost would stand
+# for what one bucket cannot overlap.
+OF_MEMORY = ("small_page_byte",)
 BAND_SHARE = 0.9  # of the errors are within the band
 BAND_MIN = 0.02  # a few points that happen to fit promise no more
 
@@ -100,15 +104,17 @@ def band(measured: Sequence[Measurement], cores: float, costs: model.Costs) -> f
 def _seconds(measured: Sequence[Measurement], cores: float, kernels: Mapping[str, float],
              cache: float) -> dict[str, float]:
     rows, right = [], []
+    medium = measured[0].medium
+    names = [name for name in model.FITTED if medium == MEMORY or name not in OF_MEMORY]
     for one in measured:
         load, = model.loads(_job(one), Cluster(cores=cores), one.bytes, one.bucket_bytes)
         counts = model.terms(load, Cluster(cores=cores), cache)
         known = sum(kernels[name] * counts[name] for name in model.KERNELS)
         # A kernel alone may seem to take longer than the whole step where its data is in a cache.
         rest = max(one.seconds - known, 0.1 * one.seconds)
-        rows.append([counts[name] / one.seconds for name in model.FITTED])
+        rows.append([counts[name] / one.seconds for name in names])
         right.append(rest / one.seconds)
-    return {**kernels, **dict(zip(model.FITTED, least_squares.non_negative(rows, right)))}
+    return {**kernels, **dict.fromkeys(model.FITTED, 0.0), **dict(zip(names, least_squares.non_negative(rows, right)))}
 
 
 def _corrections(measured: Sequence[Measurement], cores: float, costs: model.Costs) -> tuple[Correction, ...]:

@@ -45,7 +45,7 @@ FITTED = (
     "incast",  # in addition for a message and each doubling of the senders to its owner: few are under way at once
     "byte",  # sent or received
     "cold_byte",  # in addition for one that is in no cache
-    "small_page_byte",  # in addition for one of an array that is shorter than a huge page
+    "small_page_byte",  # in addition where the parameters are shorter than a huge page
 )
 # A byte of a contribution added, and of parameters updated: measured by common_bench, not fitted.
 KERNELS = ("sum_byte", "apply_byte")

@@ -2,6 +2,7 @@
 #ifndef STARRING_COMMON_HOST_ADDRESS_H_
 #define STARRING_COMMON_HOST_ADDRESS_H_
 
+#include <set>
 #include <string>
 
 #include "absl/functional/function_ref.h"
@@ -34,13 +35,14 @@ std::string PeerNameOfUri(absl::string_view uri);
 // Empty if `fd` is no connected socket of IPv4 or IPv6. An IPv4 peer of an IPv6 socket is one of IPv4.
 std::string PeerNameOfSocket(int fd);
 
-// Calls visit(descriptor) for every connection of this process to `peer`, whichever object holds it. The descriptor is
-// a duplicate, valid during the call: what is done to it is done to the connection, but for closing it.
-void ForEachConnectionTo(const std::string& peer, absl::FunctionRef<void(int)> visit);
+// Calls visit(descriptor) for every connection of this process to one of `peers`, whichever object holds it. The
+// descriptor is a duplicate, valid during the call: what is done to it is done to the connection, but for closing it.
+// Looks at every descriptor of the process, some microseconds each.
+void ForEachConnectionTo(const std::set<std::string>& peers, absl::FunctionRef<void(int)> visit);
 
-// Shuts down every connection of this process to `peer`, whichever object holds it, so that reads and writes that wait
-// for the peer end at once. The kernel may still send what it has accepted.
-void CutConnectionsTo(const std::string& peer);
+// Shuts down those connections, so that reads and writes that wait for the peer end at once. The kernel may still send
+// what it has accepted.
+void CutConnectionsTo(const std::set<std::string>& peers);
 
 }  // namespace starring
 

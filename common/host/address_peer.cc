@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -48,8 +49,7 @@ std::string PeerNameOfSocket(int fd) {
   return absl::StrCat("[", text, "]:", ntohs(v6.sin6_port));
 }
 
-void ForEachConnectionTo(const std::string& peer, absl::FunctionRef<void(int)> visit) {
-  if (peer.empty()) return;
+void ForEachConnectionTo(const std::set<std::string>& peers, absl::FunctionRef<void(int)> visit) {
   std::error_code error;
   // All numbers are read before any is duplicated: the duplicates would be entries of the same folder.
   std::vector<int> fds;
@@ -58,19 +58,23 @@ void ForEachConnectionTo(const std::string& peer, absl::FunctionRef<void(int)> v
     if (absl::SimpleAtoi(it->path().filename().string(), &fd)) fds.push_back(fd);
   }
   for (const int fd : fds) {
+    // Closing the duplicate of a file's descriptor may write the file back.
+    struct stat facts;
+    if (fstat(fd, &facts) != 0 || !S_ISSOCK(facts.st_mode)) continue;
     // Another thread may close this descriptor and get its number for something else between the look and the visit.
     // A duplicate keeps referring to the socket that was looked at.
     const int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
     if (own < 0) continue;
-    if (PeerNameOfSocket(own) == peer) visit(own);
+    const std::string peer = PeerNameOfSocket(own);
+    if (!peer.empty() && peers.contains(peer)) visit(own);
     close(own);
   }
 }
 
-void CutConnectionsTo(const std::string& peer) {
+void CutConnectionsTo(const std::set<std::string>& peers) {
   // shutdown acts on the socket and not on the number: the descriptor's owner, gRPC, notices the end and closes its own
   // descriptor.
-  ForEachConnectionTo(peer, [](int fd) { shutdown(fd, SHUT_RDWR); });
+  ForEachConnectionTo(peers, [](int fd) { shutdown(fd, SHUT_RDWR); });
 }
 
 }  // namespace starring

@@ -7,18 +7,19 @@
 #ifndef STARRING_COMMON_HOST_CONGESTION_CONTROL_H_
 #define STARRING_COMMON_HOST_CONGESTION_CONTROL_H_
 
+#include <set>
 #include <string>
 
 namespace starring {
 
 // If the system gives the TCP socket `fd` BBR, gives it CUBIC, or Reno where this process may not have CUBIC. Every
-// other choice stays, such as that of DCTCP for a cluster. Does nothing for other files. For a socket that is not
-// connected yet, or listens: Linux goes on pacing one that has begun with BBR, though less.
+// other choice stays, such as that of DCTCP for a cluster. Does nothing for other files. Best before the socket listens
+// or is connected: Linux goes on pacing a connection that has begun with BBR, though less.
 void AvoidBbr(int fd);
 
-// For the sockets of a library: does the same to every connection of this process to `peer` (as PeerNameOfSocket says
-// it), whichever object holds it.
-void AvoidBbrTo(const std::string& peer);
+// For the sockets of a library, once they are connected: does the same to every connection of this process to one of
+// `peers` (see ForEachConnectionTo).
+void AvoidBbrTo(const std::set<std::string>& peers);
 
 }  // namespace starring
 

@@ -94,6 +94,10 @@ absl::StatusOr<TcpListener> TcpListener::Adopt(Socket socket, const std::string&
   return TcpListener(std::move(socket), address);
 }
 
-Socket TcpListener::Accept() { return Socket(accept4(fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC)); }
+Socket TcpListener::Accept() {
+  Socket accepted(accept4(fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  AvoidBbr(accepted.fd());  // it may have come before this listener was made
+  return accepted;
+}
 
 }  // namespace starring

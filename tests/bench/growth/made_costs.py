@@ -22,6 +22,13 @@ KERNELS = {name: COSTS.seconds[name] for name in model.KERNELS}
 CORES = 2
 
 
+def of_medium(costs: model.Costs, medium: str) -> model.Costs:
+    """The costs without those of the other medium."""
+    if medium == cost_book.MEMORY:
+        return costs
+    return dataclasses.replace(costs, seconds={**costs.seconds, **dict.fromkeys(cost_fit.OF_MEMORY, 0.0)})
+
+
 def make_measurements(syncs: Sequence[str] = cells.SYNCS, workers: Sequence[int] = growth_runs.WORKERS,
                       costs: model.Costs = COSTS, noise: float = 0.0) -> list[cost_fit.Measurement]:
     """What bench:growth would measure; `noise` is the relative standard deviation of each."""
@@ -32,7 +39,7 @@ def make_measurements(syncs: Sequence[str] = cells.SYNCS, workers: Sequence[int]
             for size in run.sizes:
                 one = cost_fit.Measurement(sync, run.medium, run.workers, run.servers, size, run.bucket_bytes,
                                            run.compute_s, 1.0)
-                seconds = cost_fit.predicted_s(one, CORES, costs) * (1 + numbers.gauss(0, noise))
+                seconds = cost_fit.predicted_s(one, CORES, of_medium(costs, run.medium)) * (1 + numbers.gauss(0, noise))
                 found.append(dataclasses.replace(one, seconds=seconds))
     return found
 

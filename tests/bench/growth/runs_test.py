@@ -14,7 +14,7 @@ import growth_runs
 import machine
 import programs
 import sync_cells as cells
-from made_costs import CORES, COSTS, KERNELS
+from made_costs import CORES, COSTS, KERNELS, of_medium
 
 ELEMENTS = 1 << 22
 FEW = ("--workers=1,2,4,8,16", "--syncs=ring,star")
@@ -57,7 +57,7 @@ class Programs:
                 one = cost_fit.Measurement(name, "sockets" if sockets else "memory", workers,
                                            int(flag(argv, "servers", "0")), size, int(flag(argv, "bucket_bytes")),
                                            computing, 0.0)
-                seconds = cost_fit.predicted_s(one, CORES, COSTS)
+                seconds = cost_fit.predicted_s(one, CORES, of_medium(COSTS, one.medium))
                 lines.append(json.dumps({"sync": name, "workers": workers, "bytes": size,
                                          "latency_us": 1e6 * (seconds - computing), "p95_us": 1e6 * seconds}))
         return "\n".join(["noise", *lines])
@@ -129,7 +129,7 @@ class RunsTest(unittest.TestCase):
         scattered = [one for one in found if one.scatter > 0]
         self.assertEqual([one.workers for one in scattered], [4])
         for one in found:
-            expected = cost_fit.predicted_s(one, CORES, COSTS)
+            expected = cost_fit.predicted_s(one, CORES, of_medium(COSTS, one.medium))
             self.assertAlmostEqual(one.seconds / expected, 1, places=6)
 
     def test_what_fails_is_told_once_and_left_out(self):

@@ -56,11 +56,11 @@ TEST(PeerNameTest, NamesThePeerOfASocket) {
 TEST(PeerNameTest, CutsTheConnectionsToOnePeerOnly) {
   const auto [first, first_caller] = Connect();
   const auto [second, second_caller] = Connect();
-  CutConnectionsTo(PeerNameOfSocket(first_caller));
+  CutConnectionsTo({PeerNameOfSocket(first_caller)});
   EXPECT_TRUE(IsShutDown(first_caller));
   EXPECT_TRUE(IsShutDown(first));
   EXPECT_FALSE(IsShutDown(second_caller));
-  CutConnectionsTo("");  // the name of an unknown peer, which must not match every socket without a peer
+  CutConnectionsTo({""});  // the name of an unknown peer, which must not match every socket without a peer
   EXPECT_FALSE(IsShutDown(second_caller));
   for (const int fd : {first, first_caller, second, second_caller}) close(fd);
 }

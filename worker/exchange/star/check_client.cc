@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/host/address.h"
+#include "common/host/congestion_control.h"
 #include "common/host/process_facts.h"
 #include "common/limits.h"
 #include "common/status.h"
@@ -79,6 +81,7 @@ class StarCheckClient::Calls {
     context.set_deadline(absl::ToChronoTime(end));
     v1::CheckReply reply;
     RETURN_IF_ERROR(ToStatus(stub_->Check(&context, request, &reply)));
+    peer_ = PeerNameOfUri(context.peer());
     return reply;
   }
 
@@ -107,9 +110,13 @@ class StarCheckClient::Calls {
     return ToStatus(flight->status);
   }
 
+  // The server's address in the connection of the last call, as common/host/address.h spells it.
+  const std::string& peer() const { return peer_; }
+
  private:
   const Options options_;
   const std::unique_ptr<v1::ParameterServer::Stub> stub_;
+  std::string peer_;
 };
 
 StarCheckClient::StarCheckClient(Options options) : calls_(std::make_unique<Calls>(std::move(options))) {}
@@ -142,6 +149,7 @@ absl::StatusOr<double> StarCheckClient::MeasureBandwidth(double seconds, absl::T
   // Only some servers have this worker's notes. To the others its connection is still a stranger's, which they cut at
   // kStrangerBytesMax: less than one payload.
   RETURN_IF_ERROR(calls_->Call(calls_->Signed(), end).status());
+  AvoidBbrTo({calls_->peer()});  // as the connections of an exchange
   v1::CheckRequest request = calls_->Unsigned();
   request.set_payload(std::string(kCheckPayloadBytesMax, '\0'));
   grpc::CompletionQueue queue;

@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/host/address.h"
-#include "common/host/congestion_control.h"
 #include "common/limits.h"
 #include "common/wire/exchange_message.h"
 
@@ -121,7 +120,7 @@ void Lane::OnStart(bool ok) {
   }
   state_ = State::kOpen;
   peer_ = PeerNameOfUri(context_->peer());
-  AvoidBbrTo(peer_);  // gRPC opens its sockets itself
+  is_new_connection_ = true;
   // Requests of the stream before are sent again, ahead of those that never left and in the same order: a worker's
   // contributions of a bucket must arrive step after step. The server answers repeated ones again.
   while (!sent_.empty()) {

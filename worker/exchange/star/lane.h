@@ -105,6 +105,8 @@ class Lane {
 
   // The server's address in the newest connection, as common/host/address.h spells it; empty before the first one.
   const std::string& peer() const { return peer_; }
+  // Whether the lane has been opened since the last call.
+  [[nodiscard]] bool TakeNewConnection() { return std::exchange(is_new_connection_, false); }
   // Grows with every message received and with every long message sent.
   int64_t signs_of_life() const { return signs_of_life_; }
 
@@ -154,6 +156,7 @@ class Lane {
   int64_t payload_bytes_sent_ = 0;
   int64_t payload_bytes_received_ = 0;
   std::string peer_;
+  bool is_new_connection_ = false;
   int64_t signs_of_life_ = 0;
 
   // State of the current stream. The stream refers to the context and must be destroyed before it.

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
 #include "common/host/address.h"
+#include "common/host/congestion_control.h"
 #include "common/limits.h"
 #include "common/steady_time.h"
 #include "common/wire/exchange_message.h"
@@ -262,9 +263,14 @@ void StarClient::TakeInbox() {
 }
 
 void StarClient::Tick(Clock::time_point now) {
+  std::set<std::string> new_peers;
   for (const auto& shard : lanes_) {
-    for (const auto& lane : shard) lane->Tick(now);
+    for (const auto& lane : shard) {
+      lane->Tick(now);
+      if (lane->TakeNewConnection()) new_peers.insert(lane->peer());
+    }
   }
+  if (!new_peers.empty()) AvoidBbrTo(new_peers);  // gRPC opens its sockets itself
   if (!failure_.has_value() && options_.superseded != nullptr && options_.superseded()) {
     // Nobody waits for what is in flight, and a server that is gone would never take it.
     Fail(absl::UnavailableError("the generation is over"), Tell::kNobody);
@@ -318,7 +324,7 @@ void StarClient::CutConnections() {
   for (const auto& shard : lanes_) {
     for (const auto& lane : shard) peers.insert(lane->peer());
   }
-  for (const std::string& peer : peers) CutConnectionsTo(peer);
+  CutConnectionsTo(peers);
 }
 
 bool StarClient::AllLanesClosed() const {

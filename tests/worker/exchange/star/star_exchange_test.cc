@@ -1,11 +1,20 @@
 #include "worker/exchange/star/star_exchange.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <set>
+#include <string>
 #include <thread>
 #include <tuple>
 
 #include "common/arithmetic/optimizer.h"
+#include "common/host/address.h"
+#include "common/host/dial.h"
 #include "common/limits.h"
 #include "gtest/gtest.h"
 #include "tests/worker/exchange/star/star_fixture.h"
@@ -99,6 +108,45 @@ TEST(StarExchangeTest, WaitingForASlowWorkerCostsNoCore) {
       ASSERT_TRUE(exchange->Finish().ok());
     });
   }
+}
+
+bool HasBbr(int fd) {
+  std::array<char, 16> name = {};
+  socklen_t length = name.size() - 1;
+  return getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name.data(), &length) == 0 && name[0] == 'b' && name[1] == 'b';
+}
+
+TEST(StarExchangeTest, NoEndOfALaneHasBbr) {
+  const Socket probe(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!HasBbr(probe.fd())) GTEST_SKIP() << "BBR is not this system's default";
+  constexpr int kServers = 2, kLanes = 2;
+  Servers servers(kServers);
+  const JobSpec job = MakeJob(0, 1, 1000, 1);
+  std::vector<float> parameters = InitialParameters(job.layout.element_count());
+  auto exchange = MakeStar(servers.addresses, kLanes);
+  ASSERT_TRUE(exchange->Start(job, parameters).ok());
+  int ends = 0, ends_with_bbr = 0;
+  const auto count = [&](int fd) {
+    ++ends;
+    ends_with_bbr += HasBbr(fd) ? 1 : 0;
+  };
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  do {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));  // there is no event to wait for
+    ends = ends_with_bbr = 0;
+    std::set<std::string> workers;
+    ForEachConnectionTo({servers.addresses.begin(), servers.addresses.end()}, [&](int fd) {
+      count(fd);
+      sockaddr_in6 own = {};  // its port is where that of IPv4 is
+      socklen_t length = sizeof(own);
+      ASSERT_EQ(getsockname(fd, reinterpret_cast<sockaddr*>(&own), &length), 0);
+      workers.insert("127.0.0.1:" + std::to_string(ntohs(own.sin6_port)));
+    });
+    ForEachConnectionTo(workers, count);
+  } while ((ends < 2 * kServers * kLanes || ends_with_bbr > 0) && std::chrono::steady_clock::now() < deadline);
+  EXPECT_GE(ends, 2 * kServers * kLanes);
+  EXPECT_EQ(ends_with_bbr, 0);
+  EXPECT_TRUE(exchange->Finish().ok());
 }
 
 TEST(StarExchangeTest, AGradientMayBeOutsideTheSharedMemory) {
