@@ -181,7 +181,12 @@ def compare(lab: Lab, book: CostBook, repeats: int, say: Callable[[str], None]) 
 
 def compare_all(labs: Sequence[Lab], book: CostBook, repeats: int, say: Callable[[str], None]
                 ) -> tuple[list[Comparison], list[str]]:
-    results = [compare(lab, book, repeats, say) for lab in labs]
+    """Says the comparisons of each lab, unless it is the last one: slow links take minutes, and may be interrupted."""
+    results = []
+    for lab in labs:
+        results.append(compare(lab, book, repeats, say))
+        if len(results) < len(labs):
+            say("\n".join(table(*results[-1])))
     return [one for found, _ in results for one in found], [text for _, failures in results for text in failures]
 
 

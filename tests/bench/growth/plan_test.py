@@ -311,7 +311,12 @@ class ProgramTest(unittest.TestCase):
             with unittest.mock.patch.object(program.emulated_hosts, "compare", return_value=([good], failures)):
                 status, out, _ = self.run_plan("--check=1gbit:2-3")
             self.assertEqual(status, 1 if failures else 0)
-            self.assertEqual(out.count("not measured: netlab:2,1gbit: star: no benchmark"), 2 * len(failures))
+            self.assertEqual(out.count("not measured: netlab:2,1gbit: star: no benchmark"), 3 * len(failures))
+        with unittest.mock.patch.object(program.emulated_hosts, "compare",
+                                        side_effect=[([good], []), programs.ProgramError("boom")]):
+            status, out, _ = self.run_plan("--check=1gbit:2-3")
+        self.assertEqual(status, 2)
+        self.assertIn("netlab:2,1gbit", out)
 
     def test_without_costs_it_says_how_to_measure_them(self):
         with unittest.mock.patch.object(cost_book, "SHIPPED", os.path.join(self.folder, "gone.json")), \
