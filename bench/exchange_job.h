@@ -15,18 +15,23 @@ struct ExchangeJobOptions {
   int world_size = 1;
   int64_t element_count = 1;
   int64_t bucket_bytes = 1 << 20;  // as --bucket_bytes of the worker
+  SumOrder sum_order = SumOrder::kChain;
+  bool has_servers = false;
   OptimizerConfig optimizer;
 };
 
 inline JobSpec MakeExchangeJob(const ExchangeJobOptions& options) {
-  JobSpec job{.rank = options.rank, .world_size = options.world_size, .optimizer = options.optimizer};
+  JobSpec job{.rank = options.rank,
+              .world_size = options.world_size,
+              .optimizer = options.optimizer,
+              .sum_order = options.sum_order};
   auto layout =
       Layout::Create({{.name = "weight", .dims = {options.element_count}, .torch_axes = {}, .torch_shape = {}}});
   CHECK_OK(layout);
   job.layout = *std::move(layout);
   auto buckets = BucketMap::Create({.element_count = job.layout.element_count(),
                                     .bucket_bytes = options.bucket_bytes,
-                                    .world_size = options.world_size});
+                                    .world_size = options.has_servers ? 1 : options.world_size});
   CHECK_OK(buckets);
   job.buckets = *std::move(buckets);
   return job;

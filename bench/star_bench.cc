@@ -59,6 +59,7 @@ ABSL_FLAG(std::vector<std::string>, bytes,
           std::vector<std::string>({"4096", "65536", "262144", "1048576", "4194304", "16777216", "67108864"}),
           "sizes of the parameter vector");
 ABSL_FLAG(int64_t, bucket_bytes, 1 << 20, "as --bucket_bytes of the worker");
+ABSL_FLAG(std::string, sum_order, "chain", "as --sum_order of the worker");
 ABSL_FLAG(int, workers, 2, "worker processes");
 ABSL_FLAG(int, servers, 2, "server processes");
 ABSL_FLAG(std::vector<std::string>, addresses, {}, "servers to use instead of own ones, in order of their shards");
@@ -186,11 +187,14 @@ int WorkerProcess(int rank, int64_t bytes, Place& place, Row* row) {
   Pin(rank);
   Computation computation;
   const double compute_us = static_cast<double>(absl::GetFlag(FLAGS_compute_us));
-  const JobSpec job = MakeExchangeJob({.rank = rank,
-                                       .world_size = absl::GetFlag(FLAGS_workers),
-                                       .element_count = std::max<int64_t>(bytes / 4, 1),
-                                       .bucket_bytes = absl::GetFlag(FLAGS_bucket_bytes),
-                                       .optimizer = {.momentum = static_cast<float>(absl::GetFlag(FLAGS_momentum))}});
+  const JobSpec job =
+      MakeExchangeJob({.rank = rank,
+                       .world_size = absl::GetFlag(FLAGS_workers),
+                       .element_count = std::max<int64_t>(bytes / 4, 1),
+                       .bucket_bytes = absl::GetFlag(FLAGS_bucket_bytes),
+                       .sum_order = absl::GetFlag(FLAGS_sum_order) == "tree" ? SumOrder::kTree : SumOrder::kChain,
+                       .has_servers = true,
+                       .optimizer = {.momentum = static_cast<float>(absl::GetFlag(FLAGS_momentum))}});
   const std::unique_ptr<GradientExchange> exchange = MakeExchange(rank, place);
   // In huge pages, as a worker's arrays are.
   AlignedFloats parameters(job.layout.element_count());
@@ -343,6 +347,8 @@ int Main(int argc, char** argv) {
   absl::ParseCommandLine(argc, argv);
   const std::string transport = absl::GetFlag(FLAGS_transport);
   CHECK(transport == "grpc" || transport == "tcp") << "--transport=" << transport << ": it can be grpc or tcp";
+  const std::string order = absl::GetFlag(FLAGS_sum_order);
+  CHECK(order == "chain" || order == "tree") << "--sum_order=" << order << ": it can be chain or tree";
   const bool alone = !absl::GetFlag(FLAGS_addresses).empty() || !absl::GetFlag(FLAGS_rendezvous).empty();
   CHECK(!alone || absl::GetFlag(FLAGS_bytes).size() == 1) << ": --addresses and --rendezvous need one size in --bytes";
   if (!PrintsJson() && !alone) {

@@ -1,10 +1,10 @@
 // Cuts the parameter vector into buckets, and every bucket into slices, one for each owner.
 //
-// Buckets are contiguous, a whole number of reduction blocks long (common/arithmetic/reduction_order.h), and numbered
-// in the order in which backward finishes them: bucket 0 is the end of the vector, which holds the last layers. A
-// bucket may begin inside a tensor. Owners are server shards (star: one contiguous, 64-byte aligned range per bucket)
-// or ranks (ring and co-located star: its ring chunk of every block of the bucket, unless the block has few owners;
-// ranks that share memory: one range, as for shards).
+// Buckets are contiguous, a whole number of reduction blocks long (common/arithmetic/reduction_order.h; of one worker
+// where servers are the owners), and numbered in the order in which backward finishes them: bucket 0 is the end of the
+// vector, which holds the last layers. A bucket may begin inside a tensor. Owners are server shards (star: one
+// contiguous, 64-byte aligned range per bucket) or ranks (ring and co-located star: its ring chunk of every block of
+// the bucket, unless the block has few owners; ranks that share memory: one range, as for shards).
 //
 // Thread safety: immutable after Create; any thread may call any method.
 #ifndef STARRING_COMMON_BUCKET_MAP_H_
@@ -26,7 +26,9 @@ class BucketMap {
  public:
   BucketMap() = default;
 
-  // `bucket_bytes` is rounded up to whole reduction blocks of `world_size` ranks, but not over the limit.
+  // `bucket_bytes` is rounded up to whole reduction blocks of `world_size` ranks, but not over the limit. Servers take
+  // 1: they own no chunks of blocks, and an element's place in the vector, not in a bucket, decides how it is added. So
+  // their smallest bucket is 128 KiB, and the cut is the same with any number of workers.
   // Fails with InvalidArgument if an argument is below 1 or above limits.h, or there are more buckets than it allows.
   struct Options {
     int64_t element_count = 0;

@@ -257,6 +257,11 @@ absl::Status ParseLeafOwners(const v1::JobAgreement& proto, Agreement* agreement
   return absl::OkStatus();
 }
 
+// The terms of an elastic run are the same with any number of workers.
+int64_t ChunkBytesOf(const std::vector<int>& leaf_owners, int world_size) {
+  return ChunkBytesFor(leaf_owners.empty() ? world_size : 1);
+}
+
 std::vector<int> OwnersOf(const std::vector<int>& leaf_owners, int micro_batches, int world_size) {
   return leaf_owners.empty() ? DealLeavesEvenly(micro_batches, world_size) : leaf_owners;
 }
@@ -284,7 +289,7 @@ std::string SerializeAgreement(const JobSpec& job) {
   proto.set_sum_order(job.sum_order == SumOrder::kTree ? v1::JobAgreement::TREE : v1::JobAgreement::CHAIN);
   proto.set_micro_batches(job.micro_batches);
   proto.set_leaf_owners(absl::StrJoin(job.leaf_owners, ","));
-  proto.set_chunk_bytes(ChunkBytesFor(job.buckets.world_size()));
+  proto.set_chunk_bytes(ChunkBytesOf(job.leaf_owners, job.world_size));
   for (const auto& [flag, value] : job.agreed_flags) {
     v1::FlagValue* pair = proto.add_flags();
     pair->set_flag(flag);
@@ -321,6 +326,10 @@ absl::StatusOr<Agreement> ParseAgreement(const std::string& bytes) {
   agreement.layout_hash = proto.layout_hash();
   // The bytes come from the network, so each value is checked before anything is computed from it. BucketMap checks
   // those that it gets.
+  if (agreement.world_size < 1 || agreement.world_size > kWorldSizeMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("world_size is ", agreement.world_size, ", it must be from 1 to ", kWorldSizeMax));
+  }
   if (agreement.first_step < 0 || agreement.first_step > kStepMax) {
     return absl::InvalidArgumentError(
         absl::StrCat("first_step is ", agreement.first_step, ", it must be from 0 to ", kStepMax));
@@ -346,16 +355,15 @@ absl::StatusOr<Agreement> ParseAgreement(const std::string& bytes) {
                                                    ", with sum_order TREE"));
   }
   RETURN_IF_ERROR(ParseLeafOwners(proto, &agreement));
-  const int buckets_for = agreement.leaf_owners.empty() ? proto.world_size() : 1;
-  ASSIGN_OR_RETURN(agreement.buckets, BucketMap::Create({.element_count = proto.element_count(),
-                                                         .bucket_bytes = proto.bucket_bytes(),
-                                                         .world_size = buckets_for}));
+  ASSIGN_OR_RETURN(agreement.buckets,
+                   BucketMap::Create({.element_count = proto.element_count(), .bucket_bytes = proto.bucket_bytes()}));
   // Worker and server cut blocks and buckets independently. Another chunk would give them another order of sums, and
   // another rounding other slices.
-  if (proto.chunk_bytes() != ChunkBytesFor(buckets_for)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "chunk_bytes is ", proto.chunk_bytes(), ", this build adds in chunks of ", ChunkBytesFor(buckets_for), " with ",
-        buckets_for, " workers: start all processes from the same build"));
+  const int64_t chunk_bytes = ChunkBytesOf(agreement.leaf_owners, agreement.world_size);
+  if (proto.chunk_bytes() != chunk_bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("chunk_bytes is ", proto.chunk_bytes(), ", this build adds in chunks of ", chunk_bytes, " with ",
+                     agreement.world_size, " workers: start all processes from the same build"));
   }
   if (agreement.buckets.bucket_bytes() != proto.bucket_bytes()) {
     return absl::InvalidArgumentError(absl::StrCat("bucket_bytes is ", proto.bucket_bytes(),

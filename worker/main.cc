@@ -412,11 +412,9 @@ absl::Status ReportRun(const JobParts& parts, const ExchangeAndStep& work, const
 
 absl::StatusOr<TrainResult> TrainJob(const JobParts& parts, const Segment* segment = nullptr) {
   const WorkerOptions& options = *parts.options;
-  ASSIGN_OR_RETURN(const BucketMap buckets,
-                   BucketMap::Create({.element_count = parts.network->layout().element_count(),
-                                      .bucket_bytes = options.bucket_bytes,
-                                      // The buckets of an elastic run are the same with any number of workers.
-                                      .world_size = segment == nullptr ? options.world_size : 1}));
+  ASSIGN_OR_RETURN(const BucketMap buckets, BucketMap::Create({.element_count = parts.network->layout().element_count(),
+                                                               .bucket_bytes = options.bucket_bytes,
+                                                               .world_size = options.BucketWorldSize()}));
   // An elastic run decides only now who is rank 0.
   const Progress::Style style = ChooseStyle(options, *parts.launcher);
   ASSIGN_OR_RETURN(const ExchangeAndStep work,

@@ -154,6 +154,8 @@ struct WorkerOptions {
   bool RanksAreOwners() const { return sync == Sync::kRing || (sync == Sync::kStar && ServerCount() == 0); }
   // Servers of a star, however they are reached.
   int ServerCount() const { return servers.empty() ? server_ranks : static_cast<int>(servers.size()); }
+  // BucketMap::Options::world_size.
+  int BucketWorldSize() const { return elastic || ServerCount() > 0 ? 1 : world_size; }
   // The size of buckets is chosen in the first steps. Without other ranks there is nothing to choose.
   bool TriesBucketSizes() const { return !asked.bucket_bytes.has_value() && RanksAreOwners(); }
   // The owners among the ranks measure at the start how they exchange, and `sync` is only their first candidate.
@@ -215,9 +217,9 @@ inline constexpr FlagRow kRows[] = {
      "--transport, or, with --sync=auto, as is fastest; does not change the bits",
      OneOfAt<kSameHosts, &W::asked, &Asked::same_host>(), 0, OneOfAt<kResolvedSameHosts, &W::same_host>()},
     {"bucket_bytes", "exchange",
-     "unit of exchange, rounded up to whole reduction blocks; does not change the bits; 0: 4 MiB for a star whose "
-     "servers have loopback addresses and share memory, else 1 MiB; auto: the fastest of 256 KiB, 1 MiB and 4 MiB in "
-     "the first 30 steps, on CPUs, by ring and co-located star",
+     "unit of exchange, rounded up to a multiple of the smallest bucket; does not change the bits; 0: 4 MiB for a star "
+     "whose servers have loopback addresses and share memory, else 1 MiB; auto: the fastest of 256 KiB, 1 MiB and 4 "
+     "MiB in the first 30 steps, on CPUs, by ring and co-located star",
      WholeOrAutoAt<&W::asked, &Asked::bucket_bytes>(0, kBucketBytesMax), kInJobSpec,
      WholeAt<&W::bucket_bytes>(1, kBucketBytesMax)},
     {"sum_order", "exchange",

@@ -138,7 +138,8 @@ def _of_ranks(job: Job, cluster: Cluster, total: int, asked_bucket: int, load: L
 def loads(job: Job, cluster: Cluster, total: int, asked_bucket: int) -> list[Load]:
     """The load of each kind of host: the workers', and the servers' where these have hosts of their own."""
     place, workers, servers = job.place, job.workers, job.servers
-    buckets = bucket_count(total, asked_bucket, workers)
+    cut_for = 1 if place.has_servers else workers  # servers own no chunks of blocks (common/bucket_map.h)
+    buckets = bucket_count(total, asked_bucket, cut_for)
     hosts = cluster.hosts_of(workers)
     here = -(-workers // hosts)
     idle = Load(hops=2, processes=here, buckets=buckets, messages=0.0, long_messages=0.0, senders=1, bytes=0.0,
@@ -150,7 +151,7 @@ def loads(job: Job, cluster: Cluster, total: int, asked_bucket: int) -> list[Loa
                                    senders=1 if ring else workers - 1)
         return [_of_ranks(job, cluster, total, asked_bucket, idle)]
     # A slice is one message, whatever its length.
-    long_buckets = sum(count for size, count in bucket_sizes(total, asked_bucket, workers)
+    long_buckets = sum(count for size, count in bucket_sizes(total, asked_bucket, cut_for)
                        if size / servers > EAGER_BYTES)
     of_workers = dataclasses.replace(idle, messages=2.0 * here * servers * buckets,
                                      long_messages=2.0 * here * servers * long_buckets, bytes=2.0 * here * total)

@@ -13,8 +13,9 @@
 // log2(n) + 1 roundings instead of n - 1. A ring cannot add in this order: its partial sums pass through the ranks one
 // by one. With two leaves both orders give the same bits, because a + b = b + a.
 //
-// A bucket is a whole number of blocks, so neither the size of a bucket nor the number of server shards changes the
-// order of a sum, and with it no bit of the result. In a bucket of many blocks every rank owns the same share.
+// Where an element is in the vector decides its order, so neither the size of a bucket nor the number of server shards
+// changes a bit of the result. Ranks own chunks, so a bucket of theirs is a whole number of blocks. In one of many
+// blocks every rank owns the same share.
 //
 // Thread safety: pure functions.
 #ifndef STARRING_COMMON_ARITHMETIC_REDUCTION_ORDER_H_
@@ -63,8 +64,8 @@ inline constexpr int64_t kChunkElementsMax = kChunkBytesMax / static_cast<int64_
 inline constexpr int64_t kChunkBytesMin = 4 << 10;
 
 // The bytes of a chunk of a whole block: as a message has, or, with more than four ranks, so few that the block has 128
-// to 256 KiB. A block is the smallest bucket, so many ranks overlap exchange and computation as well as few do. From 65
-// ranks on a chunk has 4 KiB, a page, and the block grows.
+// to 256 KiB. A block is the ranks' smallest bucket, so many ranks overlap exchange and computation as well as few do.
+// From 65 ranks on a chunk has 4 KiB, a page, and the block grows.
 //
 // The size depends on nothing but the number of ranks. It decides bits: the agreement of the ranks contains it
 // (common/job_spec.h). REQUIRES: world_size >= 1.

@@ -122,6 +122,7 @@ class ElasticLaunchTest(JobTest):
         self.expect_local_digest(job)
 
     def test_a_stop_saves_and_another_job_goes_on(self):
+        self.epochs = 120  # longer than the next snapshot takes
         checkpoints = ("--checkpoint_dir=" + self.path("checkpoints"),)
         job = self.start_job(2, 2, flags=checkpoints)
         self.await_snapshot(job)

@@ -26,13 +26,11 @@ constexpr int64_t kMemoryBytesMax = 4 << 20;
 void RoundSizes(starring::v1::JoinRequest* request) {
   starring::v1::JobAgreement agreement;
   if (!agreement.ParseFromString(request->agreement())) return;
-  const int buckets_for = agreement.leaf_owners().empty() ? agreement.world_size() : 1;
-  const auto buckets = starring::BucketMap::Create({.element_count = agreement.element_count(),
-                                                    .bucket_bytes = agreement.bucket_bytes(),
-                                                    .world_size = buckets_for});
-  if (!buckets.ok()) return;
+  const auto buckets = starring::BucketMap::Create(
+      {.element_count = agreement.element_count(), .bucket_bytes = agreement.bucket_bytes()});
+  if (!buckets.ok() || agreement.world_size() < 1) return;
   agreement.set_bucket_bytes(buckets->bucket_bytes());
-  agreement.set_chunk_bytes(starring::ChunkBytesFor(buckets_for));
+  agreement.set_chunk_bytes(starring::ChunkBytesFor(agreement.leaf_owners().empty() ? agreement.world_size() : 1));
   request->set_agreement(agreement.SerializeAsString());
 }
 

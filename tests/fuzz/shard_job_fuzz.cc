@@ -50,7 +50,6 @@ enum class JobKind { kPlain, kMicroBatches, kSnapshots, kFromSnapshot };
 struct JobShape {
   JobKind kind = JobKind::kPlain;
   int world_size = 1;
-  int buckets_for = 1;  // the number of workers for which the vector is cut
   int64_t element_count = 1;
   int shard = 0;
   int shard_count = 1;
@@ -64,8 +63,7 @@ JobShape ShapeOf(int first, int second) {
   // Two buckets are rare, because they take a hundred times as long.
   const int size = std::min((first >> 2) & 3, (second >> 6) == 3 ? 3 : 2);
   if (size == 3) shape.world_size = 1 + (first & 1);  // two buckets, of which the first is short
-  shape.buckets_for = shape.kind == JobKind::kPlain ? shape.world_size : 1;
-  shape.element_count = size < 3 ? kElementCounts[size] : shape.buckets_for * kBlockElements + 24;
+  shape.element_count = size < 3 ? kElementCounts[size] : kBlockElements + 24;
   shape.shard = (second & 3) % shape.shard_count;
   constexpr std::array<int64_t, 4> kFirstSteps = {0, 1, 1000, int64_t{1} << 40};
   shape.first_step = kFirstSteps[(second >> 4) & 3];
@@ -85,11 +83,10 @@ Agreement AgreementOf(const JobShape& shape, int first) {
   proto.set_world_size(shape.world_size);
   proto.set_layout_hash("hash");
   proto.set_element_count(shape.element_count);
-  const auto buckets =
-      BucketMap::Create({.element_count = shape.element_count, .bucket_bytes = 1, .world_size = shape.buckets_for});
+  const auto buckets = BucketMap::Create({.element_count = shape.element_count, .bucket_bytes = 1});
   CHECK_OK(buckets);
   proto.set_bucket_bytes(buckets->bucket_bytes());
-  proto.set_chunk_bytes(ChunkBytesFor(shape.buckets_for));
+  proto.set_chunk_bytes(ChunkBytesFor(shape.kind == JobKind::kPlain ? shape.world_size : 1));
   if (shape.kind != JobKind::kPlain) {
     const std::vector<int> owners = LeafOwnersFor(shape.world_size);
     proto.set_sum_order(v1::JobAgreement::TREE);

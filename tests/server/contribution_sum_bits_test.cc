@@ -114,9 +114,7 @@ struct Cut {
 
 Model RunStar(const Job& job, const Cut& cut, Model model, int64_t step_count) {
   const BucketMap buckets =
-      BucketMap::Create(
-          {.element_count = job.element_count, .bucket_bytes = cut.bucket_bytes, .world_size = job.world_size})
-          .value();
+      BucketMap::Create({.element_count = job.element_count, .bucket_bytes = cut.bucket_bytes}).value();
   for (int s = 0; s < cut.shard_count; ++s) {
     OwnedSlices::Options options = OptionsOf(job, model);
     for (int b = 0; b < buckets.bucket_count(); ++b)
@@ -219,6 +217,8 @@ std::vector<Job> Jobs() {
     jobs.push_back({.world_size = world_size, .element_count = 2 * block + 5 * 16, .optimizer = adamw});
     jobs.push_back({.world_size = world_size, .element_count = block + 16, .optimizer = nesterov});
     jobs.push_back({.world_size = world_size, .element_count = 32, .optimizer = {}});
+    // A bucket ends inside a chunk of the last block.
+    jobs.push_back({.world_size = world_size, .element_count = 2 * block - 5 * 16, .optimizer = {.momentum = 0.9}});
   }
   return jobs;
 }

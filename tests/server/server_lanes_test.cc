@@ -8,6 +8,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "common/arithmetic/reduction_order.h"
 #include "common/limits.h"
 #include "common/trace.h"
 #include "gmock/gmock.h"
@@ -93,10 +94,10 @@ TEST(ServerLanesTest, AWorkerThatAsksAndDoesNotReadIsCut) {
 void ExpectContributions(SameHost same_host, int expected) {
   const auto server = StartServer();
   constexpr int kBuckets = 4 * kLaneRequestsMax;
-  JobSpec job = MakeJob(0, 2, kBuckets * 2 * 32768, 1);
+  JobSpec job = MakeJob(0, 2, kBuckets * ChunkElements(1), 1);
   ASSERT_EQ(job.buckets.bucket_count(), kBuckets);
   PendingJoin other(server->address(),
-                    RequestOf(MakeJob(1, 2, kBuckets * 2 * 32768, 1), 11));  // and contributes nothing
+                    RequestOf(MakeJob(1, 2, kBuckets * ChunkElements(1), 1), 11));  // and contributes nothing
   std::vector<float> parameters = InitialParameters(job.layout.element_count());
   const std::vector<float> gradient(job.layout.element_count());
   auto exchange = MakeStar({server->address()}, 1, same_host);

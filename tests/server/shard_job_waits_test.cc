@@ -253,7 +253,7 @@ TEST(ShardJobWaitsTest, CountsTheStepsThatAreOverForEveryBucket) {
 }
 
 TEST(ShardJobWaitsTest, CountsTheBucketsThatWaitForAWorker) {
-  Shard shard(3, 3 * 3 * 32768);  // three reduction blocks of three ranks
+  Shard shard(3, 3 * ChunkElements(1));
   ASSERT_EQ(shard.spec.buckets.bucket_count(), 3);
   const auto missing = [&] {
     v1::GetStatusReply reply;

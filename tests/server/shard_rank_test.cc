@@ -57,7 +57,9 @@ struct Outcomes {
 };
 
 ExampleTraining OfWorkers(const Training& training) {
-  return {.job = training.job,
+  ExampleJob job = training.job;
+  job.has_servers = true;
+  return {.job = job,
           .step_count = training.step_count,
           .first_step = training.first_step,
           .start = training.start,

@@ -168,6 +168,10 @@ TEST(WorkerOptionsTest, WhoOwnsTheParameters) {
   EXPECT_TRUE(Parse({"--sync=ring"}, MpirunOf(0, 2))->RanksAreOwners());
   EXPECT_FALSE(Parse({"--sync=mpi"}, MpirunOf(0, 2))->RanksAreOwners());
   EXPECT_FALSE(Parse({"--servers=a:1"})->RanksAreOwners());
+  EXPECT_EQ(Parse({"--sync=star"}, MpirunOf(0, 2))->BucketWorldSize(), 2);
+  EXPECT_EQ(Parse({"--sync=mpi"}, MpirunOf(0, 2))->BucketWorldSize(), 2);
+  EXPECT_EQ(Parse({"--servers=a:1", "--rank=0", "--world_size=2"})->BucketWorldSize(), 1);
+  EXPECT_EQ(Parse({"--coordinator=a:1"})->BucketWorldSize(), 1);
   EXPECT_FALSE(Parse({})->RanksAreOwners());
   EXPECT_FALSE(Parse({"--sync=star"}, MpirunOf(0, 2))->ServersAreHere());
 }
@@ -430,7 +434,7 @@ std::string AgreementOf(const WorkerOptions& options) {
                     .sum_order = options.sum_order,
                     .buckets = BucketMap::Create({.element_count = int64_t{1} << 22,
                                                   .bucket_bytes = options.bucket_bytes,
-                                                  .world_size = options.world_size})
+                                                  .world_size = options.BucketWorldSize()})
                                    .value(),
                     .agreed_flags = AgreedFlags(WorkerFlags(), &options)};
   return SerializeAgreement(job);

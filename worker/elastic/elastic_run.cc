@@ -53,7 +53,7 @@ absl::StatusOr<std::string> AgreementOf(const ElasticRun& run) {
   job.agreed_flags.insert(job.agreed_flags.end(), run.facts.begin(), run.facts.end());
   ASSIGN_OR_RETURN(job.buckets, BucketMap::Create({.element_count = job.layout.element_count(),
                                                    .bucket_bytes = options.bucket_bytes,
-                                                   .world_size = 1}));
+                                                   .world_size = options.BucketWorldSize()}));
   return SerializeAgreement(job);
 }
 

@@ -145,9 +145,10 @@ class LoadTest(unittest.TestCase):
         self.assertEqual((many.messages, many.link_bytes), (4 * 7, 2 * 7 / 8 * MIB))
 
     def test_messages_of_servers(self):
-        # Each of 3 workers pushes 15 buckets to 2 servers and pulls them; both sides handle each message.
-        self.assertEqual(bucket_count(16 * MIB, MIB, 3), 15)  # of three blocks of 384 KiB
-        self.assertEqual(self.load("star", 3, 2).messages, 2 * (3 * 2 * 2 * 15))
+        # Each of 3 workers pushes 16 buckets to 2 servers and pulls them; both sides handle each message. Ranks would
+        # have 15, of three blocks of 384 KiB.
+        self.assertEqual(bucket_count(16 * MIB, MIB, 3), 15)
+        self.assertEqual(self.load("star", 3, 2).messages, 2 * (3 * 2 * 2 * 16))
         self.assertEqual(self.load("star", 3, 2).processes, 5)
         # A slice is one message, however long it is.
         for sync in ("star", "star-servers-tcp"):

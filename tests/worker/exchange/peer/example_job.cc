@@ -76,18 +76,19 @@ JobSpec ExampleJob::Spec(int rank) const {
                                  .world_size = world_size,
                                  .element_count = element_count,
                                  .bucket_bytes = bucket_bytes,
+                                 .sum_order = sum_order,
+                                 .has_servers = has_servers,
                                  .optimizer = optimizer});
   CHECK_EQ(job.layout.element_count(), element_count);
   job.schedule.base = 0.125;
-  job.sum_order = sum_order;
   job.micro_batches = micro_batches;
   job.agreed_flags = {{"seed", std::to_string(seed)}};
   return job;
 }
 
 BucketMap ExampleJob::Buckets() const {
-  absl::StatusOr<BucketMap> map =
-      BucketMap::Create({.element_count = element_count, .bucket_bytes = bucket_bytes, .world_size = world_size});
+  absl::StatusOr<BucketMap> map = BucketMap::Create(
+      {.element_count = element_count, .bucket_bytes = bucket_bytes, .world_size = has_servers ? 1 : world_size});
   CHECK_OK(map);
   return *std::move(map);
 }

@@ -20,6 +20,7 @@ struct ExampleJob {
   int64_t element_count = 0;
   int64_t bucket_bytes = 0;
   int world_size = 1;
+  bool has_servers = false;
   GradientValues values = GradientValues::kAny;
   OptimizerConfig optimizer = {.momentum = 0.9f};
   SumOrder sum_order = SumOrder::kChain;

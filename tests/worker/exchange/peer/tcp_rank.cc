@@ -60,7 +60,8 @@ absl::Status Run() {
   } else {
     options.rendezvous = ReadAddress();
   }
-  const ExampleJob job = {.element_count = 200'000, .bucket_bytes = 1, .world_size = worker_count};
+  const ExampleJob job = {
+      .element_count = 200'000, .bucket_bytes = 1, .world_size = worker_count, .has_servers = server_count > 0};
   ASSIGN_OR_RETURN(std::unique_ptr<Transport> transport, ConnectFullMesh(std::move(options)));
   if (rank >= worker_count) {
     return ShardRank(std::move(transport), {.shard = rank - worker_count, .shard_count = server_count}).Run();

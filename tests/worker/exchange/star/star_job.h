@@ -20,6 +20,7 @@ inline JobSpec MakeJob(int rank, int world_size, int64_t elements, int64_t bucke
                                  .world_size = world_size,
                                  .element_count = elements,
                                  .bucket_bytes = bucket_bytes,
+                                 .has_servers = true,
                                  .optimizer = {.momentum = 0.9f}});
   job.schedule.base = 0.125;
   job.join_deadline = absl::Seconds(20);
