@@ -3,10 +3,14 @@
 //   bazel run //bench:common_bench -- --benchmark_enable_random_interleaving=true --benchmark_repetitions=5
 //
 // Argument: elements. 16 Ki float32 (64 KiB an array) stay in the L2 cache, 4 Mi (16 MiB an array) do not.
+#include <sched.h>
+
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <span>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -45,6 +49,45 @@ void Memcpy(benchmark::State& state) {
   SetBytes(state, 2);
 }
 BENCHMARK(Memcpy)->Arg(kSmall)->Arg(kLarge);
+
+void RunOn(int core) {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  CPU_SET(core, &cores);
+  sched_setaffinity(0, sizeof(cores), &cores);
+}
+
+// A cache line goes from the first of our cores to the second and back. A virtual machine's cores may be near each
+// other or far, and change places while it runs: every exchange within the host depends on it.
+void CoreRoundTrip(benchmark::State& state) {
+  cpu_set_t ours;
+  CHECK_EQ(sched_getaffinity(0, sizeof(ours), &ours), 0);
+  std::vector<int> cores;
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (CPU_ISSET(core, &ours)) cores.push_back(core);
+  }
+  if (cores.size() < 2) return state.SkipWithError("there is one core");
+  constexpr int64_t kOver = -1;
+  alignas(128) std::atomic<int64_t> there = 0;
+  alignas(128) std::atomic<int64_t> back = 0;
+  std::thread answers([&] {
+    RunOn(cores[1]);
+    for (int64_t sent = 0; sent != kOver; sent = there.load(std::memory_order_acquire)) {
+      back.store(sent, std::memory_order_release);
+    }
+  });
+  RunOn(cores[0]);
+  int64_t sent = 0;
+  for (auto _ : state) {
+    there.store(++sent, std::memory_order_release);
+    while (back.load(std::memory_order_acquire) != sent) {
+    }
+  }
+  there.store(kOver, std::memory_order_release);
+  answers.join();
+  sched_setaffinity(0, sizeof(ours), &ours);
+}
+BENCHMARK(CoreRoundTrip)->UseRealTime();
 
 // range(1): inputs; range(2): bytes from an aligned address to each input; range(3): instruction set.
 void Sum(benchmark::State& state) {

@@ -72,6 +72,7 @@ ABSL_FLAG(bool, pin, true, "process i runs on core i modulo the number of cores:
 ABSL_FLAG(bool, shared_memory, true, "arrays travel through shared memory, else through the socket");
 ABSL_FLAG(int64_t, compute_us, 0, "how long each step of a worker computes between its Submits and its Awaits");
 ABSL_FLAG(int64_t, steps_max, 3000, "steps of a size, where its bytes do not ask for fewer");
+ABSL_FLAG(int64_t, steps_bytes, 1 << 30, "bytes of all steps of a size, which has 20 steps where they are too few");
 ABSL_FLAG(double, momentum, 0.9, "of SGD");
 ABSL_FLAG(std::string, format, "table", "table, or json: an object a line, as bench/compare reads it");
 ABSL_FLAG(std::string, job_secret, "", "as --job_secret of worker and server");
@@ -179,7 +180,7 @@ int ServerProcess(int shard, int address_pipe, Row* row) {
 }
 
 int64_t StepsFor(int64_t bytes) {
-  const int64_t count = std::clamp<int64_t>((int64_t{1} << 30) / bytes, 20, 3000);
+  const int64_t count = std::clamp<int64_t>(absl::GetFlag(FLAGS_steps_bytes) / bytes, 20, 3000);
   return std::min(count, std::max<int64_t>(1, absl::GetFlag(FLAGS_steps_max)));
 }
 

@@ -39,6 +39,7 @@ class BucketMap {
 
   int bucket_count() const { return static_cast<int>(buckets_.size()); }
   int64_t element_count() const { return element_count_; }
+  // Options::world_size, which is not the number of workers where there are servers.
   int world_size() const { return world_size_; }
   // Options::bucket_bytes as it was rounded: whole blocks, and no more of them than the vector has.
   int64_t bucket_bytes() const { return bucket_elements_ * static_cast<int64_t>(sizeof(float)); }

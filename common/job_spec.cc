@@ -257,10 +257,8 @@ absl::Status ParseLeafOwners(const v1::JobAgreement& proto, Agreement* agreement
   return absl::OkStatus();
 }
 
-// The terms of an elastic run are the same with any number of workers.
-int64_t ChunkBytesOf(const std::vector<int>& leaf_owners, int world_size) {
-  return ChunkBytesFor(leaf_owners.empty() ? world_size : 1);
-}
+// For how many workers chunks are cut: the terms of an elastic run are the same with any number.
+int ChunksFor(const std::vector<int>& leaf_owners, int world_size) { return leaf_owners.empty() ? world_size : 1; }
 
 std::vector<int> OwnersOf(const std::vector<int>& leaf_owners, int micro_batches, int world_size) {
   return leaf_owners.empty() ? DealLeavesEvenly(micro_batches, world_size) : leaf_owners;
@@ -289,7 +287,7 @@ std::string SerializeAgreement(const JobSpec& job) {
   proto.set_sum_order(job.sum_order == SumOrder::kTree ? v1::JobAgreement::TREE : v1::JobAgreement::CHAIN);
   proto.set_micro_batches(job.micro_batches);
   proto.set_leaf_owners(absl::StrJoin(job.leaf_owners, ","));
-  proto.set_chunk_bytes(ChunkBytesOf(job.leaf_owners, job.world_size));
+  proto.set_chunk_bytes(ChunkBytesFor(ChunksFor(job.leaf_owners, job.world_size)));
   for (const auto& [flag, value] : job.agreed_flags) {
     v1::FlagValue* pair = proto.add_flags();
     pair->set_flag(flag);
@@ -359,11 +357,11 @@ absl::StatusOr<Agreement> ParseAgreement(const std::string& bytes) {
                    BucketMap::Create({.element_count = proto.element_count(), .bucket_bytes = proto.bucket_bytes()}));
   // Worker and server cut blocks and buckets independently. Another chunk would give them another order of sums, and
   // another rounding other slices.
-  const int64_t chunk_bytes = ChunkBytesOf(agreement.leaf_owners, agreement.world_size);
-  if (proto.chunk_bytes() != chunk_bytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("chunk_bytes is ", proto.chunk_bytes(), ", this build adds in chunks of ", chunk_bytes, " with ",
-                     agreement.world_size, " workers: start all processes from the same build"));
+  const int chunks_for = ChunksFor(agreement.leaf_owners, agreement.world_size);
+  if (proto.chunk_bytes() != ChunkBytesFor(chunks_for)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "chunk_bytes is ", proto.chunk_bytes(), ", this build adds in chunks of ", ChunkBytesFor(chunks_for), " with ",
+        chunks_for, " workers: start all processes from the same build"));
   }
   if (agreement.buckets.bucket_bytes() != proto.bucket_bytes()) {
     return absl::InvalidArgumentError(absl::StrCat("bucket_bytes is ", proto.bucket_bytes(),

@@ -155,7 +155,7 @@ struct WorkerOptions {
   // Servers of a star, however they are reached.
   int ServerCount() const { return servers.empty() ? server_ranks : static_cast<int>(servers.size()); }
   // BucketMap::Options::world_size.
-  int BucketWorldSize() const { return elastic || ServerCount() > 0 ? 1 : world_size; }
+  int BucketWorldSize() const { return ServerCount() > 0 ? 1 : world_size; }
   // The size of buckets is chosen in the first steps. Without other ranks there is nothing to choose.
   bool TriesBucketSizes() const { return !asked.bucket_bytes.has_value() && RanksAreOwners(); }
   // The owners among the ranks measure at the start how they exchange, and `sync` is only their first candidate.

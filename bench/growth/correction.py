@@ -31,10 +31,13 @@ def _between(values: Mapping[int, float], at: int) -> float:
     return values[low] ** (1 - share) * values[high] ** share
 
 
-def factor(corrections: Iterable[Correction], workers: int, servers: int, size: int) -> float:
-    """What to multiply a prediction by; 1 without corrections."""
+def factor(corrections: Iterable[Correction], workers: int, servers: int, size: int, jump: int = 0) -> float:
+    """What to multiply a prediction by; 1 without corrections. The costs alone jump at the size `jump`, so a ratio from
+    its other side says nothing."""
     found: dict[int, dict[int, dict[int, float]]] = {}
     for one in corrections:
+        if (one.bytes < jump) != (size < jump):
+            continue
         found.setdefault(one.workers, {}).setdefault(one.servers, {})[one.bytes] = one.factor
     if not found:
         return 1.0

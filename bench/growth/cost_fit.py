@@ -22,8 +22,8 @@ from cost_book import MEMORY
 from workload import BUCKET_BYTES, Cluster, Workload
 
 MEDIAN_ERROR_MAX, WORST_ERROR_MAX = 0.10, 0.25  # the targets on sizes left out
-FIT_BYTES = tuple(4096 << 2 * i for i in range(7))  # to 16 MiB
-TEST_BYTES = tuple(8192 << 2 * i for i in range(6))  # between them
+FIT_BYTES = tuple(4096 << i for i in range(13))  # to 16 MiB
+TEST_BYTES = tuple(6144 << 2 * i for i in range(6))  # between them, to 6 MiB
 CACHES = (1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20)
 CONTENTIONS = (1.0, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0)
 # Where one process copies from the memory of another, the kernel looks up every page. By sockets this cost would stand

@@ -259,7 +259,8 @@ def is_corrected(costs: Costs, job: Job, cluster: Cluster) -> bool:
 def corrected(costs: Costs, job: Job, cluster: Cluster, total: int) -> Costs:
     if not is_corrected(costs, job, cluster):
         return costs
-    factor = correction.factor(costs.corrections, job.workers, job.servers, total)
+    jump = HUGE_PAGE_BYTES if costs.seconds.get("small_page_byte") else 0
+    factor = correction.factor(costs.corrections, job.workers, job.servers, total, jump)
     return dataclasses.replace(costs, seconds={name: factor * value for name, value in costs.seconds.items()})
 
 

@@ -6,12 +6,12 @@
     bazel run //bench:growth -- --syncs=ring --out=data/ring     in parts, and then all together:
     bazel run //bench:growth -- --runs=data/ring/runs.json,data/star/runs.json
 
-Workers compute nothing, so many of them fit on one machine. The defaults take about half an hour on two quiet cores.
-Runs whose rounds differ are measured twice more, and the table says how much rounds scatter. The fit sees some of the
-sizes (cost_fit.py) and is tested on the others: the median error shall be within 10 %, the worst within 25 %. Writes to
-the folder --out: costs.json for bench:plan, runs.json with all medians, after each round, growth.svg, table.txt. --lab
-also measures between emulated hosts (root only) how much of a link each cell wastes. Exit status 0: all measured, and
-the targets met; 1: not; 2: nothing measured.
+Workers compute nothing, so many of them fit on one machine. The defaults take about an hour on two quiet cores.
+Runs whose rounds differ are measured up to three times more, and the table says how much rounds scatter. The fit sees
+some of the sizes (cost_fit.py) and is tested on the others: the median error shall be within 10 %, the worst within
+25 %. Writes to the folder --out: costs.json for bench:plan, runs.json with all medians, after each round, growth.svg,
+table.txt. --lab also measures between emulated hosts (root only) how much of a link each cell wastes. Exit status 0:
+all measured, and the targets met; 1: not; 2: nothing measured.
 """
 
 from __future__ import annotations

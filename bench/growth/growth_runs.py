@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,12 +19,15 @@ from cost_book import MEDIA, MEMORY, SOCKETS
 from cost_fit import Measurement
 from workload import BUCKET_BYTES
 
-# These numbers bound the time of all runs: three rounds shall end within about half an hour on two cores.
+# These numbers bound the time of all runs: three rounds shall end within about an hour on two cores.
 WORKERS = (1, 2, 3, 4, 8, 16, 32, 64)
 # All processes' vectors together; more would measure this machine's memory, and take minutes a step.
 BYTES_OF_ALL_MAX = 64 << 20
-STEPS_MAX, STEPS_MIN = 200, 10
-STEP_WORKERS = 640  # steps of a size times workers
+# Many steps, because a few show only one of the ways in which processes take turns on few cores.
+STEPS_MAX, STEPS_MIN = 1000, 10
+STEP_MESSAGES = 16_000  # of all steps of a size, counted as workers times those whom each talks to
+STEPS_BYTES = 256 << 20  # of a size, as ring_bench has it
+COMPUTING_S_MAX = 1.0  # of all steps of a size
 SERVERS_MAX = 4
 BENCH_SECONDS_MAX = 900
 COMPUTE_S = (0.002, 0.01)
@@ -34,7 +38,8 @@ MESSAGES = (16 << 20, 128 << 10)  # bytes, bytes of a bucket
 MORE_WORKERS = (2, 4)  # of --workers; these send many messages, and those that fit on the cores compute
 JITTER_COMPUTE_US, JITTER_STEPS = 10_000, 300
 SCATTER_MAX = 0.05  # of the rounds of a size; runs with more are measured again
-MORE_ROUNDS = 2
+MORE_ROUNDS = 3
+CORES_FACTOR = 1.6  # between two times of a cache line's way that count as one
 NORMAL_95 = 1.645  # standard deviations from the median to the 95th percentile
 # MPI takes shared memory within a host, and between hosts the fastest network, unless it is told not to. Only its part
 # ob1 obeys the choice of a btl.
@@ -62,13 +67,16 @@ class Run:
                 f"{self.bucket_bytes >> 10} KiB{computing}")
 
     def command(self) -> list[str]:
-        steps = max(STEPS_MIN, min(STEPS_MAX, STEP_WORKERS // self.workers))
+        steps = min(STEPS_MAX, STEP_MESSAGES // (self.workers * (self.servers or self.workers)))
+        if self.compute_s:
+            steps = min(steps, round(COMPUTING_S_MAX / self.compute_s))
+        steps = max(STEPS_MIN, steps)
         flags = ["--format=json", "--bytes=" + ",".join(map(str, self.sizes)), f"--bucket_bytes={self.bucket_bytes}",
                  f"--steps_max={steps}", f"--compute_us={round(1e6 * self.compute_s)}"]
         if self.servers:
             sync, = self.syncs
             return [programs.binary("bench/star_bench"), f"--workers={self.workers}", f"--servers={self.servers}",
-                    f"--transport={cells.BY_SYNC[sync].transport}",
+                    f"--transport={cells.BY_SYNC[sync].transport}", f"--steps_bytes={STEPS_BYTES}",
                     f"--shared_memory={str(self.medium == MEMORY).lower()}", *flags]
         binding = "core" if self.workers <= len(machine.cores()) else "none"
         by_sockets = MPI_BY_SOCKETS if self.medium == SOCKETS else ()
@@ -124,30 +132,86 @@ def medians(rounds: Iterable[Measurement]) -> list[Measurement]:
     return result
 
 
+def core_round_trip_ns() -> float:
+    """How long a cache line takes from the first of our cores to the second and back; 0 with one core.
+
+    A virtual machine's cores change places: now they share a cache, and it takes 110 ns, and then they do not, it takes
+    600, and an exchange in memory twice as long. Costs must be those of one machine.
+    """
+    if len(machine.cores()) < 2:
+        return 0.0
+    text = programs.run([programs.binary("bench/common_bench"), "--benchmark_format=json",
+                         "--benchmark_filter=CoreRoundTrip", "--benchmark_min_time=0.02"])
+    row, = json.loads(text)["benchmarks"]
+    return float(row["real_time"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Visit:
+    """What a command printed in one round."""
+    rows: list[Measurement]
+    core_ns: float  # core_round_trip_ns before and after; nan if it changed
+
+    @staticmethod
+    def make(run: Run) -> Visit:
+        before = core_round_trip_ns()
+        rows = rows_of(run, programs.run(run.command(), MPI_ENVIRONMENT, BENCH_SECONDS_MAX))
+        after = core_round_trip_ns()
+        return Visit(rows, before if _are_alike(before, after) else math.nan)
+
+
+def _are_alike(some_ns: float, other_ns: float) -> bool:
+    return max(some_ns, other_ns) <= CORES_FACTOR * min(some_ns, other_ns)
+
+
+class Visits:
+    """The visits of all rounds. Where the cores usually are is where they were in most visits; others count only for
+    commands that have none of these."""
+
+    def __init__(self, runs: Iterable[Run]) -> None:
+        self._of: dict[Run, list[Visit]] = {run: [] for run in runs}
+
+    def add(self, run: Run, visit: Visit) -> None:
+        self._of[run].append(visit)
+
+    def usual_ns(self) -> float:
+        found = [visit.core_ns for visits in self._of.values() for visit in visits if not math.isnan(visit.core_ns)]
+        return statistics.median_low(found) if found else math.nan
+
+    def _usual(self, run: Run) -> list[Visit]:
+        usual = self.usual_ns()
+        return [visit for visit in self._of[run] if _are_alike(visit.core_ns, usual)]
+
+    def medians(self, runs: Iterable[Run]) -> list[Measurement]:
+        return medians(one for run in runs for visit in self._usual(run) or self._of[run] for one in visit.rows)
+
+    def is_wanting(self, run: Run, repeats: int) -> bool:
+        """The command was made too seldom while the cores were as usual, or its rounds differ."""
+        return len(self._usual(run)) < repeats or any(one.scatter > SCATTER_MAX for one in self.medians([run]))
+
+
 def rounds(runs: Sequence[Run], repeats: int, say: Callable[[str], None]
            ) -> Iterator[tuple[list[Measurement], list[str]]]:
     """After each round over all runs, every other one backwards, the medians so far, and what failed.
 
-    After `repeats` rounds come at most MORE_ROUNDS over those runs alone whose rounds differ: many processes on few
-    cores share them in more than one way, and a disturbance of one round would be half of a median of two.
+    After `repeats` rounds come at most MORE_ROUNDS over those runs alone that are wanting: many processes on few cores
+    share them in more than one way, a disturbance of one round would be half of a median of two, and cores may move.
     """
-    found: dict[Run, list[Measurement]] = {run: [] for run in runs}
+    visits = Visits(runs)
     failed: dict[Run, str] = {}
     for repeat in range(repeats + MORE_ROUNDS):
-        chosen = [run for run in runs if run not in failed and (repeat < repeats or _scatters(found[run]))]
+        chosen = [run for run in runs if run not in failed
+                  and (repeat < repeats or visits.is_wanting(run, repeats))]
         name = f"round {repeat + 1} of {repeats}" if repeat < repeats else "again, as rounds differ"
         for place, run in enumerate(chosen[::-1 if repeat % 2 else 1]):
             say(f"{name}, {place + 1} of {len(chosen)}: {run.text}")
             try:
-                found[run] += rows_of(run, programs.run(run.command(), MPI_ENVIRONMENT, BENCH_SECONDS_MAX))
+                visits.add(run, Visit.make(run))
             except programs.ProgramError as error:
                 failed[run] = f"{run.text}: {str(error).splitlines()[0]}"
         if repeat < repeats or chosen:
-            yield medians(one for run in runs for one in found[run]), list(failed.values())
-
-
-def _scatters(rounds_of_run: Sequence[Measurement]) -> bool:
-    return any(one.scatter > SCATTER_MAX for one in medians(rounds_of_run))
+            say(f"a cache line takes {visits.usual_ns():.0f} ns from core to core and back, usually")
+            yield visits.medians(runs), list(failed.values())
 
 
 _KERNEL_WORKERS = (2, 8)

@@ -1,9 +1,11 @@
 #include "common/job_spec.h"
 
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/limits.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -182,7 +184,10 @@ TEST(JobSpecTest, AServerRefusesValuesOutOfBounds) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     return std::string(status.message());
   };
-  EXPECT_THAT(message([](auto& proto) { proto.set_world_size(0); }), HasSubstr("world_size is 0"));
+  for (const int wrong : {0, -1, kWorldSizeMax + 1, std::numeric_limits<int>::max(), std::numeric_limits<int>::min()}) {
+    EXPECT_THAT(message([&](auto& proto) { proto.set_world_size(wrong); }),
+                HasSubstr(absl::StrCat("world_size is ", wrong, ", it must be from 1 to 1024")));
+  }
   EXPECT_THAT(message([](auto& proto) { proto.set_first_step(-1); }), HasSubstr("first_step is -1"));
   EXPECT_THAT(message([](auto& proto) { proto.set_first_step(kStepMax + 1); }), HasSubstr("first_step is 281474976"));
   EXPECT_THAT(message([](auto& proto) { proto.set_bucket_bytes(5); }),

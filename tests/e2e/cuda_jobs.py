@@ -10,7 +10,7 @@ from tests.e2e.jobs import JobTest
 # 67 samples in batches of 33 leave a last batch of 1 sample, in which one of two ranks has none.
 DATA = ["--dataset=synthetic", "--synthetic_train_count=67", "--synthetic_test_count=20", "--global_batch=33",
         "--progress=plain"]
-# 1.9 million parameters in some twenty buckets, so that forward has several segments.
+# 1.9 million parameters in twenty buckets or more, so that forward has several segments.
 MLP = [*DATA, "--model=mlp", "--bucket_bytes=1"]
 
 # A small model with every kind of layer.

@@ -6,7 +6,8 @@ import unittest
 
 from tests.e2e.jobs import JobTest, SMALL_JOB
 
-# 1.9 million parameters in buckets of one reduction block: some thirty buckets for two workers.
+# 1.9 million parameters in buckets of one reduction block: some thirty for a ring of two workers, twice as many for
+# servers.
 MLP = [*SMALL_JOB, "--model=mlp", "--bucket_bytes=1"]
 
 

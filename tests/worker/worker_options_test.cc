@@ -171,7 +171,10 @@ TEST(WorkerOptionsTest, WhoOwnsTheParameters) {
   EXPECT_EQ(Parse({"--sync=star"}, MpirunOf(0, 2))->BucketWorldSize(), 2);
   EXPECT_EQ(Parse({"--sync=mpi"}, MpirunOf(0, 2))->BucketWorldSize(), 2);
   EXPECT_EQ(Parse({"--servers=a:1", "--rank=0", "--world_size=2"})->BucketWorldSize(), 1);
-  EXPECT_EQ(Parse({"--coordinator=a:1"})->BucketWorldSize(), 1);
+  EXPECT_EQ(Parse({"--rendezvous=a:1", "--rank=0", "--world_size=2", "--server_ranks=3"})->BucketWorldSize(), 1);
+  absl::StatusOr<WorkerOptions> elastic = Parse({"--coordinator=a:1"});
+  elastic->world_size = 3;  // as of a generation
+  EXPECT_EQ(elastic->BucketWorldSize(), 1);
   EXPECT_FALSE(Parse({})->RanksAreOwners());
   EXPECT_FALSE(Parse({"--sync=star"}, MpirunOf(0, 2))->ServersAreHere());
 }

@@ -121,7 +121,7 @@ class FitTest(unittest.TestCase):
         self.assertFalse(found.test.met)
 
     def test_too_few_measurements(self):
-        with self.assertRaisesRegex(cost_fit.FitError, "4 measurements to fit 10 costs: give more --workers"):
+        with self.assertRaisesRegex(cost_fit.FitError, "5 measurements to fit 10 costs: give more --workers"):
             cost_fit.fit([one for one in self.measured("ring") if one.workers == 2][:7], CORES, KERNELS)
 
 
@@ -141,6 +141,14 @@ class CorrectionTest(unittest.TestCase):
     def test_ranks_that_own(self):
         self.assertEqual(correction.factor((Correction(2, 0, 4096, 3.0),), 5, 0, 8192), 3.0)
         self.assertEqual(correction.factor((), 5, 0, 8192), 1.0)
+
+    def test_nothing_is_interpolated_over_a_jump(self):
+        ends = (Correction(2, 0, 4096, 1.0), Correction(2, 0, 8192, 2.0), Correction(2, 0, 16384, 8.0))
+        for size, jump, expected in ((12288, 0, 4.5), (12288, 16384, 2.0), (12288, 12288, 8.0), (8192, 8192, 2.0),
+                                     (6144, 16384, 1.5), (1 << 20, 16384, 8.0), (4096, 4096, 1.0)):
+            found = correction.factor(ends, 2, 0, size, jump)
+            self.assertAlmostEqual(found / expected, 1, delta=0.03, msg=f"{size} {jump}")
+        self.assertEqual(correction.factor(ends[:2], 2, 0, 1 << 20, 16384), 1.0)
 
 
 class CostBookTest(unittest.TestCase):

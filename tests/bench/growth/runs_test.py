@@ -29,8 +29,12 @@ class Programs:
 
     def __init__(self, failing=()):
         self.failing, self.ran = failing, []
+        self.round_trips_ns = []  # of the two cores, in turn; 100 after the last
 
     def run(self, argv, _environment=None, _seconds_max=0.0):
+        if "--benchmark_filter=CoreRoundTrip" in argv:
+            now = self.round_trips_ns.pop(0) if self.round_trips_ns else 100.0
+            return json.dumps({"benchmarks": [{"name": "CoreRoundTrip/real_time", "real_time": now}]})
         self.ran.append(argv)
         if any(word in " ".join(argv) for word in self.failing):
             raise programs.ProgramError(f"{argv[0]} ended with 1:\nboom")
@@ -111,6 +115,42 @@ class RunsTest(unittest.TestCase):
         self.assertEqual(median.seconds, 3.0)
         self.assertAlmostEqual(median.scatter, (0 + 2 / 3 + 6 / 3) / 3)
 
+    def test_what_was_measured_while_cores_were_elsewhere_does_not_count(self):
+        runs = self.plan(["ring"], [2, 4])
+
+        def measured(round_trips_ns, slow):
+            """Of `runs[0]`, whose visits numbered in `slow` take three times as long; and how often it was visited."""
+            fake, visited = Programs(), []
+            fake.round_trips_ns = list(round_trips_ns)
+
+            def run(argv, *more):
+                output = fake.run(argv, *more)
+                if argv == runs[0].command():
+                    visited.append(argv)
+                    if len(visited) - 1 in slow:
+                        rows = [json.loads(line) for line in output.splitlines()[1:]]
+                        output = "\n".join(json.dumps({**row, "latency_us": 3 * row["latency_us"]}) for row in rows)
+                return output
+
+            with unittest.mock.patch.object(programs, "run", run):
+                *_, (found, _) = growth_runs.rounds(runs, 2, lambda text: None)
+            first, = (one for one in found if (one.workers, one.medium, one.bytes, one.bucket_bytes, one.compute_s)
+                      == (2, "memory", 4096, growth_runs.BUCKET_BYTES, 0.0))
+            return first.seconds / cost_fit.predicted_s(first, CORES, of_medium(COSTS, "memory")), len(visited)
+
+        for trips in ([500.0, 500.0], [500.0, 100.0], [100.0, 500.0]):  # far away, or on the way
+            for there in (trips, [50.0 if ns == 500 else ns for ns in trips]):
+                ratio, visits = measured(there, slow={0})
+                self.assertAlmostEqual(ratio, 1, places=6)
+                self.assertEqual(visits, 3)
+        ratio, visits = measured([150.0, 70.0], slow=set())
+        self.assertAlmostEqual(ratio, 1, places=6)
+        self.assertEqual(visits, 3)  # 150 and 70 are not alike
+        self.assertEqual(measured([150.0, 100.0], slow=set())[1], 2)
+        # Elsewhere each time: better than nothing.
+        elsewhere = ([500.0, 500.0] + [100.0] * 2 * (len(runs) - 1)) + [100.0] * 2 * (len(runs) - 1) + [500.0] * 8
+        self.assertAlmostEqual(measured(elsewhere, slow=range(9))[0], 3, places=6)
+
     def test_runs_whose_rounds_differ_are_measured_again(self):
         fake, disturbed = Programs(), []
 
@@ -125,7 +165,7 @@ class RunsTest(unittest.TestCase):
         runs = self.plan(["ring"], [2, 4])
         with unittest.mock.patch.object(programs, "run", run):
             *_, (found, _) = growth_runs.rounds(runs, 2, lambda text: None)
-        self.assertEqual(fake.ran[2 * len(runs):], 2 * disturbed)
+        self.assertEqual(fake.ran[2 * len(runs):], growth_runs.MORE_ROUNDS * disturbed)
         scattered = [one for one in found if one.scatter > 0]
         self.assertEqual([one.workers for one in scattered], [4])
         for one in found:
