@@ -5,12 +5,14 @@ host. *Costs* are seconds per unit of a load; cost_fit.py finds them from measur
 
 The exchange alone takes
 
-    start + max(cpu, wire)
+    start + max(cpu, wire) + unhidden
 
-    start   a fixed time, and `hops` messages that wait for each other: each costs its latency, and its turn on a core
-            where a host has more processes than cores
-    cpu     the host's messages, bytes, sums and updates, over the cores that its processes can use
-    wire    the busiest link's bytes over its rate, times what the cell wastes of a link
+    start     a fixed time, and `hops` messages that wait for each other: each costs its latency, and its turn on a core
+              where a host has more processes than cores
+    cpu       the host's messages, bytes, sums and updates, over the cores that its processes can use
+    wire      the busiest link's bytes over its rate, times what the cell wastes of a link
+    unhidden  min(cpu, wire) of one bucket where servers run beside workers and several senders meet: while they do, the
+              host sends as well, and neither its cores nor its link are always busy
 
 A load is linear in the costs, so that they can be fitted by least squares. Where as many cores work as in the
 measurements, the costs are multiplied by what correction.py says. A step of N workers, each of which computes
@@ -73,12 +75,18 @@ class Load:
     link_bytes: float  # in the busier direction
     fill: float = 1.0  # the link's time, times this, where a first or last bucket leaves one direction idle
     meeting: int = 1  # processes of other hosts that send to one of this host at once; 1 for ranks, which waste nothing
+    mixed: bool = False  # it has servers and workers
 
     @property
     def wasting(self) -> float:
         """The share of the link's time in which a cell can waste some of it: where several senders meet, and one bucket
         waits behind another."""
         return 1 - 1 / self.buckets if self.meeting > 1 else 0.0
+
+    @property
+    def unhidden(self) -> float:
+        """The share of the faster one of cores and link that does not hide behind the slower one."""
+        return 1 / self.buckets if self.meeting > 1 and self.mixed else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,10 +108,11 @@ class Parts:
     start_s: float
     cpu_s: float
     wire_s: float
+    unhidden_s: float
 
     @property
     def exchange_s(self) -> float:
-        return self.start_s + max(self.cpu_s, self.wire_s)
+        return self.start_s + max(self.cpu_s, self.wire_s) + self.unhidden_s
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,7 +181,7 @@ def loads(job: Job, cluster: Cluster, total: int, asked_bucket: int) -> list[Loa
         of_servers, processes=here + servers_here, messages=of_workers.messages + of_servers.messages,
         long_messages=of_workers.long_messages + of_servers.long_messages, bytes=of_workers.bytes + of_servers.bytes,
         working_set=of_workers.working_set + of_servers.working_set, link_bytes=crossing_bytes,
-        meeting=max(workers - here, servers - servers_here))]
+        meeting=max(workers - here, servers - servers_here), mixed=True)]
 
 
 def usable_cores(load: Load, cluster: Cluster) -> float:
@@ -207,7 +216,8 @@ def parts(load: Load, cluster: Cluster, costs: Costs, wire_factor: float = 1.0) 
         start += load.hops * cluster.latency_s
         wasted = 1 + (wire_factor - 1) * load.wasting
         wire = wasted * load.fill * load.link_bytes / cluster.bytes_per_second
-    return Parts(start, sum(seconds.values()) - sum(seconds[name] for name in _START), wire)
+    cpu = sum(seconds.values()) - sum(seconds[name] for name in _START)
+    return Parts(start, cpu, wire, load.unhidden * min(cpu, wire))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,7 +256,7 @@ def step_s(load: Load, cluster: Cluster, costs: Costs, computing_s: float, busy_
                  computing_s)
     work = found.cpu_s * usable_cores(load, cluster)
     contended = min(work, busy_s)  # only work that meets computing is dearer
-    return max(found.start_s + served, (busy_s + work + (costs.contention - 1) * contended) / cluster.cores)
+    return max(found.start_s + found.unhidden_s + served, (busy_s + work + (costs.contention - 1) * contended) / cluster.cores)
 
 
 def is_corrected(costs: Costs, job: Job, cluster: Cluster) -> bool:

@@ -107,6 +107,22 @@ class BoundTest(unittest.TestCase):
                 self.assertAlmostEqual(model.parts(load, cluster, FREE, 1.25).wire_s,
                                        (1 + 0.25 * wasted) * model.parts(load, cluster, FREE).wire_s)
 
+    def test_cores_and_link_take_turns_over_one_bucket_where_servers_and_workers_meet(self):
+        # Only summing costs anything: cores need as long for a MiB of one worker as a link.
+        costs = dataclasses.replace(FREE, seconds={"sum_byte": 1 / RATE})
+        size = 16 * MIB / RATE
+        for buckets, bucket in ((1, 16 * MIB), (4, 4 * MIB), (16, MIB)):
+            # Each host sums a quarter of each of 4 gradients; its link carries 1.5 times the vector.
+            self.assertAlmostEqual(exchange_s(BY_SYNC["star"], 4, 4, 16 * MIB, bucket, costs, cores=1),
+                                   1.5 * size + size / buckets)
+            # Servers on hosts of their own add while links carry the rest, and so do two hosts, as no two senders meet.
+            self.assertAlmostEqual(exchange_s(own("star"), 4, 4, 16 * MIB, bucket, costs, cores=1),
+                                   (1 + 1 / buckets) * size)
+            self.assertAlmostEqual(exchange_s(BY_SYNC["star"], 2, 2, 16 * MIB, bucket, costs, cores=1), size)
+        computing = model.predict(model.Job(BY_SYNC["star"], 4, 4), Cluster(4, cores=2, bytes_per_second=RATE),
+                                  Workload("a", 16 * MIB, 10.0, bucket_bytes=4 * MIB), costs)
+        self.assertAlmostEqual(computing.exposed_s, 1.5 * size / 4 + size / 2 / 4)
+
 
 class LoadTest(unittest.TestCase):
     def load(self, sync, workers, servers, size=16 * MIB, cores=2):
