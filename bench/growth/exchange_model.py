@@ -256,7 +256,8 @@ def step_s(load: Load, cluster: Cluster, costs: Costs, computing_s: float, busy_
                  computing_s)
     work = found.cpu_s * usable_cores(load, cluster)
     contended = min(work, busy_s)  # only work that meets computing is dearer
-    return max(found.start_s + found.unhidden_s + served, (busy_s + work + (costs.contention - 1) * contended) / cluster.cores)
+    return max(found.start_s + found.unhidden_s + served,
+               (busy_s + work + (costs.contention - 1) * contended) / cluster.cores)
 
 
 def is_corrected(costs: Costs, job: Job, cluster: Cluster) -> bool:
