@@ -174,11 +174,11 @@ class OnednnBatchNorm : public BatchNorm {
   OnednnPrimitive forward_, backward_;
 };
 
-// The kind of operation that is computed by its alternative: kRowLanes and kMaxPool by the loops of the next narrower
-// instruction set, kVectors (every plain loop) without AVX, the others by oneDNN.
+// The kind of operation that is computed by its alternative: kRowLanes by the loops of the next narrower instruction
+// set, kMaxPool and kVectors (every plain loop) without AVX, the others by oneDNN.
 enum class Replaced { kNothing, kConvolution, kRowLanes, kDense, kMaxPool, kBatchNorm, kVectors };
 
-// A CpuDevice, but for the replaced kind. Operations that are made here, and not by `ours_`, point to one of the two
+// A CpuDevice, but for the replaced kind. Operations that are made here, and not by `ours_`, point to one of the
 // contexts, which therefore live as long as the device.
 class ComparedDevice : public Device {
  public:
@@ -186,8 +186,9 @@ class ComparedDevice : public Device {
     ours_ =
         CreateCpuDevice({.instruction_set = replaced == Replaced::kVectors ? InstructionSet::kBaseline : set}).value();
     onednn_.instruction_set = set;
-    // The next narrower instruction set has neither lanes along rows nor vectors of its own for pools and masks.
+    // The next narrower instruction set has no lanes along rows, and without AVX a pool has no vectors of its own.
     narrower_.instruction_set = std::min(set, InstructionSet::kAvx2);
+    plain_.instruction_set = InstructionSet::kBaseline;
   }
 
   std::string name() const override { return ours_->name(); }
@@ -209,7 +210,7 @@ class ComparedDevice : public Device {
     return ours_->CreateDense(spec);
   }
   absl::StatusOr<std::unique_ptr<MaxPool2d>> CreateMaxPool2d(const Pool2dSpec& spec) override {
-    if (replaced_ == Replaced::kMaxPool) return CreateCpuMaxPool2d(&narrower_, spec);
+    if (replaced_ == Replaced::kMaxPool) return CreateCpuMaxPool2d(&plain_, spec);
     if (replaced_ == Replaced::kVectors) return CreateCpuMaxPool2d(&onednn_, spec);
     return ours_->CreateMaxPool2d(spec);
   }
@@ -250,7 +251,7 @@ class ComparedDevice : public Device {
   const InstructionSet set_;
   const Replaced replaced_;
   std::unique_ptr<Device> ours_;
-  CpuContext onednn_, narrower_;
+  CpuContext onednn_, narrower_, plain_;
 };
 
 // A model that is trained on one batch again and again.
@@ -361,7 +362,7 @@ void Compare(const Pair& pair) {
 int Main() {
   // Before the first device: oneDNN takes a limit only until it has been used.
   if (absl::GetFlag(FLAGS_isa) != "auto") CHECK(LimitOnednn(ChosenInstructionSet()).ok());
-  const bool wide = ChosenInstructionSet() == InstructionSet::kAvx512;
+  const InstructionSet set = ChosenInstructionSet();
   std::vector<Pair> pairs = {
       {"logreg", Replaced::kDense, "dense: oneDNN"},
       {"mlp", Replaced::kDense, "dense: oneDNN"},
@@ -372,11 +373,13 @@ int Main() {
       {"resnet20", Replaced::kConvolution, "convolutions: all by oneDNN"},
       {"resnet20", Replaced::kBatchNorm, "batch norm: oneDNN"},
   };
-  // Narrower sets have neither lanes along rows nor vectors of the pool's own: there would be nothing to replace.
-  if (wide) {
+  // Narrower sets lack lanes along rows, and the plain one vectors of the pool's own: there is nothing to replace.
+  if (set == InstructionSet::kAvx512) {
     for (const char* const model : {"lenet5", "mnist_cnn", "resnet20"}) {
       pairs.push_back({model, Replaced::kRowLanes, "lanes along rows: AVX2 tiles"});
     }
+  }
+  if (set != InstructionSet::kBaseline) {
     pairs.push_back({"lenet5", Replaced::kMaxPool, "pool's own vectors: the loop over channels"});
     pairs.push_back({"mnist_cnn", Replaced::kMaxPool, "pool's own vectors: the loop over channels"});
   }

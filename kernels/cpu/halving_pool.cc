@@ -156,15 +156,102 @@ STARRING_AVX512 void ForwardWide(HalvingPool pool, const float* x, float* y, Hal
   }
 }
 
+// AVX2 has no masks for lanes: a mask is a vector whose lanes are all ones or zero. Its masked stores are slow (some
+// 10 cycles on AMD's cores up to Zen 3). So a vector that has fewer channels than lanes is read and written whole, as
+// long as it ends within the row of outputs: the lanes beyond the pixel belong to pixels that are written later.
+
+#define STARRING_AVX2 __attribute__((target("avx2")))
+#define STARRING_AVX2_INLINE __attribute__((target("avx2"), always_inline)) inline
+
+// Which lanes of a vector at channel `c` of output pixel `w` are read and written.
+struct Lanes8 {
+  bool all;
+  __m256i mask;  // unless all are
+};
+STARRING_AVX2_INLINE Lanes8 LanesAt(const HalvingPool& pool, int64_t w, int64_t c) {
+  const int64_t channels = pool.channels;
+  // The windows of these outputs have twice as many floats in a row, so the loads end within it as well.
+  const bool all = channels - c >= 8 || (channels < 8 && w * channels + 8 <= pool.out_width() * channels);
+  const __m256i count = _mm256_set1_epi32(static_cast<int32_t>(std::min<int64_t>(channels - c, 8)));
+  return {all, _mm256_cmpgt_epi32(count, _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7))};
+}
+STARRING_AVX2_INLINE __m256 Load(const Lanes8& lanes, const float* from) {
+  return lanes.all ? _mm256_loadu_ps(from) : _mm256_maskload_ps(from, lanes.mask);
+}
+STARRING_AVX2_INLINE void Store(const Lanes8& lanes, float* to, __m256 v) {
+  if (lanes.all) return _mm256_storeu_ps(to, v);
+  _mm256_maskstore_ps(to, lanes.mask, v);
+}
+
+// As Beats and MaximumOf above.
+STARRING_AVX2_INLINE __m256 Beats8(__m256 v, __m256 best) {
+  return _mm256_or_ps(_mm256_cmp_ps(v, best, _CMP_GT_OQ), _mm256_cmp_ps(v, v, _CMP_UNORD_Q));
+}
+STARRING_AVX2_INLINE __m256 MaximumOf8(__m256 v0, __m256 v1, __m256 v2, __m256 v3, HalvingPool::Winners* winners) {
+  const __m256 wins1 = Beats8(v1, v0);
+  const __m256 best1 = _mm256_blendv_ps(v0, v1, wins1);
+  const __m256 wins2 = Beats8(v2, best1);
+  const __m256 best2 = _mm256_blendv_ps(best1, v2, wins2);
+  const __m256 wins3 = Beats8(v3, best2);
+  const __m256 low = _mm256_or_ps(wins3, _mm256_andnot_ps(wins2, wins1)), high = _mm256_or_ps(wins2, wins3);
+  *winners = static_cast<uint32_t>(_mm256_movemask_ps(low)) | static_cast<uint32_t>(_mm256_movemask_ps(high)) << 16;
+  return _mm256_blendv_ps(best2, v3, wins3);
+}
+
+// All ones in the lanes whose bit is set in the lower 8 bits of `bits`.
+STARRING_AVX2_INLINE __m256 LanesOf(uint32_t bits) {
+  const __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+  const __m256i set = _mm256_and_si256(_mm256_set1_epi32(static_cast<int32_t>(bits)), bit);
+  return _mm256_castsi256_ps(_mm256_cmpeq_epi32(set, bit));
+}
+
+STARRING_AVX2 void Forward8(HalvingPool pool, const float* x, float* y, HalvingPool::Winners* winners) {
+  const int64_t channels = pool.channels, row = pool.in_width * channels;
+  for (int64_t h = 0; h < pool.out_height(); ++h) {
+    const float* in = x + 2 * h * row;
+    for (int64_t w = 0; w < pool.out_width(); ++w, in += 2 * channels, y += channels) {
+      for (int64_t c = 0; c < channels; c += 8) {
+        const Lanes8 lanes = LanesAt(pool, w, c);
+        Store(lanes, y + c,
+              MaximumOf8(Load(lanes, in + c), Load(lanes, in + channels + c), Load(lanes, in + row + c),
+                         Load(lanes, in + row + channels + c), winners++));
+      }
+    }
+  }
+}
+
+STARRING_AVX2 void Backward8(HalvingPool pool, const float* dy, const HalvingPool::Winners* winners, float* dx) {
+  const int64_t channels = pool.channels, row = pool.in_width * channels;
+  for (int64_t h = 0; h < pool.out_height(); ++h) {
+    float* out = dx + 2 * h * row;
+    for (int64_t w = 0; w < pool.out_width(); ++w, out += 2 * channels, dy += channels) {
+      for (int64_t c = 0; c < channels; c += 8) {
+        const Lanes8 lanes = LanesAt(pool, w, c);
+        const __m256 low = LanesOf(*winners), high = LanesOf(*winners >> 16), share = Load(lanes, dy + c);
+        ++winners;
+        const __m256 top = _mm256_andnot_ps(high, share), bottom = _mm256_and_ps(high, share);
+        // From left to right: a whole vector may reach into the next pixel.
+        Store(lanes, out + c, _mm256_andnot_ps(low, top));
+        Store(lanes, out + channels + c, _mm256_and_ps(low, top));
+        Store(lanes, out + row + c, _mm256_andnot_ps(low, bottom));
+        Store(lanes, out + row + channels + c, _mm256_and_ps(low, bottom));
+      }
+    }
+  }
+}
+
 }  // namespace
 
 void HalvingForward(const HalvingPool& pool, const float* x, float* y, HalvingPool::Winners* winners) {
+  if (pool.lanes == 8) return Forward8(pool, x, y, winners);
   if (pool.pixels_per_vector() > 1) return ForwardNarrow(pool, x, y, winners);
   ForwardWide(pool, x, y, winners);
 }
 
 void HalvingBackward(const HalvingPool& pool, const float* dy, const HalvingPool::Winners* winners, float* dx) {
-  if (pool.pixels_per_vector() > 1) {
+  if (pool.lanes == 8) {
+    Backward8(pool, dy, winners, dx);
+  } else if (pool.pixels_per_vector() > 1) {
     BackwardNarrow(pool, dy, winners, dx);
   } else {
     BackwardWide(pool, dy, winners, dx);

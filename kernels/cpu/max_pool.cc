@@ -1,5 +1,5 @@
-// Max pooling on NHWC float32. With AVX-512, 2 x 2 windows with stride 2 have vectors of their own
-// (kernels/cpu/halving_pool.h); for every other window or instruction set, the inner loop runs over channels.
+// Max pooling on NHWC float32. With AVX2 and AVX-512, 2 x 2 windows with stride 2 have vectors of their own
+// (kernels/cpu/halving_pool.h); for every other window, and without AVX2, the inner loop runs over channels.
 #include <algorithm>
 #include <utility>
 
@@ -162,14 +162,20 @@ bool Halves(const Pool2dSpec& s) {
          s.padding_height == 0 && s.padding_width == 0;
 }
 
-HalvingPool HalvingPoolOf(const Pool2dSpec& s) {
-  return {.in_height = s.in_height, .in_width = s.in_width, .channels = s.channels};
+HalvingPool HalvingPoolOf(const Pool2dSpec& s, InstructionSet instruction_set) {
+  return {.in_height = s.in_height,
+          .in_width = s.in_width,
+          .channels = s.channels,
+          .lanes = instruction_set == InstructionSet::kAvx512 ? 16 : 8};
 }
 
 class HalvingMaxPool2d : public MaxPool2d {
  public:
   HalvingMaxPool2d(const CpuContext* context, const Pool2dSpec& spec, AlignedMemory winners)
-      : context_(context), spec_(spec), pool_(HalvingPoolOf(spec)), winners_(std::move(winners)) {}
+      : context_(context),
+        spec_(spec),
+        pool_(HalvingPoolOf(spec, context->instruction_set)),
+        winners_(std::move(winners)) {}
 
   void Forward(const float* x, float* y) override {
     ForImages([&](int64_t image, HalvingPool::Winners* winners) {
@@ -207,9 +213,10 @@ absl::StatusOr<std::unique_ptr<MaxPool2d>> CreateCpuMaxPool2d(CpuContext* contex
   RETURN_IF_ERROR(CheckShape(spec));
   // A place in a window of up to 256 places fits in a byte. The choice does not change bits.
   const bool bytes = spec.kernel_height * spec.kernel_width <= 256;
-  const bool halves = Halves(spec) && context->instruction_set == InstructionSet::kAvx512;
+  const bool halves = Halves(spec) && context->instruction_set != InstructionSet::kBaseline;
   const int64_t size_bytes =
-      halves ? spec.batch * HalvingPoolOf(spec).winners_per_image() * static_cast<int64_t>(sizeof(HalvingPool::Winners))
+      halves ? spec.batch * HalvingPoolOf(spec, context->instruction_set).winners_per_image() *
+                   static_cast<int64_t>(sizeof(HalvingPool::Winners))
              : spec.batch * spec.out_height() * spec.out_width() * spec.channels * static_cast<int64_t>(bytes ? 1 : 4);
   AlignedMemory winners(size_bytes);
   if (winners.data() == nullptr) {
