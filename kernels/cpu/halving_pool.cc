@@ -156,9 +156,10 @@ STARRING_AVX512 void ForwardWide(HalvingPool pool, const float* x, float* y, Hal
   }
 }
 
-// AVX2 has no masks for lanes: a mask is a vector whose lanes are all ones or zero. Its masked stores are slow (some
-// 10 cycles on AMD's cores up to Zen 3). So a vector that has fewer channels than lanes is read and written whole, as
-// long as it ends within the row of outputs: the lanes beyond the pixel belong to pixels that are written later.
+// AVX2 has no masks for lanes: a mask is a vector whose lanes are all ones or zero. Masked loads and stores are slow:
+// with them alone lenet5 gains 15 % on a Zen 3 core, and 24 as it is here. A vector that has more lanes than there are
+// channels is read and written whole, as long as it ends within the row of outputs: the lanes beyond the pixel belong
+// to pixels that are written later.
 
 #define STARRING_AVX2 __attribute__((target("avx2")))
 #define STARRING_AVX2_INLINE __attribute__((target("avx2"), always_inline)) inline
