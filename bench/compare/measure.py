@@ -28,6 +28,7 @@ SAID_MAX = 240  # characters of a failed program's last line, for the report's n
 STEPS_MIN = 60
 # Versions in a record of the peer that differ from job to job.
 OF_ONE_JOB = ("backend", "cuda_graph", "buckets", "parameter_bytes")
+GPU_SECONDS_MIN = 1.5  # of training: three samples of what the driver counts over a sixth of a second to a second
 SLOWEST_TIMES_LONGER = 3  # the slowest job of a group may take this many times the wanted seconds
 
 One = TypeVar("One")
@@ -42,7 +43,7 @@ class _Sampler(threading.Thread):
         self.processes, self.gpus, self.workers = processes, gpus, workers
         self.server_seconds: dict[str, float] = {}
         self.clocks: list[float] = []
-        self.gpu_samples: list[tuple[float, int]] = []
+        self.gpu_samples: list[tuple[float, float, int]] = []  # when, and Gpus.sample
         self._end = threading.Event()
         self._names: dict[int, str] = {}
 
@@ -62,7 +63,7 @@ class _Sampler(threading.Thread):
         self.clocks += machine.clock_mhz()
         sample = self.gpus.sample(self.workers)
         if sample is not None:
-            self.gpu_samples.append(sample)
+            self.gpu_samples.append((time.monotonic(), *sample))
         for pid in {pid for process in self.processes for pid in machine.descendants(process.pid)}:
             name = _server_name(machine.command_line(pid))
             if name is not None:
@@ -141,31 +142,39 @@ def samples_per_step(record: Record) -> float:
     return config["train_count"] / steps_per_epoch
 
 
+def _training_seconds(record: Record) -> float:
+    return sum(epoch["seconds"] for epoch in record["epochs"])
+
+
 def _cpu_percent(record: Record, sampler: _Sampler) -> dict[str, float]:
     percents = {f"worker {rank}": use["cpu_percent"] for rank, use in enumerate(record.get("workers", []))}
-    seconds = sum(epoch["seconds"] for epoch in record["epochs"])  # a server works only during these
+    seconds = _training_seconds(record)  # a server works only during these
     if seconds > 0:
         percents.update({name: 100 * used / seconds for name, used in sorted(sampler.server_seconds.items())})
     return percents
 
 
-def gpu_use(samples: list[tuple[float, int]]) -> schema.Gpu | None:
-    """The Gpu of results.py from samples of (percent, bytes); None without samples.
+def gpu_use(samples: list[tuple[float, float, int]], seconds: float) -> schema.Gpu | None:
+    """The Gpu of results.py from samples of (time, percent, bytes) of a job that trained for so long; None without
+    samples.
 
-    The mean is over the samples from the first to the last with work. Otherwise a program that starts slowly would look
-    like one that uses the GPU little.
+    Training is the last that a GPU has to do, so the mean goes back from the last sample with work for as long. The
+    start of a program uses the GPU a little and may take longer than its steps.
     """
-    busy = [index for index, (percent, _) in enumerate(samples) if percent > 0]
     if not samples:
         return None
-    percents = [percent for percent, _ in samples[busy[0]:busy[-1] + 1]] if busy else [0.0]
-    return {"percent": statistics.mean(percents), "memory_bytes": max(memory for _, memory in samples)}
+    percent: float | None = None
+    if seconds >= GPU_SECONDS_MIN:
+        last = max((when for when, percent, _ in samples if percent > 0), default=samples[-1][0])
+        percent = statistics.mean(percent for when, percent, _ in samples if last - seconds <= when <= last)
+    return {"percent": percent, "memory_bytes": max(memory for _, _, memory in samples)}
 
 
 def make_run(repeat: int, record: Record, sampler: _Sampler, load: float) -> schema.Run:
     step_ms, steps = record["step_ms"], max(1, record["steps"])
     rate = 1e3 * samples_per_step(record) / step_ms["mean"]
-    gpu = gpu_use(sampler.gpu_samples) if record["config"].get("device") == "cuda" else None
+    on_gpu = record["config"].get("device") == "cuda"
+    gpu = gpu_use(sampler.gpu_samples, _training_seconds(record)) if on_gpu else None
     return {
         "repeat": repeat, "samples_per_second": rate, "seconds_per_epoch": record["config"]["train_count"] / rate,
         "steps_measured": step_ms["steps_measured"], "warmup_steps": record["steps"] - step_ms["steps_measured"],

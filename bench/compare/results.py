@@ -36,7 +36,7 @@ class Machine(TypedDict):
 
 
 class Gpu(TypedDict):
-    percent: float  # mean over the samples
+    percent: float | None  # mean while it trained; None if that was too short to tell
     memory_bytes: int  # largest sample
 
 

@@ -188,8 +188,9 @@ def _cpu(groups: list[Entry], families: view.Families, legend: list[Entry]) -> E
 
 def _gpu(families: view.Families, legend: list[Entry]) -> Entry:
     titled = [(title, [row for row in rows if row["gpu"]]) for title, rows in _row_panels(families)]
-    return _family("gpu", "GPU use and memory", "Mean use while the job ran, as the driver counts it, and the most "
-                   "memory held. Low use means that the GPU waits for data, launches or the exchange.", legend,
+    return _family("gpu", "GPU use and memory", "Mean use while the job trained, as the driver counts it (for which "
+                   "a run must take some seconds, see --seconds), and the most memory held. Low use means that the "
+                   "GPU waits for data, launches or the exchange.", legend,
                    _panels("gpu", [(title, rows) for title, rows in titled if rows], plots.gpu))
 
 

@@ -251,13 +251,13 @@ def cpu(key: str, rows: list[Entry]) -> str:
 def gpu(key: str, rows: list[Entry]) -> str:
     figure, axes = _bars(len(rows))
     axes.set_yticks(range(len(rows)), [labels.short(row["label"]) for row in rows])
-    for place, row in enumerate(rows):
-        use = row["gpu"]
-        axes.barh(place, use["percent"], 0.62, color=svg.color(svg.sync_color_name(row["sync"])))
-        axes.text(use["percent"] + 1.5, place, f"{use['percent']:.0f} %, {units.data(use['memory_bytes'])}",
-                  va="center", size=svg.FONT_SIZE - 1)
+    texts = [units.gpu(row["gpu"]["percent"], row["gpu"]["memory_bytes"]) for row in rows]
+    for place, (row, text) in enumerate(zip(rows, texts)):
+        percent = row["gpu"]["percent"] or 0.0
+        axes.barh(place, percent, 0.62, color=svg.color(svg.sync_color_name(row["sync"])))
+        axes.text(percent + 1.5, place, text, va="center", size=svg.FONT_SIZE - 1)
     axes.set_xlim(0, 150)
     axes.set_xticks(range(0, 101, 25))
     axes.set_xlabel("GPU use, %")
-    return svg.inline(figure, key, "Bars of GPU use in percent: " + "; ".join(
-        f"{row['label']} {row['gpu']['percent']:.0f}" for row in rows))
+    return svg.inline(figure, key, "Bars of GPU use: " + "; ".join(
+        f"{row['label']} {text}" for row, text in zip(rows, texts)))

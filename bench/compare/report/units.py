@@ -51,6 +51,10 @@ def ratio(value: float | None) -> str:
     return NONE if value is None else f"{value:.2f}"
 
 
+def gpu(use_percent: float | None, memory_bytes: int) -> str:
+    return (f"{use_percent:.0f}{NBSP}%" if use_percent is not None else "too short to tell") + f", {data(memory_bytes)}"
+
+
 def traffic(value: float | None) -> str:
     """Bytes of messages, in powers of 1000: 247 KB, 7.45 MB."""
     return data(value, base=1000)

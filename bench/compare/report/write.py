@@ -60,7 +60,7 @@ def _environment(autoescape: bool) -> jinja2.Environment:
         count=_or_dash(units.count), significant=_or_dash(units.significant), ms=_or_dash(units.milliseconds),
         seconds=_or_dash(units.seconds), percent=_or_dash(units.percent), ratio=_or_dash(units.ratio),
         data=_or_dash(units.data), traffic=_or_dash(units.traffic), scientific=_or_dash(_scientific),
-        shell=lambda command: shlex.join(command or []),
+        shell=lambda command: shlex.join(command or []), gpu=lambda use: units.gpu(use["percent"], use["memory_bytes"]),
         interval=interval_text, times=value_text, md=_markdown, moment=_moment, file_link=_file_link,
         section=labels.section, processes=view.processes,
         sync_color=svg.sync_color_name, mark=lambda sync: labels.marker(sync)[1])

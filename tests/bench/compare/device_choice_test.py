@@ -1,6 +1,7 @@
 """Tests the choice of a comparison's device, the flags that follow from it, and NVML with a stand-in."""
 
 import os
+import time
 import unittest
 from unittest import mock
 
@@ -114,14 +115,22 @@ class NvmlTest(unittest.TestCase):
 
     def test_a_running_job_is_sampled(self):
         sampler = measure._Sampler([], machine.Gpus(NVML), 2)
+        before = time.monotonic()
         sampler._search()
-        self.assertEqual(sampler.gpu_samples, [(15.0, 3 << 30)])
+        (when, *sample), = sampler.gpu_samples
+        self.assertEqual(sample, [15.0, 3 << 30])
+        self.assertTrue(before <= when <= time.monotonic())
 
-    def test_the_start_of_a_program_is_no_idle_gpu(self):
-        self.assertEqual(measure.gpu_use([(0, 1), (0, 5), (50, 9), (0, 8), (70, 7), (0, 2)]),
-                         {"percent": 40.0, "memory_bytes": 9})
-        self.assertEqual(measure.gpu_use([(0, 1)]), {"percent": 0.0, "memory_bytes": 1})
-        self.assertIsNone(measure.gpu_use([]))
+    def test_a_gpu_is_used_while_it_trains(self):
+        # A program that starts slowly, and trains from 13 to 16.5 s.
+        samples = [(10.0, 0, 1), (11.5, 3, 5), (12.5, 0, 9), (13.5, 90, 9), (14.5, 80, 9), (15.5, 0, 8), (16.5, 70, 7),
+                   (17.5, 0, 2)]
+        self.assertEqual(measure.gpu_use(samples, 3.5), {"percent": 60.0, "memory_bytes": 9})
+        self.assertEqual(measure.gpu_use([(1.0, 0, 1), (2.0, 0, 1)], 3.5), {"percent": 0.0, "memory_bytes": 1})
+        self.assertIsNone(measure.gpu_use([], 3.5))
+
+    def test_of_a_short_training_a_gpus_use_is_unknown(self):
+        self.assertEqual(measure.gpu_use([(1.0, 2, 5), (1.5, 0, 6)], 1.4), {"percent": None, "memory_bytes": 6})
 
 
 if __name__ == "__main__":

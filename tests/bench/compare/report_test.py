@@ -367,9 +367,12 @@ class ReportTest(unittest.TestCase):
         with_gpu = self.few("lenet5/ring/2w/equal-workers/weak", "lenet5/ddp/2w/equal-workers/weak")
         for run in with_gpu["configurations"][0]["runs"]:
             run["gpu"] = {"percent": 61.5, "memory_bytes": 3 << 30}
+        for run in with_gpu["configurations"][1]["runs"]:
+            run["gpu"] = {"percent": None, "memory_bytes": 2 << 30}
         page = Page(self.write(*self.analysed(with_gpu))[0])
         self.assertIn("gpu", page.ids)
-        self.assert_shown("3 GB", page.words)
+        self.assert_shown("62 %, 3 GB", page.words)
+        self.assert_shown("too short to tell, 2 GB", page.words)
         self.assertNotIn("gpu", self.page.ids)
 
     def test_a_full_disk_leaves_the_last_page(self):
