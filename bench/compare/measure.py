@@ -158,8 +158,8 @@ def gpu_use(samples: list[tuple[float, float, int]], seconds: float) -> schema.G
     """The Gpu of results.py from samples of (time, percent, bytes) of a job that trained for so long; None without
     samples.
 
-    Training is the last that a GPU has to do, so the mean goes back from the last sample with work for as long. The
-    start of a program uses the GPU a little and may take longer than its steps.
+    Only a test set may follow training, so the mean goes back from the last sample with work for as long. The start of
+    a program uses the GPU a little and may take longer than its steps.
     """
     if not samples:
         return None

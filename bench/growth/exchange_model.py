@@ -11,8 +11,8 @@ The exchange alone takes
               where a host has more processes than cores
     cpu       the host's messages, bytes, sums and updates, over the cores that its processes can use
     wire      the busiest link's bytes over its rate, times what the cell wastes of a link
-    unhidden  min(cpu, wire) of one bucket where servers run beside workers and several senders meet: its push, update
-              and pull follow each other, so neither cores nor link are always busy
+    unhidden  min(cpu, wire) of one bucket where servers run beside workers and several senders meet: measured there,
+              the reason is not known for certain (bench/README.md, Growth)
 
 A load is linear in the costs, so that they can be fitted by least squares. Where as many cores work as in the
 measurements, the costs are multiplied by what correction.py says. A step of N workers, each of which computes

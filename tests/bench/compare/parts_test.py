@@ -80,6 +80,14 @@ class ResultsTest(unittest.TestCase):
         self.assertEqual((row["id"], row["warmup_steps"], row["cpu_percent_servers"]),
                          ("lenet5/star/2w/equal-workers/weak", "10", "25.0"))
 
+    def test_a_run_has_the_use_of_its_gpu_while_it_trained(self):
+        samples = [(1.0, 2.0, 7), (6.0, 80.0, 9), (9.0, 90.0, 9)]
+        sampler = unittest.mock.Mock(server_seconds={}, gpu_samples=samples, clocks=[])
+        trained = record()  # for 4 s
+        self.assertIsNone(measure.make_run(0, trained, sampler, 0.5)["gpu"])
+        trained["config"]["device"] = "cuda"
+        self.assertEqual(measure.make_run(0, trained, sampler, 0.5)["gpu"], {"percent": 85.0, "memory_bytes": 9})
+
 
 class AgreementTest(unittest.TestCase):
     def test_small_differences_agree(self):
