@@ -13,7 +13,7 @@ import exchange_model as model
 import sync_cells as cells
 from correction import Correction
 
-VERSION = 4
+VERSION = 5
 MEMORY, SOCKETS = "memory", "sockets"  # how messages of one host travel; between hosts always by sockets
 MEDIA = (MEMORY, SOCKETS)
 # Planned with another cell's costs where it was not measured: the same transport, so the same messages.
@@ -49,7 +49,7 @@ def band(costs: model.Costs, workers: int, size: int, *, corrected: bool) -> flo
 @dataclasses.dataclass(frozen=True)
 class CostBook:
     costs: Mapping[tuple[str, str], model.Costs]  # by sync and medium
-    wire_factors: Mapping[str, float]  # by place_key: what a cell wastes of a link; 1 where not measured
+    wasted_buckets: Mapping[str, float]  # by place_key: how many buckets' time on a link a step wastes
     jitter: float  # relative scatter of computing
     machine: str
     commit: str
@@ -73,14 +73,15 @@ class CostBook:
                         f"{sync} by {medium} was not measured: planned with the costs of {other} by {by}")
         raise CostsError(f"no costs of {sync}: {HOW_TO_MEASURE} measures them")
 
-    def wire_factor(self, place: cells.Cell) -> float:
-        return self.wire_factors.get(place_key(place), 1.0)
+    def wasted_by(self, place: cells.Cell) -> float:
+        """0 where it was not measured."""
+        return self.wasted_buckets.get(place_key(place), 0.0)
 
 
 def to_json(book: CostBook) -> dict[str, Any]:
     found: dict[str, Any] = {
         "version": VERSION, "machine": book.machine, "commit": book.commit, "date": book.date, "command": book.command,
-        "jitter": book.jitter, "wire_factors": dict(book.wire_factors), "cells": {}}
+        "jitter": book.jitter, "wasted_buckets": dict(book.wasted_buckets), "cells": {}}
     for (sync, medium), costs in book.costs.items():
         found["cells"].setdefault(sync, {})[medium] = dataclasses.asdict(costs)
     return found
@@ -100,7 +101,7 @@ def from_json(found: Mapping[str, Any]) -> CostBook:
             rest = {field.name: float(one[field.name]) for field in dataclasses.fields(model.Costs)
                     if field.name not in ("seconds", "corrections")}
             costs[sync, medium] = model.Costs(seconds, corrections=corrections, **rest)
-    return CostBook(costs, {key: float(value) for key, value in found["wire_factors"].items()},
+    return CostBook(costs, {key: float(value) for key, value in found["wasted_buckets"].items()},
                     float(found["jitter"]), str(found["machine"]), str(found["commit"]), str(found["date"]),
                     str(found["command"]))
 

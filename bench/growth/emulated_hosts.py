@@ -51,9 +51,11 @@ def parse_labs(text: str) -> list[Lab]:
 class Link:
     bytes_per_second: float
     latency_s: float
+    burst_s: float = 0.0  # Cluster.burst_s
 
 
-def measured_link(seconds: dict[int, float], costs: model.Costs, cores: float) -> Link:
+def measured_link(seconds: dict[int, float], costs: model.Costs, cores: float, burst_s: float = 0.0
+                  ) -> Link:
     """A link's rate and latency from the time of a ring of two ranks on two hosts, {bytes: seconds}.
 
     What the ranks themselves cost is known, so the rest is the link's: of a short exchange the latency, of a long one
@@ -68,9 +70,10 @@ def measured_link(seconds: dict[int, float], costs: model.Costs, cores: float) -
            for size, load in loads.items()}
     load = loads[LARGE]
     latency = max(0.0, (seconds[SMALL] - own[SMALL].exchange_s) / load.hops)
-    on_wire = seconds[LARGE] - own[LARGE].start_s - load.hops * latency
+    idle = own[LARGE].start_s + load.hops * latency
+    on_wire = seconds[LARGE] - max(0.0, idle - burst_s)
     # Without that limit a link that is faster than the cores would seem to be of any rate.
-    return Link(load.link_bytes / max(on_wire, own[LARGE].cpu_s), latency)
+    return Link(load.link_bytes / max(on_wire, own[LARGE].cpu_s), latency, burst_s)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +86,7 @@ class Comparison:
     measured_s: float
     predicted_s: float
     wire_bound: bool = False  # by the prediction
-    wasting: float = 0.0  # of its load
+    bucket_s: float = 0.0  # of the link's time, of which it may waste some (Load.wasting)
 
     @property
     def error(self) -> float:
@@ -93,7 +96,7 @@ class Comparison:
 def cluster_of(link: Link, hosts: int) -> Cluster:
     """`hosts` emulated hosts: they share this machine's cores."""
     return Cluster(hosts=hosts, cores=len(machine.cores()) / hosts, bytes_per_second=link.bytes_per_second,
-                   latency_s=link.latency_s)
+                   latency_s=link.latency_s, burst_s=link.burst_s)
 
 
 def _place(sync: str) -> cells.Cell:
@@ -104,14 +107,16 @@ def _place(sync: str) -> cells.Cell:
 
 def predict(book: CostBook, place: cells.Cell, workers: int, servers: int, size: int, cluster: Cluster
             ) -> tuple[float, bool, float]:
-    """The seconds of an exchange as alone.py measures it, whether the link is what limits it, and Load.wasting."""
+    """The seconds of an exchange as alone.py measures it, whether the link is what limits it, and those of a bucket on
+    the link where the cell can waste them (Load.wasting)."""
     costs, _ = book.find(place.sync, SOCKETS)
-    job, factor = model.Job(place, workers, servers), book.wire_factor(place)
+    job, wasted = model.Job(place, workers, servers), book.wasted_by(place)
     costs = model.corrected(costs, job, cluster, size)
     bucket = STAR_BUCKET_BYTES if place.has_servers else RANKS_BUCKET_BYTES
-    each = [(model.parts(load, cluster, costs, factor), load) for load in model.loads(job, cluster, size, bucket)]
+    each = [(model.parts(load, cluster, costs, wasted), load) for load in model.loads(job, cluster, size, bucket)]
     slowest, load = max(each, key=lambda one: one[0].exchange_s)
-    return slowest.exchange_s, slowest.wire_s > slowest.cpu_s, load.wasting
+    return (slowest.exchange_s, slowest.wire_s > slowest.cpu_s,
+            load.wasting * load.link_bytes / cluster.bytes_per_second)
 
 
 Times = dict[tuple[str, int, int], float]  # seconds by sync, servers and bytes
@@ -139,7 +144,7 @@ def _measured_link(lab: netlab.Netlab, costs: model.Costs, repeats: int, say: Ca
     times, reasons = _medians(lab, ["ring"], 2, sizes, repeats, say)
     if any(("ring", 0, size) not in times for size in sizes):
         raise programs.ProgramError(f"{lab.section}: the link cannot be measured: {reasons.get('ring', 'no times')}")
-    return measured_link({size: times["ring", 0, size] for size in sizes}, costs, len(machine.cores()) / 2)
+    return measured_link({size: times["ring", 0, size] for size in sizes}, costs, len(machine.cores()) / 2, lab.burst_s)
 
 
 def _syncs_with_costs(book: CostBook, say: Callable[[str], None]) -> list[str]:
@@ -168,7 +173,8 @@ def compare(lab: Lab, book: CostBook, repeats: int, say: Callable[[str], None]) 
 
     with netlab.Netlab(hosts=lab.hosts, rate=lab.rate) as hosts:
         link = _measured_link(hosts, ring, repeats, say)
-        say(f"{hosts.section}: {8e-6 * link.bytes_per_second:.1f} Mbit/s of payload, {1e6 * link.latency_s:.0f} us")
+        say(f"{hosts.section}: {8e-6 * link.bytes_per_second:.1f} Mbit/s of payload, {1e6 * link.latency_s:.0f} us, "
+            f"bursts of {1e6 * link.burst_s:.0f} us")
         add(hosts, lab.hosts, syncs)
     if lab.hosts % 2 == 0 and "star" in syncs:
         half = lab.hosts // 2
@@ -190,15 +196,16 @@ def compare_all(labs: Sequence[Lab], book: CostBook, repeats: int, say: Callable
     return [one for found, _ in results for one in found], [text for _, failures in results for text in failures]
 
 
-def wire_factors(found: Sequence[Comparison]) -> dict[str, float]:
-    """What each cell wastes of a link while it can (Load.wasting), from long exchanges that a link limits and that were
-    predicted with factors of 1. At least 1, as no cell can be faster than its link."""
-    ratios: dict[str, list[float]] = {}
+def wasted_buckets(found: Sequence[Comparison]) -> dict[str, float]:
+    """How many buckets' time on a link each cell wastes in a step, from long exchanges that a link limits and that were
+    predicted with none: least squares of the relative errors. At least 0, as no cell can be faster than its link."""
+    sums: dict[str, tuple[float, float]] = {}
     for one in found:
         if one.wire_bound and one.bytes >= LARGE:
-            more = one.measured_s / one.predicted_s - 1
-            ratios.setdefault(place_key(one.place), []).append(1 + more / one.wasting if one.wasting else 1.0)
-    return {key: max(1.0, statistics.median(values)) for key, values in ratios.items()}
+            more, bucket = one.measured_s / one.predicted_s - 1, one.bucket_s / one.predicted_s
+            products, squares = sums.get(place_key(one.place), (0.0, 0.0))
+            sums[place_key(one.place)] = products + more * bucket, squares + bucket * bucket
+    return {key: max(0.0, products / squares) if squares else 0.0 for key, (products, squares) in sums.items()}
 
 
 def is_met(found: Sequence[Comparison], failures: Sequence[str]) -> bool:

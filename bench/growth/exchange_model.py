@@ -5,14 +5,15 @@ host. *Costs* are seconds per unit of a load; cost_fit.py finds them from measur
 
 The exchange alone takes
 
-    start + max(cpu, wire) + unhidden
+    start + max(cpu, wire) + unhidden - saved
 
     start     a fixed time, and `hops` messages that wait for each other: each costs its latency, and its turn on a core
               where a host has more processes than cores
     cpu       the host's messages, bytes, sums and updates, over the cores that its processes can use
-    wire      the busiest link's bytes over its rate, times what the cell wastes of a link
-    unhidden  min(cpu, wire) of one bucket where servers run beside workers and several senders meet: measured there,
-              the reason is not known for certain (bench/README.md, Growth)
+    wire      the busiest link's bytes over its rate, and the time of as many buckets as the cell wastes (Load.wasting)
+    unhidden  min(cpu, wire) of one bucket where there are servers: push, update and pull of a bucket follow each other,
+              and there is no other bucket to work on meanwhile
+    saved     by an emulated link, which may catch up on its idle time, but not on more than a burst (Cluster.burst_s)
 
 A load is linear in the costs, so that they can be fitted by least squares. Where as many cores work as in the
 measurements, the costs are multiplied by what correction.py says. A step of N workers, each of which computes
@@ -75,18 +76,18 @@ class Load:
     link_bytes: float  # in the busier direction
     fill: float = 1.0  # the link's time, times this, where a first or last bucket leaves one direction idle
     meeting: int = 1  # processes of other hosts that send to one of this host at once; 1 for ranks, which waste nothing
-    mixed: bool = False  # it has servers and workers
+    served: bool = False  # there are servers
 
     @property
     def wasting(self) -> float:
-        """The share of the link's time in which a cell can waste some of it: where several senders meet, and one bucket
-        waits behind another."""
-        return 1 - 1 / self.buckets if self.meeting > 1 else 0.0
+        """A bucket's share of the link's time, where a cell can waste it: several senders meet, some bytes of a bucket
+        come early and others late, and what follows waits. The first bucket of a step waits behind none."""
+        return 1 / self.buckets if self.meeting > 1 and self.buckets > 1 else 0.0
 
     @property
     def unhidden(self) -> float:
         """The share of the faster one of cores and link that does not hide behind the slower one."""
-        return 1 / self.buckets if self.meeting > 1 and self.mixed else 0.0
+        return 1 / self.buckets if self.served else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,10 +110,11 @@ class Parts:
     cpu_s: float
     wire_s: float
     unhidden_s: float
+    saved_s: float
 
     @property
     def exchange_s(self) -> float:
-        return self.start_s + max(self.cpu_s, self.wire_s) + self.unhidden_s
+        return self.start_s + max(self.cpu_s, self.wire_s) + self.unhidden_s - self.saved_s
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +155,7 @@ def loads(job: Job, cluster: Cluster, total: int, asked_bucket: int) -> list[Loa
     here = -(-workers // hosts)
     idle = Load(hops=2, processes=here, buckets=buckets, messages=0.0, long_messages=0.0, senders=1, bytes=0.0,
                 summed=0.0, applied=0.0, working_set=here * COPIES * total,
-                small_pages=total < HUGE_PAGE_BYTES, link_bytes=0.0)
+                small_pages=total < HUGE_PAGE_BYTES, link_bytes=0.0, served=place.has_servers)
     if not place.has_servers:
         ring = place.topology == "ring"
         idle = dataclasses.replace(idle, hops=2 * (workers - 1) if ring else 2 * (workers > 1),
@@ -181,7 +183,7 @@ def loads(job: Job, cluster: Cluster, total: int, asked_bucket: int) -> list[Loa
         of_servers, processes=here + servers_here, messages=of_workers.messages + of_servers.messages,
         long_messages=of_workers.long_messages + of_servers.long_messages, bytes=of_workers.bytes + of_servers.bytes,
         working_set=of_workers.working_set + of_servers.working_set, link_bytes=crossing_bytes,
-        meeting=max(workers - here, servers - servers_here), mixed=True)]
+        meeting=max(workers - here, servers - servers_here))]
 
 
 def usable_cores(load: Load, cluster: Cluster) -> float:
@@ -206,18 +208,21 @@ def terms(load: Load, cluster: Cluster, cache_bytes: float) -> dict[str, float]:
 _START = ("step", "hop", "wake", "crowd")
 
 
-def parts(load: Load, cluster: Cluster, costs: Costs, wire_factor: float = 1.0) -> Parts:
+def parts(load: Load, cluster: Cluster, costs: Costs, wasted_buckets: float = 0.0) -> Parts:
     """The exchange of one step, as this kind of host sees it, while nothing computes."""
     seconds = {name: count * costs.seconds.get(name, 0.0)
                for name, count in terms(load, cluster, costs.cache_bytes).items()}
     start = sum(seconds[name] for name in _START)
-    wire = 0.0
+    carried = 0.0
     if load.link_bytes:
         start += load.hops * cluster.latency_s
-        wasted = 1 + (wire_factor - 1) * load.wasting
-        wire = wasted * load.fill * load.link_bytes / cluster.bytes_per_second
+        carried = load.link_bytes / cluster.bytes_per_second
+    wire = (load.fill + wasted_buckets * load.wasting) * carried
     cpu = sum(seconds.values()) - sum(seconds[name] for name in _START)
-    return Parts(start, cpu, wire, load.unhidden * min(cpu, wire))
+    unhidden = load.unhidden * min(cpu, wire)
+    # A direction is idle while the other one carries all, too.
+    idle = start + max(cpu, wire) + unhidden - carried
+    return Parts(start, cpu, wire, unhidden, min(idle, load.fill * min(cluster.burst_s, carried)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,15 +253,15 @@ def compute_s(job: Job, cluster: Cluster, workload: Workload, jitter: float = 0.
 
 
 def step_s(load: Load, cluster: Cluster, costs: Costs, computing_s: float, busy_s: float, releases: Releases,
-           wire_factor: float = 1.0) -> float:
+           wasted_buckets: float = 0.0) -> float:
     """A step in which every worker computes `computing_s`; `busy_s`: of all cores of this host together."""
-    found = parts(load, cluster, costs, wire_factor)
+    found = parts(load, cluster, costs, wasted_buckets)
     service = max(found.cpu_s, found.wire_s) / load.buckets
     served = max(releases.first * computing_s + load.buckets * service, releases.last * computing_s + service,
                  computing_s)
     work = found.cpu_s * usable_cores(load, cluster)
     contended = min(work, busy_s)  # only work that meets computing is dearer
-    return max(found.start_s + found.unhidden_s + served,
+    return max(found.start_s + found.unhidden_s - found.saved_s + served,
                (busy_s + work + (costs.contention - 1) * contended) / cluster.cores)
 
 
@@ -281,7 +286,7 @@ class Prediction:
     exposed_s: float  # what the step takes beyond computing
 
 
-def predict(job: Job, cluster: Cluster, workload: Workload, costs: Costs, wire_factor: float = 1.0,
+def predict(job: Job, cluster: Cluster, workload: Workload, costs: Costs, wasted_buckets: float = 0.0,
             jitter: float = 0.0, bench: bool = False) -> Prediction:
     """One step of a job; with `bench`, of ring_bench or star_bench."""
     computing = compute_s(job, cluster, workload, jitter)
@@ -291,5 +296,5 @@ def predict(job: Job, cluster: Cluster, workload: Workload, costs: Costs, wire_f
     for place, load in enumerate(loads(job, cluster, workload.bytes, workload.bucket_bytes)):
         releases = (Releases.of_bench if bench else Releases.of_trainer)(load.buckets)
         busy = here * workload.compute_s * workload.threads if place == 0 else 0.0
-        steps.append(step_s(load, cluster, costs, computing, busy, releases, wire_factor))
+        steps.append(step_s(load, cluster, costs, computing, busy, releases, wasted_buckets))
     return Prediction(max(steps), max(steps) - computing)

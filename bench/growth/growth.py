@@ -197,10 +197,10 @@ def plot(runs: Runs, size: int = 1 << 20) -> str | None:
 
 def measure_lab(labs: Sequence[emulated_hosts.Lab], book: cost_book.CostBook, repeats: int
                 ) -> tuple[dict[str, float], list[str]]:
-    """The wire factors, and what has failed."""
+    """CostBook.wasted_buckets, and what has failed."""
     found, failures = emulated_hosts.compare_all(labs, book, repeats, say)
     say("\n".join(emulated_hosts.table(found, failures)))
-    return emulated_hosts.wire_factors(found), failures
+    return emulated_hosts.wasted_buckets(found), failures
 
 
 def main() -> int:
@@ -225,9 +225,9 @@ def main() -> int:
     cost_book.write(costs_path, book)  # now: --lab takes minutes, and may fail
     try:
         if options.labs:
-            factors, not_measured = measure_lab(options.labs, book, options.repeats)
+            wasted, not_measured = measure_lab(options.labs, book, options.repeats)
             failures += not_measured
-            cost_book.write(costs_path, dataclasses.replace(book, wire_factors=factors))
+            cost_book.write(costs_path, dataclasses.replace(book, wasted_buckets=wasted))
     except (netlab.NetlabError, programs.ProgramError, cost_book.CostsError, LookupError, OSError,
             subprocess.SubprocessError) as error:
         failures.append(f"--lab={options.lab}: {error}")

@@ -112,7 +112,7 @@ def _point(place: cells.Cell, workers: int, cluster: Cluster, workload: Workload
     workload = dataclasses.replace(workload, bucket_bytes=bucket_bytes(place, workers, cluster, workload))
 
     def predicted(count: int) -> model.Prediction:
-        return model.predict(model.Job(place, workers, count), cluster, workload, costs, book.wire_factor(place),
+        return model.predict(model.Job(place, workers, count), cluster, workload, costs, book.wasted_by(place),
                              book.jitter)
 
     if not place.has_servers:
@@ -146,7 +146,7 @@ def make(workload: Workload, cluster: Cluster, workers: Sequence[int], book: Cos
         lines.append(Line(line_name(place), place, [_point(place, count, cluster, workload, book, servers)
                                                     for count in workers]))
     alone = workload.batch / (workload.compute_s + workload.bytes * costs.seconds["apply_byte"])
-    if cluster.hosts > 1 and not book.wire_factors:
+    if cluster.hosts > 1 and not book.wasted_buckets:
         notes.append("how much of a link each cell wastes was not measured, and is planned as nothing: "
                      "bazel run //bench:growth -- --lab=1gbit:4")
     return Plan(workload, cluster, list(workers), lines, alone, measured_until, notes,

@@ -47,6 +47,7 @@ class Cluster:
     cores: float = 1  # of each host; a fraction where emulated hosts share them
     bytes_per_second: float = 0.0  # payload of a link in either direction; 0 where there is one host
     latency_s: float = 0.0  # what a message needs between two hosts in addition to one within a host
+    burst_s: float = 0.0  # of its idle time a link catches up on so much; 0 unless it is emulated (bench/netlab)
 
     def __post_init__(self) -> None:
         if not all(map(math.isfinite, (self.cores, self.bytes_per_second, self.latency_s))):

@@ -2,8 +2,8 @@
 
     keeper.py --hosts=4 --rate=1gbit --folder=DIR
 
-Prints one line of JSON: {"error": why}, or {"processes": [...]}, the ids of one process for each host. A process that
-enters the namespaces of that one runs on the host.
+Prints one line of JSON: {"error": why}, or {"processes": [...], "burst_s": S}, the ids of one process for each host
+and Lab.burst_s. A process that enters the namespaces of that one runs on the host.
 
 Words. A *host* is a network namespace with its own host name (UTS namespace) and its own /etc/hosts (mount namespace).
 The *switch* is one more network namespace, with a bridge. Each host has one link to the switch, shaped in both
@@ -71,6 +71,7 @@ class Lab:
         self.hosts = hosts
         self.rate = rate
         self.folder = folder
+        self.burst_s = 0.0  # a link that was idle carries at once what takes so long at its rate
         self.holders: list[subprocess.Popen[bytes]] = []
         # The holders read this pipe. Only the keeper has the other end, so they end when the keeper does.
         self.until_end, self.alive = os.pipe()
@@ -95,6 +96,7 @@ class Lab:
         quarter_ms_bytes = bits // 8 // 4000
         packet_bytes = min(max(PACKET_BYTES_MIN, quarter_ms_bytes), PACKET_BYTES_MAX)
         burst_bytes = max(packet_bytes + HEADERS_BYTES_MAX, quarter_ms_bytes)
+        self.burst_s = burst_bytes * 8 / bits
         shape = ["root", "tbf", "rate", "%dbit" % bits, "burst", str(burst_bytes), "limit", str(QUEUE_BYTES)]
         packets = ["gso_max_size", str(packet_bytes)]
         pids = []
@@ -173,7 +175,7 @@ def main() -> None:
     lab = Lab(flags.hosts, flags.rate, flags.folder)
     try:
         try:
-            answer: dict[str, Any] = {"processes": lab.build()}
+            answer: dict[str, Any] = {"processes": lab.build(), "burst_s": lab.burst_s}
         except (LabError, OSError) as error:
             answer = {"error": str(error)}
         print(json.dumps(answer), flush=True)

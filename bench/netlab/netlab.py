@@ -74,6 +74,7 @@ class Netlab:
         self.addresses = ["10.77.0.%d" % (host + 1) for host in range(total)]
         self.names = ["host%d" % host for host in range(total)]
         self.folder = ""
+        self.burst_s = 0.0  # a link that was idle carries at once what takes so long at its rate; known once it exists
         self._keeper: subprocess.Popen[str] | None = None
         self._processes: list[int] = []
         self._secrets = 0
@@ -113,7 +114,7 @@ class Netlab:
         except BaseException:
             self.__exit__()
             raise
-        self._processes = answer["processes"]
+        self._processes, self.burst_s = answer["processes"], answer["burst_s"]
         return self
 
     def __exit__(self, *exception: object) -> None:

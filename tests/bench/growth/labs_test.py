@@ -18,13 +18,14 @@ import sync_cells as cells
 from made_costs import COSTS, make_book
 from workload import Cluster, WorkloadError
 
-RATE, LATENCY = 119.6e6, 8e-5
+RATE, LATENCY, BURST = 119.6e6, 8e-5, 3e-4
 
 
 class FakeLab(netlab.Netlab):
     """A lab without hosts."""
 
     def __enter__(self):
+        self.burst_s = BURST
         return self
 
     def __exit__(self, *exception):
@@ -32,7 +33,7 @@ class FakeLab(netlab.Netlab):
 
 
 class FakeExchanges:
-    """alone.exchanges of hosts whose links waste a tenth in a star with servers on hosts of their own."""
+    """alone.exchanges of hosts on which a star with servers on hosts of their own wastes the time of 1.5 buckets."""
 
     def __init__(self, slower=1.0, failing=("star-servers-tcp",)):
         self.slower, self.failing, self.asked = slower, failing, []
@@ -40,10 +41,10 @@ class FakeExchanges:
     def __call__(self, syncs, workers, servers, torch, sizes, lab, steps_max):
         self.asked.append((list(syncs), workers, lab.section, steps_max))
         found, missing = [], []
-        book = dataclasses.replace(make_book(), wire_factors={"star@own": 1.1})
+        book = dataclasses.replace(make_book(), wasted_buckets={"star@own": 1.5})
         hosts = lab.hosts + lab.server_hosts
         cluster = Cluster(hosts=hosts, cores=2 / (2 if list(syncs) == ["ring"] else hosts), bytes_per_second=RATE,
-                          latency_s=LATENCY)
+                          latency_s=LATENCY, burst_s=BURST)
         for sync in [*syncs, *[alone.OWN_HOSTS] * (lab.server_hosts > 0)]:
             if sync in self.failing:
                 missing.append({"sync": sync, "workers": workers, "section": lab.section, "reason": "no benchmark"})
@@ -77,14 +78,16 @@ class LabsTest(unittest.TestCase):
 
     def test_a_link_is_found_from_two_exchanges(self):
         job = model.Job(cells.BY_SYNC["ring"], 2, 0)
-        cluster = Cluster(hosts=2, cores=1.0, bytes_per_second=RATE, latency_s=LATENCY)
-        seconds = {}
-        for size in (labs.SMALL, labs.LARGE):
-            load, = model.loads(job, cluster, size, labs.RANKS_BUCKET_BYTES)
-            seconds[size] = model.parts(load, cluster, COSTS).exchange_s
-        found = labs.measured_link(seconds, COSTS, 1.0)
-        self.assertAlmostEqual(found.latency_s, LATENCY, delta=0.25 * LATENCY)  # 4 KiB take some time on the link
-        self.assertAlmostEqual(found.bytes_per_second, RATE, delta=0.01 * RATE)
+        for burst in (0.0, 1e-5, BURST):
+            cluster = Cluster(hosts=2, cores=1.0, bytes_per_second=RATE, latency_s=LATENCY, burst_s=burst)
+            seconds = {}
+            for size in (labs.SMALL, labs.LARGE):
+                load, = model.loads(job, cluster, size, labs.RANKS_BUCKET_BYTES)
+                seconds[size] = model.parts(load, cluster, COSTS).exchange_s
+            found = labs.measured_link(seconds, COSTS, 1.0, burst)
+            self.assertAlmostEqual(found.latency_s, LATENCY, delta=0.25 * LATENCY)  # 4 KiB take some time on the link
+            self.assertAlmostEqual(found.bytes_per_second, RATE, delta=0.002 * RATE)
+            self.assertEqual(labs.cluster_of(found, 2).burst_s, burst)
         # A link as fast as memory has no latency below 0, and no endless rate.
         fast = labs.measured_link({size: 0.0 for size in seconds}, COSTS, 1.0)
         self.assertEqual(fast.latency_s, 0)
@@ -101,12 +104,13 @@ class LabsTest(unittest.TestCase):
                          | {("star", cells.OWN_HOSTS)})
         self.assertEqual(sum("star-servers-tcp has failed: no benchmark" in text for text in said), 1)
         self.assertEqual(self.failures, ["netlab:4,1gbit: star-servers-tcp: no benchmark"])
+        self.assertEqual(sum("bursts of 300 us" in text for text in said), 1)
         lines = labs.table(found)
         self.assertEqual(len(lines), len(found) + 2)
         self.assertTrue(lines[-1].startswith("met") or "worst" in lines[-1])
-        factors = labs.wire_factors(found)
-        self.assertAlmostEqual(factors["star@own"], 1.1, delta=0.02)
-        self.assertAlmostEqual(factors["ring"], 1.0, delta=0.02)
+        wasted = labs.wasted_buckets(found)
+        self.assertAlmostEqual(wasted["star@own"], 1.5, delta=0.02)
+        self.assertEqual(wasted["ring"], 0)
 
     def test_without_a_link_nothing_is_predicted(self):
         with self.assertRaisesRegex(programs.ProgramError, "netlab:4,1gbit: the link cannot be measured: no benchmark"):
@@ -144,10 +148,15 @@ class LabsTest(unittest.TestCase):
         self.assertEqual(named, "not measured: netlab:2,1gbit: star: no benchmark")
         self.assertTrue(verdict.startswith("missed: 1 of 1"))
         # Only what a link limits tells of links, and nothing is faster than its link.
-        self.assertEqual(labs.wire_factors([dataclasses.replace(one, wire_bound=False)]), {})
-        self.assertEqual(labs.wire_factors([one]), {"ring": 1.0})
-        wasteful = dataclasses.replace(one, measured_s=1.05 * 1.15, wasting=0.75)
-        self.assertAlmostEqual(labs.wire_factors([wasteful])["ring"], 1.2)
+        wasteful = dataclasses.replace(one, measured_s=1.05 + 0.2, bucket_s=0.1)
+        for more, wasted in (({}, {"ring": 2.0}), ({"wire_bound": False}, {}), ({"bytes": labs.LARGE - 1}, {}),
+                             ({"bucket_s": 0.0}, {"ring": 0.0}), ({"measured_s": 1.0}, {"ring": 0.0})):
+            found = labs.wasted_buckets([dataclasses.replace(wasteful, **more)])
+            self.assertEqual(found.keys(), wasted.keys())
+            self.assertAlmostEqual(found.get("ring", 0.0), wasted.get("ring", 0.0))
+        # Of an exchange four times as long a bucket is a small part, so its error says less.
+        longer = dataclasses.replace(wasteful, measured_s=4.2, predicted_s=4.2)
+        self.assertAlmostEqual(labs.wasted_buckets([wasteful, longer])["ring"], 2.0 / (1 + (1.05 / 4.2) ** 2))
 
 
 @unittest.mock.patch.object(machine, "cores", lambda: [4, 5])

@@ -100,14 +100,14 @@ class BoundTest(unittest.TestCase):
         cluster = Cluster(hosts=8, cores=2, bytes_per_second=RATE)
         for place, workers, servers, size, wasted in (
                 (BY_SYNC["ring"], 4, 0, 16 * MIB, 0.0), (BY_SYNC["star"], 2, 2, 16 * MIB, 0.0),
-                (BY_SYNC["star"], 4, 4, 16 * MIB, 15 / 16), (BY_SYNC["star"], 4, 4, MIB, 0.0),
-                (own("star"), 1, 1, 16 * MIB, 0.0), (own("star"), 2, 2, 4 * MIB, 3 / 4)):
+                (BY_SYNC["star"], 4, 4, 16 * MIB, 1 / 16), (BY_SYNC["star"], 4, 4, MIB, 0.0),
+                (own("star"), 1, 1, 16 * MIB, 0.0), (own("star"), 2, 2, 4 * MIB, 1 / 4)):
             for load in model.loads(model.Job(place, workers, servers), cluster, size, MIB):
                 self.assertAlmostEqual(load.wasting, wasted)
-                self.assertAlmostEqual(model.parts(load, cluster, FREE, 1.25).wire_s,
-                                       (1 + 0.25 * wasted) * model.parts(load, cluster, FREE).wire_s)
+                self.assertAlmostEqual(model.parts(load, cluster, FREE, 1.5).wire_s,
+                                       model.parts(load, cluster, FREE).wire_s + 1.5 * wasted * load.link_bytes / RATE)
 
-    def test_cores_and_link_take_turns_over_one_bucket_where_servers_and_workers_meet(self):
+    def test_cores_and_link_take_turns_over_one_bucket_of_a_server(self):
         # Only summing costs anything: cores need as long for a MiB of one worker as a link.
         costs = dataclasses.replace(FREE, seconds={"sum_byte": 1 / RATE})
         size = 16 * MIB / RATE
@@ -115,13 +115,37 @@ class BoundTest(unittest.TestCase):
             # Each host sums a quarter of each of 4 gradients; its link carries 1.5 times the vector.
             self.assertAlmostEqual(exchange_s(BY_SYNC["star"], 4, 4, 16 * MIB, bucket, costs, cores=1),
                                    1.5 * size + size / buckets)
-            # Servers on hosts of their own add while links carry the rest, and so do two hosts, as no two senders meet.
             self.assertAlmostEqual(exchange_s(own("star"), 4, 4, 16 * MIB, bucket, costs, cores=1),
-                                   (1 + 1 / buckets) * size)
-            self.assertAlmostEqual(exchange_s(BY_SYNC["star"], 2, 2, 16 * MIB, bucket, costs, cores=1), size)
+                                   (1 + 1 / buckets) * size + size / buckets)
+            self.assertAlmostEqual(exchange_s(BY_SYNC["star"], 2, 2, 16 * MIB, bucket, costs, cores=1),
+                                   size + size / buckets)
+        # Ranks sum and send a bucket's chunks at the same time.
+        for sync in ("ring", "star-tcp"):
+            self.assertAlmostEqual(exchange_s(BY_SYNC[sync], 4, 0, 16 * MIB, 16 * MIB, costs, cores=1), 1.5 * size)
         computing = model.predict(model.Job(BY_SYNC["star"], 4, 4), Cluster(4, cores=2, bytes_per_second=RATE),
                                   Workload("a", 16 * MIB, 10.0, bucket_bytes=4 * MIB), costs)
         self.assertAlmostEqual(computing.exposed_s, 1.5 * size / 4 + size / 2 / 4)
+
+    def test_an_emulated_link_catches_up_on_idle_time(self):
+        def saved(place, workers, servers, size, burst_s, **more):
+            return (exchange_s(place, workers, servers, size, size, **more)
+                    - exchange_s(place, workers, servers, size, size, burst_s=burst_s, **more))
+
+        ring, star = BY_SYNC["ring"], BY_SYNC["star"]
+        # A ring of two waits for 2 messages, and no longer than that was its link idle.
+        self.assertAlmostEqual(saved(ring, 2, 0, MIB, 3e-4, latency_s=1e-4), 2e-4)
+        self.assertAlmostEqual(saved(ring, 2, 0, MIB, 3e-4, latency_s=1.0), 3e-4)
+        self.assertEqual(saved(ring, 2, 0, MIB, 3e-4), 0)
+        # Only what it carries can it carry sooner, and one host has no link.
+        self.assertAlmostEqual(saved(ring, 2, 0, 4096, 3e-4, latency_s=1.0), 4096 / RATE)
+        self.assertEqual(saved(ring, 2, 0, MIB, 3e-4, hosts=1), 0)
+        # With servers on hosts of their own, one direction is idle while the other one carries the only bucket.
+        self.assertAlmostEqual(saved(own("star"), 2, 2, MIB, 3e-4), 6e-4)
+        self.assertEqual(saved(star, 2, 2, MIB, 3e-4), 0)
+        computing = Workload("a", MIB, 10.0, bucket_bytes=MIB)
+        steps = [model.predict(model.Job(own("star"), 1, 1), Cluster(2, cores=2, bytes_per_second=RATE, burst_s=burst),
+                               computing, FREE).step_s for burst in (0.0, 3e-4)]
+        self.assertAlmostEqual(steps[0] - steps[1], 6e-4)
 
 
 class LoadTest(unittest.TestCase):

@@ -179,7 +179,7 @@ class PlanningTest(unittest.TestCase):
 
     def test_notes(self):
         book = dataclasses.replace(make_book(syncs=("ring", "ring-tcp", "star-mpi", "star-tcp", "star")),
-                                   wire_factors={})
+                                   wasted_buckets={})
         found = planning.make(Workload("a", MIB, 0.01), HOSTS, [2], book)
         self.assertEqual(len(found.notes), 2)
         self.assertIn("star-servers-tcp by sockets was not measured", found.notes[0])

@@ -238,7 +238,7 @@ class GrowthTest(unittest.TestCase):
             self.assertEqual(status, 1)
             self.assertIn("not measured: --lab=1gbit:2: ", said)
             path = os.path.join(self.out, "costs.json")
-            self.assertEqual(cost_book.read(path).wire_factors, {})
+            self.assertEqual(cost_book.read(path).wasted_buckets, {})
             os.remove(path)
         with unittest.mock.patch.object(growth.emulated_hosts, "compare", side_effect=KeyboardInterrupt), \
                 self.assertRaises(KeyboardInterrupt):
@@ -250,7 +250,7 @@ class GrowthTest(unittest.TestCase):
         self.assertIn("not measured: star: boom", said)
         with unittest.mock.patch.object(growth, "measure_lab", lambda *_: ({"ring": 1.25}, [])):
             self.assertEqual(self.run_growth(*FEW, "--lab=1gbit:2")[0], 0)
-        self.assertEqual(cost_book.read(path).wire_factors, {"ring": 1.25})
+        self.assertEqual(cost_book.read(path).wasted_buckets, {"ring": 1.25})
 
     def test_a_fit_of_runs_that_were_saved(self):
         self.run_growth(*FEW)

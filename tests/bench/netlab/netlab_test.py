@@ -119,6 +119,9 @@ class NetlabTest(unittest.TestCase):
             self.assertGreater(bits_per_second, 120e6)  # a busy machine is slower
             # Not even after a pause does a link pass much at once.
             self.assertLess(self.send(lab, 131072), 240e6)
+            show = ["env", "PATH=" + netlab.TOOL_PATH, "tc", "-json", "qdisc", "show", "dev", "eth0"]
+            shape = json.loads(self.run_to_end(lab.command(0, show)))
+            self.assertAlmostEqual(lab.burst_s, shape[0]["options"]["burst"] * 8 / 200e6, delta=0.01 * lab.burst_s)
 
     def test_star_and_ring_across_hosts_agree(self):
         with Netlab(hosts=2) as lab:
