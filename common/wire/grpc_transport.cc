@@ -123,18 +123,31 @@ grpc::ByteBuffer MakeByteBuffer(const v1::ExchangeMessage& fields, std::span<con
   return grpc::ByteBuffer(slices, 2);
 }
 
+namespace {
+
+// The bytes of a message. The last reference to a slice must go by `buffer`, which is destroyed last: its destructor
+// sets up an ExecCtx, that of a slice does not (gRPC 1.51). Without one, gRPC follows a null pointer when a server's
+// memory limit is reached and the freed bytes wake up who waits for memory.
+struct MessageBytes {
+  explicit MessageBytes(const grpc::ByteBuffer& message) : buffer(message) {}
+  grpc::ByteBuffer buffer;
+  std::vector<grpc::Slice> slices;
+};
+
+}  // namespace
+
 absl::StatusOr<ReceivedMessage> DecodeByteBuffer(const grpc::ByteBuffer& buffer) {
-  // Dump copies references and not bytes. A slice of a few bytes holds them inside itself, so the pieces are taken when
-  // the vector no longer grows, and the vector itself is what the message keeps.
-  auto slices = std::make_shared<std::vector<grpc::Slice>>();
-  if (const grpc::Status status = buffer.Dump(slices.get()); !status.ok()) return FromGrpcStatus(status);
+  // Dump copies references and not bytes, as a copy of a buffer does. A slice of a few bytes holds them inside itself,
+  // so the pieces are taken when the vector no longer grows, and the vector itself is what the message keeps.
+  auto bytes = std::make_shared<MessageBytes>(buffer);
+  if (const grpc::Status status = bytes->buffer.Dump(&bytes->slices); !status.ok()) return FromGrpcStatus(status);
   std::vector<BytePiece> pieces;
-  pieces.reserve(slices->size());
-  for (const grpc::Slice& slice : *slices) {
+  pieces.reserve(bytes->slices.size());
+  for (const grpc::Slice& slice : bytes->slices) {
     pieces.emplace_back(reinterpret_cast<const std::byte*>(slice.begin()), slice.size());
   }
   ASSIGN_OR_RETURN(ReceivedMessage message, DecodeMessage(pieces));
-  message.keeper = std::move(slices);
+  message.keeper = std::move(bytes);
   return message;
 }
 

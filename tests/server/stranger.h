@@ -53,13 +53,19 @@ class Stranger {
 
   v1::ParameterServer::Stub& stub() { return *stub_; }
 
-  v1::GetStatusReply Status() {
-    grpc::ClientContext context;
-    context.set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
+  // With a memory limit gRPC may end any connection, this one, too, so one attempt may not be enough.
+  v1::GetStatusReply Status(int attempts = 1) {
     v1::GetStatusReply reply;
-    const grpc::Status status = stub_->GetStatus(&context, {}, &reply);
-    EXPECT_TRUE(status.ok()) << status.error_message();
-    return reply;
+    while (true) {
+      grpc::ClientContext context;
+      context.set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
+      const grpc::Status status = stub_->GetStatus(&context, {}, &reply);
+      if (status.ok() || --attempts == 0) {
+        EXPECT_TRUE(status.ok()) << status.error_message();
+        return reply;
+      }
+      absl::SleepFor(absl::Milliseconds(20));
+    }
   }
 
  private:
