@@ -138,7 +138,7 @@ struct MessageBytes {
 
 absl::StatusOr<ReceivedMessage> DecodeByteBuffer(const grpc::ByteBuffer& buffer) {
   // Dump copies references and not bytes, as a copy of a buffer does. A slice of a few bytes holds them inside itself,
-  // so the pieces are taken when the vector no longer grows, and the vector itself is what the message keeps.
+  // so the pieces are taken when the vector no longer grows, and the message keeps the vector itself.
   auto bytes = std::make_shared<MessageBytes>(buffer);
   if (const grpc::Status status = bytes->buffer.Dump(&bytes->slices); !status.ok()) return FromGrpcStatus(status);
   std::vector<BytePiece> pieces;

@@ -53,19 +53,16 @@ class Stranger {
 
   v1::ParameterServer::Stub& stub() { return *stub_; }
 
-  // With a memory limit gRPC may end any connection, this one, too, so one attempt may not be enough.
-  v1::GetStatusReply Status(int attempts = 1) {
+  v1::GetStatusReply Status() {
     v1::GetStatusReply reply;
-    while (true) {
-      grpc::ClientContext context;
-      context.set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
-      const grpc::Status status = stub_->GetStatus(&context, {}, &reply);
-      if (status.ok() || --attempts == 0) {
-        EXPECT_TRUE(status.ok()) << status.error_message();
-        return reply;
-      }
-      absl::SleepFor(absl::Milliseconds(20));
-    }
+    const grpc::Status status = TryStatus(&reply);
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    return reply;
+  }
+  grpc::Status TryStatus(v1::GetStatusReply* reply) {
+    grpc::ClientContext context;
+    context.set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
+    return stub_->GetStatus(&context, {}, reply);
   }
 
  private:
