@@ -311,9 +311,14 @@ absl::Status ResolveSecurity(const LauncherEnvironment& launcher, WorkerOptions&
 
 // Small buckets overlap the exchange with computation better. In shared memory a bucket is only a message to every
 // server and one back, and on few cores these messages cost more than the overlap gains.
+//
+// Between hosts each server gets and sends 128 KiB of a bucket at a time. Of a longer slice of parameters the kernel
+// queues a part, and the rest may wait behind the gradients of the worker beside the server; the worker that needs it is
+// then late in every step. And the last bucket's parameters leave when its gradient has come, while links are idle.
 int64_t DefaultBucketBytes(const WorkerOptions& options) {
   const bool shares = options.ServersAreHere() && options.same_host == SameHost::kSharedMemory;
-  return shares ? 4 << 20 : 1 << 20;
+  if (options.JobIsHere() || options.ServerCount() == 0) return shares ? 4 << 20 : 1 << 20;
+  return std::min<int64_t>(int64_t{options.ServerCount()} << 17, 1 << 20);
 }
 
 // To try several sizes, the owners must take another one in the middle of the run.

@@ -217,9 +217,10 @@ inline constexpr FlagRow kRows[] = {
      "--transport, or, with --sync=auto, as is fastest; does not change the bits",
      OneOfAt<kSameHosts, &W::asked, &Asked::same_host>(), 0, OneOfAt<kResolvedSameHosts, &W::same_host>()},
     {"bucket_bytes", "exchange",
-     "unit of exchange, rounded up to a multiple of the smallest bucket; does not change the bits; 0: 4 MiB for a star "
-     "whose servers have loopback addresses and share memory, else 1 MiB; auto: the fastest of 256 KiB, 1 MiB and 4 "
-     "MiB in the first 30 steps, on CPUs, by ring and co-located star",
+     "unit of exchange, in whole blocks; does not change the bits; 0: 4 MiB if a star's servers have loopback "
+     "addresses and share memory, 128 KiB a server, at most 1 MiB, if they are elsewhere, else 1 MiB; auto: the "
+     "fastest "
+     "of 256 KiB, 1 MiB and 4 MiB in the first 30 steps, on CPUs, by ring and co-located star",
      WholeOrAutoAt<&W::asked, &Asked::bucket_bytes>(0, kBucketBytesMax), kInJobSpec,
      WholeAt<&W::bucket_bytes>(1, kBucketBytesMax)},
     {"sum_order", "exchange",

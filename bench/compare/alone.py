@@ -180,7 +180,7 @@ def _star_between_hosts(lab: Netlab, bench: list[str], workers: int, size: int, 
         place = "--addresses=" + ",".join(
             word.partition("=")[2] for argv in starts for word in argv if word.startswith("--listen="))
     argv = [*bench, place, f"--servers={servers}", f"--bytes={size}", "--shared_memory=false", "--pin=false",
-            "--job_secret=" + secret]
+            f"--bucket_bytes={cells.bucket_bytes_between_hosts(servers)}", "--job_secret=" + secret]
     with contextlib.ExitStack() as running:
         for start in starts:
             process = subprocess.Popen(start, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,

@@ -69,6 +69,11 @@ BY_RENDEZVOUS = tuple(cell.sync for cell in CELLS if cell.transport == "tcp" and
 WITHOUT_SERVERS = (*(cell.sync for cell in CELLS if not cell.has_servers), SHARED.sync, "mpi")
 
 
+def bucket_bytes_between_hosts(servers: int) -> int:
+    """The worker's default of --bucket_bytes for a star with servers on other hosts."""
+    return min(servers << 17, 1 << 20)
+
+
 def place_of(configuration: Mapping[str, Any]) -> Cell | None:
     """The cell of a configuration, with its placement. None for what is no cell, or has other numbers of workers."""
     cell = BY_SYNC.get(configuration["sync"])

@@ -19,8 +19,7 @@ from workload import Cluster
 SIZES = (262144, 1048576, 4194304, 16777216)
 STEPS_MAX = 20  # at 200 Mbit/s a step may take a second
 ERROR_MAX = 0.10
-# The default buckets of the benches, as alone.py starts them: ring_bench's is the whole vector, star_bench's 1 MiB.
-RANKS_BUCKET_BYTES, STAR_BUCKET_BYTES = 1 << 30, 1 << 20
+RANKS_BUCKET_BYTES = 1 << 30  # ring_bench's default, as alone.py starts it: the whole vector
 SMALL, LARGE = 4096, 4194304  # what a link's latency and its rate are measured with
 
 
@@ -112,7 +111,7 @@ def predict(book: CostBook, place: cells.Cell, workers: int, servers: int, size:
     costs, _ = book.find(place.sync, SOCKETS)
     job, wasted = model.Job(place, workers, servers), book.wasted_by(place)
     costs = model.corrected(costs, job, cluster, size)
-    bucket = STAR_BUCKET_BYTES if place.has_servers else RANKS_BUCKET_BYTES
+    bucket = cells.bucket_bytes_between_hosts(servers) if place.has_servers else RANKS_BUCKET_BYTES
     each = [(model.parts(load, cluster, costs, wasted), load) for load in model.loads(job, cluster, size, bucket)]
     slowest, load = max(each, key=lambda one: one[0].exchange_s)
     return (slowest.exchange_s, slowest.wire_s > slowest.cpu_s,

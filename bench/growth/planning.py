@@ -100,19 +100,23 @@ def _medium(place: cells.Cell, workers: int, cluster: Cluster) -> str:
     return SOCKETS if between else MEMORY
 
 
-def bucket_bytes(place: cells.Cell, workers: int, cluster: Cluster, workload: Workload) -> int:
-    """The workload's, or the default of the worker: larger where servers share memory with the workers."""
-    shares = place.transport == "grpc" and _medium(place, workers, cluster) == MEMORY
-    return workload.bucket_bytes or (SHARED_BUCKET_BYTES if shares else BUCKET_BYTES)
+def bucket_bytes(place: cells.Cell, workers: int, servers: int, cluster: Cluster, workload: Workload) -> int:
+    """The workload's, or the default of the worker: larger where servers share memory with the workers, smaller where
+    they are on other hosts."""
+    if workload.bucket_bytes:
+        return workload.bucket_bytes
+    if place.has_servers and _medium(place, workers, cluster) == SOCKETS:
+        return cells.bucket_bytes_between_hosts(servers)
+    return SHARED_BUCKET_BYTES if place.transport == "grpc" else BUCKET_BYTES
 
 
 def _point(place: cells.Cell, workers: int, cluster: Cluster, workload: Workload, book: CostBook,
            servers: int | None) -> Point | None:
     costs, _ = book.find(place.sync, _medium(place, workers, cluster))
-    workload = dataclasses.replace(workload, bucket_bytes=bucket_bytes(place, workers, cluster, workload))
 
     def predicted(count: int) -> model.Prediction:
-        return model.predict(model.Job(place, workers, count), cluster, workload, costs, book.wasted_by(place),
+        chosen = dataclasses.replace(workload, bucket_bytes=bucket_bytes(place, workers, count, cluster, workload))
+        return model.predict(model.Job(place, workers, count), cluster, chosen, costs, book.wasted_by(place),
                              book.jitter)
 
     if not place.has_servers:

@@ -369,7 +369,15 @@ TEST(WorkerOptionsTest, RanksChooseWithoutSync) {
 TEST(WorkerOptionsTest, BucketsAreLargeWhereTheyDoNotTravel) {
   const auto bytes = [](std::vector<const char*> words) { return Parse(std::move(words))->bucket_bytes; };
   EXPECT_EQ(bytes({"--servers=127.0.0.1:1,localhost:2,[::1]:3"}), 4 << 20);
-  EXPECT_EQ(bytes({"--servers=127.0.0.1:1,node7:2"}), 1 << 20);
+  EXPECT_EQ(bytes({"--servers=127.0.0.1:1,node7:2"}), 256 << 10);
+  EXPECT_EQ(bytes({"--servers=node7:1"}), 128 << 10);
+  EXPECT_EQ(bytes({"--servers=a:1,b:1,c:1,d:1,e:1,f:1,g:1"}), 896 << 10);
+  EXPECT_EQ(bytes({"--servers=a:1,b:1,c:1,d:1,e:1,f:1,g:1,h:1,i:1"}), 1 << 20);
+  const auto over_tcp = [&](const char* rendezvous) {
+    return bytes({"--server_ranks=3", rendezvous, "--insecure", "--rank=1", "--world_size=2"});
+  };
+  EXPECT_EQ(over_tcp("--rendezvous=node7:1"), 384 << 10);
+  EXPECT_EQ(over_tcp("--rendezvous=127.0.0.1:1"), 1 << 20);
   EXPECT_EQ(bytes({"--servers=127.0.0.1:1", "--same_host=socket"}), 1 << 20);
   EXPECT_EQ(bytes({"--servers=127.0.0.1:1", "--bucket_bytes=5"}), 5);
   EXPECT_EQ(bytes({}), 1 << 20);

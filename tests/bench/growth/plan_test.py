@@ -83,12 +83,14 @@ class PlanningTest(unittest.TestCase):
         unset, given = Workload("a", MIB, bucket_bytes=0), Workload("a", MIB, bucket_bytes=4096)
         star = cells.BY_SYNC["star"]
         own = dataclasses.replace(star, placement=cells.OWN_HOSTS)
-        for place, workers, cluster, expected in (
-                (star, 4, on_one, 4 * MIB), (star, 2, between, 4 * MIB), (star, 4, between, MIB),
-                (own, 2, between, MIB),
-                (cells.BY_SYNC["star-servers-tcp"], 4, on_one, MIB), (cells.BY_SYNC["star-mpi"], 4, on_one, MIB)):
-            self.assertEqual(planning.bucket_bytes(place, workers, cluster, unset), expected)
-            self.assertEqual(planning.bucket_bytes(place, workers, cluster, given), 4096)
+        over_tcp = cells.BY_SYNC["star-servers-tcp"]
+        for place, workers, servers, cluster, expected in (
+                (star, 4, 4, on_one, 4 * MIB), (star, 2, 2, between, 4 * MIB), (star, 4, 4, between, MIB // 2),
+                (star, 4, 16, between, MIB), (own, 2, 1, between, MIB // 8), (over_tcp, 4, 2, between, MIB // 4),
+                (over_tcp, 4, 4, on_one, MIB), (cells.BY_SYNC["star-mpi"], 4, 0, on_one, MIB),
+                (cells.BY_SYNC["ring"], 4, 0, between, MIB)):
+            self.assertEqual(planning.bucket_bytes(place, workers, servers, cluster, unset), expected)
+            self.assertEqual(planning.bucket_bytes(place, workers, servers, cluster, given), 4096)
 
         def star_step(size):
             found = planning.make(Workload("a", 8 * MIB, 0.001, bucket_bytes=size), on_one, [2], make_book())

@@ -9,6 +9,7 @@ import growth_runs
 import measured_facts
 import planning
 import programs
+import sync_cells as cells
 import workload
 
 
@@ -51,9 +52,13 @@ class SourcesTest(unittest.TestCase):
         self.assertEqual(workload.SLICE_BYTES_MIN, constant("common/block_owners.h", "kSliceBytesMin"))
 
     def test_default_buckets(self):
-        found = re.search(r"return shares \? (\d+) << 20 : (\d+) << 20;", read("worker/worker_options.cc"))
+        options = read("worker/worker_options.cc")
+        found = re.search(r"return shares \? (\d+) << 20 : (\d+) << 20;", options)
         self.assertEqual([workload.SHARED_BUCKET_BYTES, workload.BUCKET_BYTES],
                          [int(one) << 20 for one in found.groups()])
+        found = re.search(r"std::min<int64_t>\(int64_t\{options.ServerCount\(\)\} << (\d+), 1 << (\d+)\);", options)
+        self.assertEqual([cells.bucket_bytes_between_hosts(1), cells.bucket_bytes_between_hosts(256)],
+                         [1 << int(one) for one in found.groups()])
 
     def test_stars_without_servers_are_measured_as_they_are_by_default(self):
         self.assertTrue("has_grpc ? SameHost::kSharedMemory : SameHost::kSocket" in read("worker/worker_options.cc"))
