@@ -313,8 +313,8 @@ absl::Status ResolveSecurity(const LauncherEnvironment& launcher, WorkerOptions&
 // server and one back, and on few cores these messages cost more than the overlap gains.
 //
 // Between hosts each server gets and sends 128 KiB of a bucket at a time. Of a longer slice of parameters the kernel
-// queues a part, and the rest may wait behind the gradients of the worker beside the server; the worker that needs it is
-// then late in every step. And the last bucket's parameters leave when its gradient has come, while links are idle.
+// queues a part, and the rest may wait behind the gradients of the worker beside the server; the worker that needs it
+// is then late in every step. And the last bucket's parameters leave when its gradient has come, while links are idle.
 int64_t DefaultBucketBytes(const WorkerOptions& options) {
   const bool shares = options.ServersAreHere() && options.same_host == SameHost::kSharedMemory;
   if (options.JobIsHere() || options.ServerCount() == 0) return shares ? 4 << 20 : 1 << 20;

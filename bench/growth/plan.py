@@ -75,7 +75,8 @@ def parser() -> argparse.ArgumentParser:
     add("--batch", type=int, default=64, help="samples of one worker in a step")
     add("--threads", type=int, default=1, help="compute threads per worker")
     add("--bucket_bytes", type=int, default=0, help="as --bucket_bytes of the worker; 0: its default, 4 MiB where "
-                                                    "servers share memory with the workers, else 1 MiB")
+                                                    "servers share memory with the workers, 128 KiB a "
+                                                    "server, at most 1 MiB, where they are elsewhere, else 1 MiB")
     add("--hosts", type=int, default=0, help="of the cluster; a plan goes beyond them, but 1 stays 1. Default 1, or "
                                              "those of --measure")
     add("--workers_per_host", type=int, default=1)
