@@ -107,6 +107,9 @@ class AloneTest(unittest.TestCase):
         self.assertEqual([(row["sync"], row["servers"], row["section"]) for row in found],
                          [("star", 2, "netlab:2+3,1gbit"), (alone.OWN_HOSTS, 3, "netlab:2+3,1gbit"),
                           ("ring", 0, "netlab:2+3,1gbit")])
+        stars = [argv for argv in ran if "/bin/bench/star_bench" in argv]
+        for servers, bucket in ((2, 256 << 10), (3, 384 << 10)):  # as the worker's by default
+            self.assertTrue(any({f"--servers={servers}", f"--bucket_bytes={bucket}"} <= set(argv) for argv in stars))
 
 
 class BucketsTest(unittest.TestCase):
