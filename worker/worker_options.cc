@@ -315,9 +315,10 @@ absl::Status ResolveSecurity(const LauncherEnvironment& launcher, WorkerOptions&
 // Between hosts each server gets and sends 128 KiB of a bucket at a time. Of a longer slice of parameters the kernel
 // queues a part, and the rest may wait behind the gradients of the worker beside the server; the worker that needs it
 // is then late in every step. And the last bucket's parameters leave when its gradient has come, while links are idle.
+// An elastic run does not know its servers yet.
 int64_t DefaultBucketBytes(const WorkerOptions& options) {
   const bool shares = options.ServersAreHere() && options.same_host == SameHost::kSharedMemory;
-  if (options.JobIsHere() || options.ServerCount() == 0) return shares ? 4 << 20 : 1 << 20;
+  if (options.JobIsHere() || options.ServerCount() == 0 || options.elastic) return shares ? 4 << 20 : 1 << 20;
   return std::min<int64_t>(int64_t{options.ServerCount()} << 17, 1 << 20);
 }
 

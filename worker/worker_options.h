@@ -219,8 +219,7 @@ inline constexpr FlagRow kRows[] = {
     {"bucket_bytes", "exchange",
      "unit of exchange, in whole blocks; does not change the bits; 0: 4 MiB if a star's servers have loopback "
      "addresses and share memory, 128 KiB a server, at most 1 MiB, if they are elsewhere, else 1 MiB; auto: the "
-     "fastest "
-     "of 256 KiB, 1 MiB and 4 MiB in the first 30 steps, on CPUs, by ring and co-located star",
+     "fastest of 256 KiB, 1 MiB and 4 MiB in the first 30 steps, on CPUs, by ring and co-located star",
      WholeOrAutoAt<&W::asked, &Asked::bucket_bytes>(0, kBucketBytesMax), kInJobSpec,
      WholeAt<&W::bucket_bytes>(1, kBucketBytesMax)},
     {"sum_order", "exchange",

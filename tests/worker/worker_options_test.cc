@@ -373,6 +373,7 @@ TEST(WorkerOptionsTest, BucketsAreLargeWhereTheyDoNotTravel) {
   EXPECT_EQ(bytes({"--servers=node7:1"}), 128 << 10);
   EXPECT_EQ(bytes({"--servers=a:1,b:1,c:1,d:1,e:1,f:1,g:1"}), 896 << 10);
   EXPECT_EQ(bytes({"--servers=a:1,b:1,c:1,d:1,e:1,f:1,g:1,h:1,i:1"}), 1 << 20);
+  EXPECT_EQ(bytes({"--coordinator=node7:1"}), 1 << 20);  // of an unknown number of servers
   const auto over_tcp = [&](const char* rendezvous) {
     return bytes({"--server_ranks=3", rendezvous, "--insecure", "--rank=1", "--world_size=2"});
   };
