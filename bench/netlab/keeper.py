@@ -2,8 +2,8 @@
 
     keeper.py --hosts=4 --rate=1gbit --folder=DIR
 
-Prints one line of JSON: {"error": why}, or {"processes": [...], "burst_s": S}, the ids of one process for each host
-and Lab.burst_s. A process that enters the namespaces of that one runs on the host.
+Prints one line of JSON: {"error": why}, or {"processes": [...], "switch": P, "burst_s": S}, the ids of one process for
+each host, of one for the switch, and Lab.burst_s. A process that enters the namespaces of such a one runs there.
 
 Words. A *host* is a network namespace with its own host name (UTS namespace) and its own /etc/hosts (mount namespace).
 The *switch* is one more network namespace, with a bridge. Each host has one link to the switch, shaped in both
@@ -72,6 +72,7 @@ class Lab:
         self.rate = rate
         self.folder = folder
         self.burst_s = 0.0  # a link that was idle carries at once what takes so long at its rate
+        self.switch = 0  # the process that holds it
         self.holders: list[subprocess.Popen[bytes]] = []
         # The holders read this pipe. Only the keeper has the other end, so they end when the keeper does.
         self.until_end, self.alive = os.pipe()
@@ -92,7 +93,7 @@ class Lab:
         with open(names, "w") as file:
             file.write("127.0.0.1 localhost\n")
             file.writelines("%s host%d\n" % (address(host), host) for host in range(self.hosts))
-        switch = self.hold("ip link add switch type bridge && ip link set switch up")
+        switch = self.switch = self.hold("ip link add switch type bridge && ip link set switch up")
         quarter_ms_bytes = bits // 8 // 4000
         packet_bytes = min(max(PACKET_BYTES_MIN, quarter_ms_bytes), PACKET_BYTES_MAX)
         burst_bytes = max(packet_bytes + HEADERS_BYTES_MAX, quarter_ms_bytes)
@@ -175,7 +176,7 @@ def main() -> None:
     lab = Lab(flags.hosts, flags.rate, flags.folder)
     try:
         try:
-            answer: dict[str, Any] = {"processes": lab.build(), "burst_s": lab.burst_s}
+            answer: dict[str, Any] = {"processes": lab.build(), "switch": lab.switch, "burst_s": lab.burst_s}
         except (LabError, OSError) as error:
             answer = {"error": str(error)}
         print(json.dumps(answer), flush=True)

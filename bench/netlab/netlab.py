@@ -16,6 +16,9 @@ As a module (bench/compare):
 
 `server_hosts` are more hosts, after the others, which only servers use: star_commands(..., own_hosts=True).
 
+    with lab.block(between(0, 2)):           # from blocks: no packet passes between these hosts
+        ...
+
 `Netlab.why_not()` is None, or the reason why there can be no lab, for a note in the report. Processes that still run in
 the lab are ended with it. An interrupted or killed owner leaves nothing behind (see keeper.py).
 
@@ -47,6 +50,8 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
+from blocks import Block, Flow
+
 KEEPER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "keeper.py")
 TOOLS = ("ip", "tc", "nsenter", "unshare")
 # Debian keeps ip and tc in sbin, which is not on every user's PATH.
@@ -77,7 +82,9 @@ class Netlab:
         self.burst_s = 0.0  # a link that was idle carries at once what takes so long at its rate; known once it exists
         self._keeper: subprocess.Popen[str] | None = None
         self._processes: list[int] = []
+        self._switch = 0  # the process that holds it
         self._secrets = 0
+        self._blocked_count = 0  # flows so far
 
     @property
     def section(self) -> str:
@@ -114,7 +121,7 @@ class Netlab:
         except BaseException:
             self.__exit__()
             raise
-        self._processes, self.burst_s = answer["processes"], answer["burst_s"]
+        self._processes, self._switch, self.burst_s = answer["processes"], answer["switch"], answer["burst_s"]
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -127,6 +134,17 @@ class Netlab:
         """argv that runs `argv` on `host`, in the caller's directory and with the caller's environment."""
         return ["nsenter", "--target=%d" % self._processes[host], "--net", "--uts", "--mount", "--wd=" + os.getcwd(),
                 *argv]
+
+    def block(self, flows: Sequence[Flow]) -> Block:
+        """Drops the packets of `flows`, from now until the end of a `with` statement or of lift()."""
+        number, self._blocked_count = self._blocked_count + 1, self._blocked_count + len(flows)
+        return Block(flows, number, self.addresses.__getitem__, self._tc)
+
+    def _tc(self, lines: str) -> None:
+        done = subprocess.run(["nsenter", "--target=%d" % self._switch, "--net", "tc", "-batch", "-"], input=lines,
+                              env={**os.environ, "PATH": TOOL_PATH}, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise NetlabError("tc cannot drop packets here: " + done.stderr.strip())
 
     def processes_on(self, host: int) -> list[int]:
         """The processes that run on `host`."""
