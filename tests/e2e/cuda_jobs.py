@@ -77,17 +77,26 @@ class CudaJobs(JobTest):
         self.assertFalse(plain["config"]["cuda_graph"])
         self.assertEqual(plain["parameter_sha256"], digest)
 
+    def assert_shared_memory_gives(self, sync: str, flags: list[str], digest: str) -> None:
+        """Three ranks that share memory, on GPUs, end with this digest."""
+        shared = self.cuda(sync, 3, flags=[*flags, "--same_host=shared_memory"])
+        self.assertEqual(shared["config"]["same_host"], "shared_memory")
+        self.assertEqual(shared["exchange"]["gpu_transfer"], "host-staged")
+        self.assertEqual(shared["parameter_sha256"], digest, sync)
+
     def test_every_cell_has_one_digest(self) -> None:
         flags = [*MLP, "--epochs=1"]
         ring = self.cuda("ring", 3, flags=flags)["parameter_sha256"]
         for sync in ("star", "star/mpi", "star/tcp", "ring/tcp", "star-servers/tcp"):
             self.assertEqual(self.cuda(sync, 3, 2, flags)["parameter_sha256"], ring, sync)
+        self.assert_shared_memory_gives("star/mpi", flags, ring)
         # Only a star adds three gradients in another order.
         flags += ["--sum_order=tree"]
         tree = self.cuda("star", 3, 2, flags)["parameter_sha256"]
         self.assertNotEqual(tree, ring)
         for sync in ("star/mpi", "star/tcp"):
             self.assertEqual(self.cuda(sync, 3, flags=flags)["parameter_sha256"], tree, sync)
+        self.assert_shared_memory_gives("star/tcp", flags, tree)
 
     def test_every_layer_local_is_a_ring_of_one(self) -> None:
         flags = self.everything()
