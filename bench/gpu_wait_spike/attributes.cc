@@ -84,6 +84,13 @@ absl::Status NoteAttributes(Peer& peer) {
     peer.Note(absl::StrFormat("%3d  %-60s %s", static_cast<int>(attribute.number), attribute.text,
                               value.ok() ? absl::StrCat(*value) : std::string(value.status().message())));
   }
+  const auto said = [&](CUdevice_attribute attribute) {
+    return gpu->Attribute(attribute).value_or(0) != 0 ? "yes" : "no";
+  };
+  peer.Note(absl::StrCat("stream memory operations of 64 bits ",
+                         said(CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS), ", with a flush of remote writes ",
+                         said(CU_DEVICE_ATTRIBUTE_CAN_FLUSH_REMOTE_WRITES), ", events between processes ",
+                         said(CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED)));
   return absl::OkStatus();
 }
 

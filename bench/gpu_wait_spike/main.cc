@@ -53,7 +53,7 @@ class Spike {
     const PairResult result = Run(NoteAttributes);
     if (absl::IsUnavailable(result.status)) return result.status;
     Print("attributes", result);
-    Say(absl::StrCat("attributes: ", result.status.ok() ? "above" : std::string(result.status.message())));
+    Say(absl::StrCat("attributes: ", result.status.ok() ? result.notes.back() : std::string(result.status.message())));
     const char* const folder = std::getenv("CUDA_MPS_PIPE_DIRECTORY");
     const MpsDaemon mps = FindMpsDaemon(folder != nullptr ? folder : "/tmp/nvidia-mps");
     Say(absl::StrCat("MPS: ", mps.text, mps.runs ? ": all rows are with MPS" : ": all rows are without MPS"));
@@ -200,6 +200,8 @@ int Main(const std::vector<std::string>& asked, int rounds, int seconds_max) {
 
 int main(int argc, char** argv) {
   absl::ParseCommandLine(argc, argv);
+  // Else the first launch of a kernel loads it, which can wait for streams that wait for the other process.
+  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
   return starring::gpu_wait::Main(absl::StrSplit(absl::GetFlag(FLAGS_only), ','), absl::GetFlag(FLAGS_rounds),
                                   absl::GetFlag(FLAGS_seconds_max));
 }

@@ -9,7 +9,7 @@
 
 namespace starring::gpu_wait {
 
-// Notes versions, the GPU and its attributes.
+// Notes versions, the GPU and its attributes; the last note has those that decide how streams may wait.
 absl::Status NoteAttributes(Peer& peer);
 
 // CUDA IPC; each notes what was seen.

@@ -21,7 +21,7 @@ constexpr double kYieldsRatioMax = 1.1, kKeepsRatioMin = 1.5;
 double Ratio(const YieldTimes& times) { return Percentile(times.waited_for_ms, 50) / Percentile(times.alone_ms, 50); }
 
 std::string Failed(absl::string_view name, const absl::Status& status) {
-  return absl::StrFormat("%-44s FAILED: %s", name, std::string(status.message()));
+  return absl::StrFormat("%-48s FAILED: %s", name, std::string(status.message()));
 }
 
 }  // namespace
@@ -37,7 +37,7 @@ double Percentile(std::vector<double> samples, double percent) {
 std::string PingPongLine(absl::string_view name, const absl::Status& status, const std::vector<double>& samples_us) {
   if (!status.ok()) return Failed(name, status);
   if (samples_us.empty()) return Failed(name, absl::UnknownError("no samples"));
-  return absl::StrFormat("%-44s %5d rounds   p50 %9.2f us   p99 %9.2f us", name, samples_us.size(),
+  return absl::StrFormat("%-48s %5d rounds   p50 %9.2f us   p99 %9.2f us", name, samples_us.size(),
                          Percentile(samples_us, 50), Percentile(samples_us, 99));
 }
 
@@ -51,7 +51,7 @@ Yields JudgeYield(const YieldTimes& times) {
 std::string YieldLine(absl::string_view name, const absl::Status& status, const YieldTimes& times) {
   if (!status.ok()) return Failed(name, status);
   if (JudgeYield(times) == Yields::kUnknown) return Failed(name, absl::UnknownError("no samples"));
-  return absl::StrFormat("%-44s alone %8.2f ms   with it %8.2f ms   ratio %5.2f", name, Percentile(times.alone_ms, 50),
+  return absl::StrFormat("%-48s alone %8.2f ms   with it %8.2f ms   ratio %5.2f", name, Percentile(times.alone_ms, 50),
                          Percentile(times.waited_for_ms, 50), Ratio(times));
 }
 
