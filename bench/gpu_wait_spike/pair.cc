@@ -30,7 +30,7 @@ constexpr std::chrono::microseconds kBusyWait{50};    // of Meet, before it give
 template <size_t kSize>
 void Copy(absl::string_view text, std::array<char, kSize>* to) {
   const size_t length = std::min(text.size(), kSize - 1);
-  std::memcpy(to->data(), text.data(), length);
+  std::copy_n(text.begin(), length, to->begin());
   (*to)[length] = 0;
 }
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 from bench import gpu_exchange
@@ -79,9 +80,22 @@ class ScriptTest(unittest.TestCase):
         right, wrong = jobs["star:tcp"][0]["digests"][0], jobs["star:tcp:--seed=7"][0]["digests"][0]
         self.assertIn(f"logreg: DIGESTS DIFFER: {right[:12]} of star:tcp; {wrong[:12]} of star:tcp:--seed=7\n",
                       done.stdout)
+        self.assertEqual(done.stderr.count("FAILED"), 1, "a cell that has failed is not run again")
         self.assertRegex(done.stdout, r"ring:tcp:--nonsense=1 +FAILED: exit status \d+: .*nonsense")
         self.assertEqual({name: len(found) for name, found in jobs.items()},
                          {ONE: 1, CONTROL: 2, "star:tcp": 2, "star:tcp:--seed=7": 2})
+
+    def test_no_job_begins_after_the_time(self):
+        done = self.run_script("--seconds=0.001", "star:tcp")
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertRegex(done.stdout, r"one process +\d+\.\d+ ")
+        self.assertRegex(done.stdout, r"control +not run\n.* star:tcp +not run\n")
+
+    def test_a_job_that_does_not_end_is_ended(self):
+        begin = time.monotonic()
+        with self.assertRaisesRegex(gpu_exchange.BenchError, "no end after 0 s"):
+            gpu_exchange.run([["true"], ["sleep", "100"]], 0.1)
+        self.assertLess(time.monotonic() - begin, 50)
 
     def test_a_worker_that_does_not_train_ends_it(self):
         done = self.run_script("--repeats=1", "--train_count=0", "star:tcp")
