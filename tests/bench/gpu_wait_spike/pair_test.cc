@@ -1,6 +1,8 @@
 #include "bench/gpu_wait_spike/pair.h"
 
 #include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -59,9 +61,12 @@ TEST(Pair, TheOneThatFailsIsNamedAndTheOtherEnds) {
     const PairResult result = RunPair(
         [culprit](Peer& peer) {
           if (peer.index() == culprit) return absl::InternalError("cudaX: why");
-          return peer.Meet();
+          const absl::Status met = peer.Meet();
+          peer.Note(std::string(met.message()));
+          return met;
         },
         kPlenty);
+    EXPECT_THAT(result.notes, ElementsAre("the other process has failed"));
     EXPECT_EQ(result.status.code(), absl::StatusCode::kInternal);
     EXPECT_EQ(TextOf(result), absl::StrCat("process ", culprit, ": cudaX: why"));
   }
@@ -84,11 +89,15 @@ TEST(Pair, OneThatWaitsForTheOtherEndsAtTheDeadline) {
       [](Peer& peer) {
         // Process 1 does not come, but looks whether it is wanted.
         while (peer.index() == 1 && peer.StillWanted().ok()) usleep(1000);
-        return peer.Meet();
+        peer.Note(absl::StrCat(peer.index()));
+        const absl::Status met = peer.Meet();
+        peer.Note("and was told");
+        return met;
       },
       kSoon);
   EXPECT_EQ(result.status.code(), absl::StatusCode::kDeadlineExceeded);
   EXPECT_EQ(TextOf(result), "no end after 100 ms");
+  EXPECT_THAT(result.notes, ElementsAre("0", "and was told", "1", "and was told")) << "neither was killed";
 }
 
 TEST(Pair, OneThatNeverLooksIsKilled) {
@@ -101,6 +110,35 @@ TEST(Pair, OneThatNeverLooksIsKilled) {
       kSoon);
   EXPECT_EQ(TextOf(result), "no end after 100 ms");
   EXPECT_LT(Clock::now() - begin, std::chrono::seconds(10));
+}
+
+TEST(Pair, BothDieWithTheirParent) {
+  // Orphans become children of this process, which can then wait for them.
+  ASSERT_EQ(prctl(PR_SET_CHILD_SUBREAPER, 1), 0);
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  const pid_t parent = fork();
+  ASSERT_GE(parent, 0);
+  if (parent == 0) {
+    RunPair(
+        [&](Peer&) -> absl::Status {
+          const pid_t pid = getpid();
+          if (write(ends[1], &pid, sizeof(pid)) != sizeof(pid)) _exit(1);
+          while (true) pause();
+        },
+        kPlenty);
+    _exit(0);
+  }
+  pid_t pids[2];
+  for (pid_t& pid : pids) ASSERT_EQ(read(ends[0], &pid, sizeof(pid)), static_cast<ssize_t>(sizeof(pid)));
+  const auto begin = Clock::now();
+  kill(parent, SIGKILL);
+  for (const pid_t pid : {parent, pids[0], pids[1]}) {
+    int status = 0;
+    ASSERT_EQ(waitpid(pid, &status, 0), pid);
+    EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+  }
+  EXPECT_LT(Clock::now() - begin, kPlenty / 2) << "before the deadline of the pair";
 }
 
 }  // namespace
