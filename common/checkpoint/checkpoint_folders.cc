@@ -38,11 +38,11 @@ absl::Status FileSystemError(const std::error_code& error, absl::string_view wha
 absl::Status FlushFolder(const std::string& path) {
   const int folder = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (folder < 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", path));
-  const int result = fsync(folder);
-  // errno is kept aside, because close may change it.
-  const int error = errno;
+  // errno is kept aside, because close may change it. EINVAL: a file system (older CIFS, some FUSE) that flushes no
+  // folder. It writes names as it sees fit, and its checkpoints are as good as its other files.
+  const int error = fsync(folder) == 0 || errno == EINVAL ? 0 : errno;
   close(folder);
-  return result == 0 ? absl::OkStatus() : absl::ErrnoToStatus(error, absl::StrCat("cannot flush ", path));
+  return error == 0 ? absl::OkStatus() : absl::ErrnoToStatus(error, absl::StrCat("cannot flush ", path));
 }
 
 // The step in "step-000000123"; nullopt for any other name. Digits are checked one by one, because SimpleAtoi takes

@@ -1,3 +1,9 @@
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -7,6 +13,23 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/common/checkpoint/folder_fixture.h"
+
+namespace {
+
+// What fsync of a folder reports; 0: what the system does.
+std::atomic<int> folder_flush_errno = 0;
+
+}  // namespace
+
+// In place of the C library's: no file system of a build machine refuses to flush a folder.
+extern "C" int fsync(int file) {
+  struct stat status = {};
+  if (folder_flush_errno != 0 && fstat(file, &status) == 0 && S_ISDIR(status.st_mode)) {
+    errno = folder_flush_errno;
+    return -1;
+  }
+  return static_cast<int>(syscall(SYS_fsync, file));
+}
 
 namespace starring {
 namespace {
@@ -110,6 +133,20 @@ TEST_F(CheckpointFoldersTest, OldOnesGoAndLaterOnesStay) {
   for (const int64_t step : {1, 2, 3, 9}) ASSERT_TRUE(Publish(step, "x").ok());
   RemoveOldFolders(dir_, 3, 2);
   EXPECT_THAT(Steps(), ElementsAre(9, 3, 2));
+}
+
+// Older CIFS and some FUSE file systems cannot flush a folder. Any other error is one.
+TEST_F(CheckpointFoldersTest, AFileSystemThatCannotFlushAFolderKeepsCheckpoints) {
+  folder_flush_errno = EINVAL;
+  const absl::Status created = CreateFolders(dir_ + "/made/on/the/way");
+  const absl::Status published = Publish(7, "seven");
+  folder_flush_errno = EIO;
+  const absl::Status failed = Publish(8, "eight");
+  folder_flush_errno = 0;
+  EXPECT_EQ(created, absl::OkStatus());
+  EXPECT_EQ(published, absl::OkStatus());
+  EXPECT_EQ(Content(dir_ + "/step-000000007"), "seven");
+  EXPECT_NE(std::string(failed.message()).find("cannot flush"), std::string::npos) << failed;
 }
 
 TEST_F(CheckpointFoldersTest, AFolderThatCannotBeMadeIsAnError) {
