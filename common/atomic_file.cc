@@ -112,4 +112,13 @@ absl::Status WriteFileAtomically(const std::string& path, absl::string_view cont
   return file->Commit();
 }
 
+absl::Status CheckFileWritable(const std::string& path) {
+  const std::string resolved = Resolve(path);
+  struct stat status = {};
+  if (stat(resolved.c_str(), &status) == 0 && S_ISDIR(status.st_mode)) return SystemError(EISDIR, "write", path);
+  if (!IsWrittenStraight(path)) return AtomicFile::Create(resolved).status();
+  // Nothing is opened: a pipe without a reader would keep this process waiting.
+  return access(path.c_str(), W_OK) == 0 ? absl::OkStatus() : SystemError(errno, "write", path);
+}
+
 }  // namespace starring

@@ -45,6 +45,9 @@ class AtomicFile {
 // `content` is appended to it directly: a rename would replace /dev/stdout by a file.
 absl::Status WriteFileAtomically(const std::string& path, absl::string_view content);
 
+// Whether WriteFileAtomically could write there now: errors as it gives. Makes and changes nothing that stays.
+absl::Status CheckFileWritable(const std::string& path);
+
 }  // namespace starring
 
 #endif  // STARRING_COMMON_ATOMIC_FILE_H_

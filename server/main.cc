@@ -24,6 +24,7 @@
 #include "common/limits.h"
 #include "common/memory.h"
 #include "common/metrics/metrics.h"
+#include "common/not_written.h"
 #include "common/printable.h"
 #include "common/status.h"
 #include "common/trace.h"
@@ -120,7 +121,7 @@ absl::Status ServeAsRank(const ServerOptions& options) {
   const absl::Status status = server.Run();
   // A job that failed has a trace too: that is when it is needed.
   if (trace == nullptr) return status;
-  const absl::Status written = trace->Write();
+  const absl::Status written = NotWritten(trace->Write(), "the trace");
   return status.ok() ? written : status;
 }
 

@@ -1,14 +1,34 @@
 #include "worker/checkpoint_writer.h"
 
 #include <algorithm>
+#include <system_error>
 #include <thread>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "common/check.h"
 #include "common/mutex.h"
 #include "common/steady_time.h"
 
 namespace starring {
+namespace {
+
+constexpr absl::Duration kPause = absl::Seconds(1);
+
+absl::Status Explain(const absl::Status& status, const std::string& dir, int64_t step) {
+  std::string there = absl::StrCat("there is no complete one in ", dir);
+  for (const CheckpointFolder& folder : ListCheckpointFolders(dir)) {
+    // Later ones are damaged, and were passed over when this run resumed.
+    if (folder.step > step) continue;
+    there = absl::StrCat("the last complete one is ", folder.path);
+    break;
+  }
+  return absl::Status(status.code(), absl::StrCat("the checkpoint of step ", step,
+                                                  " was not written: ", std::string(status.message()), "; ", there));
+}
+
+}  // namespace
 
 // One write. The trainer's thread and the writing thread share it, and the one that ends last frees it.
 struct CheckpointWriter::Write {
@@ -48,17 +68,31 @@ CheckpointWriter::~CheckpointWriter() {
   if (write_ != nullptr) WaitFor(std::max(absl::ZeroDuration(), deadline_ - age()));
 }
 
-void CheckpointWriter::Begin(const std::string& dir, const Layout& layout, Checkpoint checkpoint) {
+void CheckpointWriter::Begin(const std::string& dir, const Layout& layout, Checkpoint checkpoint,
+                             AfterFailure after_failure) {
   CHECK(write_ == nullptr);
   write_ = std::make_shared<Write>();
   write_->step = checkpoint.step;
   // The thread is detached and has copies of all that it needs, so that a hung disk does not keep the process from
   // ending.
-  std::thread([write = write_, save = write_function_, dir, layout, checkpoint = std::move(checkpoint)]() mutable {
-    const absl::Status status = save(dir, layout, checkpoint);
+  auto run = [write = write_, save = write_function_, dir, layout, after_failure,
+              checkpoint = std::move(checkpoint)]() mutable {
+    absl::Status status = save(dir, layout, checkpoint);
+    if (!status.ok() && after_failure == AfterFailure::kTryAgain) {
+      absl::SleepFor(kPause);
+      status = save(dir, layout, checkpoint);
+    }
+    if (!status.ok()) status = Explain(status, dir, checkpoint.step);
     checkpoint = {};  // frees its memory before the next snapshot may begin
     write->End(status);
-  }).detach();
+  };
+  // Where the machine grants no further thread, the checkpoint is lost, and the training goes on.
+  try {
+    std::thread(std::move(run)).detach();
+  } catch (const std::system_error& error) {
+    const auto why = absl::ResourceExhaustedError(absl::StrCat("no thread to write it: ", error.code().message()));
+    write_->End(Explain(why, dir, write_->step));
+  }
 }
 
 bool CheckpointWriter::WaitFor(absl::Duration patience) { return write_ == nullptr || write_->WaitFor(patience); }

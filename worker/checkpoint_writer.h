@@ -29,12 +29,16 @@ class CheckpointWriter {
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
+  // kTryAgain: a write that has failed is repeated once, a second later: others may have made room meanwhile.
+  enum class AfterFailure { kGiveUp, kTryAgain };
   // REQUIRES: no write is in progress, and the result of the last one was taken.
-  void Begin(const std::string& dir, const Layout& layout, Checkpoint checkpoint);
+  void Begin(const std::string& dir, const Layout& layout, Checkpoint checkpoint,
+             AfterFailure after_failure = AfterFailure::kGiveUp);
 
   // Returns true as soon as no write is in progress, false after `patience`.
   bool WaitFor(absl::Duration patience);
-  // The result of a write that has ended, once; nullopt if there is none.
+  // The result of a write that has ended, once; nullopt if there is none. An error says why, and which complete
+  // checkpoint is there.
   std::optional<absl::Status> TakeResult();
 
   // REQUIRES: a write is in progress.

@@ -12,9 +12,9 @@
 #include "absl/strings/str_format.h"
 #include "common/arithmetic/reduction_order.h"
 #include "common/flags/command_line.h"
+#include "common/not_written.h"
 #include "common/status.h"
 #include "common/steady_time.h"
-#include "worker/checkpoint_writer.h"
 #include "worker/step/in_flight_buckets.h"
 
 namespace starring {
@@ -73,8 +73,8 @@ Checkpointer::Checkpointer(Options options)
     : options_(std::move(options)), state_names_(StateNames(options_.worker->optimizer)) {}
 
 Checkpointer::~Checkpointer() {
-  if (!options_.leaves_writes) options_.writer->WaitFor(options_.worker->checkpoint_deadline);
-  TakeResult();
+  if (!options_.leaves_writes && !gave_up_) options_.writer->WaitFor(options_.worker->checkpoint_deadline);
+  WarnOfFailure();
 }
 
 absl::StatusOr<std::unique_ptr<Checkpointer>> Checkpointer::Create(Options options) {
@@ -199,7 +199,7 @@ absl::Status Checkpointer::SavePeriodic(int64_t step, std::span<const float> par
   // Only rank 0 knows whether it is still writing, and Save is collective: without this sum the others would gather the
   // optimizer's state alone.
   ASSIGN_OR_RETURN(const double busy_ranks, SumOfRanks(is_busy ? 1 : 0, exchange));
-  if (busy_ranks == 0) return Save(step, parameters, *exchange);
+  if (busy_ranks == 0) return Save(step, parameters, *exchange, CheckpointWriter::AfterFailure::kGiveUp);
   if (writes()) WarnSkipped(step);  // only rank 0 can be the rank that is busy
   return absl::OkStatus();
 }
@@ -231,18 +231,22 @@ absl::Status Checkpointer::AwaitSnapshot(GradientExchange* exchange) {
   if (!reading_.has_value()) return absl::OkStatus();
   RETURN_IF_ERROR(exchange->AwaitSnapshot());
   reading_->state = std::move(*read_state_);
-  return BeginWrite(*std::exchange(reading_, std::nullopt));
+  return BeginWrite(*std::exchange(reading_, std::nullopt), CheckpointWriter::AfterFailure::kGiveUp);
 }
 
 absl::Status Checkpointer::SaveFinal(int64_t step, std::span<const float> parameters, GradientExchange* exchange) {
   if (options_.worker->checkpoint_dir.empty()) return absl::OkStatus();
   RETURN_IF_ERROR(AwaitSnapshot(exchange));
-  RETURN_IF_ERROR(WaitForWrite(step, exchange));  // one at a time
-  RETURN_IF_ERROR(Save(step, parameters, *exchange));
+  // One write at a time. How the one before has ended says nothing about this one, unless it does not end.
+  const absl::Status before = WaitForWrite(step, exchange);
+  if (!before.ok() && (gave_up_ || !IsNotWritten(before))) return before;
+  if (!before.ok() && writes()) options_.warn(absl::StrCat("warning: ", std::string(before.message())));
+  RETURN_IF_ERROR(Save(step, parameters, *exchange, CheckpointWriter::AfterFailure::kTryAgain));
   return WaitForWrite(step, exchange);
 }
 
-absl::Status Checkpointer::Save(int64_t step, std::span<const float> parameters, const GradientExchange& exchange) {
+absl::Status Checkpointer::Save(int64_t step, std::span<const float> parameters, const GradientExchange& exchange,
+                                CheckpointWriter::AfterFailure after_failure) {
   std::vector<std::vector<float>> state(state_names_.size());
   std::vector<std::span<float>> state_spans(state.size());
   if (writes()) {
@@ -256,7 +260,7 @@ absl::Status Checkpointer::Save(int64_t step, std::span<const float> parameters,
   if (!writes()) return absl::OkStatus();
   ASSIGN_OR_RETURN(Checkpoint checkpoint, Collect(step, parameters, exchange));
   checkpoint.state = std::move(state);
-  return BeginWrite(std::move(checkpoint));
+  return BeginWrite(std::move(checkpoint), after_failure);
 }
 
 absl::StatusOr<Checkpoint> Checkpointer::Collect(int64_t step, std::span<const float> parameters,
@@ -280,9 +284,9 @@ absl::StatusOr<Checkpoint> Checkpointer::Collect(int64_t step, std::span<const f
   return checkpoint;
 }
 
-absl::Status Checkpointer::BeginWrite(Checkpoint checkpoint) {
+absl::Status Checkpointer::BeginWrite(Checkpoint checkpoint, CheckpointWriter::AfterFailure after_failure) {
   // The previous write has ended. A failure is reported before the next one begins.
-  TakeResult();
+  WarnOfFailure();
   const int64_t step = checkpoint.step;
   const Layout& layout = options_.network->layout();
   // A checkpoint with a NaN in it would be resumed again and again.
@@ -292,43 +296,54 @@ absl::Status Checkpointer::BeginWrite(Checkpoint checkpoint) {
   }
   // Not until the write has ended: a run that stops now must not tell a person that it is saved.
   is_saved_ = false;
-  options_.writer->Begin(options_.worker->checkpoint_dir, layout, std::move(checkpoint));
+  options_.writer->Begin(options_.worker->checkpoint_dir, layout, std::move(checkpoint), after_failure);
   return absl::OkStatus();
 }
 
 absl::Status Checkpointer::WaitForWrite(int64_t step, GradientExchange* exchange) {
-  constexpr double kBusy = 0, kDone = 1, kLate = 2;  // what rank 0 adds to the sum; the others add 0
+  constexpr double kBusy = 0, kDone = 1, kLate = 2, kFailed = 3;  // what rank 0 adds to the sum; the others add 0
+  const std::string& dir = options_.worker->checkpoint_dir;
   const absl::Duration deadline = options_.worker->checkpoint_deadline;
   const absl::Duration round = std::min(kWaitRound, options_.worker->exchange_deadline / 4);
   const absl::Time end = SteadyNow() + deadline;
+  absl::Status written;
   // Every turn is one sum, in which all ranks learn from rank 0 whether to go on. The others do nothing but wait in it.
   while (true) {
     double report = 0;
     if (writes()) {
-      const bool is_done = options_.writer->WaitFor(std::min(round, end - SteadyNow()));
+      const bool has_ended = options_.writer->WaitFor(std::min(round, end - SteadyNow()));
       if (options_.on_wait != nullptr) options_.on_wait();
-      report = is_done ? kDone : SteadyNow() >= end ? kLate : kBusy;
+      if (has_ended) written = TakeResult();
+      report = has_ended ? (written.ok() ? kDone : kFailed) : SteadyNow() >= end ? kLate : kBusy;
     }
     ASSIGN_OR_RETURN(const double of_rank_0, SumOfRanks(report, exchange));
-    // From here on the ranks agree, so that all of them return the same status.
+    // From here on the ranks agree, so that all of them return the same kind of status.
     if (of_rank_0 == kBusy) continue;
-    TakeResult();
     if (of_rank_0 == kDone) return absl::OkStatus();
-    return absl::DeadlineExceededError(
-        absl::StrCat("rank 0 has not written a checkpoint into ", options_.worker->checkpoint_dir, " at step ", step,
-                     " within ", FormatSeconds(deadline),
-                     ": look at the disk or give a longer --checkpoint_deadline_s; the last complete one stays"));
+    gave_up_ = of_rank_0 == kLate;
+    if (gave_up_) {
+      return NotWrittenError(absl::StrCat("rank 0 has not written the checkpoint of step ", step, " into ", dir,
+                                          " within ", FormatSeconds(deadline),
+                                          ": look at the disk or give a longer --checkpoint_deadline_s; complete ones "
+                                          "that are there stay"));
+    }
+    if (writes()) return NotWrittenError(written.message());
+    return NotWrittenError(absl::StrCat("rank 0 could not write the checkpoint of step ", step, " into ", dir,
+                                        ", and its own last line says why"));
   }
 }
 
-// Takes the result of a write that has ended.
-void Checkpointer::TakeResult() {
+// Takes the result of a write that has ended; OK if there is none.
+absl::Status Checkpointer::TakeResult() {
   const std::optional<absl::Status> status = options_.writer->TakeResult();
-  if (!status.has_value()) return;
+  if (!status.has_value()) return absl::OkStatus();
   is_saved_ = status->ok();
-  if (status->ok()) return;
-  options_.warn(absl::StrCat("warning: no checkpoint was written, the last complete one stays: ",
-                             std::string(status->message())));
+  return *status;
+}
+
+void Checkpointer::WarnOfFailure() {
+  const absl::Status status = TakeResult();
+  if (!status.ok()) options_.warn(absl::StrCat("warning: ", std::string(status.message())));
 }
 
 }  // namespace starring

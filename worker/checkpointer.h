@@ -6,6 +6,7 @@
 //     skipped with a warning;
 //   - all ranks wait for the last checkpoint, and for that of a stop, up to --checkpoint_deadline_s. They wait in sums,
 //     so that no deadline of the exchange passes meanwhile and no rank ends the job before rank 0 is done.
+// A disk that fails ends no training. If the last checkpoint is not there, all ranks learn it in those sums.
 //
 // In an elastic run the optimizer's state comes from the owners' snapshots, while training goes on, and only rank 0
 // takes part (SaveSnapshot).
@@ -26,6 +27,7 @@
 #include "absl/status/statusor.h"
 #include "common/bucket_map.h"
 #include "common/checkpoint/checkpoint.h"
+#include "worker/checkpoint_writer.h"
 #include "worker/exchange/gradient_exchange.h"
 #include "worker/model/network.h"
 #include "worker/worker_options.h"
@@ -47,8 +49,6 @@ struct CheckpointSchedule {
   }
 };
 
-class CheckpointWriter;
-
 class Checkpointer {
  public:
   struct Options {
@@ -67,7 +67,7 @@ class Checkpointer {
   // InvalidArgument if --checkpoint_dir has checkpoints and --resume is not given: two runs would mix. InvalidArgument
   // also if another job writes there: rank 0 holds a lock on the folder while the checkpointer lives.
   static absl::StatusOr<std::unique_ptr<Checkpointer>> Create(Options options);
-  // Waits for a write in progress, up to --checkpoint_deadline_s, unless leaves_writes.
+  // Waits for a write in progress, up to --checkpoint_deadline_s, unless leaves_writes, or SaveFinal has done so.
   ~Checkpointer();
 
   // Creates --checkpoint_dir, if there is one. InvalidArgument if checkpoints cannot be written there. For a worker of
@@ -97,8 +97,8 @@ class Checkpointer {
   absl::Status PollSnapshot(GradientExchange* exchange);
   absl::Status AwaitSnapshot(GradientExchange* exchange);
 
-  // As SavePeriodic, but never skipped, and every rank returns when the checkpoint is on the disk. DeadlineExceeded, on
-  // every rank alike, if that takes longer than --checkpoint_deadline_s.
+  // As SavePeriodic, but never skipped, and every rank returns when the checkpoint is on the disk. A write that fails
+  // is tried again. NotWrittenError, on every rank, if it fails again or takes longer than --checkpoint_deadline_s.
   absl::Status SaveFinal(int64_t step, std::span<const float> parameters, GradientExchange* exchange);
 
   // Whether the newest checkpoint of this process is on the disk. Only rank 0 knows; false on others.
@@ -107,15 +107,17 @@ class Checkpointer {
  private:
   explicit Checkpointer(Options options);
   bool writes() const { return options_.worker->rank == 0; }
-  absl::Status Save(int64_t step, std::span<const float> parameters, const GradientExchange& exchange);
+  absl::Status Save(int64_t step, std::span<const float> parameters, const GradientExchange& exchange,
+                    CheckpointWriter::AfterFailure after_failure);
   // All of a checkpoint but the optimizer's state.
   absl::StatusOr<Checkpoint> Collect(int64_t step, std::span<const float> parameters,
                                      const GradientExchange& exchange) const;
-  absl::Status BeginWrite(Checkpoint checkpoint);
+  absl::Status BeginWrite(Checkpoint checkpoint, CheckpointWriter::AfterFailure after_failure);
   void WarnSkipped(int64_t step) const;
   absl::StatusOr<double> SumOfRanks(double mine, GradientExchange* exchange);
   absl::Status WaitForWrite(int64_t step, GradientExchange* exchange);
-  void TakeResult();
+  absl::Status TakeResult();
+  void WarnOfFailure();
   std::vector<std::vector<ElementRange>> OwnerRanges(const GradientExchange& exchange) const;
 
   const Options options_;
@@ -123,6 +125,7 @@ class Checkpointer {
   int64_t chosen_bucket_bytes_ = 0;
   std::optional<FolderLock> lock_;
   bool is_saved_ = false;
+  bool gave_up_ = false;  // on a write that took too long
   // SaveSnapshot: the checkpoint whose state is being read, and that state.
   std::optional<Checkpoint> reading_;
   std::shared_ptr<std::vector<std::vector<float>>> read_state_;  // shared with the exchange, which may end later

@@ -19,6 +19,7 @@
 #include "common/flags/command_line.h"
 #include "common/memory.h"
 #include "common/metrics/metrics.h"
+#include "common/not_written.h"
 #include "common/progress_state.h"
 #include "common/stall_report.h"
 #include "common/status.h"
@@ -83,6 +84,7 @@ absl::StatusOr<Instruments> CreateInstruments(const WorkerOptions& options) {
     std::fprintf(stderr, "worker %d: metrics at %s\n", options.rank, instruments.metrics->url().c_str());
   }
   // Any worker of an elastic run may become rank 0.
+  if (options.rank == 0 || options.elastic) RETURN_IF_ERROR(CheckRunRecord(options.record));
   if (!options.tensorboard_dir.empty() && (options.rank == 0 || options.elastic)) {
     ASSIGN_OR_RETURN(
         instruments.tensorboard,
@@ -326,8 +328,11 @@ void PrintResult(const WorkerOptions& options, const TrainResult& result) {
       result.steps > 0 ? absl::StrFormat(", p50 %.3f ms a step", result.step_summary.p50_ms) : "";
   std::printf("%s after %lld steps%s, parameters %.12s\n", result.stopped_early ? "stopped" : "done",
               static_cast<long long>(result.next_step), step_time.c_str(), result.parameter_sha256.c_str());
-  if (result.stopped_early && result.checkpoint_saved) {
+  if (!result.stopped_early) return;
+  if (result.checkpoint_saved) {
     std::printf("saved in %s: --resume goes on from there\n", options.checkpoint_dir.c_str());
+  } else if (options.checkpoint_dir.empty()) {
+    std::printf("nothing was saved: the run has no --checkpoint_dir\n");
   }
 }
 
@@ -585,13 +590,13 @@ int Main(int argc, char** argv) {
   if (status.ok()) {
     status = RunJob(*std::move(options), launcher, mpi.get(), instruments, &*gpu_hang_watch);
     // Write the trace even if training failed; that is when it is needed.
-    if (instruments.trace != nullptr) status.Update(instruments.trace->Write());
+    if (instruments.trace != nullptr) status.Update(NotWritten(instruments.trace->Write(), "the trace"));
   }
   if (status.ok()) return kExitOk;
   std::fflush(stdout);
   std::fprintf(stderr, "worker %d: error: %s\n", rank, std::string(status.message()).c_str());
-  // MPI_Finalize would wait for the peers, and they may have failed too.
-  if (mpi != nullptr) mpi->ExitWithoutFinalize(ExitCode(status));
+  // MPI_Finalize would wait for the peers, and they may have failed too. A file that is not written has ended no peer.
+  if (mpi != nullptr && !IsNotWritten(status)) mpi->ExitWithoutFinalize(ExitCode(status));
   return ExitCode(status);
 }
 

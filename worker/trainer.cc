@@ -19,6 +19,7 @@
 #include "common/generation.h"
 #include "common/leaf_shares.h"
 #include "common/limits.h"
+#include "common/not_written.h"
 #include "common/security/sha256.h"
 #include "common/status.h"
 #include "common/steady_time.h"
@@ -603,7 +604,9 @@ absl::Status Trainer::FinishRun() {
   // one before it has trained.
   const bool from_snapshot = IsElastic() && options_.segment->from_snapshot;
   if (result_.steps > 0 || result_.stopped_early || from_snapshot) {
-    RETURN_IF_ERROR(checkpointer_->SaveFinal(step_, training_step_.parameters(), &exchange_));
+    // The ranks agree that it is not written, and end in good order: servers and peers have done their part.
+    result_.reported = checkpointer_->SaveFinal(step_, training_step_.parameters(), &exchange_);
+    if (!result_.reported.ok() && !IsNotWritten(result_.reported)) return result_.reported;
   }
   result_.step_summary = timer_->Summary();
   result_.exchange = exchange_.counters();
@@ -612,7 +615,7 @@ absl::Status Trainer::FinishRun() {
   result_.generation = IsElastic() ? options_.segment->number : 0;
   progress_.EndLine();
   // This rank's disk must not end what the others have trained to the end.
-  result_.reported = options_.report(result_);
+  result_.reported.Update(options_.report(result_));
   // Finish comes last, because the ranks cannot exchange anything after it.
   return exchange_.Finish();
 }

@@ -56,7 +56,7 @@ struct TrainResult {
   std::vector<StepLoss> losses;             // with WorkerOptions::record_losses
   bool segment_over = false;                // of an elastic run: stopped at a snapshot, for the next generation
   int64_t generation = 0;                   // of an elastic run: the last one's number
-  absl::Status reported;                    // what TrainOptions::report has returned
+  absl::Status reported;                    // NotWrittenError of the last checkpoint, else TrainOptions::report's
 };
 
 // A generation, as the trainer sees it: it trains the steps from first_step on, to the end of the run or to the

@@ -16,6 +16,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "common/check.h"
+#include "common/not_written.h"
 #include "common/status.h"
 
 namespace starring {
@@ -208,6 +209,7 @@ class Parser {
 }  // namespace
 
 int ExitCode(const absl::Status& status) {
+  if (IsNotWritten(status)) return kExitNotWritten;
   switch (status.code()) {
     case absl::StatusCode::kOk:
       return kExitOk;

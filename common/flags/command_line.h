@@ -30,6 +30,7 @@ inline constexpr int kExitOk = 0;
 inline constexpr int kExitFailed = 1;       // at run time
 inline constexpr int kExitRefused = 2;      // flags, files or peers that contradict: a restart cannot help
 inline constexpr int kExitPeerMissing = 3;  // a peer never came, or went away
+inline constexpr int kExitNotWritten = 4;   // trained, and the result is not on the disk (NotWrittenError)
 [[nodiscard]] int ExitCode(const absl::Status& status);
 
 // `bazel run` starts a program in a folder of its own, while the paths in the flags are relative to the user's folder.

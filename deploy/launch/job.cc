@@ -67,7 +67,8 @@ std::string EndText(const Child& child) {
   if (const int number = SignalOf(child); number > 0) {
     return absl::StrCat(child.name, " was ended by signal ", number, " (", strsignal(number), ")");
   }
-  return absl::StrCat(child.name, " failed with exit code ", child.exit_code);
+  return absl::StrCat(child.name, " failed with exit code ", child.exit_code,
+                      child.exit_code == kExitNotWritten ? ": it has trained, and could not write the result" : "");
 }
 
 // A free port of the loopback interface for --rendezvous. As long as `holder` is open, the system gives the port to no
@@ -213,6 +214,7 @@ bool Job::RestartProcesses() {
   for (const Child& dead : supervisor_.Excusable()) {
     const auto startable = startable_.find(dead.name);
     if (dead.exit_code == kExitRefused || startable == startable_.end()) return true;
+    if (dead.exit_code == kExitNotWritten) continue;  // the run is over: shard 0 is about to end
     const bool was_killed = SignalOf(dead) > 0;
     // The end of the run may have ended it, and then shard 0 is about to end, too.
     if (!was_killed && Clock::now() < dead.ended + kRunEndGrace) continue;
@@ -429,6 +431,11 @@ void Job::RunWorkers() {
   }
   if (!over()) StopPolitely();
   const Child* const failure = FirstFailure();
+  if (failure != nullptr && failure->exit_code == kExitNotWritten) {
+    // The training is over, and the others are about to say so.
+    supervisor_.RunUntil([&] { return !supervisor_.AnyRunning() || supervisor_.stop_count() > 1; },
+                         Clock::now() + kLastWorkerGrace, seconds(60));
+  }
   if (options_.check || failure == nullptr || failure->exit_code != kExitPeerMissing) return;
   // So far only processes that miss a peer have ended. The peer, the cause, gets a moment to end as well.
   supervisor_.RunUntil(

@@ -133,6 +133,10 @@ bool StartsAgain(const LaunchOptions& options, const JobOutcome& outcome, int re
     merger->Print("launch: exit code 2 means wrong flags or input: no restart would help");
     return false;
   }
+  if (outcome.exit_code == kExitNotWritten) {
+    merger->Print("launch: exit code 4 means that the training is over: no restart would bring the result back");
+    return false;
+  }
   if (restart == options.restart_count) {
     merger->Print(absl::StrCat("launch: giving up after ", restart, restart == 1 ? " restart" : " restarts"));
     return false;

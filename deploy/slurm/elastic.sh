@@ -125,7 +125,7 @@ start_elastic() {
 # finish_elastic: waits until the run is over, and returns the job's status. SIGUSR1, which asks a job to save and to
 # end (finish in job.sh), goes to shard 0 alone, which ends the run.
 finish_elastic() {
-  local end status=0
+  local code end pid status=0
   trap 'echo "${SLURM_JOB_NAME}: asking shard 0 to end the run" >&2; kill -USR1 "${server_steps[0]}"' USR1
   trap 'echo "${SLURM_JOB_NAME}: cancelled: waiting for the run to end" >&2' TERM
   until run_is_over; do
@@ -138,6 +138,12 @@ finish_elastic() {
   end=$((SECONDS + END_SECONDS_MAX))
   while ((status == 0 && SECONDS < end)) && any_runs "${worker_steps[@]}"; do pause 0.2; done
   run_is_over
+  # Workers that have ended say whether the result is on the disk.
+  for pid in "${worker_steps[@]}"; do
+    code=0
+    if ! kill -0 "${pid}" 2>/dev/null; then wait "${pid}" || code=$?; fi
+    if ((status == 0 && code == 4)); then status=4; fi
+  done
   # What is left runs for nothing, and is not to be started again when Slurm ends it.
   kill -USR1 "${server_steps[@]}" "${worker_steps[@]}" 2>/dev/null
   end=$((SECONDS + 2))

@@ -4,8 +4,8 @@
 #     keep_running.sh RESTARTS_MAX FLAG FIRST COMMAND...
 #
 # The process gets FLAG=NUMBER: FIRST plus the number of the task in its step. It is not started again after exit code 0
-# (the run is over, or the process has left it) or 2 (it would be refused again), nor when it was asked to end: SIGUSR1,
-# which srun passes on to this script, asks for that.
+# (the run is over, or the process has left it), 2 (it would be refused again) or 4 (the run is over, and its result is
+# not written), nor when it was asked to end: SIGUSR1, which srun passes on to this script, asks for that.
 #
 # SIGTERM comes from Slurm, to all processes of a job that is cancelled. Shard 0 ends the run then, and the others wait
 # for that.
@@ -17,7 +17,7 @@ process='' stopping=no terminated=no
 trap 'stopping=yes; kill -INT "${process}" 2>/dev/null' USR1
 trap 'terminated=yes' TERM
 for ((restarts = 0; ; ++restarts)); do
-  # A server would die of SIGUSR1, which may reach it as well.
+  # SIGUSR1 may reach the process as well, and would end it before it listens to signals.
   (trap '' USR1 && exec "$@" "${flag}=${number}") &
   process=$!
   while true; do
@@ -26,7 +26,7 @@ for ((restarts = 0; ; ++restarts)); do
     # A status over 128 may also mean that a signal interrupted this wait. Then the process still exists: wait again.
     if ((status <= 128)) || ! kill -0 "${process}" 2>/dev/null; then break; fi
   done
-  if [[ ${stopping} == yes ]] || ((status == 2)); then exit "${status}"; fi
+  if [[ ${stopping} == yes ]] || ((status == 2 || status == 4)); then exit "${status}"; fi
   case ${name} in
     # Its exit code is that of the run, unless a signal has ended it.
     "shard 0") if ((status <= 128)) || [[ ${terminated} == yes ]]; then exit "${status}"; fi ;;

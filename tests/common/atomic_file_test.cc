@@ -105,5 +105,24 @@ TEST(WriteFileAtomicallyTest, NamesTheFolderThatIsNotThere) {
   EXPECT_NE(WriteFileAtomically("/nowhere/file", "x").message().find("/nowhere/file"), std::string::npos);
 }
 
+TEST(CheckFileWritableTest, SaysWhatWritingWouldSayAndLeavesNothing) {
+  const std::string folder = testing::TempDir() + "/checked";
+  std::filesystem::create_directory(folder);
+  EXPECT_EQ(CheckFileWritable(folder + "/file"), absl::OkStatus());
+  EXPECT_TRUE(std::filesystem::is_empty(folder));
+  for (const std::string& bad : {folder, folder + "/none/file"}) {
+    const absl::Status status = CheckFileWritable(bad);
+    EXPECT_EQ(status.code(), WriteFileAtomically(bad, "x").code()) << bad;
+    EXPECT_NE(std::string(status.message()).find(bad), std::string::npos) << status;
+  }
+  std::ofstream(folder + "/file") << "old";
+  EXPECT_EQ(CheckFileWritable(folder + "/file"), absl::OkStatus());
+  EXPECT_EQ(Read(folder + "/file"), "old");
+  // A pipe that nobody reads: opening it would wait.
+  ASSERT_EQ(mkfifo((folder + "/fifo").c_str(), 0600), 0);
+  EXPECT_EQ(CheckFileWritable(folder + "/fifo"), absl::OkStatus());
+  EXPECT_EQ(CheckFileWritable("/dev/stdout"), absl::OkStatus());
+}
+
 }  // namespace
 }  // namespace starring

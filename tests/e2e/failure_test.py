@@ -192,7 +192,7 @@ class FailureTest(JobTest):
             self.assertRegex(done.output, r"rank \d, step \d+: the gradient of tensor \w+\.\w+ is -?(nan|inf)")
             self.assertEqual(sorted(os.listdir(folder)), before)
 
-    def test_a_full_disk_costs_a_warning_and_no_checkpoint(self):
+    def test_a_full_disk_costs_a_warning_during_the_run_and_is_said_at_its_end(self):
         folder = self.path("checkpoints")
         flags = [*SMALL_JOB, "--model=lenet5", "--checkpoint_dir=" + folder, "--checkpoint_every_epochs=1", "--resume"]
         self.train("local", flags=flags)
@@ -204,8 +204,10 @@ class FailureTest(JobTest):
             resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 
         done = self.run_to_end([WORKER, *flags], preexec_fn=limit_files)
-        self.assertEqual(done.returncode, 0, done.output)
-        self.assertIn("no space left", done.output)
+        self.assertEqual(done.returncode, 4, done.output)
+        self.assertRegex(done.output, "warning: the checkpoint of step 21 was not written: .*no space left")
+        self.assertRegex(done.output.splitlines()[-1], "^worker 0: error: the checkpoint of step 28 was not written: .*"
+                         "no space left.*; the last complete one is %s/step-000000014$" % folder)
         self.assertEqual(sorted(os.listdir(folder)), before)
         self.assertEqual(self.train("local", flags=flags)["steps"], 14)
 

@@ -15,6 +15,7 @@
 #include "common/check.h"
 #include "common/checkpoint/checkpoint.h"
 #include "common/limits.h"
+#include "common/not_written.h"
 #include "common/progress_state.h"
 #include "common/status.h"
 #include "gmock/gmock.h"
@@ -400,6 +401,19 @@ TEST_F(TrainerTest, TriesSizesOfBucketsAndChangesNoBit) {
   const std::vector<TrainResult> brief = train(std::nullopt);
   EXPECT_EQ(brief[0].bucket_bytes, 1 << 20);
   EXPECT_TRUE(brief[0].tried_buckets.empty());
+}
+
+// The ranks part in good order: the training is over, and only its result is missing.
+TEST_F(TrainerTest, ALastCheckpointThatIsNotWrittenIsReportedAndEndsNothing) {
+  const auto result = [&] {
+    const FullDisk disk(100);  // bytes: too few for any file of a checkpoint
+    return Train();
+  }();
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_TRUE(IsNotWritten(result->reported)) << result->reported;
+  EXPECT_EQ(result->steps, 20);
+  EXPECT_FALSE(result->checkpoint_saved);
+  EXPECT_TRUE(seen_.has_finished);
 }
 
 // The disk is full, and another rank dies before that is reported.

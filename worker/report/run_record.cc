@@ -12,8 +12,10 @@
 #include "common/arithmetic/reduction_order.h"
 #include "common/atomic_file.h"
 #include "common/check.h"
+#include "common/flags/command_line.h"
 #include "common/flags/flag_table.h"
 #include "common/host/host_identity.h"
+#include "common/not_written.h"
 #include "common/status.h"
 #include "google/protobuf/util/json_util.h"
 #include "proto/starring/v1/run_record.pb.h"
@@ -179,9 +181,18 @@ absl::StatusOr<std::string> RunRecordJson(const RunFacts& facts) {
   return absl::StrCat("{\n \"config\": ", ConfigJson(facts), ",\n", json.substr(2));
 }
 
+absl::Status CheckRunRecord(const std::string& path) {
+  if (path.empty()) return absl::OkStatus();
+  const absl::Status status = CheckFileWritable(path);
+  if (status.ok()) return status;
+  return RefuseFlag(
+      "record", path,
+      absl::StrCat(std::string(status.message()), ": name a file in a folder that exists and can be written to"));
+}
+
 absl::Status WriteRunRecord(const RunFacts& facts) {
   ASSIGN_OR_RETURN(const std::string json, RunRecordJson(facts));
-  return WriteFileAtomically(facts.options->record, json);
+  return NotWritten(WriteFileAtomically(facts.options->record, json), "the run record");
 }
 
 }  // namespace starring

@@ -34,7 +34,11 @@ std::map<std::string, std::string> LibraryVersions();
 // The text of the record.
 absl::StatusOr<std::string> RunRecordJson(const RunFacts& facts);
 
-// Writes the text to `options->record`; replaces the file as a whole or not at all.
+// InvalidArgument if --record, unless it is empty, names a file that cannot be written now. Called before the training.
+absl::Status CheckRunRecord(const std::string& path);
+
+// Writes the text to `options->record`; replaces the file as a whole or not at all. NotWrittenError if it cannot be
+// written.
 absl::Status WriteRunRecord(const RunFacts& facts);
 
 }  // namespace starring

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/not_written.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -230,6 +231,7 @@ TEST(ExitCodeTest, TellsARefusalFromAFailureFromAMissingPeer) {
   EXPECT_EQ(ExitCode(absl::DataLossError("")), 2);
   EXPECT_EQ(ExitCode(absl::UnavailableError("")), 3);
   EXPECT_EQ(ExitCode(absl::DeadlineExceededError("")), 3);
+  EXPECT_EQ(ExitCode(NotWrittenError("")), 4);
 }
 
 }  // namespace

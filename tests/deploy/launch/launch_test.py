@@ -231,8 +231,8 @@ class StarTest(LaunchTest):
 
     def test_kills_whoever_ignores_sigterm(self):
         started = time.monotonic()
-        got, _, err = self.launch(["--workers=2"], ["--wait", "--exit=w1:4", "--everybody=w0", "--stubborn=w0"])
-        self.assertEqual(got, 4, err)
+        got, _, err = self.launch(["--workers=2"], ["--wait", "--exit=w1:5", "--everybody=w0", "--stubborn=w0"])
+        self.assertEqual(got, 5, err)
         self.assertLess(time.monotonic() - started, 10)
 
     def test_a_server_that_ends_before_listening(self):
@@ -310,6 +310,15 @@ class StarTest(LaunchTest):
         code, _, err = self.launch(["--workers=1", "--restarts=2"], ["--exit=w0:2", "--checkpoint_dir=x"])
         self.assertEqual(code, 2, err)
         self.assertNotIn("restart 1", err)
+
+    def test_a_result_that_was_not_written_is_passed_on_and_not_tried_again(self):
+        code, _, err = self.launch(["--sync=ring", "--transport=tcp", "--workers=2", "--restarts=2"],
+                                   ["--exit=w1:4", "--checkpoint_dir=x"])
+        self.assertEqual(code, 4, err)
+        self.assertNotIn("restart 1", err)
+        self.assertEqual(err.splitlines()[-2:], [
+            "launch: w1 failed with exit code 4: it has trained, and could not write the result",
+            "launch: exit code 4 means that the training is over: no restart would bring the result back"])
 
     def test_live_output_on_a_terminal(self):
         master, slave = pty.openpty()
@@ -399,6 +408,14 @@ class ElasticTest(LaunchTest):
         code, _, err = self.launch(["--elastic"], ["--exit=w0:1"])
         self.assertEqual(code, 1, err)
         self.assertIn("launch: w0 failed with exit code 1: ending the others", err)
+
+    def test_a_result_that_was_not_written_is_the_runs(self):
+        code, _, err = self.launch(["--elastic", "--workers=2", "--restart_processes=3"],
+                                   ["--exit=w0:4", "--everybody=w1"], FAKE_SERVER_EXIT="s0:0", FAKE_EVERYBODY="w0",
+                                   FAKE_SERVER_AFTER="w0")
+        self.assertEqual(code, 4, err)
+        self.assertIn("launch: w0 failed with exit code 4", err)
+        self.assertNotIn("starting it again", err)
 
     def test_who_joins_fails_once(self):
         secret = os.path.join(self.notes, "secret")

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/not_written.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/worker/one_flag_changed.h"
@@ -111,6 +112,21 @@ TEST(RunRecordTest, RecordsEveryFlagThatTheTableSays) {
     const bool came_out = name == "total_steps" || name == "bucket_bytes" || name == "data_on_gpu" ||
                           name == "cuda_aware_mpi" || name == "device" || name == "same_host";
     EXPECT_EQ(is_recorded, !change.row->Has(kNotRecorded) && !came_out) << name;
+  }
+}
+
+TEST(RunRecordTest, APathThatCannotBeWrittenIsRefusedBeforehandAndIsNoRefusalAfterwards) {
+  EXPECT_EQ(CheckRunRecord(""), absl::OkStatus());
+  EXPECT_EQ(CheckRunRecord(testing::TempDir() + "/record.json"), absl::OkStatus());
+  for (const std::string& bad : {testing::TempDir(), std::string("/no/such/folder/record.json")}) {
+    const absl::Status status = CheckRunRecord(bad);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_NE(std::string(status.message()).find("flag --record cannot be \"" + bad), std::string::npos) << status;
+    WorkerOptions options;
+    options.record = bad;
+    const TrainAndTest data;
+    const TrainResult result;
+    EXPECT_TRUE(IsNotWritten(WriteRunRecord({.options = &options, .data = &data, .result = &result}))) << bad;
   }
 }
 
