@@ -1,8 +1,9 @@
 // //server: one shard of the parameter server, for one job. The workers bring model, optimizer and all other settings.
 //
 // Prints "listening on HOST:PORT" on stdout; over TCP, where it looks for worker 0. Ends with 0 when all workers have
-// finished, or when it is asked to stop (SIGINT, SIGTERM) before a job has begun. During a job the first signal lets
-// the workers finish; the second one ends the process at once.
+// finished, or when it is asked to stop (SIGINT, SIGTERM, SIGUSR1, SIGHUP unless ignored) before a job has begun.
+// During a job the first signal lets the workers finish; the second one ends the process at once. Another signal within
+// a second of the first is the same request.
 #include <google/protobuf/stubs/logging.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -21,12 +22,14 @@
 #include "absl/strings/str_cat.h"
 #include "common/atomic_file.h"
 #include "common/flags/command_line.h"
+#include "common/host/stop_signals.h"
 #include "common/limits.h"
 #include "common/memory.h"
 #include "common/metrics/metrics.h"
 #include "common/not_written.h"
 #include "common/printable.h"
 #include "common/status.h"
+#include "common/steady_time.h"
 #include "common/trace.h"
 #include "common/transport/tcp_rendezvous.h"
 #include "server/parameter_server.h"
@@ -39,25 +42,28 @@ namespace {
 
 constexpr int kExitKilled = 130;  // what a shell reports for a process that ended by SIGINT
 
-sigset_t StopSignals() {
+sigset_t StopSignalSet() {
   sigset_t signals;
   sigemptyset(&signals);
-  sigaddset(&signals, SIGINT);
-  sigaddset(&signals, SIGTERM);
+  for (const int number : StopSignals()) sigaddset(&signals, number);
   return signals;
 }
 
 // Runs in a thread of its own and never returns: it waits for signals until the process ends. `interrupt` ends a server
 // that has no job yet.
 [[noreturn]] void HandleSignals(const std::function<void()>& interrupt) {
-  const sigset_t signals = StopSignals();
-  int signal_number;
-  sigwait(&signals, &signal_number);
+  const sigset_t signals = StopSignalSet();
+  int first, again;
+  sigwait(&signals, &first);
+  const absl::Time asked = SteadyNow();
   std::fprintf(stderr,
                "server: asked to stop: a running job goes on until its workers finish, an elastic run until its next "
                "snapshot; once more ends it now\n");
   interrupt();
-  sigwait(&signals, &signal_number);
+  // Slurm sends SIGUSR1 to all processes of a step, whose script then sends SIGINT: one request.
+  do {
+    sigwait(&signals, &again);
+  } while (again != first && SteadyNow() - asked < absl::Seconds(1));
   _exit(kExitKilled);
 }
 
@@ -149,16 +155,26 @@ absl::Status ServeByGrpc(const ServerOptions& options) {
   ASSIGN_OR_RETURN(serving_options.trace, CreateTrace(options));
   ASSIGN_OR_RETURN(serving_options.metrics, ServeMetrics(options));
   serving_options.log = LogOf(options);
+  // Static: the thread that waits for signals lives as long as the process, and so does the server.
+  static std::atomic<ParameterServer*> serving = nullptr;
+  static std::atomic<bool> is_asked = false;
+  std::thread([elastic = options.elastic] {
+    HandleSignals([elastic] {
+      is_asked = true;
+      if (serving != nullptr) return serving.load()->Interrupt();
+      // It may wait for its port. The run of an elastic one may have begun, and is saved when there is a server.
+      if (!elastic) _exit(kExitOk);
+    });
+  }).detach();
   ASSIGN_OR_RETURN(std::unique_ptr<ParameterServer> server, ParameterServer::Start(std::move(serving_options)));
-  std::printf("listening on %s\n", server->address().c_str());
+  serving = server.release();
+  if (is_asked) serving.load()->Interrupt();
+  std::printf("listening on %s\n", serving.load()->address().c_str());
   std::fflush(stdout);
   if (!options.port_file.empty()) {
-    RETURN_IF_ERROR(WriteFileAtomically(options.port_file, absl::StrCat(server->address(), "\n")));
+    RETURN_IF_ERROR(WriteFileAtomically(options.port_file, absl::StrCat(serving.load()->address(), "\n")));
   }
-  // The thread is detached: it waits for signals as long as the process lives, so the server must live as long, too.
-  ParameterServer* const serving = server.release();
-  std::thread([serving] { HandleSignals([serving] { serving->Interrupt(); }); }).detach();
-  return serving->Wait();
+  return serving.load()->Wait();
 }
 
 absl::Status Serve(const ServerOptions& options) {
@@ -173,8 +189,9 @@ int Main(int argc, char** argv) {
   // without end.
   google::protobuf::SetLogHandler(nullptr);
   signal(SIGXFSZ, SIG_IGN);  // at the limit of a file's size write() then fails, as on a full disk
+  signal(SIGPIPE, SIG_IGN);  // who reads the output may leave: the job goes on without a reader
   // This comes before any thread is started: all inherit the mask, so that only HandleSignals receives these signals.
-  const sigset_t signals = StopSignals();
+  const sigset_t signals = StopSignalSet();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   const absl::StatusOr<ServerOptions> options = ParseServerOptions(argc, argv);
   const absl::Status status = options.ok() ? Serve(*options) : options.status();

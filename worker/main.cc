@@ -534,7 +534,7 @@ int Check(const WorkerOptions& options, const LauncherEnvironment& launcher, std
           CudaWatch* watch) {
   TcpRendezvousOptions rendezvous = MakeRendezvousOptions(options);
   // A signal may end the process at once: there is no step to finish and nothing to save.
-  for (const int signal_number : {SIGINT, SIGTERM, SIGUSR1}) signal(signal_number, SIG_DFL);
+  RestoreStopSignals();
   const CheckOutcome outcome = RunCheck({.options = &options,
                                          .launcher = &launcher,
                                          .mpi = mpi.get(),
@@ -556,6 +556,7 @@ int Main(int argc, char** argv) {
   setenv("OMP_WAIT_POLICY", "PASSIVE", 0);  // spinning OpenMP threads would take the exchange's core
   InstallStopSignals();
   signal(SIGXFSZ, SIG_IGN);  // at the limit of a file's size write() then fails, as on a full disk
+  signal(SIGPIPE, SIG_IGN);  // who reads the output may leave (head, a pager): the training goes on without a reader
   const LauncherEnvironment launcher = ReadLauncherEnvironment(getenv);
   absl::StatusOr<WorkerOptions> options = ParseWorkerOptions(argc, argv, launcher);
   absl::Status status = options.status();

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/host/stop_signals.h"
 #include "common/status.h"
 #include "common/steady_time.h"
 
@@ -45,7 +46,12 @@ void InstallStopSignals() {
   // With this flag an interrupted read or write goes on. Without it the call could fail with EINTR inside a library.
   action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);
-  for (int signal : {SIGINT, SIGTERM, SIGUSR1}) sigaction(signal, &action, nullptr);
+  for (const int signal : StopSignals()) sigaction(signal, &action, nullptr);
+}
+
+void RestoreStopSignals() {
+  for (const int number : {SIGINT, SIGTERM, SIGUSR1}) signal(number, SIG_DFL);
+  if (!IgnoresHangUp()) signal(SIGHUP, SIG_DFL);
 }
 
 bool StopRequested() { return first_stop_ns > 0; }

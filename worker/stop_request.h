@@ -12,11 +12,13 @@
 
 namespace starring {
 
-// From now on SIGINT, SIGTERM and SIGUSR1 (which mpirun passes on) are requests to stop. A signal that comes a second
-// or more after the first one ends the process at once with exit code 130. An earlier one counts as the same request: a
-// service manager signals both launcher and workers, and the launcher then signals the workers again. To be called
-// once, before threads are started.
+// From now on each signal of StopSignals is a request to stop. A signal that comes a second or more after the first one
+// ends the process at once with exit code 130. An earlier one counts as the same request: a service manager signals
+// both launcher and workers, and the launcher then signals the workers again. To be called once, before threads are
+// started.
 void InstallStopSignals();
+// From now on such a signal ends the process.
+void RestoreStopSignals();
 // A request has come since then.
 [[nodiscard]] bool StopRequested();
 

@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "common/host/stop_signals.h"
 #include "deploy/launch/output.h"
 
 namespace starring {
@@ -62,7 +63,9 @@ absl::Status ExecError(const std::string& path, int error) {
   // for SIGKILL and SIGSTOP fail, which does no harm.
   struct sigaction action = {};
   action.sa_handler = SIG_DFL;
-  for (int number = 1; number < SIGRTMIN; ++number) sigaction(number, &action, nullptr);
+  for (int number = 1; number < SIGRTMIN; ++number) {
+    if (number != SIGHUP || !IgnoresHangUp()) sigaction(number, &action, nullptr);
+  }
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);

@@ -75,7 +75,8 @@ struct ChildSpec {
 };
 
 // The child leads a process group of its own, so that a terminal's Ctrl-C does not reach it. It reads /dev/null, and
-// every signal is unblocked and at its default. NotFound or Internal, with path and reason, if it cannot be started.
+// every signal is unblocked and at its default, but SIGHUP, which stays ignored where nohup has it ignored. NotFound or
+// Internal, with path and reason, if it cannot be started.
 absl::StatusOr<pid_t> SpawnChild(const ChildSpec& spec);
 
 // Pins this process to `cores` (unless they are empty), and has the kernel send it `death_signal` when its parent dies.

@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/flags/command_line.h"
+#include "common/host/machine_limits.h"
 #include "common/status.h"
 #include "deploy/launch/mpi_rank.h"
 #include "deploy/launch/run_state.h"
@@ -153,6 +154,8 @@ absl::StatusOr<JobOutcome> Job::Run() {
     context_.merger->Print("launch: the run has ended, and not all workers have: ending them");
   } else if (!done && outcome.stopped) {
     outcome.exit_code = 128 + supervisor_.stop_signal();
+  } else if (ranks_are_missing_) {
+    outcome.exit_code = kExitPeerMissing;
   }
   EndAllProcesses();
   // A child's exit code, or a signal, is the cause of a start that failed, and says more than the failed start.
@@ -359,6 +362,8 @@ absl::Status Job::StartMpirun() {
       supervisor_.AddOutput(std::move(fifo.read_end), context_.merger->AddPrefixed(bare ? "" : prefix, stream));
     }
   }
+  // The usual soft limit of 1024 is enough for some 120 ranks. mpirun inherits it.
+  RaiseDescriptorLimit(MpirunDescriptors(options_.worker_count));
   SetMpiDefaults(options_.worker_count, static_cast<int>(AllowedCores().size()), environment_);
   ChildSpec spec;
   RETURN_IF_ERROR(SetMpirunCommand({.rank_count = options_.worker_count,
@@ -420,8 +425,11 @@ void Job::RunWorkers() {
   // During --check, a worker that cannot reach the others fails early. The others are left to finish within their own
   // deadlines, so that the table is complete.
   const auto over = [&] { return IsOver(); };
-  supervisor_.RunUntil([&] { return over() || supervisor_.stop_count() > 0 || MpirunIsOverdue(); },
+  const Clock::time_point join_end = Clock::now() + absl::ToChronoSeconds(JoinDeadline(context_.worker_flags));
+  const auto ranks_are_late = [&] { return !RanksHaveStarted() && Clock::now() > join_end; };
+  supervisor_.RunUntil([&] { return over() || supervisor_.stop_count() > 0 || ranks_are_late() || MpirunIsOverdue(); },
                        Clock::now() + kForEver, Tick());
+  if (!over() && supervisor_.stop_count() == 0 && !RanksHaveStarted()) return EndMpirunWithoutRanks();
   if (!over() && supervisor_.stop_count() == 0) {
     context_.merger->Print(absl::StrCat("launch: ", ended_ranks_, " of ", options_.worker_count,
                                         " ranks have ended, and mpirun has not noticed: ending it"));
@@ -465,6 +473,25 @@ milliseconds Job::Tick() const {
   return IsElastic() ? kElasticTick : milliseconds(seconds(60));
 }
 
+// True without mpirun.
+bool Job::RanksHaveStarted() {
+  if (started_ranks_ < options_.worker_count && supervisor_.AnyRunning(Role::kMpirun)) {
+    started_ranks_ = CountStartedRanks(context_.folder, options_.worker_count);
+    return started_ranks_ == options_.worker_count;
+  }
+  return true;
+}
+
+// An mpirun that lacks something (descriptors, processes, memory) may say so and wait for ever. The caller's caller
+// ends it.
+void Job::EndMpirunWithoutRanks() {
+  ranks_are_missing_ = true;
+  context_.merger->Print(absl::StrCat(
+      "launch: mpirun has started ", started_ranks_, " of ", options_.worker_count, " ranks within ",
+      absl::ToInt64Seconds(JoinDeadline(context_.worker_flags)), " s (--join_deadline_s): ending it; it may need ",
+      MpirunDescriptors(options_.worker_count), " descriptors, and ulimit -n allows ", RaiseDescriptorLimit(0)));
+}
+
 // True if ranks have ended and mpirun does not notice: Open MPI 4.1 waits for ever for a rank that died while it was
 // connecting ("PMIX ERROR: UNREACHABLE").
 bool Job::MpirunIsOverdue() {
@@ -483,6 +510,14 @@ bool Job::MpirunIsOverdue() {
 
 // The workers agree on a step, save and leave with 0. The servers get no signal, because the workers need them for it.
 void Job::StopPolitely() {
+  // Ranks that are about to start get a moment. Without all of them no rank trains, and mpirun may hang.
+  supervisor_.RunUntil([&] { return RanksHaveStarted() || IsOver() || supervisor_.stop_count() > 1; },
+                       Clock::now() + kTermGrace, kTick);
+  if (!RanksHaveStarted()) {
+    context_.merger->Print(
+        absl::StrCat("launch: ", strsignal(supervisor_.stop_signal()), " before all ranks have started"));
+    return;
+  }
   context_.merger->Print(absl::StrCat("launch: ", strsignal(supervisor_.stop_signal()),
                                       ": asking the workers to save and stop (once more: end at once)"));
   if (options_.elastic) {

@@ -81,6 +81,8 @@ class Job {
   bool IsOver();
   std::chrono::milliseconds Tick() const;  // the period of IsOver's checks
   bool MpirunIsOverdue();
+  bool RanksHaveStarted();
+  void EndMpirunWithoutRanks();
   void StopPolitely();
   void EndServers();
   void EndCheck();
@@ -101,9 +103,11 @@ class Job {
   std::map<std::string, Startable> startable_;
   int process_restarts_ = 0;
   std::unique_ptr<RunWatch> watch_;  // null: nothing is started again
-  // MPI: how many ranks had ended at the last check, and when that number last changed.
+  // MPI: how many ranks had started, and had ended, at the last check, and when the second number last changed.
+  int started_ranks_ = 0;
   int ended_ranks_ = 0;
   std::chrono::steady_clock::time_point ended_ranks_since_;
+  bool ranks_are_missing_ = false;  // at the join deadline
 };
 
 // An attempt that fails soon after its start will probably fail again, because its cause needs a moment to pass. So the

@@ -6,8 +6,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdint>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
@@ -213,6 +215,18 @@ const FlagTable& LaunchFlags() {
                     "worker --help shows the latter. A file of flags may have both, with a line -- between them.",
                     launch_flags::kAllRows, &defaults);
   return table;
+}
+
+absl::Duration JoinDeadline(const std::vector<std::string>& worker_flags) {
+  constexpr absl::string_view kFlag = "--join_deadline_s=";
+  int64_t join_seconds = 60;
+  for (const std::string& word : worker_flags) {
+    int64_t number;
+    if (absl::StartsWith(word, kFlag) && absl::SimpleAtoi(word.substr(kFlag.size()), &number) && number > 0) {
+      join_seconds = std::min<int64_t>(number, kDeadlineSecondsMax);
+    }
+  }
+  return absl::Seconds(join_seconds);
 }
 
 std::vector<std::string> ResumingFlags(std::vector<std::string> worker_flags) {

@@ -124,6 +124,9 @@ const FlagTable& LaunchFlags();
 // InvalidArgument names the flag, its value and the way out; NotFound names a binary that is not there.
 absl::StatusOr<LaunchOptions> ParseLaunchOptions(int argc, const char* const* argv);
 
+// How long the workers wait for each other: --join_deadline_s as the command line has it, else the worker's default.
+absl::Duration JoinDeadline(const std::vector<std::string>& worker_flags);
+
 // Worker flags of a restart: the same, with --resume.
 std::vector<std::string> ResumingFlags(std::vector<std::string> worker_flags);
 

@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "common/host/stop_signals.h"
 #include "deploy/launch/child_process.h"
 
 namespace starring {
@@ -25,7 +26,8 @@ namespace {
 
 constexpr absl::string_view kRankFlag = "--run_rank=";
 constexpr absl::string_view kCoresFlag = "--cores=";
-constexpr int kRankCommandWords = 4;  // launch --run_rank=... --cores=... --
+constexpr absl::string_view kHangUpFlag = "--hang_up=";
+constexpr int kRankCommandWords = 5;  // launch --run_rank=... --cores=... --hang_up=... --
 
 // Container runtimes may forbid a process to read the memory of another (cross-memory attach). Open MPI discovers that
 // in the middle of a message and floods the terminal with errors. So it is tried here first, on a child.
@@ -111,6 +113,7 @@ absl::Status SetMpirunCommand(const MpiJob& job, ChildSpec& spec) {
   spec.argv.emplace_back(self);
   spec.argv.push_back(absl::StrCat(kRankFlag, job.folder));
   spec.argv.push_back(absl::StrCat(kCoresFlag, CoreListsText(job.cores)));
+  spec.argv.push_back(absl::StrCat(kHangUpFlag, IgnoresHangUp() ? "ignored" : "asks"));
   spec.argv.emplace_back("--");
   spec.argv.insert(spec.argv.end(), job.worker.begin(), job.worker.end());
   return absl::OkStatus();
@@ -125,6 +128,15 @@ void SetMpiDefaults(int rank_count, int core_count, Environment& environment) {
   // awaited.
   if (rank_count > core_count) environment.SetDefault("OMPI_MCA_mpi_yield_when_idle", "1");
   if (!MayReadMemoryOfPeers()) environment.SetDefault("OMPI_MCA_btl_vader_single_copy_mechanism", "none");
+}
+
+// Open MPI 4.1 opens six for each rank.
+int64_t MpirunDescriptors(int rank_count) { return 64 + int64_t{8} * rank_count; }
+
+int CountStartedRanks(const std::string& folder, int rank_count) {
+  int started = 0;
+  for (int rank = 0; rank < rank_count; ++rank) started += NotedPid(folder, rank) > 0 ? 1 : 0;
+  return started;
 }
 
 int CountEndedRanks(const std::string& folder, int rank_count, pid_t mpirun) {
@@ -166,6 +178,8 @@ void RunRank(int argc, const char* const* argv) {
   std::ofstream(RankPath(folder, rank, "pid")) << getpid() << "\n";
   Redirect(rank, RankPath(folder, rank, "out"), STDOUT_FILENO);
   Redirect(rank, RankPath(folder, rank, "err"), STDERR_FILENO);
+  // mpirun gives its ranks every signal at its default, also where nohup has SIGHUP ignored.
+  if (absl::EndsWith(argv[3], "ignored")) signal(SIGHUP, SIG_IGN);
   const std::vector<std::string> worker(argv + kRankCommandWords, argv + argc);
   const absl::Status status = Execute(worker.front(), worker, InheritedEnvironment());
   fprintf(stderr, "%s\n", std::string(status.message()).c_str());

@@ -11,6 +11,7 @@
 
 #include <sys/types.h>
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,12 @@ absl::Status SetMpirunCommand(const MpiJob& job, ChildSpec& spec);
 
 // Sets what Open MPI must know about this machine and user. Variables that the user has set keep their values.
 void SetMpiDefaults(int rank_count, int core_count, Environment& environment);
+
+// How many descriptors mpirun may need for its ranks. With fewer it hangs.
+int64_t MpirunDescriptors(int rank_count);
+
+// How many ranks have noted their process ids.
+[[nodiscard]] int CountStartedRanks(const std::string& folder, int rank_count);
 
 // How many ranks have started and ended again, according to the process ids that they noted.
 [[nodiscard]] int CountEndedRanks(const std::string& folder, int rank_count, pid_t mpirun);

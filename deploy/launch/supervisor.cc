@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "common/host/stop_signals.h"
 #include "common/status.h"
 
 namespace starring {
@@ -27,7 +28,9 @@ constexpr size_t kReadBytes = 1 << 16;
 absl::StatusOr<SignalQueue> SignalQueue::Create() {
   sigset_t signals;
   sigemptyset(&signals);
-  for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGCHLD, SIGWINCH}) sigaddset(&signals, number);
+  for (const int number : {SIGCHLD, SIGWINCH}) sigaddset(&signals, number);
+  // A blocked signal waits even if it is ignored: SIGHUP under nohup must stay out of the queue.
+  for (const int number : StopSignals()) sigaddset(&signals, number);
   if (sigprocmask(SIG_BLOCK, &signals, nullptr) != 0) {
     return absl::InternalError(absl::StrCat("sigprocmask: ", strerror(errno)));
   }

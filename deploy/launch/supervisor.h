@@ -22,8 +22,8 @@ namespace starring {
 
 class SignalQueue {
  public:
-  // From now on SIGINT, SIGTERM, SIGHUP, SIGCHLD and SIGWINCH wait in the queue instead of interrupting, and SIGPIPE is
-  // ignored. Call it once, before any thread or child is started.
+  // From now on each signal of StopSignals, SIGCHLD and SIGWINCH wait in the queue instead of interrupting, and SIGPIPE
+  // is ignored. Call it once, before any thread or child is started.
   static absl::StatusOr<SignalQueue> Create();
 
   int fd() const { return fd_.get(); }
@@ -89,7 +89,7 @@ class Supervisor {
   void Excuse(pid_t pid);
   bool AnyRunning() const;
   bool AnyRunning(Role role) const;
-  // How often SIGINT, SIGTERM or SIGHUP came, and which of them came first (0: none came).
+  // How often a signal of StopSignals came, and which of them came first (0: none came).
   int stop_count() const { return stop_count_; }
   int stop_signal() const { return stop_signal_; }
 

@@ -143,5 +143,11 @@ TEST(LaunchOptionsTest, RefusesWhatIsBeyondTheLimits) {
   EXPECT_THAT(Refusal({"--cores_per_worker=4097"}), HasSubstr("to 4096"));
 }
 
+TEST(JoinDeadlineTest, IsTheWorkers) {
+  EXPECT_EQ(JoinDeadline({"--epochs=3"}), absl::Seconds(60));
+  EXPECT_EQ(JoinDeadline({"--join_deadline_s=7", "--epochs=3"}), absl::Seconds(7));
+  EXPECT_EQ(JoinDeadline({"--join_deadline_s=soon"}), absl::Seconds(60));  // the worker refuses it
+}
+
 }  // namespace
 }  // namespace starring

@@ -50,9 +50,12 @@ class LaunchTest(unittest.TestCase):
         environment.pop("BUILD_WORKING_DIRECTORY", None)
         return {**environment, "FAKE_NOTES": self.notes, "TMPDIR": self.temporary, **more}
 
-    def start(self, flags, worker_flags=(), **more):
-        return subprocess.Popen(self.command(flags, worker_flags), env=self.environment(**more), text=True,
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    def start(self, flags, worker_flags=(), nohup=False, soft_descriptors=None, **more):
+        before = ["nohup"] if nohup else []
+        if soft_descriptors is not None:
+            before += ["sh", "-c", 'ulimit -Sn "$0" && exec "$@"', str(soft_descriptors)]
+        return subprocess.Popen(before + self.command(flags, worker_flags), env=self.environment(**more), text=True,
+                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def finish(self, process):
         out, err = process.communicate(timeout=DEADLINE_S)
@@ -246,14 +249,32 @@ class StarTest(LaunchTest):
         self.assertIn("s0 is not listening after 1 s", err)
 
     def test_the_first_signal_asks_and_waits(self):
-        for number in (signal.SIGINT, signal.SIGTERM):
-            process = self.start(["--workers=2", "--servers=1"], ["--wait", "--save_ms=500"])
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+            process = self.start(["--workers=2", "--servers=1"], ["--wait", "--save_ms=200"])
             self.await_started("w0", "w1")
             process.send_signal(number)
             code, out, err = self.finish(process)
             self.assertEqual(code, 0, err)
-            self.assertIn(f"w0 saved after signal {int(number)}", out)
-            self.assertIn(f"w1 | w1 saved after signal {int(number)}", out)
+            passed_on = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
+            self.assertIn(f"w0 saved after signal {int(passed_on)}", out)
+            self.assertIn(f"w1 | w1 saved after signal {int(passed_on)}", out)
+            self.clear_notes()
+
+    def test_under_nohup_a_hang_up_stops_neither_launcher_nor_children(self):
+        for flags in (["--workers=2"], ["--sync=ring", "--transport=tcp", "--workers=2"],
+                      *([["--sync=ring", "--workers=2"]] if HAS_MPIRUN else [])):
+            process = self.start(flags, ["--wait"], nohup=True)
+            self.await_started("w0", "w1")
+            for pid in (process.pid, *(int(self.note(name)[0]["pid"]) for name in ("w0", "w1"))):
+                os.kill(pid, signal.SIGHUP)
+                with open(f"/proc/{pid}/status", encoding="utf-8") as file:
+                    [ignored] = [line.split()[1] for line in file if line.startswith("SigIgn:")]
+                self.assertTrue(int(ignored, 16) & 1 << (signal.SIGHUP - 1), flags)
+            process.terminate()
+            code, _, err = self.finish(process)
+            self.assertEqual(code, 0, err)
+            self.assertIn("launch: Terminated: asking", err)
+            self.assertNotIn("Hangup", err)
             self.clear_notes()
 
     def test_the_second_signal_kills(self):
@@ -511,6 +532,32 @@ class RingTest(LaunchTest):
         _, err = process.communicate(timeout=DEADLINE_S)
         self.assertEqual(process.returncode, 137, err)
         self.assert_nothing_left(wait_s=10)
+
+    def mpirun_that_hangs(self):
+        """The PATH to an mpirun that starts one rank of two, and waits for ever."""
+        with open(f"{self.temporary}/mpirun", "w", encoding="utf-8") as file:
+            file.write("#!/bin/bash\nshift 5\nulimit -Sn\n"
+                       "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 \"$@\" &\nsleep 1000 &\nwait\n")
+        os.chmod(f"{self.temporary}/mpirun", 0o755)
+        return self.temporary + ":" + os.environ["PATH"]
+
+    def test_an_mpirun_that_does_not_start_all_ranks_is_ended(self):
+        code, out, err = self.launch(["--sync=ring", "--workers=2"], ["--wait", "--join_deadline_s=1"],
+                                     PATH=self.mpirun_that_hangs(), soft_descriptors=64)
+        self.assertEqual(code, 3, err)
+        self.assertIn("launch: mpirun has started 1 of 2 ranks within 1 s (--join_deadline_s): ending it; it may need "
+                      "80 descriptors, and ulimit -n allows 80", err)
+        self.assertIn("mpirun | 80\n", out)
+
+    def test_a_stop_does_not_wait_for_an_mpirun_that_hangs(self):
+        process = self.start(["--sync=ring", "--workers=2"], ["--wait"], PATH=self.mpirun_that_hangs())
+        self.await_started("w0")
+        started = time.monotonic()
+        process.terminate()
+        code, _, err = self.finish(process)
+        self.assertEqual(code, 143, err)
+        self.assertIn("launch: Terminated before all ranks have started", err)
+        self.assertLess(time.monotonic() - started, 20)
 
     def test_an_mpirun_that_outlives_its_ranks_is_ended(self):
         # The real mpirun does so at times, if a rank dies while it connects.

@@ -105,6 +105,13 @@ TEST_F(MpiRankTest, AZombieHasEnded) {
   EXPECT_EQ(CountEndedRanks(folder_, 3, getpid()), 1);
 }
 
+TEST_F(MpiRankTest, CountsRanksThatHaveStarted) {
+  EXPECT_EQ(CountStartedRanks(folder_, 3), 0);
+  const Echo rank;
+  Note(2, rank);
+  EXPECT_EQ(CountStartedRanks(folder_, 3), 1);
+}
+
 TEST_F(MpiRankTest, KillsARankThatRuns) {
   Echo rank;
   Note(0, rank);
@@ -124,9 +131,9 @@ TEST_F(MpiRankTest, ARankWhoseParentIsAnotherProcessHasEndedAndIsNotKilled) {
 }
 
 TEST_F(MpiRankTest, ARankCommandNeedsTheFlagAndAProgram) {
-  const char* const rank[] = {"launch", "--run_rank=/folder", "--cores=0", "--", "worker"};
-  EXPECT_TRUE(IsRankCommand(5, rank));
-  EXPECT_FALSE(IsRankCommand(4, rank));
+  const char* const rank[] = {"launch", "--run_rank=/folder", "--cores=0", "--hang_up=asks", "--", "worker"};
+  EXPECT_TRUE(IsRankCommand(6, rank));
+  EXPECT_FALSE(IsRankCommand(5, rank));
   EXPECT_FALSE(IsRankCommand(1, rank));
   const char* const job[] = {"launch", "--sync=ring", "--workers=2", "--", "--model=lenet5"};
   EXPECT_FALSE(IsRankCommand(5, job));
