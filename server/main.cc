@@ -22,6 +22,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/atomic_file.h"
 #include "common/flags/command_line.h"
+#include "common/host/exhausted.h"
 #include "common/host/stop_signals.h"
 #include "common/limits.h"
 #include "common/memory.h"
@@ -182,6 +183,7 @@ absl::Status Serve(const ServerOptions& options) {
 }
 
 int Main(int argc, char** argv) {
+  ExplainExhaustion("server");
   EnterUsersFolder("server");
   KeepFreedMemory();
   setenv("GRPC_VERBOSITY", "NONE", 0);  // our own messages say what matters of gRPC's log

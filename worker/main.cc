@@ -17,6 +17,7 @@
 #include "absl/strings/str_format.h"
 #include "common/bucket_map.h"
 #include "common/flags/command_line.h"
+#include "common/host/exhausted.h"
 #include "common/memory.h"
 #include "common/metrics/metrics.h"
 #include "common/not_written.h"
@@ -550,6 +551,7 @@ int Check(const WorkerOptions& options, const LauncherEnvironment& launcher, std
 
 int Main(int argc, char** argv) {
   // These calls come before any thread: a thread may read the environment, and signals must find their handlers.
+  ExplainExhaustion("worker");
   EnterUsersFolder("worker");
   KeepFreedMemory();
   setenv("GRPC_VERBOSITY", "NONE", 0);      // our own messages say what gRPC's log would

@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/flags/command_line.h"
+#include "common/host/exhausted.h"
 #include "common/host/machine_limits.h"
 #include "common/status.h"
 #include "deploy/launch/mpi_rank.h"
@@ -149,6 +150,10 @@ absl::StatusOr<JobOutcome> Job::Run() {
     if (!said) {
       context_.merger->Print(
           absl::StrCat("launch: ", EndText(*failure), supervisor_.AnyRunning() ? ": ending the others" : ""));
+      if (SignalOf(*failure) == SIGKILL) {
+        context_.merger->Print(absl::StrCat(
+            "launch: signal 9 comes from a person, or from the kernel when memory runs out: ", MemoryLimitsText()));
+      }
     }
   } else if (!done && EndOfRun() != nullptr) {
     context_.merger->Print("launch: the run has ended, and not all workers have: ending them");

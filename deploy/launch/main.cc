@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "common/flags/command_line.h"
+#include "common/host/exhausted.h"
 #include "common/printable.h"
 #include "common/security/job_secret.h"
 #include "common/security/security_flags.h"
@@ -216,6 +217,7 @@ absl::StatusOr<int> Launch(int argc, const char* const* argv) {
 int Main(int argc, char** argv) {
   // mpirun starts this program once for each rank (mpi_rank.h).
   if (IsRankCommand(argc, argv)) RunRank(argc, argv);
+  ExplainExhaustion("launch");
   EnterUsersFolder("launch");
   const absl::StatusOr<int> exit_code = Launch(argc, argv);
   if (exit_code.ok()) return *exit_code;
