@@ -1,0 +1,178 @@
+"""The exit codes and last lines that deploy/README.md promises (How a run ends), in every topology."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import unittest
+from typing import NamedTuple
+
+from tests.e2e.jobs import JobTest, Process, SERVER, WORKER
+
+JOB = ["--dataset=synthetic", "--synthetic_train_count=400", "--synthetic_test_count=40", "--model=logreg",
+       "--progress=plain", "--device=cpu"]
+LAST_STEP = 7  # of one epoch
+
+# By name: what JobTest.job_command takes, and what an elastic run needs besides.
+TOPOLOGIES = {
+    "local": ("local", 1, [], []),
+    "ring over MPI": ("ring", 2, [], []),
+    "ring over TCP": ("ring/tcp", 2, [], []),
+    "star of ranks over MPI": ("star/mpi", 2, [], []),
+    "star of ranks over TCP": ("star/tcp", 2, [], []),
+    "star over gRPC": ("star", 2, [], []),
+    "star with servers over TCP": ("star-servers/tcp", 2, [], []),
+    "elastic star": ("star", 2, ["--micro_batches=4"], ["--elastic"]),
+}
+SIGNALS = [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT]
+
+
+class End(NamedTuple):
+    """How a job ended: its exit code, and the last lines of its workers and of the launcher."""
+
+    code: int
+    workers: list[str]
+    launch: str
+    output: str
+
+
+class ExitCodesTest(JobTest):
+
+    def job(self, topology: str, *flags: str) -> Process:
+        sync, workers, more, launch_flags = TOPOLOGIES[topology]
+        return self.start(self.job_command(sync, workers, 1, [*JOB, *more, *flags], launch_flags))
+
+    def end_of(self, topology: str, job: Process) -> End:
+        done = self.finish(job, deadline_s=60)
+        lines = [line for line in done.output.splitlines() if line.strip()]
+        # Worker 0's standard output has no prefix.
+        own = [line for line in lines if not re.match(r"(launch:|w[1-9] \||s\d \||mpirun \|)", line)]
+        last = [own[-1].removeprefix("w0 | ") if own else ""]
+        for rank in range(1, TOPOLOGIES[topology][1]):
+            theirs = [line for line in lines if line.startswith("w%d | " % rank)]
+            last.append(theirs[-1].partition(" | ")[2] if theirs else "")
+        # A run that has failed may go on, and the launcher says how.
+        launch = [line for line in lines if line.startswith("launch:") and "to go on with this run" not in line]
+        return End(done.returncode, last, launch[-1], done.output)
+
+    def expect(self, topology: str, end: End, code: int, worker: str, launch: str) -> None:
+        """`worker` is the last line of one of them."""
+        self.assertEqual(end.code, code, topology + ":\n" + end.output)
+        self.assertRegex("\n".join(end.workers), "(?m)^%s$" % worker, topology + ":\n" + end.output)
+        self.assertRegex(end.launch, "^launch: %s$" % launch, topology + ":\n" + end.output)
+
+    def folder_of(self, topology: str) -> str:
+        return self.path(topology.replace(" ", "_"))
+
+    def test_0_done(self) -> None:
+        jobs = {topology: self.job(topology, "--epochs=1") for topology in TOPOLOGIES}
+        for topology, job in jobs.items():
+            end = self.end_of(topology, job)
+            self.expect(topology, end, 0, r"done after 7 steps, p50 \d+\.\d+ ms a step, parameters [0-9a-f]{12}",
+                        "(the coordinator listens at .*|.*cores: .*)")
+            self.assertNotIn("error", end.output)
+
+    def test_0_stopped_as_asked_and_saved(self) -> None:
+        jobs = {topology: self.job(topology, "--epochs=100000", "--checkpoint_every_epochs=100000",
+                                   "--checkpoint_dir=" + self.folder_of(topology)) for topology in TOPOLOGIES}
+        for i, (topology, job) in enumerate(jobs.items()):
+            self.wait_for_output(job, "epoch 1/100000")
+            number = SIGNALS[i % len(SIGNALS)]
+            job.send_signal(number)
+            self.expect(topology, self.end_of(topology, job), 0,
+                        "saved in %s: --resume goes on from there" % self.folder_of(topology),
+                        re.escape(signal.strsignal(number) or "") + ": asking the workers to save and stop .*")
+            self.assertTrue([name for name in os.listdir(self.folder_of(topology)) if name.startswith("step-")])
+
+    def test_0_stopped_as_asked_and_nothing_to_save_in(self) -> None:
+        for topology in ("local", "elastic star"):
+            job = self.job(topology, "--epochs=100000")
+            self.wait_for_output(job, "epoch 1/100000")
+            job.send_signal(signal.SIGHUP)
+            self.expect(topology, self.end_of(topology, job), 0,
+                        "nothing was saved: the run has no --checkpoint_dir", "Hangup: asking .*")
+
+    def test_1_failed(self) -> None:
+        topologies = [topology for topology in TOPOLOGIES if "MPI" not in topology]
+        jobs = {topology: self.job(topology, "--epochs=9", "--learning_rate=1e38") for topology in topologies}
+        for topology, job in jobs.items():
+            self.expect(topology, self.end_of(topology, job), 1, r"worker \d: error: .*(inf|nan).*",
+                        r"[ws]\d failed with exit code 1(: ending the others)?")
+
+    def test_2_refused(self) -> None:
+        bad = "/no/such/folder/record.json"
+        jobs = {topology: self.job(topology, "--epochs=1", "--record=" + bad) for topology in TOPOLOGIES}
+        for topology, job in jobs.items():
+            end = self.end_of(topology, job)
+            self.expect(topology, end, 2, r'worker \d: error: flag --record cannot be "%s": .*' % bad,
+                        r"(w\d|mpirun) failed with exit code 2(: ending the others)?")
+            self.assertNotIn("done after", end.output)
+
+    def test_3_a_peer_is_missing(self) -> None:
+        address = self.free_address()
+        alone = ["--rank=0", "--world_size=2", "--join_deadline_s=1", *JOB]
+        processes = [self.start([WORKER, "--sync=ring", "--rendezvous=" + address, *alone]),
+                     self.start([WORKER, "--servers=127.0.0.1:9", *alone]),
+                     self.start([WORKER, "--elastic", "--coordinator=127.0.0.1:9", "--join_deadline_s=1",
+                                 "--micro_batches=4", *JOB]),
+                     self.start([SERVER, "--transport=tcp", "--rendezvous=127.0.0.1:9", "--world_size=1",
+                                 "--join_deadline_s=1"]),
+                     self.start([SERVER, "--listen=127.0.0.1:0", "--join_deadline_s=1"])]
+        for process in processes:
+            done = self.finish(process, deadline_s=60)
+            self.assertEqual(done.returncode, 3, done.output)
+            self.assertRegex(done.output.splitlines()[-1], r"^(worker|server) 0: error: ")
+
+    def test_4_trained_and_not_written(self) -> None:
+        jobs = {}
+        for topology in TOPOLOGIES:
+            folder = self.folder_of(topology)
+            os.mkdir(folder)
+            # A checkpoint is filled under this name.
+            with open("%s/.writing-step-%09d" % (folder, LAST_STEP), "w", encoding="utf-8"):
+                pass
+            jobs[topology] = self.job(topology, "--epochs=1", "--checkpoint_dir=" + folder)
+        for topology, job in jobs.items():
+            folder = self.folder_of(topology)
+            end = self.end_of(topology, job)
+            self.expect(topology, end, 4,
+                        r"worker \d: error: the checkpoint of step 7 was not written: cannot create .*; there is no "
+                        "complete one in " + folder,
+                        r"(w\d|mpirun) failed with exit code 4: it has trained, and could not write the result")
+            self.assertIn("done after 7 steps", end.output)
+            if len(end.workers) > 1:
+                self.assertRegex("\n".join(end.workers), r"(?m)^worker \d: error: rank 0 could not write the "
+                                 "checkpoint of step 7 into %s, and its own last line says why$" % folder)
+
+    def test_4_stopped_and_not_written(self) -> None:
+        topologies = ("local", "ring over MPI", "ring over TCP", "star over gRPC", "elastic star")
+        jobs = {topology: self.job(topology, "--epochs=100000", "--checkpoint_every_epochs=100000",
+                                   "--checkpoint_dir=" + self.folder_of(topology)) for topology in topologies}
+        for topology, job in jobs.items():
+            folder = self.folder_of(topology)
+            self.wait_for_output(job, "epoch 1/100000")
+            os.rename(folder, folder + ".away")
+            with open(folder, "w", encoding="utf-8"):
+                pass
+            job.send_signal(signal.SIGTERM)
+            end = self.end_of(topology, job)
+            self.assertEqual(end.code, 4, topology + ":\n" + end.output)
+            self.assertRegex(end.output, r"error: the checkpoint of step \d+ was not written: .*; there is no complete "
+                             "one in %s\n" % folder)
+            self.assertNotIn("saved in", end.output)
+
+    def test_a_reader_of_the_output_that_leaves_ends_nothing(self) -> None:
+        folder = self.path("read")
+        with subprocess.Popen([WORKER, *JOB, "--epochs=30", "--checkpoint_dir=" + folder], stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT) as worker:
+            assert worker.stdout is not None
+            worker.stdout.readline()
+            worker.stdout.close()
+            self.assertEqual(worker.wait(60), 0)
+        self.assertIn("step-%09d" % (30 * LAST_STEP), os.listdir(folder))
+
+
+if __name__ == "__main__":
+    unittest.main()
