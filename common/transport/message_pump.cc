@@ -219,6 +219,8 @@ absl::StatusOr<std::string> MessagePump::FindMissing() {
   // A deadline here is an answer, not an error: the silent ranks are what the caller wants to know. No `what`: the
   // stall that is being described would be reported a second time.
   (void)PumpUntil([&] { return watch_.RollIsComplete(); }, now + watch_.patience(), "");
+  // The rank that no longer reaches another one needs its patience to be sure, and knows more than this one.
+  if (failure_.ok() && watch_.AllWait()) (void)PumpUntil([] { return false; }, now + watch_.patience_for_others(), "");
   if (!failure_.ok()) return failure_;
   return watch_.DescribeMissing(Clock::now());
 }

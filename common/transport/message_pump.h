@@ -101,7 +101,7 @@ class MessagePump final : private Transport::Poster {
   void CountCall() { watch_.CountCall(); }
 
   // Calls the roll and describes the outcome for the message of an expired deadline: "rank 2 does not answer". Takes up
-  // to PeerWatch::patience. The failure instead if another rank has given up first.
+  // to PeerWatch::patience_for_others. The failure instead if another rank has given up first.
   absl::StatusOr<std::string> FindMissing();
 
   // Asks `peer` how far it is. The answer goes to StallOptions::on_heard.

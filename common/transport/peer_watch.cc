@@ -17,9 +17,12 @@ constexpr milliseconds kTellInterval(250);
 // A rank that waits checks this often whether a rank is to be asked or named.
 constexpr milliseconds kLookInterval(20);
 // How long the roll call of an expired deadline waits for answers: a process that lives answers within a visit of its
-// background thread, and the job is over anyway.
+// background thread, and the job is over anyway. A rank that all have answered gives the others so much longer.
 constexpr milliseconds kRollCallPatience(1000);
+constexpr milliseconds kOthersPatience(500);
 constexpr int64_t kSilent = -1;
+// The root of a stall has the same words (RollCall::FindRoot).
+constexpr char kAllRanksWait[] = "all ranks answer, and wait in the exchange: look at the network between them";
 
 milliseconds Since(PeerWatch::Time then, PeerWatch::Time now) {
   return std::chrono::duration_cast<milliseconds>(now - then);
@@ -173,6 +176,7 @@ void PeerWatch::Look(const std::string& what, Time now) {
 }
 
 milliseconds PeerWatch::patience() const { return kRollCallPatience; }
+milliseconds PeerWatch::patience_for_others() const { return kRollCallPatience + kOthersPatience; }
 
 void PeerWatch::CallRoll(Time now) {
   calls_.assign(options_.world_size, kSilent);
@@ -185,6 +189,26 @@ void PeerWatch::CallRoll(Time now) {
 
 bool PeerWatch::RollIsComplete() const { return std::find(calls_.begin(), calls_.end(), kSilent) == calls_.end(); }
 
+std::vector<int> PeerWatch::FindBehind() const {
+  // All ranks make the same calls in the same order, so those that have made the fewest are the ones for which the
+  // others wait. Servers make none.
+  const int64_t fewest = *std::min_element(calls_.begin(), calls_.begin() + worker_count_);
+  std::vector<int> behind;
+  for (int peer = 0; peer < worker_count_; ++peer) {
+    const auto& heard = roll_.heard(peer);
+    const bool waits = peer == options_.rank || (heard.has_value() && heard->state.phase == WorkPhase::kExchange);
+    if (calls_[peer] == fewest && fewest < MostCalls() && !waits) behind.push_back(peer);
+  }
+  return behind;
+}
+
+int64_t PeerWatch::MostCalls() const {
+  return options_.rank < worker_count_ ? call_count_
+                                       : *std::max_element(calls_.begin(), calls_.begin() + worker_count_);
+}
+
+bool PeerWatch::AllWait() const { return RollIsComplete() && FindBehind().empty(); }
+
 std::string PeerWatch::DescribeMissing(Time now) const {
   std::vector<int> silent;
   for (int peer = 0; peer < options_.world_size; ++peer) {
@@ -192,20 +216,13 @@ std::string PeerWatch::DescribeMissing(Time now) const {
   }
   if (silent.size() == 1) return roll_.DescribeSilent(silent[0], now);
   if (!silent.empty()) return absl::StrCat(NameProcesses(silent, worker_count_), " do not answer");
-  // All ranks answer. They make the same calls in the same order, so those that have made the fewest are the ones for
-  // which the others wait. Servers make none.
-  const int64_t fewest = *std::min_element(calls_.begin(), calls_.begin() + worker_count_);
-  const int64_t most =
-      options_.rank < worker_count_ ? call_count_ : *std::max_element(calls_.begin(), calls_.begin() + worker_count_);
-  if (fewest == most) return "all ranks answer, and wait too";
-  std::vector<int> behind;
-  for (int peer = 0; peer < worker_count_; ++peer) {
-    if (calls_[peer] == fewest) behind.push_back(peer);
-  }
+  const std::vector<int> behind = FindBehind();
+  if (behind.empty()) return kAllRanksWait;
   std::string work;
   if (behind.size() == 1) work = absl::StrCat(" (", roll_.DescribeBusy(behind[0], now), ")");
-  return absl::StrCat(NameRanks(behind), behind.size() == 1 ? " lives but is " : " live but are ", most - fewest,
-                      most - fewest == 1 ? " call behind" : " calls behind", work,
+  const int64_t calls = MostCalls() - calls_[behind[0]];
+  return absl::StrCat(NameRanks(behind), behind.size() == 1 ? " lives but is " : " live but are ", calls,
+                      calls == 1 ? " call behind" : " calls behind", work,
                       ": raise the deadline if it computes that long");
 }
 

@@ -57,11 +57,14 @@ class PeerWatch {
   void Look(const std::string& what, Time now);
 
   // For the message of an expired deadline. CallRoll asks every rank. When all have answered or patience() is over,
-  // DescribeMissing names the ranks that are missing or behind.
+  // DescribeMissing names the ranks that are missing or behind. If AllWait, this rank cannot name any. Then two others
+  // may have lost each other: each of them says so within patience_for_others().
   void CallRoll(Time now);
   bool RollIsComplete() const;
+  bool AllWait() const;
   std::string DescribeMissing(Time now) const;
   std::chrono::milliseconds patience() const;
+  std::chrono::milliseconds patience_for_others() const;
 
  private:
   // The other workers next to this one in the order of ranks; a server has none.
@@ -69,6 +72,9 @@ class PeerWatch {
   WorkState MyWork(Time now) const;
   std::string DescribeMe(Time now) const;
   void Hear(int peer, const WorkState& work, Time now);
+  // The ranks that all others wait for, as far as their answers show. REQUIRES: the roll is complete.
+  std::vector<int> FindBehind() const;
+  int64_t MostCalls() const;
   void OnHere(int peer, std::string_view text, Time now);
 
   const Options options_;

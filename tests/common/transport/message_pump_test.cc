@@ -220,6 +220,31 @@ TEST(MessagePump, AnAbortReachesThePeerAndNothingWorksAfterIt) {
   }
 }
 
+TEST(MessagePump, ARankThatReachesAllLeavesTheVerdictToOneThatDoesNot) {
+  InMemoryNetwork network(4, 1);
+  network.Lose({.from = 1, .to = 2});
+  std::vector<std::string> said(4);
+  std::vector<std::unique_ptr<Rank>> ranks;
+  for (int r = 0; r < 4; ++r) ranks.push_back(std::make_unique<Rank>(network.CreateTransport(r)));
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 4; ++r) {
+    threads.emplace_back([&, r] {
+      MessagePump& pump = ranks[r]->pump;
+      if (r != 3) pump.CountCall();  // it waits in an earlier call
+      const auto deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
+      EXPECT_TRUE(absl::IsDeadlineExceeded(pump.PumpUntil([] { return false; }, deadline, "a test")));
+      const absl::StatusOr<std::string> missing = pump.FindMissing();
+      if (missing.ok()) pump.Abort(absl::DeadlineExceededError(*missing));
+      said[r] = missing.ok() ? *missing : std::string(missing.status().message());
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  // Neither hears the other: the question is lost, or the answer.
+  for (int r = 0; r < 4; ++r) {
+    EXPECT_THAT(said[r], testing::ContainsRegex("rank (1 gave up: rank 2|2 gave up: rank 1|1|2) does not answer")) << r;
+  }
+}
+
 // mpirun passes on the exit code of the rank that ends first, so all ranks must end with the code of the cause.
 TEST(MessagePump, AnAbortKeepsItsCode) {
   for (const absl::Status& why : {absl::InvalidArgumentError("a flag"), absl::DeadlineExceededError("too late"),

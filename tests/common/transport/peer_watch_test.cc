@@ -134,6 +134,26 @@ TEST(PeerWatchTest, ARankThatLivesAndWorksIsNamedWithItsPhase) {
   EXPECT_THAT(ranks.lines[1], IsEmpty());
 }
 
+TEST(PeerWatchTest, ARankThatIsBehindAndWaitsIsNotBlamed) {
+  for (const bool waits : {true, false}) {
+    Ranks ranks(3);
+    ranks.Enter(1, WorkPhase::kForward, 7);
+    for (int rank = 0; rank < 3; ++rank) {
+      ranks[rank].CountCall();
+      if (rank != 1) ranks[rank].CountCall();
+      if (rank != 1 || waits) ranks[rank].BeginWait(ranks.now);
+    }
+    ranks[0].CallRoll(ranks.now);
+    EXPECT_FALSE(ranks[0].AllWait());  // as far as it knows
+    ranks.Run(milliseconds(100));
+    ASSERT_TRUE(ranks[0].RollIsComplete());
+    EXPECT_EQ(ranks[0].AllWait(), waits);
+    EXPECT_THAT(ranks[0].DescribeMissing(ranks.now),
+                HasSubstr(waits ? "all ranks answer, and wait in the exchange: look at the network between them"
+                                : "rank 1 lives but is 1 call behind (rank 1 answers, and has been in forward"));
+  }
+}
+
 TEST(PeerWatchTest, NothingIsSaidWhilePhasesAdvance) {
   Ranks ranks(2);
   ranks[0].BeginWait(ranks.now);

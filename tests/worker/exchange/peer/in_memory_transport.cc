@@ -43,7 +43,8 @@ class InMemoryNetwork::RankTransport final : public MpiTransport {
       send.data = send.copy;
       network_.Complete(rank_, token);
     }
-    if (!network_.cut_[rank_]) network_.sends_.push_back(std::move(send));
+    const bool arrives = !network_.cut_[rank_] && !network_.lost_.contains({rank_, peer});
+    if (arrives) network_.sends_.push_back(std::move(send));
   }
 
   void PostReceive(int peer, int tag, std::span<std::byte> data, Token token) override {
@@ -127,6 +128,11 @@ void InMemoryNetwork::Disconnect(int rank) {
   // Eager messages, which were copied, still arrive. Messages in the rank's own memory are lost.
   std::erase_if(sends_, [&](const Send& send) { return send.to == rank || (send.from == rank && !send.eager); });
   std::erase_if(receives_, [&](const auto& entry) { return std::get<1>(entry.first) == rank; });
+}
+
+void InMemoryNetwork::Lose(NetworkLink link) {
+  std::lock_guard lock(mutex_);
+  lost_.emplace(link.from, link.to);
 }
 
 void InMemoryNetwork::CorruptMessages(int tag, std::optional<NetworkLink> link) {

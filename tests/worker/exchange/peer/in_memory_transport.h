@@ -40,6 +40,9 @@ class InMemoryNetwork {
   // From now on nothing arrives at or leaves `rank`. What has left before arrives, as a reason to give up must.
   void Disconnect(int rank);
 
+  // From now on nothing that is sent arrives by this link.
+  void Lose(NetworkLink link);
+
   // Whether the transport of each rank claims to move device memory. To be called before a transport is used.
   void set_moves_device_memory(std::vector<bool> by_rank) { moves_device_memory_ = std::move(by_rank); }
 
@@ -90,6 +93,7 @@ class InMemoryNetwork {
   std::vector<std::deque<Allreduce>> allreduces_;        // by rank
   std::vector<std::vector<Transport::Token>> complete_;  // by rank: not polled yet
   std::vector<bool> cut_;
+  std::set<std::pair<int, int>> lost_;  // from, to
   std::vector<bool> moves_device_memory_;
   std::optional<int> corrupt_tag_;
   std::optional<NetworkLink> corrupt_link_;
