@@ -27,6 +27,8 @@ using tcp_wire::MessageHeader;
 
 static_assert(std::endian::native == std::endian::little, "headers are sent as they are in memory");
 
+// TCP_RTO_MAX_MS of linux/tcp.h, which older headers do not have. An older kernel refuses it.
+constexpr int kTcpRtoMaxMs = 44;
 // One call sends several short messages that wait, each in two parts.
 constexpr size_t kPartsMax = 16;
 // Headers and short messages are received here, and copied. Large enough for several notices or for a whole short
@@ -52,6 +54,7 @@ TcpStream::TcpStream(Socket socket, int silence_ms) : socket_(std::move(socket))
   SetOption(fd(), IPPROTO_TCP, TCP_KEEPIDLE, kTcpKeepaliveSeconds);
   SetOption(fd(), IPPROTO_TCP, TCP_KEEPINTVL, kTcpKeepaliveSeconds);
   SetOption(fd(), IPPROTO_TCP, TCP_USER_TIMEOUT, silence_ms);
+  SetOption(fd(), IPPROTO_TCP, kTcpRtoMaxMs, kTcpResendMsMax);
 }
 
 void TcpStream::Push(int tag, std::span<const std::byte> data, Transport::Token token) {

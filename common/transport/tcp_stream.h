@@ -43,6 +43,10 @@ static_assert(sizeof(MessageHeader) == 16);
 
 }  // namespace tcp_wire
 
+// How long the kernel waits at most before it sends again what the network has lost (Linux 6.15 or newer). Without it
+// the pause doubles each time: after a network was down for 13 s, it would be tried again 12 s later.
+inline constexpr int kTcpResendMsMax = 1000;
+
 class TcpStream {
  public:
   class Receiver {

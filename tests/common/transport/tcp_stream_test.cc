@@ -240,6 +240,8 @@ TEST(TcpStreamTest, SetsTheOptionsOfAStreamBetweenRanks) {
   EXPECT_EQ(option(IPPROTO_TCP, TCP_KEEPIDLE), kTcpKeepaliveSeconds);
   EXPECT_EQ(option(IPPROTO_TCP, TCP_KEEPINTVL), kTcpKeepaliveSeconds);
   EXPECT_EQ(option(IPPROTO_TCP, TCP_USER_TIMEOUT), kSilenceMs);
+  constexpr int kTcpRtoMaxMs = 44;  // TCP_RTO_MAX_MS of Linux 6.15
+  EXPECT_THAT(option(IPPROTO_TCP, kTcpRtoMaxMs), testing::AnyOf(kTcpResendMsMax, -1));
 }
 
 }  // namespace
