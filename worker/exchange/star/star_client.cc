@@ -69,9 +69,11 @@ StarClient::StarClient(const JobSpec& job, Options options)
                          ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { OnNote(static_cast<int>(s), note); },
           .on_failure =
               [this, s](const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+                // A shard that misses no rank does not fail by itself: at its deadline it would blame a rank that has
+                // left for this reason. The coordinator tells the shards of an elastic run.
                 Fail(absl::Status(why.code(), absl::StrCat("server ", options_.shards[s].address, ": ",
                                                            std::string(why.message()))),
-                     Tell::kNobody);
+                     options_.superseded == nullptr ? Tell::kShards : Tell::kNobody);
               }}));
     }
   }

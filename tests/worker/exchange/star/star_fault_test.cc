@@ -340,6 +340,21 @@ TEST(StarFaultTest, ALateWorkerIsNamedWithBucketAndStep) {
   }
 }
 
+TEST(StarFaultTest, AServerThatMissesNoRankIsToldTheReasonOfAnother) {
+  Servers servers(2);
+  std::latch others_ended(2);
+  RunJob(servers.addresses, 3, absl::Seconds(1), [&](int rank, GradientExchange* exchange, const JobSpec& job) {
+    ASSERT_TRUE(TrainSteps(exchange, job, 1, GradientAt).ok());
+    if (rank == 1) return others_ended.wait();
+    std::vector<double> sum = {1};  // at shard 0 alone
+    EXPECT_THAT(Message(exchange->Sum(SumPurpose::kStopVote, sum)), HasSubstr("rank 1 has not joined in sum 0"));
+    others_ended.count_down();
+  });
+  for (const auto& server : servers.servers) {
+    EXPECT_THAT(Message(server->Wait()), HasSubstr("rank 1 has not joined in sum 0 within 1 s"));
+  }
+}
+
 TEST(StarFaultTest, ADeadlineThatIsInfiniteIsNotOver) {
   Servers servers(1);
   RunJob(servers.addresses, 2, absl::InfiniteDuration(), [&](int rank, GradientExchange* exchange, const JobSpec& job) {
