@@ -2,6 +2,7 @@
 
   bazel run //bench:chaos -- --events=150 --log=$PWD/chaos.jsonl             starts a log
   bazel run //bench:chaos -- --events=150 --log=$PWD/chaos.jsonl --continue  continues it until it has 150 events
+  bazel run //bench:chaos -- --hosts=netlab:4,1gbit                          cuts links between hosts: --help has more
 
 Exit code 0: every job ended in time with the right digest and left no process behind.
 """
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 
+from bench.chaos import netlab_chaos
 from bench.chaos.elastic_job import ElasticJob
 from bench.chaos.job import Done, Job, JobFailed, JobPlan, Outcome
 from bench.chaos.log import Log, summary
@@ -264,6 +266,8 @@ def describe(done: Done, topology: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
+    if any(argument.startswith("--hosts=") for argument in arguments):
+        return netlab_chaos.main(arguments, find_launcher)
     options = parse(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # SystemExit runs Job.__exit__, which ends all processes
     chaos = Chaos(options)
