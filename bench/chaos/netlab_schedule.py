@@ -34,7 +34,6 @@ JOIN_AT = (0.0, 0.8)  # fractions of the cut
 # What the programs do by themselves (common/limits.h, common/transport, server/elastic).
 DIAL_S = 10.0  # a rank that cannot connect with another one ends the meeting
 MEMBER_SILENT_S = 5.0  # a member of an elastic run is given up
-PROBES_S = 10.0  # a connection without traffic is lost by so much later than one with traffic
 VERDICT_S = 4.0  # the grace of a deadline: another process may have a better reason, and the roll is called
 SILENCE_S = 20.0  # a connection on which nothing is acknowledged is lost
 LAST_ANSWERS_S = 5.0  # how long a server waits for its workers to take their last answers
@@ -106,12 +105,12 @@ def deadlines(cut: Cut, setup: Setup) -> list[tuple[float, float]]:
     if setup.topology == ELASTIC:
         return [(MEMBER_SILENT_S, 0.0), (setup.exchange_deadline_s, 0.0), (setup.join_deadline_s, 0.0)]
     if not cut.at_start:
-        return [(setup.exchange_deadline_s, PROBES_S if _is_idle(cut, setup) else 0.0)]
+        return [(setup.exchange_deadline_s, 0.0)]
     return [(_start_deadline_s(cut, setup), START_S)]
 
 
-def _is_idle(cut: Cut, setup: Setup) -> bool:
-    """Whether a ring sends nothing there: neither gradients nor sums."""
+def is_idle(cut: Cut, setup: Setup) -> bool:
+    """Whether a ring sends nothing there, neither gradients nor sums. It may be done before it misses the link."""
     return (setup.topology == RING and cut.other is not None and 0 not in (cut.host, cut.other)
             and (cut.host - cut.other) % setup.hosts not in (1, setup.hosts - 1))
 
@@ -166,8 +165,8 @@ def _reasons(cut: Cut, setup: Setup) -> tuple[str, ...]:
 
 
 # Who says it, in the order in which a line has it: the process itself, a server that was told, a rank that was.
-_SAYS = re.compile(r"^(worker|server) (\d+): error: (server \S+: (?=rank))?"
-                   r"((rank \d+ gave up: )|(rank \d+ \(\S+\) says: ))*")
+_SAYS = re.compile(r"^(worker|server) \d+: error: "
+                   r"(server \S+: (?=rank)|rank \d+ gave up: |rank \d+ \(\S+\) says: )*")
 _NAMED = re.compile(r"(rank)s? (\d+(?:, \d+)*)|server \S+ \(shard (\d+)\)|server (\d+)")
 # Who keeps the others waiting, where a sentence also lists those that wait.
 _ROOT = re.compile(r"(?:ranks? \d+(?:, \d+)*|server \d+)(?= (?:does|do) not answer| ha(?:s|ve) no connection)")
@@ -249,6 +248,8 @@ def _draw(rng: random.Random, setup: Setup, limits: tuple[float, float]) -> Cut:
               join_at_s=None, join_host=rng.randrange(setup.hosts))
     while True:
         cut = dataclasses.replace(cut, duration_s=rng.uniform(*limits))
+        if is_idle(cut, setup) and expected_end(cut, setup) is not None:
+            cut = dataclasses.replace(cut, other=0)
         if not is_near(cut, setup):
             break
     if setup.topology == ELASTIC and rng.random() < JOIN:
