@@ -80,9 +80,19 @@ void SetOption(int fd, int level, int name, int value) { setsockopt(fd, level, n
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> ConnectionAcceptor::Listen(const Options& options) {
-  std::unique_ptr<ConnectionAcceptor> acceptor(new ConnectionAcceptor(options.members_max));
-  RETURN_IF_ERROR(acceptor->Open(options.listen));
-  return acceptor;
+  constexpr std::chrono::milliseconds kPause(100);
+  const Clock::time_point end = Clock::now() + options.patience;
+  for (bool has_said = false;; has_said = true) {
+    std::unique_ptr<ConnectionAcceptor> acceptor(new ConnectionAcceptor(options.members_max));
+    const absl::Status status = acceptor->Open(options.listen);
+    if (status.ok()) return acceptor;
+    if (!acceptor->is_taken_ || Clock::now() >= end) return status;
+    if (!has_said && options.say != nullptr) {
+      options.say(absl::StrCat("another program has ", options.listen, ": waiting for it, ",
+                               options.patience.count() / 1000, " s at most"));
+    }
+    std::this_thread::sleep_for(kPause);
+  }
 }
 
 absl::Status ConnectionAcceptor::Open(const std::string& address) {
@@ -112,7 +122,8 @@ absl::Status ConnectionAcceptor::Open(const std::string& address) {
     sockaddr_in any = {.sin_family = AF_INET, .sin_port = 0, .sin_addr = {INADDR_ANY}, .sin_zero = {}};
     status = AddListener(&any, sizeof(any), &port);
   }
-  if (listeners_.empty() || absl::IsAlreadyExists(status)) {
+  is_taken_ = absl::IsAlreadyExists(status);
+  if (listeners_.empty() || is_taken_) {
     return absl::InvalidArgumentError(absl::StrCat("cannot listen on ", address, ": ", std::string(status.message()),
                                                    ": is the port taken, or is the host not this machine's? "
                                                    "port 0 takes a free one"));
@@ -143,7 +154,9 @@ absl::Status ConnectionAcceptor::AddListener(const void* socket_address, unsigne
   if (bind(fd, bound, length) != 0 || listen(fd, kBacklog) != 0) {
     const int error = errno;
     close(fd);
-    return error == EADDRINUSE ? absl::AlreadyExistsError(strerror(error)) : absl::ErrnoToStatus(error, "bind");
+    // ErrnoToStatus would give an address of another machine (EADDRNOTAVAIL) the code of a port that is taken.
+    if (error == EADDRINUSE) return absl::AlreadyExistsError(strerror(error));
+    return absl::UnavailableError(absl::StrCat("bind: ", strerror(error)));
   }
   socklen_t bound_length = sizeof(address);
   CHECK(getsockname(fd, bound, &bound_length) == 0);

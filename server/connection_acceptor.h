@@ -41,6 +41,9 @@ class ConnectionAcceptor {
   struct Options {
     std::string listen;  // host:port; port 0 takes a free one, the same on every address of the host
     int members_max = kMemberConnectionsMax;
+    // How long to wait for a port that another program has, and what says that this one waits.
+    std::chrono::milliseconds patience{0};
+    std::function<void(const std::string& line)> say = nullptr;
   };
   // InvalidArgument, quoting it, if `listen` is not an address or cannot be listened on. Connections wait in the kernel
   // until Start.
@@ -143,6 +146,7 @@ class ConnectionAcceptor {
   const int members_max_;
   std::string address_;
   std::vector<int> listeners_;
+  bool is_taken_ = false;  // the port, by another program
   int epoll_ = -1;
   int stop_ = -1;  // an eventfd
   std::function<void(int fd)> hand_over_;

@@ -95,7 +95,12 @@ absl::Status ParameterServer::Core::Start() {
   descriptors_max_ = RaiseDescriptorLimit(kDescriptorsMax);
   // A wrong address is found before anything of gRPC exists. Connections wait in the kernel until the acceptor is
   // started below.
-  ASSIGN_OR_RETURN(acceptor_, ConnectionAcceptor::Listen({.listen = options_.listen}));
+  // A shard of an elastic run that is started again needs the port that it had. Workers wait as long for it.
+  constexpr absl::Duration kPortPatience = absl::Seconds(60);
+  const absl::Duration patience = is_elastic() ? std::min(options_.join_deadline, kPortPatience) : absl::ZeroDuration();
+  ASSIGN_OR_RETURN(acceptor_, ConnectionAcceptor::Listen({.listen = options_.listen,
+                                                          .patience = absl::ToChronoMilliseconds(patience),
+                                                          .say = [this](const std::string& line) { Log(line); }}));
   grpc::ServerBuilder builder;
   for (const auto& [name, value] : TransportArguments()) builder.AddChannelArgument(name, value);
   // Each stream costs memory before its first message has arrived.

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
 import unittest
@@ -76,6 +77,24 @@ class ElasticLaunchTest(JobTest):
         self.assertEqual(local.returncode, 0, local.output)
         with open(self.path("local")) as file:
             self.assertEqual(found, json.load(file)["parameter_sha256"], done.output)
+
+    def test_a_port_that_is_taken_for_a_moment_ends_no_run(self):
+        job = self.start_job(2, 1, "--restart_processes=2")
+        host, _, port = self.coordinator_of(job).rpartition(":")
+        self.await_snapshot(job)
+        os.kill(self.pid_of(job, "--shard=0"), signal.SIGKILL)
+        end = time.monotonic() + 10
+        with socket.socket() as thief:
+            thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            while True:  # the port is free as soon as the server is gone
+                try:
+                    thief.bind((host, int(port)))
+                    thief.listen()
+                    break
+                except OSError:
+                    self.assertLess(time.monotonic(), end)
+            self.wait_for_output(job, "another program has 127.0.0.1:%s: waiting for it, 60 s at most" % port)
+        self.expect_local_digest(job)
 
     def test_what_dies_is_started_again(self):
         job = self.start_job(2, 2, "--restart_processes=3")

@@ -12,6 +12,7 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -483,6 +484,23 @@ TEST(ConnectionAcceptorTest, RefusesWhatItCannotListenOn) {
   const auto first = ConnectionAcceptor::Listen({.listen = "127.0.0.1:0"});
   ASSERT_TRUE(first.ok());
   EXPECT_THAT(refusal((*first)->address()), HasSubstr("taken"));
+}
+
+TEST(ConnectionAcceptorTest, WaitsForAPortThatIsTakenForAMoment) {
+  auto first = ConnectionAcceptor::Listen({.listen = "127.0.0.1:0"});
+  ASSERT_TRUE(first.ok());
+  const std::string address = (*first)->address();
+  std::string said;
+  const auto second = ConnectionAcceptor::Listen(
+      {.listen = address, .patience = std::chrono::minutes(1), .say = [&](const std::string& line) {
+         said += line;
+         first->reset();  // the other program ends
+       }});
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_EQ((*second)->address(), address);
+  EXPECT_EQ(said, "another program has " + address + ": waiting for it, 60 s at most");
+  // An address that is not this machine's never becomes so.
+  EXPECT_FALSE(ConnectionAcceptor::Listen({.listen = "192.0.2.1:0", .patience = std::chrono::minutes(1)}).ok());
 }
 
 TEST(ConnectionAcceptorTest, ListensOnEveryAddress) {
