@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import unittest
@@ -162,6 +163,30 @@ class ExitCodesTest(JobTest):
             self.assertRegex(end.output, r"error: the checkpoint of step \d+ was not written: .*; there is no complete "
                              "one in %s\n" % folder)
             self.assertNotIn("saved in", end.output)
+
+    def test_4_a_record_or_a_trace_that_cannot_be_written_at_the_end(self) -> None:
+        for flag, what in (("record", "the run record"), ("trace", "the trace")):
+            folder = self.path(flag)
+            os.mkdir(folder)
+            worker = self.start([WORKER, *JOB, "--epochs=100000", "--%s=%s/file.json" % (flag, folder)])
+            self.wait_for_output(worker, "epoch 1/100000")
+            shutil.rmtree(folder)
+            worker.send_signal(signal.SIGTERM)
+            done = self.finish(worker, deadline_s=60)
+            self.assertEqual(done.returncode, 4, done.output)
+            self.assertRegex(done.output.splitlines()[-1],
+                             "^worker 0: error: %s was not written: cannot create " % what)
+
+    def test_0_a_server_that_is_asked_to_stop_before_a_job(self) -> None:
+        for number in SIGNALS:
+            server, _ = self.start_server()
+            of_ranks = self.start([SERVER, "--transport=tcp", "--rendezvous=127.0.0.1:9", "--world_size=1"])
+            self.wait_for_output(of_ranks, "meeting the workers")
+            for process in (server, of_ranks):
+                process.send_signal(number)
+                done = self.finish(process, deadline_s=60)
+                self.assertEqual(done.returncode, 0, done.output)
+                self.assertIn("server: asked to stop", done.output.splitlines()[-1])
 
     def test_a_reader_of_the_output_that_leaves_ends_nothing(self) -> None:
         folder = self.path("read")

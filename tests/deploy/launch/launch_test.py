@@ -438,6 +438,15 @@ class ElasticTest(LaunchTest):
         self.assertIn("launch: w0 failed with exit code 4", err)
         self.assertNotIn("starting it again", err)
 
+    def test_who_could_not_write_the_result_is_not_started_again(self):
+        process = self.start(["--elastic", "--restart_processes=3"], ["--exit=w0:4"])
+        self.await_started("w0", "s0")
+        time.sleep(3.5)  # a worker that fails alone is started again after 3 s
+        process.terminate()
+        code, _, err = self.finish(process)
+        self.assertEqual(code, 4, err)
+        self.assertNotIn("starting it again", err)
+
     def test_who_joins_fails_once(self):
         secret = os.path.join(self.notes, "secret")
         subprocess.run([LAUNCH, "--make_secret=" + secret], stdout=subprocess.DEVNULL, check=True)
@@ -542,9 +551,11 @@ class RingTest(LaunchTest):
         return self.temporary + ":" + os.environ["PATH"]
 
     def test_an_mpirun_that_does_not_start_all_ranks_is_ended(self):
-        code, out, err = self.launch(["--sync=ring", "--workers=2"], ["--wait", "--join_deadline_s=1"],
-                                     PATH=self.mpirun_that_hangs(), soft_descriptors=64)
-        self.assertEqual(code, 3, err)
+        process = self.start(["--sync=ring", "--workers=2"], ["--wait", "--join_deadline_s=1"],
+                             PATH=self.mpirun_that_hangs(), soft_descriptors=64)
+        out, err = process.communicate(timeout=DEADLINE_S)
+        self.assertEqual(process.returncode, 3, err)
+        self.assert_nothing_left(wait_s=10)  # the rank ends after mpirun
         self.assertIn("launch: mpirun has started 1 of 2 ranks within 1 s (--join_deadline_s): ending it; it may need "
                       "80 descriptors, and ulimit -n allows 80", err)
         self.assertIn("mpirun | 80\n", out)
@@ -554,8 +565,9 @@ class RingTest(LaunchTest):
         self.await_started("w0")
         started = time.monotonic()
         process.terminate()
-        code, _, err = self.finish(process)
-        self.assertEqual(code, 143, err)
+        _, err = process.communicate(timeout=DEADLINE_S)
+        self.assertEqual(process.returncode, 143, err)
+        self.assert_nothing_left(wait_s=10)  # the rank ends after mpirun
         self.assertIn("launch: Terminated before all ranks have started", err)
         self.assertLess(time.monotonic() - started, 20)
 
