@@ -18,6 +18,8 @@
 #include "common/bucket_map.h"
 #include "common/flags/command_line.h"
 #include "common/host/exhausted.h"
+#include "common/host/standard_streams.h"
+#include "common/leaf_shares.h"
 #include "common/memory.h"
 #include "common/metrics/metrics.h"
 #include "common/not_written.h"
@@ -26,6 +28,7 @@
 #include "common/status.h"
 #include "common/trace.h"
 #include "common/transport/tcp_rendezvous.h"
+#include "common/transport/tcp_transport.h"
 #include "kernels/cpu/cpu_device.h"
 #include "kernels/cuda/cuda_watch.h"
 #include "worker/check/check.h"
@@ -111,6 +114,13 @@ StallOptions MakeStallOptions(const WorkerOptions& options, const ProgressState*
           }};
 }
 
+// What a rank may send before its receive is posted (TcpRendezvousOptions).
+int64_t UnexpectedBytesMax(const WorkerOptions& options) {
+  if (options.micro_batches == 0 || options.server_ranks > 0) return 0;
+  return TcpUnexpectedBytesMax(options.world_size,
+                               DealLeavesEvenly(static_cast<int>(options.micro_batches), options.world_size));
+}
+
 // How the ranks of --transport=tcp find each other.
 TcpRendezvousOptions MakeRendezvousOptions(const WorkerOptions& options) {
   return {.rank = options.rank,
@@ -123,6 +133,7 @@ TcpRendezvousOptions MakeRendezvousOptions(const WorkerOptions& options) {
           .insecure = options.insecure,
           .join_deadline = options.join_deadline,
           .exchange_deadline = options.exchange_deadline,
+          .unexpected_bytes_max = UnexpectedBytesMax(options),
           .stall_report = options.stall_report,
           .say = [rank = options.rank](const std::string& line) {
             std::fprintf(stderr, "worker %d: %s\n", rank, line.c_str());
@@ -551,6 +562,7 @@ int Check(const WorkerOptions& options, const LauncherEnvironment& launcher, std
 
 int Main(int argc, char** argv) {
   // These calls come before any thread: a thread may read the environment, and signals must find their handlers.
+  OpenStandardStreams();
   ExplainExhaustion("worker");
   EnterUsersFolder("worker");
   KeepFreedMemory();

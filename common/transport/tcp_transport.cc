@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/arithmetic/reduction_order.h"
 #include "common/check.h"
+#include "common/leaf_shares.h"
 #include "common/roll_call.h"
 #include "common/status.h"
 
@@ -31,10 +32,16 @@ absl::Status LeftError() {
 
 }  // namespace
 
-int64_t TcpUnexpectedBytesMax(int world_size) {
+int64_t TcpUnexpectedBytesMax(int world_size, std::span<const int> leaf_owners) {
+  int node_count_max = 1;  // of one share
+  if (!leaf_owners.empty()) {
+    for (const Contributor& one : ContributorsOf(leaf_owners)) node_count_max = std::max(node_count_max, one.node + 1);
+  }
   // A sender may be done with its blocks while this rank has still to post the receives of their parameters, and may
-  // begin as many further ones.
-  const int64_t messages = 2 * int64_t{RingBlocksInFlightMax(world_size)} * std::max(1, world_size - 1);
+  // begin as many further ones. Of a block a peer sends one message in each round of the ring, or, in a co-located
+  // star, one for each node of its share.
+  const int64_t of_a_block = std::max(node_count_max, world_size - 1);
+  const int64_t messages = 2 * int64_t{RingBlocksInFlightMax(world_size)} * of_a_block;
   const int64_t message_bytes = kChunkBytesMax + kTcpKeptMessageBytes;
   return messages * message_bytes + kTcpControlBytesMax;
 }

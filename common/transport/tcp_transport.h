@@ -43,8 +43,9 @@
 namespace starring {
 
 // What one rank of a correct job can send to another before the other posts the receives: the blocks of the ring that
-// both have in flight, reduced and gathered, and control messages.
-int64_t TcpUnexpectedBytesMax(int world_size);
+// both have in flight, reduced and gathered, and control messages. With --micro_batches `leaf_owners` has the rank of
+// each leaf (common/leaf_shares.h): a rank sends one message for each node of its share.
+int64_t TcpUnexpectedBytesMax(int world_size, std::span<const int> leaf_owners = {});
 
 // After how many milliseconds without an acknowledgement a connection is lost: those of the exchange's deadline, within
 // kTcpSilenceMsMin and kTcpSilenceMsMax.

@@ -1,4 +1,5 @@
 // Ring and co-located star over TCP give the bits that they give in memory: those of the example job's reference.
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -11,6 +12,7 @@
 
 #include "common/arithmetic/reduction_order.h"
 #include "common/job_spec.h"
+#include "common/leaf_shares.h"
 #include "common/transport/message_pump.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -89,6 +91,59 @@ TEST(TcpExchangeTest, LongStateDoesNotRunAhead) {
     EXPECT_EQ(outcome.parameters, expected);
   }
   EXPECT_EQ(outcomes[0].state, state);
+}
+
+// One step in which rank 1 waits for rank 0's messages before it posts the receives of a bucket.
+void RunLateStep(const ExampleJob& job, PeerExchange& exchange, int rank, Outcome& outcome) {
+  const JobSpec spec = job.Spec(rank);
+  outcome.parameters = job.InitialParameters();
+  outcome.gradients = job.Contributions(rank, 0);
+  const auto submit = [&] {
+    for (int node = 0; node < std::ssize(outcome.gradients); ++node) {
+      const std::span<const float> gradient = outcome.gradients[node];
+      for (int b = 0; b < spec.buckets.bucket_count(); ++b) {
+        const ElementRange range = spec.buckets.bucket(b);
+        const std::span<const float> part = gradient.subspan(range.begin, range.size());
+        node + 1 == std::ssize(outcome.gradients) ? exchange.Submit(0, b, part) : exchange.SubmitNode(0, b, node, part);
+      }
+    }
+    return absl::OkStatus();
+  };
+  // The result of the sum follows rank 0's gradients on the same connection.
+  const auto sum = [&] {
+    std::vector<double> values = {1.0};
+    return exchange.Sum(SumPurpose::kStopVote, values);
+  };
+  absl::Status& status = outcome.status;
+  status = exchange.Start(spec, outcome.parameters);
+  if (status.ok()) status = rank == 0 ? submit() : sum();
+  if (status.ok()) status = rank == 0 ? sum() : submit();
+  for (int b = 0; status.ok() && b < spec.buckets.bucket_count(); ++b) status = exchange.Await(0, b);
+  if (status.ok()) status = exchange.Finish();
+  if (!status.ok()) return exchange.Abort(status);
+  std::ranges::copy(exchange.parameter_memory(), outcome.parameters.begin());
+}
+
+// 127 leaves a rank are 7 nodes, and each node of a block is a message.
+TEST(TcpExchangeTest, AShareOfManyNodesMayComeBeforeItsReceives) {
+  const ExampleJob job = {.element_count = 8 * ReductionBlockElements(2),
+                          .bucket_bytes = 1,
+                          .world_size = 2,
+                          .sum_order = SumOrder::kTree,
+                          .micro_batches = 254};
+  auto transports =
+      ConnectedRanks(2, {.unexpected_bytes_max = TcpUnexpectedBytesMax(2, DealLeavesEvenly(job.micro_batches, 2))});
+  std::vector<Outcome> outcomes(2);
+  PeerExchange zero(std::move(transports[0]), {.algorithm = Algorithm::kDirect});
+  PeerExchange one(std::move(transports[1]), {.algorithm = Algorithm::kDirect});
+  std::thread other([&] { RunLateStep(job, one, 1, outcomes[1]); });
+  RunLateStep(job, zero, 0, outcomes[0]);
+  other.join();
+  const std::vector<float> expected = job.Reference(1);
+  for (const Outcome& outcome : outcomes) {
+    ASSERT_EQ(outcome.status, absl::OkStatus());
+    EXPECT_EQ(outcome.parameters, expected);
+  }
 }
 
 TEST(TcpExchangeTest, AnAbortReachesAllRanksWithItsReason) {
