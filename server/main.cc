@@ -23,6 +23,7 @@
 #include "common/atomic_file.h"
 #include "common/flags/command_line.h"
 #include "common/host/exhausted.h"
+#include "common/host/standard_streams.h"
 #include "common/host/stop_signals.h"
 #include "common/limits.h"
 #include "common/memory.h"
@@ -183,6 +184,7 @@ absl::Status Serve(const ServerOptions& options) {
 }
 
 int Main(int argc, char** argv) {
+  OpenStandardStreams();
   ExplainExhaustion("server");
   EnterUsersFolder("server");
   KeepFreedMemory();

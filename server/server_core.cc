@@ -215,7 +215,7 @@ void ParameterServer::Core::Tick(Clock::time_point now) {
     refusals_.Add(DescribeUnheard(), now);
   }
   if (job_ != nullptr) {
-    job_->CheckDeadlines(now);
+    job_->CheckDeadlines(JobNow());
     EndIfTold(now);
   }
   if (is_elastic()) return TickElastic(now);

@@ -19,6 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/mutex.h"
+#include "common/running_clock.h"
 #include "server/admission.h"
 #include "server/check_service.h"
 #include "server/connection_acceptor.h"
@@ -60,6 +61,8 @@ class ParameterServer::Core {
 
   void Run();
   void Tick(Clock::time_point now);
+  // The job's time.
+  Clock::time_point JobNow() { return running_clock_.Read(Clock::now()); }
   // Ends streams on which no HELLO arrived in time.
   void CloseSilentLanes(Clock::time_point now);
   // Requests and connections that were refused, for people who wait for a worker; empty: there were none.
@@ -119,6 +122,7 @@ class ParameterServer::Core {
   std::atomic<bool> server_is_down_ = false;
 
   // ---- Members of the polling thread.
+  RunningClock running_clock_{Clock::now()};
   struct PendingJoin {
     Clock::time_point expires;
     std::chrono::milliseconds deadline;

@@ -136,7 +136,7 @@ absl::StatusOr<std::unique_ptr<ShardJob>> ParameterServer::Core::CreateJob() {
                                  const auto found = lanes_by_id_.find(answer.to);
                                  if (found != lanes_by_id_.end()) found->second->Send(std::move(answer));
                                },
-                           .now = Clock::now(),
+                           .now = JobNow(),
                            .stall_times = {.report_after = std::chrono::milliseconds(rendezvous_->stall_report_ms())},
                            .log = [this](const std::string& line) { Log(line); },
                            .track = track_,
@@ -231,7 +231,7 @@ void ParameterServer::Core::OnLaneMessage(ExchangeLane* lane, const ReceivedMess
     lane->Close(absl::FailedPreconditionError("the first message of a lane must be HELLO"));
   } else {
     // A lane has an id only after a HELLO, which is refused while there is no job.
-    job_->OnMessage(*lane->id, message, Clock::now());
+    job_->OnMessage(*lane->id, message, JobNow());
   }
 }
 
@@ -300,7 +300,7 @@ void ParameterServer::Core::OnLaneGone(ExchangeLane* lane, ExchangeLane::End end
     // The id is this lane's own entry: a lane that was replaced has lost its id (OnHello).
     lanes_by_id_.erase(*lane->id);
     UpdateSeatTime();
-    job_->OnLaneClosed(*lane->id, Clock::now());
+    job_->OnLaneClosed(*lane->id, JobNow());
     // An orderly end means that the worker has read everything, the last answers included.
     if (end == ExchangeLane::End::kOrderly && job_->state() != ShardJob::State::kRunning)
       acknowledged_ranks_.insert(lane->id->rank);

@@ -161,7 +161,7 @@ absl::Status ShardRank::Begin() {
                                            .exchange_deadline = DeadlineOf(rendezvous_.exchange_deadline_ms()),
                                            .join_deadline = DeadlineOf(rendezvous_.join_deadline_ms()),
                                            .send = [this](Answer answer) { Answered(std::move(answer)); },
-                                           .now = Clock::now(),
+                                           .now = clock_.Read(Clock::now()),
                                            .stall_times = {.report_after = stall_report},
                                            .log = options_.log,
                                            .track = AddTrack(options_.trace, {.name = "shard"}),
@@ -237,7 +237,7 @@ absl::Status ShardRank::Serve() {
     if (!status.ok() && !(absl::IsDeadlineExceeded(status) && status.message().empty())) return status;
     // Not where the request arrives: a transfer pumps, and completions must not pump inside each other.
     if (fetch_.has_value()) RETURN_IF_ERROR(SendState(*std::exchange(fetch_, std::nullopt)));
-    job_->CheckDeadlines(Clock::now());
+    job_->CheckDeadlines(clock_.Read(Clock::now()));
   }
   return job_->status();
 }
@@ -294,7 +294,7 @@ void ShardRank::OnContribution(int rank, int bucket, int node) {
 }
 
 void ShardRank::Feed(int rank, ExchangeMessage fields, std::span<const std::byte> payload) {
-  const Clock::time_point now = Clock::now();
+  const Clock::time_point now = clock_.Read(Clock::now());
   const int64_t bytes = std::ssize(payload);
   for (int part = 0; part < PartCount(bytes); ++part) {
     fields.set_part(part);

@@ -35,6 +35,7 @@
 #include "common/host/machine_limits.h"
 #include "common/memory.h"
 #include "common/progress_state.h"
+#include "common/running_clock.h"
 #include "common/trace.h"
 #include "common/transport/message_pump.h"
 #include "common/transport/shard_wire.h"
@@ -106,6 +107,7 @@ class ShardRank final : private Transport::Poster {
   ElementRange SliceOf(int bucket) const { return buckets().ShardSlice(bucket, options_.shard, options_.shard_count); }
 
   const Options options_;
+  RunningClock clock_{Clock::now()};  // the job's time
   ProgressState progress_;  // a server waits for workers, always: of others it is asked only whether it answers
   Rendezvous rendezvous_;
   std::vector<ShardRequest> requests_;                         // by rank: the one that is arriving

@@ -11,6 +11,7 @@
 #include "common/check.h"
 #include "common/limits.h"
 #include "common/roll_call.h"
+#include "common/running_clock.h"
 #include "common/status.h"
 #include "common/steady_time.h"
 
@@ -140,7 +141,9 @@ absl::StatusOr<MessagePump::Progress> MessagePump::Pump(Listening listening) {
 
 absl::Status MessagePump::PumpUntil(absl::FunctionRef<bool()> done, Clock::time_point deadline,
                                     const std::string& what) {
+  if (done()) return absl::OkStatus();
   const bool is_watched = !what.empty();
+  RunningClock clock(Clock::now());
   int polls = 0;  // since something arrived
   Clock::time_point idle_since;
   bool core_is_free = true;
@@ -150,13 +153,13 @@ absl::Status MessagePump::PumpUntil(absl::FunctionRef<bool()> done, Clock::time_
     ASSIGN_OR_RETURN(const Progress progress, Pump(std::exchange(listening, Listening::kNowAndThen)));
     // Something came: the next message is probably near, so polling begins again without a pause.
     if (progress == Progress::kSome) {
-      if (is_watched && polls >= kHardPolls) watch_.EndWait(Clock::now());
+      if (is_watched && polls >= kHardPolls) watch_.EndWait(clock.Read(Clock::now()));
       polls = 0;
       continue;
     }
     // The clock costs more than a poll that finds nothing: it is read only when a wait has become one.
     if (++polls < kHardPolls) continue;
-    const Clock::time_point now = Clock::now();
+    const Clock::time_point now = clock.Read(Clock::now());
     if (polls == kHardPolls) {
       idle_since = now;
       core_is_free = true;
@@ -169,14 +172,14 @@ absl::Status MessagePump::PumpUntil(absl::FunctionRef<bool()> done, Clock::time_
     const Clock::duration idle = now - idle_since;
     if (idle < kYieldingFor || (core_is_free && idle < transport_.polls_for())) {
       sched_yield();
-      core_is_free = Clock::now() - now < kPromptYieldMax;
+      core_is_free = clock.Read(Clock::now()) - now < kPromptYieldMax;
     } else {
       transport_.Wait(
           std::chrono::ceil<std::chrono::microseconds>(std::min<Clock::duration>(kSleepMax, deadline - now)));
       listening = Listening::kAlways;
     }
   }
-  if (is_watched && polls >= kHardPolls) watch_.EndWait(Clock::now());
+  if (is_watched && polls >= kHardPolls) watch_.EndWait(clock.Read(Clock::now()));
   return absl::OkStatus();
 }
 

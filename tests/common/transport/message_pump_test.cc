@@ -1,5 +1,6 @@
 #include "common/transport/message_pump.h"
 
+#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -7,9 +8,11 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "common/check.h"
+#include "common/running_clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/worker/exchange/peer/in_memory_transport.h"
@@ -125,7 +128,7 @@ class SilentTransport final : public Transport {
   void Wait(std::chrono::microseconds longest) override {
     if (waits == 0) polls_before = polls;
     ++waits;
-    std::this_thread::sleep_for(longest);
+    std::this_thread::sleep_for(std::max(longest, std::exchange(stop, std::chrono::microseconds(0))));
   }
   void Wake() override {}
   std::chrono::microseconds polls_for() const override { return polling; }
@@ -136,6 +139,7 @@ class SilentTransport final : public Transport {
   const MessagePump::Clock::time_point begin = MessagePump::Clock::now();
   int polls = 0, polls_before = 0, late_polls = 0, waits = 0, looks = 0;
   std::chrono::microseconds polling{0};
+  std::chrono::microseconds stop{0};  // of the process, in the first wait
 };
 
 // One poll and one look for a notice each time it wakes up: a rank that waits for a slow peer costs no core.
@@ -151,6 +155,17 @@ TEST(MessagePump, AWaitPollsForMomentsAndThenSleeps) {
   EXPECT_LE(transport.waits, 20);
   EXPECT_LE(transport.polls - transport.polls_before, transport.waits + 1);
   EXPECT_GE(transport.looks, transport.waits - 1);
+}
+
+TEST(MessagePump, TimeInWhichTheProcessIsStoppedDoesNotCount) {
+  SilentTransport transport;
+  transport.stop = 2 * RunningClock::kStop;
+  MessagePump pump(&transport, {});
+  const auto start = MessagePump::Clock::now();
+  const auto deadline = start + std::chrono::milliseconds(200);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(pump.PumpUntil([] { return false; }, deadline, "")));
+  EXPECT_GE(MessagePump::Clock::now() - start, 2 * RunningClock::kStop + std::chrono::milliseconds(150));
+  EXPECT_GE(transport.waits, 5);
 }
 
 // Where messages move only while it polls, it sleeps only if another thread takes the core, which on a busy machine may

@@ -12,6 +12,7 @@
 #include "common/limits.h"
 #include "common/status.h"
 #include "common/steady_time.h"
+#include "common/wall_time.h"
 #include "common/wire/exchange_message.h"
 #include "common/wire/grpc_transport.h"
 #include "proto/starring/v1/parameter_server.grpc.pb.h"
@@ -78,7 +79,7 @@ class StarCheckClient::Calls {
 
   absl::StatusOr<v1::CheckReply> Call(const v1::CheckRequest& request, absl::Time end) {
     grpc::ClientContext context;
-    context.set_deadline(absl::ToChronoTime(end));
+    context.set_deadline(WallTimeOf(end));
     v1::CheckReply reply;
     RETURN_IF_ERROR(ToStatus(stub_->Check(&context, request, &reply)));
     peer_ = PeerNameOfUri(context.peer());
@@ -95,7 +96,7 @@ class StarCheckClient::Calls {
   };
   void Begin(const v1::CheckRequest& request, absl::Time end, grpc::CompletionQueue* queue) {
     auto flight = std::make_unique<Flight>();
-    flight->context.set_deadline(absl::ToChronoTime(end));
+    flight->context.set_deadline(WallTimeOf(end));
     flight->reader = stub_->AsyncCheck(&flight->context, request, queue);
     Flight* const raw = flight.release();  // Next takes it back
     raw->reader->Finish(&raw->reply, &raw->status, raw);

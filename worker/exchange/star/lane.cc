@@ -93,6 +93,12 @@ void Lane::PostProgress(Asks asks) {
   WriteNext();
 }
 
+void Lane::OnStopped(std::chrono::nanoseconds stop, Time now) {
+  for (auto* queue : {&sent_, &waiting_}) {
+    for (const std::unique_ptr<StarRequest>& request : *queue) request->since = std::min(request->since + stop, now);
+  }
+}
+
 void Lane::Tick(Time now) {
   if (state_ == State::kDown && now >= open_at_) Open();
 }

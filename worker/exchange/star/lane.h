@@ -86,6 +86,9 @@ class Lane {
   enum class Asks { kNothing, kServer };
   void PostProgress(Asks asks);
 
+  // This process was stopped for so long, and has just gone on at `now`: no request has waited meanwhile.
+  void OnStopped(std::chrono::nanoseconds stop, Time now);
+
   // Opens the stream if the lane is down and its pause is over. To be called every few dozen milliseconds.
   void Tick(Time now);
 

@@ -265,9 +265,13 @@ void StarClient::TakeInbox() {
 }
 
 void StarClient::Tick(Clock::time_point now) {
+  const Clock::duration stopped = running_clock_.stopped();
+  (void)running_clock_.Read(now);
+  const Clock::duration stop = running_clock_.stopped() - stopped;
   std::set<std::string> new_peers;
   for (const auto& shard : lanes_) {
     for (const auto& lane : shard) {
+      if (stop > Clock::duration::zero()) lane->OnStopped(stop, now);
       lane->Tick(now);
       if (lane->TakeNewConnection()) new_peers.insert(lane->peer());
     }

@@ -31,6 +31,7 @@
 #include "common/job_spec.h"
 #include "common/mutex.h"
 #include "common/progress_state.h"
+#include "common/running_clock.h"
 #include "common/security/transport_security.h"
 #include "common/stall_report.h"
 #include "common/trace.h"
@@ -142,6 +143,7 @@ class StarClient {
   std::vector<ServerWatch> watches_ ABSL_GUARDED_BY(mutex_);  // by shard
   // Source s: a stall that shard s reports; source s + shard count: shard s is silent.
   StallReport report_ ABSL_GUARDED_BY(mutex_);
+  RunningClock running_clock_ ABSL_GUARDED_BY(mutex_){Clock::now()};
   Clock::time_point next_tick_ ABSL_GUARDED_BY(mutex_);
   Clock::time_point next_tell_ ABSL_GUARDED_BY(mutex_);
   std::pair<WorkPhase, int64_t> last_told_ ABSL_GUARDED_BY(mutex_) = {WorkPhase::kUnknown, -1};

@@ -13,6 +13,7 @@
 #include "common/nonce.h"
 #include "common/status.h"
 #include "common/steady_time.h"
+#include "common/wall_time.h"
 #include "common/wire/exchange_message.h"
 #include "common/wire/grpc_transport.h"
 #include "proto/starring/v1/parameter_server.grpc.pb.h"
@@ -127,7 +128,7 @@ absl::StatusOr<uint64_t> JoinOne(const StarClient::Shard& target, v1::JoinReques
     grpc::ClientContext context;
     // gRPC's deadlines are of the wall clock; ours is of the steady one.
     const absl::Duration patience = (deadline - SteadyNow()) + kAnswerGrace;
-    context.set_deadline(absl::ToChronoTime(absl::Now() + (superseded == nullptr ? patience : kElasticPatience)));
+    context.set_deadline(WallTimeOf(SteadyNow() + (superseded == nullptr ? patience : kElasticPatience)));
     v1::JoinReply reply;
     const grpc::Status status = stub->Join(&context, request, &reply);
     if (status.ok()) return reply.job_id();
@@ -162,7 +163,7 @@ absl::StatusOr<uint64_t> JoinOne(const StarClient::Shard& target, v1::JoinReques
     absl::SleepFor(kRetryPause);
     // gRPC 1.51 drives a handshake only while a call waits for it. The call above fails at once while there is no
     // connection, so without this wait a TLS handshake would never end. Returns as soon as there is a connection.
-    target.lanes[0]->WaitForConnected(absl::ToChronoTime(absl::Now() + std::min(deadline - SteadyNow(), kConnectWait)));
+    target.lanes[0]->WaitForConnected(WallTimeOf(SteadyNow() + std::min(deadline - SteadyNow(), kConnectWait)));
   }
 }
 
