@@ -20,6 +20,7 @@
 #include "absl/time/clock.h"
 #include "common/host/congestion_control.h"
 #include "common/mutex.h"
+#include "common/steady_time.h"
 
 namespace starring {
 namespace {
@@ -107,8 +108,8 @@ std::vector<Resolution> ResolveAll(std::span<const std::string> names, absl::Tim
   }
   const MutexLock lock(shared->mutex);
   // At the deadline, the names that are not resolved get an error below.
-  shared->changed.WaitUntil(shared->mutex, absl::ToChronoTime(end),
-                            [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(shared->mutex) { return shared->open == 0; });
+  shared->changed.WaitFor(shared->mutex, absl::ToChronoNanoseconds(end - SteadyNow()),
+                          [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(shared->mutex) { return shared->open == 0; });
   // The result is a copy, because a thread that answers after the deadline still writes to the original.
   std::vector<Resolution> copy = shared->by_name;
   for (size_t i = 0; i < copy.size(); ++i) {
@@ -209,13 +210,13 @@ bool IsDelivered(const Socket& socket) {
 }
 
 void HangUpAll(std::vector<const Socket*> sockets, absl::Duration patience) {
-  const absl::Time end = absl::Now() + patience;
+  const absl::Time end = SteadyNow() + patience;
   while (true) {
     std::erase_if(sockets, [](const Socket* socket) {
       HangUp(*socket);
       return IsDelivered(*socket);
     });
-    if (sockets.empty() || absl::Now() >= end) return;
+    if (sockets.empty() || SteadyNow() >= end) return;
     absl::SleepFor(kDeliveryPause);  // no event tells of an acknowledgement
   }
 }
@@ -232,7 +233,7 @@ std::vector<DialResult> DialAll(std::span<const std::string> addresses, absl::Du
   // Resolving and dialling share one deadline: the header promises an end after `timeout`. Resolving may use only half
   // of the time. One name that the name service does not answer would otherwise use all of it, and every other address
   // would be reported as silent, with advice about firewalls.
-  const absl::Time begin = absl::Now();
+  const absl::Time begin = SteadyNow();
   const absl::Time end = begin + timeout;
   const std::vector<Resolution> resolved = ResolveAll(addresses, begin + timeout / 2);
   std::vector<DialResult> results(addresses.size());
@@ -242,14 +243,14 @@ std::vector<DialResult> DialAll(std::span<const std::string> addresses, absl::Du
     for (const Place& place : resolved[i].places) attempts.push_back(Begin(i, place));
   }
   const auto is_open = [](const Attempt& attempt) { return attempt.open; };
-  while (std::any_of(attempts.begin(), attempts.end(), is_open) && absl::Now() < end) {
+  while (std::any_of(attempts.begin(), attempts.end(), is_open) && SteadyNow() < end) {
     std::vector<pollfd> polled;
     for (const Attempt& attempt : attempts) {
       // poll ignores an entry with -1, so that `polled` and `attempts` keep one index.
       polled.push_back({.fd = attempt.open ? attempt.socket.fd() : -1, .events = POLLOUT, .revents = 0});
     }
     // The wait is at least 1 ms: with 0 the last part of a millisecond would be spent in a busy loop.
-    const int64_t wait_ms = std::max<int64_t>(1, absl::ToInt64Milliseconds(end - absl::Now()));
+    const int64_t wait_ms = std::max<int64_t>(1, absl::ToInt64Milliseconds(end - SteadyNow()));
     // The loop's condition decides after a timeout and after a signal alike.
     if (poll(polled.data(), polled.size(), static_cast<int>(wait_ms)) <= 0) continue;
     for (size_t i = 0; i < attempts.size(); ++i) {

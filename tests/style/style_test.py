@@ -117,6 +117,16 @@ def check_tests_can_be_seen(path, text):
             yield f"{number}: {match[2]}: mend it or delete it"
 
 
+# What a person or another program reads as a date.
+DATES = ("worker/report/dashboards_tensorboard.cc", "common/steady_time.h")
+
+
+def check_clock(path, text):
+    if path.endswith(CPP) and path.startswith(("common/", "server/", "worker/", "deploy/")) and path not in DATES:
+        for number, _ in _lines(text, r"absl::Now\(\)"):
+            yield f"{number}: a wall clock can be set: SteadyNow() of common/steady_time.h"
+
+
 CHECKS = [check for name, check in sorted(globals().items()) if name.startswith("check_")]
 
 
@@ -179,6 +189,8 @@ class StyleTest(unittest.TestCase):
         self.assert_found("a.sh", "true\n", "begins with #!")
         self.assert_found("a.py", "def f(:\n", "1:")
         self.assert_found("tests/a_test.cc", "TEST(A, DISABLED_B) {}\n", "DISABLED_B")
+        self.assert_found("worker/a.cc", "const absl::Time end = absl::Now() + deadline;\n", "can be set")
+        self.assertEqual(find_problems("tests/a.cc", "absl::Now();\n"), [])
 
     def test_every_file(self):
         root = find_repository()

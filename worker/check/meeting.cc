@@ -9,7 +9,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
+#include "common/steady_time.h"
 
 namespace starring {
 namespace {
@@ -81,7 +81,7 @@ std::optional<std::string> Meeting::AwaitText(int rank, CheckStage stage, absl::
   while (true) {
     const absl::StatusOr<std::optional<std::string>> text = options_.board->Get(rank, stage);
     if (!text.ok()) return std::nullopt;
-    if (text->has_value() || absl::Now() >= end) return *text;
+    if (text->has_value() || SteadyNow() >= end) return *text;
     options_.rest(pause);
   }
 }
@@ -140,7 +140,7 @@ bool Meeting::AwaitDecision() {
 
 void Meeting::Announce(int exit_code) {
   if (!options_.board->Put(CheckStage::kVerdict, absl::StrCat(exit_code)).ok()) return;
-  const absl::Time end = absl::Now() + kNoticeDeadline;
+  const absl::Time end = SteadyNow() + kNoticeDeadline;
   const absl::Duration pause = PauseOf(options_.world_size, kTurnPauseMin, kTurnPauseMax);
   for (int rank = 1; rank < options_.world_size; ++rank) {
     // A worker that never came will not read the verdict, and one that has left has taken its notes with it: neither is
@@ -148,7 +148,7 @@ void Meeting::Announce(int exit_code) {
     while (true) {
       const auto card = options_.board->Get(rank, CheckStage::kCard);
       const auto notice = options_.board->Get(rank, CheckStage::kVerdict);
-      if (!card.ok() || !card->has_value() || !notice.ok() || notice->has_value() || absl::Now() >= end) break;
+      if (!card.ok() || !card->has_value() || !notice.ok() || notice->has_value() || SteadyNow() >= end) break;
       options_.rest(pause);
     }
   }

@@ -8,7 +8,6 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "common/host/process_facts.h"
 #include "common/limits.h"
 #include "common/status.h"
@@ -33,7 +32,7 @@ absl::Status Closed() {
 absl::Status PeerLink::AwaitReady(short events, absl::Time end) const {
   pollfd polled = {.fd = socket_.fd(), .events = events, .revents = 0};
   while (true) {
-    const absl::Duration left = end - absl::Now();
+    const absl::Duration left = end - SteadyNow();
     if (left <= absl::ZeroDuration()) return absl::DeadlineExceededError("connected, but no answer");
     // The wait is at least 1 ms: rounding down to 0 would turn the last part of a millisecond into a busy loop.
     const int64_t wait_ms = std::max<int64_t>(1, absl::ToInt64Milliseconds(left));

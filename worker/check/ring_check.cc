@@ -7,10 +7,10 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "common/flags/command_line.h"
 #include "common/host/dial.h"
 #include "common/status.h"
+#include "common/steady_time.h"
 #include "worker/check/host_network.h"
 #include "worker/check/peer_link.h"
 #include "worker/check/topology_check.h"
@@ -59,12 +59,12 @@ class ListenerBoard final : public NoteBoard {
   ListenerBoard(PeerLink link, int rank) : link_(std::move(link)), rank_(rank) {}
 
   absl::Status Put(CheckStage stage, const std::string& text) override {
-    if (link_.has_value()) return link_->Put(rank_, static_cast<int>(stage), text, absl::Now() + kAnswerDeadline);
+    if (link_.has_value()) return link_->Put(rank_, static_cast<int>(stage), text, SteadyNow() + kAnswerDeadline);
     listener_->Put(rank_, static_cast<int>(stage), text);
     return absl::OkStatus();
   }
   absl::StatusOr<std::optional<std::string>> Get(int rank, CheckStage stage) override {
-    if (link_.has_value()) return link_->Get(rank, static_cast<int>(stage), absl::Now() + kAnswerDeadline);
+    if (link_.has_value()) return link_->Get(rank, static_cast<int>(stage), SteadyNow() + kAnswerDeadline);
     return listener_->Get(rank, static_cast<int>(stage));
   }
 
@@ -243,7 +243,7 @@ class RingChecker {
     std::copy_if(places.begin(), places.end(), std::back_inserter(real),
                  [](const auto& place) { return !place.empty(); });
     std::vector<DialResult> dialled = DialAll(real, kDialDeadline);
-    const absl::Time end = absl::Now() + kRoundTripsDeadline;
+    const absl::Time end = SteadyNow() + kRoundTripsDeadline;
     size_t next = 0;
     for (size_t i = 0; i < dials_.size(); ++i) {
       if (places[i].empty()) continue;
@@ -263,7 +263,7 @@ class RingChecker {
     // Another program may accept a connection at this address. Only the answer to a ping, which needs the nonce, shows
     // that it is the rank.
     dial.link.emplace(std::move(dialled.socket), nonce);
-    const auto round_trip = dial.link->MeasureRoundTrip(std::min(end, absl::Now() + kAnswerDeadline));
+    const auto round_trip = dial.link->MeasureRoundTrip(std::min(end, SteadyNow() + kAnswerDeadline));
     if (!round_trip.ok()) {
       // This may be another host: bridges that containers made have the same address everywhere.
       dial.report.set_error(std::string(round_trip.status().message()));
@@ -289,7 +289,7 @@ class RingChecker {
     for (int distance = 1; distance <= tests; ++distance) {
       Dial* const dial = BestTo((rank_ + distance) % world_size_);
       if (dial == nullptr) continue;
-      const auto rate = dial->link->MeasureBandwidth(findings_.bandwidth.seconds, absl::Now() + kAnswerDeadline);
+      const auto rate = dial->link->MeasureBandwidth(findings_.bandwidth.seconds, SteadyNow() + kAnswerDeadline);
       if (rate.ok()) {
         dial->report.set_bytes_per_second(*rate);
       } else {
@@ -306,7 +306,7 @@ class RingChecker {
   void TestMpi(ProcessReport& report) {
     const int peer = (rank_ + 1) % world_size_;
     LinkReport link = LinkTo(peer, LinkReport::MPI);
-    const auto measured = probe_.Measure(peer, findings_.bandwidth.seconds, absl::Now() + kMpiDeadline);
+    const auto measured = probe_.Measure(peer, findings_.bandwidth.seconds, SteadyNow() + kMpiDeadline);
     if (measured.ok()) {
       link.set_round_trip_us(measured->round_trip_us);
       link.set_bytes_per_second(measured->bytes_per_second);
@@ -321,7 +321,7 @@ class RingChecker {
   const CheckParts& parts_;
   const int rank_;
   const int world_size_;
-  const absl::Time begin_ = absl::Now();
+  const absl::Time begin_ = SteadyNow();
   ProcessReport report_;
   CheckFindings findings_;
   MpiProbe probe_;

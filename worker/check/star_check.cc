@@ -10,6 +10,7 @@
 #include "common/host/dial.h"
 #include "common/nonce.h"
 #include "common/status.h"
+#include "common/steady_time.h"
 #include "worker/check/host_network.h"
 #include "worker/check/topology_check.h"
 #include "worker/exchange/star/check_client.h"
@@ -35,7 +36,7 @@ class ServerBoard final : public NoteBoard {
 
   ~ServerBoard() override {
     // A server would otherwise keep the notes until it forgets this worker, and a second check would find them.
-    for (StarCheckClient* server : servers_) server->Leave(absl::Now() + absl::Seconds(1)).IgnoreError();
+    for (StarCheckClient* server : servers_) server->Leave(SteadyNow() + absl::Seconds(1)).IgnoreError();
   }
 
   absl::Status Put(CheckStage stage, const std::string& text) override {
@@ -43,7 +44,7 @@ class ServerBoard final : public NoteBoard {
     // The note is put if one board has it, because Get asks all of them.
     bool any = false;
     for (StarCheckClient* server : servers_) {
-      const absl::Status put = server->Put(static_cast<int>(stage), text, absl::Now() + kAnswerDeadline);
+      const absl::Status put = server->Put(static_cast<int>(stage), text, SteadyNow() + kAnswerDeadline);
       any = any || put.ok();
       status.Update(put);
     }
@@ -55,7 +56,7 @@ class ServerBoard final : public NoteBoard {
     for (size_t i = 0; i < servers_.size(); ++i) {
       // A server that has failed is asked again in its turn: it may only have been slow.
       StarCheckClient* const server = servers_[next_++ % servers_.size()];
-      auto note = server->Get(rank, static_cast<int>(stage), absl::Now() + kAnswerDeadline);
+      auto note = server->Get(rank, static_cast<int>(stage), SteadyNow() + kAnswerDeadline);
       if (note.ok()) return note;  // the next call asks the next server, so that the load is shared
       status = note.status();
     }
@@ -64,10 +65,10 @@ class ServerBoard final : public NoteBoard {
 
   // Tells the servers that this worker is still there, while it does something else.
   void Keep() {
-    if (absl::Now() - kept_ < kKeepPause) return;
-    kept_ = absl::Now();
+    if (SteadyNow() - kept_ < kKeepPause) return;
+    kept_ = SteadyNow();
     for (StarCheckClient* server : servers_) {
-      server->Get(0, static_cast<int>(CheckStage::kCard), absl::Now() + kAnswerDeadline).IgnoreError();
+      server->Get(0, static_cast<int>(CheckStage::kCard), SteadyNow() + kAnswerDeadline).IgnoreError();
     }
   }
 
@@ -89,7 +90,7 @@ void Fail(const std::string& error, const std::string& way_out, Server& server) 
 }
 
 void AskServer(int shard, Server& server) {
-  const auto answer = server.client->Ask(absl::Now() + kAnswerDeadline);
+  const auto answer = server.client->Ask(SteadyNow() + kAnswerDeadline);
   if (!answer.ok()) {
     const bool silent = answer.status().code() == absl::StatusCode::kDeadlineExceeded;
     // A refusal by the server says in its message how to mend it.
@@ -157,7 +158,7 @@ void FillReport(const std::vector<Server>& servers, v1::ProcessReport* report) {
 
 CheckOutcome CheckStar(const CheckParts& parts, v1::ProcessReport report) {
   const WorkerOptions& options = *parts.options;
-  const absl::Time begin = absl::Now();
+  const absl::Time begin = SteadyNow();
   CheckFindings findings = EmptyFindings(parts, CheckFindings::Topology::kStar);
   findings.bandwidth = PlanBandwidth(static_cast<int>(options.servers.size()), options.world_size);
   // The number tells two processes of one rank apart: a server drops the notes of the one before.
@@ -185,7 +186,7 @@ CheckOutcome CheckStar(const CheckParts& parts, v1::ProcessReport report) {
     meeting.AwaitTurn(findings.bandwidth.rank_stride, CheckStage::kReport);
     for (Server& server : servers) {
       if (!server.link.error().empty()) continue;
-      const auto rate = server.client->MeasureBandwidth(findings.bandwidth.seconds, absl::Now() + kAnswerDeadline);
+      const auto rate = server.client->MeasureBandwidth(findings.bandwidth.seconds, SteadyNow() + kAnswerDeadline);
       if (rate.ok()) {
         server.link.set_bytes_per_second(*rate);
       } else {

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "common/flags/command_line.h"
 #include "common/limits.h"
 #include "common/stall_report.h"

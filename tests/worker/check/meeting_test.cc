@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "absl/time/clock.h"
+#include "common/steady_time.h"
 
 namespace starring {
 namespace {
@@ -63,7 +63,7 @@ TEST(MeetingTest, OneTestsAtATimeAndAllEndWithTheVerdict) {
   for (int rank = 0; rank < kWorldSize; ++rank) {
     threads.emplace_back([&, rank] {
       MemoryBoard board(&shared, rank);
-      Meeting meeting(OptionsOf(&board, rank, kWorldSize, absl::Now()));
+      Meeting meeting(OptionsOf(&board, rank, kWorldSize, SteadyNow()));
       ASSERT_TRUE(meeting.Put(CheckStage::kCard, ReportOf(rank)).ok());
       meeting.AwaitTurn(1, CheckStage::kReport);
       {

@@ -19,10 +19,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "common/host/dial.h"
 #include "common/host/machine_limits.h"
 #include "common/limits.h"
+#include "common/steady_time.h"
 
 static std::atomic<bool> writes_fail = false;
 static std::atomic<bool> slow_name_may_end = false;
@@ -67,7 +67,7 @@ class SilentPort {
   std::string address_;
 };
 
-absl::Time Soon() { return absl::Now() + absl::Seconds(20); }
+absl::Time Soon() { return SteadyNow() + absl::Seconds(20); }
 
 class PeerLinkTest : public ::testing::Test {
  protected:
@@ -168,7 +168,7 @@ TEST(PeerLinkLimitsTest, AnAnswerLongerThanANoteEndsTheLink) {
   answer.found = 1;
   answer.length = static_cast<uint32_t>(kCheckNoteBytesMax) + 1;
   ASSERT_EQ(send(listener.fd(), &answer, sizeof(answer), 0), static_cast<ssize_t>(sizeof(answer)));
-  EXPECT_EQ(link.Get(0, 1, absl::Now() + absl::Seconds(1)).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(link.Get(0, 1, SteadyNow() + absl::Seconds(1)).status().code(), absl::StatusCode::kUnavailable);
 }
 
 // Even if it has much time: a test must not fill a fast link for long.
@@ -206,10 +206,10 @@ TEST(TcpDialTest, SaysWhatIsWrong) {
   EXPECT_NE(dialled[3].error, "");
 
   PeerLink link(std::move(dialled[1].socket), 0);
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   const auto answer = link.MeasureRoundTrip(start + absl::Milliseconds(200));
   EXPECT_EQ(answer.status().code(), absl::StatusCode::kDeadlineExceeded) << answer.status();
-  EXPECT_LT(absl::Now() - start, absl::Seconds(10));
+  EXPECT_LT(SteadyNow() - start, absl::Seconds(10));
 }
 
 // The others are dialled while the name service is still silent.
@@ -228,13 +228,13 @@ TEST(TcpDialTest, GivesUpInTime) {
   // A full backlog answers nothing, like a firewall that drops packets.
   const SilentPort silent(/*listens=*/true);
   std::vector<std::vector<DialResult>> held;
-  const absl::Time start = absl::Now();
+  const absl::Time start = SteadyNow();
   for (int i = 0; i < 20; ++i) {
     held.push_back(DialAll(std::vector<std::string>{silent.address()}, absl::Milliseconds(300)));
     if (!held.back()[0].error.empty()) break;
   }
   EXPECT_EQ(held.back()[0].error, "connection timed out (ETIMEDOUT)");
-  EXPECT_LT(absl::Now() - start, absl::Seconds(20));
+  EXPECT_LT(SteadyNow() - start, absl::Seconds(20));
 }
 
 }  // namespace

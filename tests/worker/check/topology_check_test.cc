@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "common/check.h"
 #include "common/flags/command_line.h"
+#include "common/steady_time.h"
 #include "common/transport/tcp_listener.h"
 #include "common/transport/tcp_rendezvous.h"
 #include "worker/check/meeting.h"
@@ -58,7 +58,7 @@ class TopologyCheckTest : public testing::Test {
 TEST_F(TopologyCheckTest, MpiIsStuckAlsoIfRankZeroCannotBeTold) {
   const CheckParts parts = PartsOf(1);
   LostBoard board;
-  Meeting meeting({.board = &board, .rank = 1, .world_size = 2, .begin = absl::Now(), .rest = absl::SleepFor});
+  Meeting meeting({.board = &board, .rank = 1, .world_size = 2, .begin = SteadyNow(), .rest = absl::SleepFor});
   const CheckOutcome outcome = Conclude(parts, EmptyFindings(parts, CheckFindings::Topology::kRing), ReportOf(1),
                                         meeting, [](v1::ProcessReport& report) { report.set_mpi_hangs(true); });
   EXPECT_TRUE(outcome.mpi_is_stuck);

@@ -75,7 +75,7 @@ struct MpiProbe::State {
       int code = MPI_Iprobe(MPI_ANY_SOURCE, tag, MPI_COMM_WORLD, &there, &status);
       if (code != MPI_SUCCESS) return MpiError("MPI_Iprobe", code);
       if (there == 0) continue;
-      last_arrival = absl::Now();
+      last_arrival = SteadyNow();
       int size = 0;
       MPI_Get_count(&status, MPI_BYTE, &size);
       Message& message = Add(static_cast<size_t>(size), status.MPI_SOURCE);
@@ -104,7 +104,7 @@ struct MpiProbe::State {
       RETURN_IF_ERROR(Progress());
       if (is_done()) break;
       // The clock is looked at after a round without success, so that a late answer which is here counts.
-      const absl::Time now = absl::Now();
+      const absl::Time now = SteadyNow();
       if (now >= end) return absl::DeadlineExceededError("a message does not arrive");
       Rest(now);
     }
@@ -182,7 +182,7 @@ absl::StatusOr<std::vector<std::string>> MpiProbe::Gather(const std::string& tex
   for (int done = 0; done == 0;) {
     code = MPI_Test(&all.request, &done, MPI_STATUS_IGNORE);
     if (code != MPI_SUCCESS) return MpiError("MPI_Iallgather", code);
-    if (done == 0 && absl::Now() >= end) return absl::DeadlineExceededError("MPI's messages do not arrive");
+    if (done == 0 && SteadyNow() >= end) return absl::DeadlineExceededError("MPI's messages do not arrive");
     if (done == 0) absl::SleepFor(kPause);
   }
   std::vector<std::string> texts;
@@ -192,14 +192,14 @@ absl::StatusOr<std::vector<std::string>> MpiProbe::Gather(const std::string& tex
 }
 
 void MpiProbe::Serve(absl::Duration pause) {
-  const absl::Time end = absl::Now() + pause;
+  const absl::Time end = SteadyNow() + pause;
   // An error ends the serving only: the rank that measures reports what does not arrive.
   while (state_->Progress().ok()) {
-    const absl::Time now = absl::Now();
+    const absl::Time now = SteadyNow();
     if (now >= end && now - state_->last_arrival >= kAwake) return;
     state_->Rest(now);
   }
-  absl::SleepFor(end - absl::Now());
+  absl::SleepFor(end - SteadyNow());
 }
 
 absl::StatusOr<MpiProbe::Measurement> MpiProbe::Measure(int peer, double seconds, absl::Time end) {

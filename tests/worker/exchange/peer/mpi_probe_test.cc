@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "absl/time/clock.h"
 #include "common/check.h"
 #include "common/limits.h"
+#include "common/steady_time.h"
 #include "gtest/gtest.h"
 #include "worker/exchange/peer/mpi_runtime.h"
 
@@ -32,7 +32,7 @@ extern "C" int MPI_Isend(const void* data, int count, MPI_Datatype type, int pee
 namespace starring {
 namespace {
 
-absl::Time Soon() { return absl::Now() + absl::Seconds(20); }
+absl::Time Soon() { return SteadyNow() + absl::Seconds(20); }
 
 class MpiProbeTest : public testing::Test {
  protected:

@@ -9,8 +9,8 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "common/limits.h"
+#include "common/steady_time.h"
 #include "gtest/gtest.h"
 #include "proto/starring/v1/parameter_server.grpc.pb.h"
 
@@ -54,7 +54,7 @@ class CountingServer : public v1::ParameterServer::Service {
 TEST(CheckClientTest, ABandwidthTestSendsNoMoreThanAllowed) {
   CountingServer server;
   StarCheckClient client({.address = server.address});
-  const auto rate = client.MeasureBandwidth(15, absl::Now() + absl::Seconds(20));
+  const auto rate = client.MeasureBandwidth(15, SteadyNow() + absl::Seconds(20));
   ASSERT_TRUE(rate.ok()) << rate.status();
   EXPECT_EQ(server.largest_bytes, kCheckPayloadBytesMax);
   EXPECT_EQ(server.all_bytes, kCheckBandwidthBytesMax);
@@ -64,7 +64,7 @@ TEST(CheckClientTest, ABandwidthTestSendsNoMoreThanAllowed) {
 TEST(CheckClientTest, TheServerKnowsTheWorkerBeforeTheFirstPayload) {
   CountingServer server;
   StarCheckClient client({.address = server.address, .worker_id = 7});
-  const auto rate = client.MeasureBandwidth(0, absl::Now() + absl::Seconds(20));
+  const auto rate = client.MeasureBandwidth(0, SteadyNow() + absl::Seconds(20));
   ASSERT_TRUE(rate.ok()) << rate.status();
   EXPECT_EQ(server.all_bytes, kCheckPayloadBytesMax);
   EXPECT_EQ(server.stranger_bytes, 0);
