@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "common/flags/command_line.h"
+#include "common/host/standard_streams.h"
 #include "common/status.h"
 #include "deploy/run_record_table.h"
 
@@ -32,6 +33,7 @@ absl::Status PrintTable(const std::vector<std::string>& paths) {
 }  // namespace starring
 
 int main(int argc, char** argv) {
+  starring::OpenStandardStreams();
   starring::EnterUsersFolder("table");
   const absl::Status status = starring::PrintTable({argv + 1, argv + argc});
   if (!status.ok()) std::fprintf(stderr, "table: error: %s\n", std::string(status.message()).c_str());

@@ -18,6 +18,7 @@
 #include "absl/strings/string_view.h"
 #include "common/flags/command_line.h"
 #include "common/host/exhausted.h"
+#include "common/host/standard_streams.h"
 #include "common/printable.h"
 #include "common/security/job_secret.h"
 #include "common/security/security_flags.h"
@@ -217,6 +218,7 @@ absl::StatusOr<int> Launch(int argc, const char* const* argv) {
 int Main(int argc, char** argv) {
   // mpirun starts this program once for each rank (mpi_rank.h).
   if (IsRankCommand(argc, argv)) RunRank(argc, argv);
+  OpenStandardStreams();
   ExplainExhaustion("launch");
   EnterUsersFolder("launch");
   const absl::StatusOr<int> exit_code = Launch(argc, argv);

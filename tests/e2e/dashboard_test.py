@@ -110,6 +110,15 @@ class TensorboardTest(JobTest):
                 if workers > 1:
                     self.assertTrue(all(value > 0 for value in exchange), exchange)
 
+    def test_a_program_without_standard_streams_writes_whole_files(self):
+        for closed in (">&-", "<&- >&- 2>&-"):
+            folder = self.path("events" + closed)
+            done = self.run_to_end(["sh", "-c", 'exec "$@" ' + closed, "sh", WORKER, *SMALL_JOB,
+                                    "--tensorboard_dir=" + folder, "--tensorboard_every_steps=3"])
+            self.assertEqual(done.returncode, 0, done.output)
+            name, = os.listdir(folder)
+            self.assertEqual([step for step, _ in scalars(os.path.join(folder, name))["step/loss"]], [2, 5, 8, 11])
+
     def test_a_folder_that_cannot_be_written_is_refused(self):
         with open(self.path("file"), "w"):
             pass
