@@ -76,7 +76,7 @@ absl::StatusOr<std::unique_ptr<AtomicFile>> AtomicFile::Create(const std::string
   std::string temporary = absl::StrCat(path, ".tmp.", getpid());
   // O_EXCL: in a folder that others may write to, a planted link would have us truncate what it names.
   const auto create = [&] {
-    return open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+    return open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
   };
   int file = create();
   // A process that crashed left it, and this one has the same id.

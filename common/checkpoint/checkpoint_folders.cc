@@ -167,7 +167,7 @@ FolderLock::~FolderLock() {
 absl::StatusOr<FolderLock> FolderLock::Take(const std::string& dir, absl::Duration patience) {
   RETURN_IF_ERROR(CreateFolders(dir));
   const std::string path = absl::StrCat(dir, "/", kLock);
-  FolderLock lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0644));
+  FolderLock lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
   if (lock.file_ < 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", path));
   // The kernel may need a moment to release the lock of a job that was killed.
   for (const absl::Time end = SteadyNow() + patience;;) {

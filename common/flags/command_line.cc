@@ -11,6 +11,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -115,6 +116,16 @@ bool AsksForAnswer(absl::string_view name) {
   return name == "help" || name == "h" || name == "helpfull" || name == "version";
 }
 
+// Whether a shell was to replace the beginning of a path: bash leaves the ~ of --record=~/r.json, and no shell reads a
+// file of flags.
+bool BeginsAsInShell(const FlagLimits& limits, absl::string_view path) {
+  const bool is_path = limits.kind == FlagLimits::Kind::kText &&
+                       (absl::StrContains(limits.what, "file") || absl::StrContains(limits.what, "folder"));
+  if (!is_path || path.empty()) return false;
+  if (path[0] == '~') return path.size() == 1 || path[1] == '/';
+  return path[0] == '$' && path.size() > 1 && (path[1] == '{' || path[1] == '_' || absl::ascii_isalpha(path[1]));
+}
+
 // Collects the settings of the command line and of its files, and applies them at the end: whether a setting counts
 // depends on those that come after it.
 class Parser {
@@ -153,6 +164,11 @@ class Parser {
                      [](const Setting& a, const Setting& b) { return a.depth > b.depth; });
     for (const Setting& setting : settings_) {
       const FlagRow& row = *setting.row;
+      if (BeginsAsInShell(row.limits(), *setting.value)) {
+        return Refuse(setting.place, row.name, *setting.value,
+                      absl::StrCat("no shell has replaced its beginning: write the whole path, or ./", *setting.value,
+                                   " if that is the name"));
+      }
       // The limits look at the value as it was read, not at the text: "0x10" is 16.
       if (!row.slot.parse(*setting.value, options) || !row.limits().Allow(row.slot.print(options))) {
         return Refuse(setting.place, row.name, *setting.value, row.limits().Sentence());

@@ -28,6 +28,20 @@ TEST(WriteFileAtomicallyTest, ReplacesTheWholeFile) {
   EXPECT_EQ(Read(path), "b");
 }
 
+// A group that shares a folder says by its umask that it may write each other's files.
+TEST(WriteFileAtomicallyTest, TheUmaskDecidesWhoMayReadAndWrite) {
+  const std::string path = testing::TempDir() + "/mode";
+  const mode_t before = umask(0);
+  for (const mode_t mask : {002, 022, 077}) {
+    umask(mask);
+    ASSERT_TRUE(WriteFileAtomically(path, "a").ok());
+    struct stat facts = {};
+    ASSERT_EQ(stat(path.c_str(), &facts), 0);
+    EXPECT_EQ(facts.st_mode & 0777, 0666 & ~mask);
+  }
+  umask(before);
+}
+
 TEST(WriteFileAtomicallyTest, KeepsTheOldFileWhenTheNewOneDoesNotFit) {
   const std::string folder = testing::TempDir() + "/full";
   std::filesystem::create_directory(folder);

@@ -80,6 +80,16 @@ TEST_F(CheckpointFoldersTest, OneProcessAtATimeHasTheLock) {
   EXPECT_TRUE(ListCheckpointFolders(deep).empty());
 }
 
+TEST_F(CheckpointFoldersTest, TheUmaskDecidesWhoMayTakeTheLock) {
+  const mode_t before = umask(002);
+  const auto lock = FolderLock::Take(dir_ + "/shared", absl::ZeroDuration());
+  umask(before);
+  ASSERT_TRUE(lock.ok()) << lock.status();
+  struct stat facts = {};
+  ASSERT_EQ(stat((dir_ + "/shared/.lock").c_str(), &facts), 0);
+  EXPECT_EQ(facts.st_mode & 0777, 0664);
+}
+
 TEST_F(CheckpointFoldersTest, OtherNamesAreNotTaken) {
   for (const char* name : {"step-", "step-1x", "step--1", "step-9999999999999999999", "Step-1", "step-2.old", "x"}) {
     fs::create_directories(dir_ + "/" + name);

@@ -70,6 +70,30 @@ TEST_F(ParseFlagsTest, TakesEveryWayToWriteAFlag) {
   EXPECT_FALSE(options_.is_on);
 }
 
+// bash leaves the ~ of --flag=~/path, and no shell reads a file of flags.
+TEST(PathFlagsTest, RefusesWhatAShellWasToReplace) {
+  static constexpr FlagRow kPathRows[] = {{"test_file", "rest", "a file", TextAt<&Options::text>("name or file")},
+                                          {"test_run", "rest", "a name", TextAt<&Options::text>("name")}};
+  const Options defaults;
+  const FlagTable table = MakeFlagTable("program", "for a test.", kPathRows, &defaults);
+  Options options;
+  const auto parse = [&](const std::string& word) {
+    const std::vector<const char*> argv = {"program", word.c_str()};
+    return ParseFlags(2, argv.data(), table, &options).status();
+  };
+  for (const std::string path : {"~", "~/ck", "$HOME/ck", "${HOME}/ck", "$_x"}) {
+    const absl::Status status = parse("--test_file=" + path);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_EQ(status.message(), absl::StrCat("flag --test_file cannot be \"", path,
+                                             "\": no shell has replaced its beginning: write the whole path, or ./",
+                                             path, " if that is the name"));
+  }
+  for (const std::string path : {"", "./~", "a~/b", "~name", "$1", "a$HOME", "/srv/x"}) {
+    EXPECT_TRUE(parse("--test_file=" + path).ok()) << path;
+  }
+  EXPECT_TRUE(parse("--test_run=~/ck").ok());
+}
+
 TEST_F(ParseFlagsTest, RefusesAnUnknownFlagAndNamesTheNearest) {
   EXPECT_THAT(Refusal({"--test_numbr=7"}), HasSubstr("unknown flag --test_numbr, did you mean --test_number?"));
   EXPECT_THAT(Refusal({"--notest_number"}), HasSubstr("unknown flag --notest_number"));
