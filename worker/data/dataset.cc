@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "common/status.h"
@@ -32,10 +33,13 @@ bool Exists(const std::string& path) {
 }
 
 std::optional<std::string> FindFile(const std::string& folder, absl::string_view stem) {
-  // The plain file is preferred, because it needs no unzipping.
-  for (const absl::string_view suffix : {"", ".gz"}) {
-    std::string path = absl::StrCat(folder, "/", stem, suffix);
-    if (Exists(path)) return path;
+  // Some programs for archives unpack train-images-idx3-ubyte as train-images.idx3-ubyte.
+  for (const std::string& name : {std::string(stem), absl::StrReplaceAll(stem, {{"-idx", ".idx"}})}) {
+    // The plain file is preferred, because it needs no unzipping.
+    for (const absl::string_view suffix : {"", ".gz"}) {
+      std::string path = absl::StrCat(folder, "/", name, suffix);
+      if (Exists(path)) return path;
+    }
   }
   return std::nullopt;
 }

@@ -8,7 +8,9 @@
 #include "common/check.h"
 #include "common/checkpoint/crc32c.h"
 #include "common/status.h"
+#include "worker/data/data_memory.h"
 #include "worker/data/dataset_readers.h"
+#include "worker/data/file_kind.h"
 #include "worker/data/file_stream.h"
 
 namespace starring {
@@ -69,6 +71,7 @@ absl::Status AppendFile(const CifarFiles& files, const std::string& path, Datase
   int64_t record = 0;
   for (int64_t bytes = std::ssize(buffer); bytes == std::ssize(buffer);) {
     ASSIGN_OR_RETURN(bytes, stream->Read(buffer));
+    if (record == 0) RETURN_IF_ERROR(RefuseOtherKind(path, std::span(buffer).first(static_cast<size_t>(bytes))));
     if (bytes % kRecordBytes != 0) {
       return absl::DataLossError(absl::StrFormat(
           "%s is truncated: expected a whole number of records of %d bytes, found %d records and %d bytes: copy or "
@@ -80,6 +83,11 @@ absl::Status AppendFile(const CifarFiles& files, const std::string& path, Datase
     if (std::ssize(dataset.images) + count * kImageBytes > files.bytes_max) {
       return absl::DataLossError(absl::StrFormat(
           "%s: its images and those before it are more than the limit of %d bytes", path, files.bytes_max));
+    }
+    // A vector that grows has the old memory and twice as much at once.
+    if (const int64_t needed = std::ssize(dataset.images) + count * kImageBytes;
+        needed > static_cast<int64_t>(dataset.images.capacity())) {
+      RETURN_IF_ERROR(CheckDataFits(path, std::max(needed, 2 * std::ssize(dataset.images))));
     }
     const auto records = std::span(buffer).first(static_cast<size_t>(bytes));
     RETURN_IF_ERROR(AppendRecords(path, record, records, dataset));

@@ -10,7 +10,9 @@
 #include "common/checkpoint/crc32c.h"
 #include "common/limits.h"
 #include "common/status.h"
+#include "worker/data/data_memory.h"
 #include "worker/data/dataset_readers.h"
+#include "worker/data/file_kind.h"
 #include "worker/data/file_stream.h"
 namespace starring {
 namespace {
@@ -55,7 +57,7 @@ absl::Status CheckDims(const FileStream& stream, const Expected& expected, const
         "again",
         stream.path(), promised, expected.what, possible));
   }
-  return absl::OkStatus();
+  return CheckDataFits(stream.path(), promised);
 }
 
 absl::Status ReadHeader(FileStream& stream, const Expected& expected, IdxFile& file) {
@@ -69,6 +71,7 @@ absl::Status ReadHeader(FileStream& stream, const Expected& expected, IdxFile& f
   };
   // The magic number is checked first: a file of another kind is often shorter too, and "truncated" would mislead.
   if (read >= 4 && word(0) != expected.magic) {
+    RETURN_IF_ERROR(RefuseOtherKind(stream.path(), std::span(header).first(static_cast<size_t>(read))));
     return absl::DataLossError(absl::StrFormat("%s begins with 0x%08x, expected 0x%08x (IDX %s): give the %s file",
                                                stream.path(), word(0), expected.magic, expected.what, expected.what));
   }

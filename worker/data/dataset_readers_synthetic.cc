@@ -8,6 +8,7 @@
 #include "common/checkpoint/crc32c.h"
 #include "common/limits.h"
 #include "common/status.h"
+#include "worker/data/data_memory.h"
 #include "worker/data/dataset_readers.h"
 namespace starring {
 namespace {
@@ -31,7 +32,9 @@ absl::Status CheckOptions(const DatasetOptions& options) {
   const int64_t image_bytes = options.synthetic_height * options.synthetic_width * options.synthetic_channels;
   const int64_t count_max = std::min(kDatasetBytesMax / image_bytes, kDatasetImagesMax);
   RETURN_IF_ERROR(CheckRange("train_count", options.synthetic_train_count, count_max));
-  return CheckRange("test_count", options.synthetic_test_count, count_max);
+  RETURN_IF_ERROR(CheckRange("test_count", options.synthetic_test_count, count_max));
+  return CheckDataFits("--dataset=synthetic",
+                       (options.synthetic_train_count + options.synthetic_test_count) * image_bytes);
 }
 
 // `count` pictures of `picture_bytes` random bytes each, every picture from blocks of its own.

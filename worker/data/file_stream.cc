@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <utility>
 
@@ -28,6 +29,7 @@ struct FileStream::Inflater {
   z_stream stream{};
   // From the first byte of a member to its end mark. A file that ends there is truncated.
   bool inside_member = false;
+  bool after_member = false;
   ~Inflater() { inflateEnd(&stream); }
 };
 
@@ -91,6 +93,21 @@ absl::StatusOr<int64_t> FileStream::ReadPlain(std::span<uint8_t> out) {
   return static_cast<int64_t>(written);
 }
 
+// Zeros fill up blocks of tapes and of some downloads. gunzip leaves them out too, and warns.
+absl::Status FileStream::SkipZeros() {
+  int64_t zeros = 0;
+  while (input_begin_ < input_end_ && buffer_[input_begin_] == 0) {
+    ++input_begin_;
+    ++zeros;
+    RETURN_IF_ERROR(FillInput());
+  }
+  if (zeros > 0 && input_begin_ == input_end_) {
+    std::fprintf(stderr, "warning: %s has %lld zero bytes after its gzip data: they are left out\n", path_.c_str(),
+                 static_cast<long long>(zeros));
+  }
+  return absl::OkStatus();
+}
+
 // A gzip file is a sequence of one or more members (RFC 1952, section 2.2). A file may end between two members, not
 // inside one.
 absl::StatusOr<int64_t> FileStream::ReadGzip(std::span<uint8_t> out) {
@@ -98,12 +115,14 @@ absl::StatusOr<int64_t> FileStream::ReadGzip(std::span<uint8_t> out) {
   size_t written = 0;
   while (written < out.size()) {
     RETURN_IF_ERROR(FillInput());
+    if (inflater_->after_member) RETURN_IF_ERROR(SkipZeros());
     if (input_begin_ == input_end_) {
       if (!inflater_->inside_member) break;
       return absl::DataLossError(absl::StrCat(path_, " is truncated: its gzip data ends after ", file_bytes_,
                                               " bytes, before the end mark: copy or download it again"));
     }
     inflater_->inside_member = true;
+    inflater_->after_member = false;
     // zlib counts in 32 bits; an image array may have more bytes.
     const auto room = static_cast<uInt>(std::min<size_t>(out.size() - written, 1u << 30));
     const auto ready = static_cast<uInt>(input_end_ - input_begin_);
@@ -118,6 +137,7 @@ absl::StatusOr<int64_t> FileStream::ReadGzip(std::span<uint8_t> out) {
     written += room - stream.avail_out;
     if (code == Z_STREAM_END) {
       inflater_->inside_member = false;
+      inflater_->after_member = true;
       // Bytes after the end of a member must begin another one. If they do not, the next inflate refuses them.
       inflateReset(&stream);
     } else if (code == Z_MEM_ERROR) {

@@ -39,6 +39,8 @@ class FileStream {
   absl::Status FillInput();
   absl::StatusOr<int64_t> ReadPlain(std::span<uint8_t> out);
   absl::StatusOr<int64_t> ReadGzip(std::span<uint8_t> out);
+  // Leaves out zero bytes after gzip data, and warns if the file ends with them.
+  absl::Status SkipZeros();
 
   std::string path_;
   int descriptor_;

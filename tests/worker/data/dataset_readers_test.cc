@@ -93,7 +93,7 @@ TEST_F(IdxReaderTest, RefusesAnotherMagicNumber) {
               HasSubstr("/labels begins with 0x00000803, expected 0x00000801"));
   // A mirror may answer with a page and no error.
   EXPECT_THAT(Refusal("<html><body>404 Not Found</body></html>", IdxLabels(3)),
-              HasSubstr("/images begins with 0x3c68746d, expected 0x00000803"));
+              HasSubstr("/images is a web page: the download failed"));
 }
 
 TEST_F(IdxReaderTest, RefusesCountsThatDisagree) {
@@ -186,6 +186,11 @@ TEST_F(CifarReaderTest, RefusesAPartOfARecord) {
   EXPECT_THAT(Refusal(records), message);
   EXPECT_THAT(Refusal(Gzip(records)), message);
   EXPECT_THAT(Refusal(CifarRecords(300) + "x"), HasSubstr("found 300 records and 1 bytes"));
+}
+
+TEST_F(CifarReaderTest, SaysWhatIsNoDataFile) {
+  EXPECT_THAT(Refusal("<html>404 Not Found</html>"), HasSubstr("/batch is a web page"));
+  EXPECT_THAT(Refusal(Gzip("PK\x03\x04" + CifarRecords(1))), HasSubstr("/batch is a zip archive"));
 }
 
 TEST_F(CifarReaderTest, RefusesAnEmptyFile) {

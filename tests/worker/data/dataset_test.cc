@@ -43,6 +43,18 @@ TEST(DatasetTest, FindsIdxFilesPlainAndZipped) {
   }
 }
 
+// 7-Zip and others take the last part of the name for its kind.
+TEST(DatasetTest, FindsIdxFilesWithADotInTheirNames) {
+  const std::string folder = MakeFolder("dots");
+  WriteFile(folder, "train-images.idx3-ubyte", IdxImages(5, 4, 4));
+  WriteFile(folder, "train-labels.idx1-ubyte", IdxLabels(5));
+  WriteFile(folder, "t10k-images.idx3-ubyte", IdxImages(2, 4, 4));
+  WriteFile(folder, "t10k-labels.idx1-ubyte.gz", Gzip(IdxLabels(2)));
+  const auto sets = LoadDataset({.name = "mnist", .data_dir = folder});
+  ASSERT_TRUE(sets.ok()) << sets.status();
+  EXPECT_EQ(sets->train.count, 5);
+}
+
 TEST(DatasetTest, FindsWhatTorchvisionDownloaded) {
   const std::string folder = MakeFolder("torchvision");
   WriteIdxSet(folder + "/MNIST/raw", 5, 2);

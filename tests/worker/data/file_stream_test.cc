@@ -99,6 +99,17 @@ TEST_F(FileStreamTest, GarbageBehindGzipDataIsFound) {
   EXPECT_THAT(read.status().message(), HasSubstr("long.gz has damaged gzip data"));
 }
 
+// As gunzip and Python do.
+TEST_F(FileStreamTest, ZerosBehindGzipDataAreLeftOut) {
+  for (const size_t zeros : {1, 512, 600'000}) {
+    for (const size_t step : {3, 64}) {
+      EXPECT_EQ(*ReadAll(WriteFile(folder_, "padded.gz", Gzip("data") + std::string(zeros, '\0')), step), "data");
+    }
+  }
+  const auto read = ReadAll(WriteFile(folder_, "long.gz", Gzip("data") + std::string(9, '\0') + "garbage"), 64);
+  EXPECT_EQ(read.status().code(), absl::StatusCode::kDataLoss);
+}
+
 TEST_F(FileStreamTest, SizeBoundHoldsForTheBestCompression) {
   const std::string content(10 << 20, '\0');
   const std::string zipped = Gzip(content);
