@@ -74,12 +74,15 @@ Metrics::Metrics(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Metrics::~Metrics() = default;
 
 absl::StatusOr<std::unique_ptr<Metrics>> Metrics::Start(const Options& options) {
-  const std::string where = absl::StrCat(options.address, ":", options.port);
+  // A port follows, so an IPv6 address is in brackets.
+  const bool is_bare_six = options.address.find(':') != std::string::npos && options.address.front() != '[';
+  const std::string host = is_bare_six ? absl::StrCat("[", options.address, "]") : options.address;
+  const std::string where = absl::StrCat(host, ":", options.port);
   // The library's constructors throw, and no exception may leave this folder.
   try {
     std::unique_ptr<Metrics> metrics(new Metrics(std::make_unique<Impl>(where)));
     // With port 0 the number is known only now that the socket listens.
-    metrics->url_ = absl::StrCat("http://", options.address, ":", metrics->impl_->port(), "/metrics");
+    metrics->url_ = absl::StrCat("http://", host, ":", metrics->impl_->port(), "/metrics");
     return metrics;
   } catch (const std::exception& error) {
     return absl::InvalidArgumentError(

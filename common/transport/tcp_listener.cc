@@ -21,15 +21,26 @@ namespace {
 // All ranks may dial at the same moment, twice each. The kernel lowers the number to net.core.somaxconn.
 constexpr int kBacklog = 4096;
 
-// The address to listen on, with port 0. A name means every address.
+// The first address of `host`, with port 0, an IPv4 one before others. False if there is none.
+bool Look(const std::string& host, int flags, sockaddr_storage& place) {
+  const addrinfo hints = {.ai_flags = flags, .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
+  addrinfo* found = nullptr;
+  if (getaddrinfo(host.c_str(), nullptr, &hints, &found) != 0) return false;
+  const addrinfo* chosen = found;
+  while (chosen->ai_next != nullptr && chosen->ai_family != AF_INET) chosen = chosen->ai_next;
+  if (chosen->ai_family != AF_INET) chosen = found;
+  std::memcpy(&place, chosen->ai_addr, chosen->ai_addrlen);
+  freeaddrinfo(found);
+  return true;
+}
+
+// The address to listen on, with port 0. A name means every address, but for localhost.
 sockaddr_storage PlaceOf(const std::string& host) {
   sockaddr_storage place = {};
-  const addrinfo hints = {.ai_flags = AI_NUMERICHOST, .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
-  addrinfo* found = nullptr;
-  if (getaddrinfo(host == "localhost" ? "127.0.0.1" : host.c_str(), nullptr, &hints, &found) == 0) {
-    std::memcpy(&place, found->ai_addr, found->ai_addrlen);
-    freeaddrinfo(found);
-  } else {
+  if (host == "localhost") {
+    // The other ranks look the name up too, and a machine may say that it is ::1 only.
+    if (!Look(host, 0, place)) (void)Look("127.0.0.1", AI_NUMERICHOST, place);
+  } else if (!Look(host, AI_NUMERICHOST, place)) {
     place.ss_family = AF_INET6;  // all zeros: every address
   }
   return place;

@@ -22,19 +22,31 @@ program() {
   return 1
 }
 
-# node_address NODE: prints the address at which Slurm itself reaches the node.
+# node_address NODE: prints the address at which Slurm itself reaches the node, or that of NODE_ADDRESSES, which has
+# NODE=ADDRESS, separated by commas. An IPv6 address gets brackets, because a port follows it.
 node_address() {
-  scontrol show node "$1" --oneliner | grep -oP '\bNodeAddr=\K\S+'
+  local address
+  if [[ ,${NODE_ADDRESSES:-}, == *,"$1="* ]]; then
+    address=,${NODE_ADDRESSES},
+    address=${address#*,"$1="}
+    address=${address%%,*}
+  else
+    address=$(scontrol show node "$1" --oneliner | grep -oP '\bNodeAddr=\K\S+') || return 1
+  fi
+  if [[ ${address} == *:* && ${address} != \[* ]]; then address="[${address}]"; fi
+  echo "${address}"
 }
 
 # rendezvous NODE: prints host:port for the ranks of a job to meet: rank 0 runs on NODE. The port
 # is below those that a system gives to processes that ask for any, and nothing listens there now.
 rendezvous() {
-  local address port try node=$1
+  local address bare port try node=$1
   address=$(node_address "${node}") || fail "Slurm does not know the address of node ${node}"
+  bare=${address#[}
+  bare=${bare%]}
   for ((try = 0; try < 20; ++try)); do
     port=$((20000 + RANDOM % 12000))
-    if ! timeout 2 bash -c "exec 3<>/dev/tcp/${address}/${port}" 2>/dev/null; then
+    if ! timeout 2 bash -c "exec 3<>/dev/tcp/${bare}/${port}" 2>/dev/null; then
       echo "${address}:${port}"
       return
     fi

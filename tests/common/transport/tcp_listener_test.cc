@@ -1,15 +1,30 @@
 #include "common/transport/tcp_listener.h"
 
+#include <dlfcn.h>
+#include <netdb.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <string>
 #include <utility>
 
 #include "common/host/dial.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+
+namespace {
+std::atomic<bool> localhost_is_six = false;
+}
+
+// In place of the C library's: the hosts file of another machine.
+extern "C" int getaddrinfo(const char* host, const char* port, const addrinfo* hints, addrinfo** found) {
+  static const auto real = reinterpret_cast<decltype(&getaddrinfo)>(dlsym(RTLD_NEXT, "getaddrinfo"));
+  const bool is_localhost = host != nullptr && std::string(host) == "localhost";
+  const bool is_number = hints != nullptr && (hints->ai_flags & AI_NUMERICHOST) != 0;
+  return real(is_localhost && !is_number && localhost_is_six ? "::1" : host, port, hints, found);
+}
 
 namespace starring {
 namespace {
@@ -35,6 +50,18 @@ TEST(TcpListenerTest, SaysWhereItListens) {
     EXPECT_TRUE(CanConnect(*listener, listener->address()));
     EXPECT_LT(listener->Accept().fd(), 0);
   }
+}
+
+// A hosts file without IPv4's localhost.
+TEST(TcpListenerTest, LocalhostIsWhatTheOtherRanksDial) {
+  localhost_is_six = true;
+  auto listener = TcpListener::Listen("localhost:0");
+  if (listener.ok()) {  // else a machine without IPv6
+    const std::string port = listener->address().substr(listener->address().rfind(':'));
+    EXPECT_TRUE(CanConnect(*listener, "localhost" + port));
+    EXPECT_TRUE(CanConnect(*listener, "[::1]" + port));
+  }
+  localhost_is_six = false;
 }
 
 // A host's own name may mean 127.0.1.1 on that host, and another address on all others.

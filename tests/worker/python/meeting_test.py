@@ -53,6 +53,18 @@ class AddressTest(unittest.TestCase):
             self.assertEqual(_meeting.listening_host([rank(), rank(host="b")], []), "10.0.0.1")
             self.assertEqual(_meeting.listening_host([rank(), rank()], ["10.0.0.9:7"]), "10.0.0.1")
 
+    def test_addresses_of_ipv6_too(self):
+        os.environ["MASTER_ADDR"] = "fd00::1"
+        with mock.patch.object(_meeting, "_is_own_address", side_effect=lambda host: host == "fd00::1"):
+            self.assertEqual(_meeting.listening_host([rank(), rank(host="b")], []), "fd00::1")
+            self.assertEqual(_meeting.listening_host([rank(), rank()], ["[fd00::9]:7"]), "fd00::1")
+        self.assertEqual(_meeting.listening_host([rank(), rank()], ["[::1]:7"]), "127.0.0.1")
+        os.environ["MASTER_ADDR"] = "192.0.2.1"  # of another host
+        with mock.patch.object(_meeting, "_is_own_address", return_value=True):
+            with mock.patch.object(_meeting._address, "own_address_towards", return_value="fd00::1"):
+                with mock.patch.object(_meeting.socket, "getaddrinfo", return_value=[]):
+                    self.assertEqual(_meeting.listening_host([rank(), rank(host="b", name="there")], []), "fd00::1")
+
     def test_or_where_this_host_reaches_another_from(self):
         os.environ["MASTER_ADDR"] = "10.0.0.1"  # of another host
         with mock.patch.object(_meeting, "_is_own_address", side_effect=lambda host: host == "127.0.0.1"):

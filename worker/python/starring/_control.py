@@ -17,6 +17,7 @@ import stat
 import time
 from typing import Any, Callable, Dict, Optional, Tuple
 
+from starring import _address
 from starring._library import StarringError
 
 SERVERS_VARIABLE = "STARRING_SERVERS"  # host:port,host:port
@@ -74,10 +75,10 @@ def _read_line(connection: socket.socket) -> str:
 
 def split_address(address: str) -> Tuple[str, int]:
     """("host", port) of "host:port"; StarringError if it is none."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise StarringError(f"server address {address!r} is not host:port")
-    return host, int(port)
+    try:
+        return _address.split(address)
+    except ValueError as error:
+        raise StarringError(f"server address {error}") from error
 
 
 def ask(address: str, secret: bytes, request: Request) -> None:

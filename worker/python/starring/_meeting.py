@@ -19,6 +19,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from starring import _address, _control
 from starring._library import StarringError
 
 Registration = Dict[str, Any]
@@ -59,8 +60,8 @@ def disagreement(ranks: Sequence[Registration]) -> Optional[str]:
 
 def _is_own_address(host: str) -> bool:
     try:
-        with socket.create_server((host, 0)):
-            return not host.startswith("127.")
+        with _address.listen(host):
+            return not _address.is_loopback(host)
     except OSError:
         return False
 
@@ -71,25 +72,21 @@ def listening_host(ranks: Sequence[Registration], servers: Sequence[str]) -> str
     MASTER_ADDR is used where it is an address of this host; else the address from which this host reaches another one.
     """
     others = [rank["name"] for rank in ranks if rank["host"] != ranks[0]["host"]]
-    others += [server.rpartition(":")[0] for server in servers if not server.startswith(("127.", "localhost:"))]
+    server_hosts = [_control.split_address(server)[0] for server in servers]
+    others += [host for host in server_hosts if not _address.is_loopback(host)]
     if not others:
         return "127.0.0.1"
     try:
-        master = socket.gethostbyname(os.environ.get("MASTER_ADDR", ""))
-        if _is_own_address(master):
-            return master
+        masters = socket.getaddrinfo(os.environ.get("MASTER_ADDR") or None, 0, type=socket.SOCK_STREAM)
     except OSError:
-        pass
+        masters = []
+    for candidate in (str(master[4][0]) for master in masters):
+        if _is_own_address(candidate):
+            return candidate
     for other in others:
-        try:
-            # Connecting a datagram socket sends nothing. It asks the routing table.
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-                probe.connect((other, 9))
-                found = probe.getsockname()[0]
-            if _is_own_address(found):
-                return found
-        except OSError:
-            continue
+        found = _address.own_address_towards(other)
+        if found is not None and _is_own_address(found):
+            return found
     raise StarringError(f"rank 0 does not know by which of its addresses {', '.join(others)} reach it: give "
                         "attach(..., address=...) on rank 0")
 
@@ -186,8 +183,8 @@ class Meeting:
 def listen(host: str, backlog: int) -> Tuple[socket.socket, str]:
     """A listening socket on a free port of `host`, and its address."""
     try:
-        listener = socket.create_server((host, 0), backlog=backlog)
+        listener = _address.listen(host, backlog)
     except OSError as error:
         raise StarringError(f"rank 0 cannot listen on {host}: {error}: give attach(..., address=...) on rank 0 an "
                             "address of its host") from error
-    return listener, f"{host}:{listener.getsockname()[1]}"
+    return listener, _address.join(host, listener.getsockname()[1])

@@ -25,7 +25,7 @@ import sys
 import tempfile
 from typing import Dict, Iterator, List, Optional
 
-from starring import _control, _library
+from starring import _address, _control, _library
 from starring._library import StarringError
 
 SERVERS_MAX = 256
@@ -69,7 +69,7 @@ def _secret_file(path: str) -> Iterator[str]:
 
 def _listen(host: str) -> socket.socket:
     try:
-        return socket.create_server((host, 0))
+        return _address.listen(host)
     except OSError as error:
         raise StarringError(f"--listen={host}: {error}: give an address of this host") from error
 
@@ -99,7 +99,7 @@ class Job:
     def start(self, flags: argparse.Namespace, secret: str) -> None:
         """Starts all processes. StarringError if one cannot be started; end() then ends the others."""
         listeners = [_listen(flags.listen) for _ in range(flags.servers)]
-        self.addresses = [f"{flags.listen}:{listener.getsockname()[1]}" for listener in listeners]
+        self.addresses = [_address.join(flags.listen, listener.getsockname()[1]) for listener in listeners]
         environment = {**os.environ, _control.SECRET_VARIABLE: secret,
                        _control.SERVERS_VARIABLE: ",".join(self.addresses)}
         folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
