@@ -67,14 +67,15 @@ pid_t NotedPid(const std::string& folder, int rank) {
   return file >> pid && pid > 0 ? pid : 0;
 }
 
-// The mpirun in our own folder comes first: a bundle's worker needs the bundle's Open MPI. Otherwise the first one on
-// PATH; empty if there is none.
-std::string FindMpirun(absl::string_view own_folder) {
+std::vector<std::string> FoldersOnPath() {
   const char* const path = getenv("PATH");
-  std::vector<absl::string_view> folders = absl::StrSplit(path == nullptr ? "/usr/bin" : path, ':', absl::SkipEmpty());
-  folders.insert(folders.begin(), own_folder);
-  for (const absl::string_view folder : folders) {
-    std::string program = absl::StrCat(folder, "/mpirun");
+  return absl::StrSplit(path == nullptr ? "/usr/bin" : path, ':', absl::SkipEmpty());
+}
+
+// The path of the first one in `folders`; empty if there is none.
+std::string FindProgram(absl::string_view name, const std::vector<std::string>& folders) {
+  for (const std::string& folder : folders) {
+    std::string program = absl::StrCat(folder, "/", name);
     if (access(program.c_str(), X_OK) == 0) return program;
   }
   return "";
@@ -101,7 +102,10 @@ absl::Status SetMpirunCommand(const MpiJob& job, ChildSpec& spec) {
   const ssize_t length = readlink("/proc/self/exe", buffer, sizeof(buffer));
   if (length <= 0) return absl::InternalError("cannot read /proc/self/exe");
   const absl::string_view self(buffer, static_cast<size_t>(length));
-  spec.program = FindMpirun(self.substr(0, self.rfind('/')));
+  // The mpirun in our own folder comes first: a bundle's worker needs the bundle's Open MPI.
+  std::vector<std::string> folders = FoldersOnPath();
+  folders.emplace(folders.begin(), self.substr(0, self.rfind('/')));
+  spec.program = FindProgram("mpirun", folders);
   if (spec.program.empty()) {
     return absl::NotFoundError("mpirun is not on PATH: install Open MPI (Debian: openmpi-bin) or use --sync=star");
   }
@@ -127,6 +131,11 @@ void SetMpiDefaults(int rank_count, int core_count, Environment& environment) {
   // Open MPI spins while it waits. With fewer cores than ranks the spinning rank would take the core of the one
   // awaited.
   if (rank_count > core_count) environment.SetDefault("OMPI_MCA_mpi_yield_when_idle", "1");
+  // Without ssh, Open MPI's component for other nodes fails at the start. All ranks of a launcher are on this machine.
+  const std::vector<std::string> folders = FoldersOnPath();
+  const bool has_agent = !FindProgram("ssh", folders).empty() || !FindProgram("rsh", folders).empty();
+  const bool users_agent = environment.Find("OMPI_MCA_plm_rsh_agent") != nullptr;
+  if (!has_agent && !users_agent) environment.SetDefault("OMPI_MCA_plm", "^rsh");
   if (!MayReadMemoryOfPeers()) environment.SetDefault("OMPI_MCA_btl_vader_single_copy_mechanism", "none");
 }
 

@@ -141,7 +141,7 @@ TEST_F(MpiRankTest, ARankCommandNeedsTheFlagAndAProgram) {
 
 TEST_F(MpiRankTest, DefaultsLeaveTheUsersVariablesAlone) {
   const std::vector<std::string> users = {"OMPI_ALLOW_RUN_AS_ROOT=0", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=0",
-                                          "OMPI_MCA_mpi_yield_when_idle=0",
+                                          "OMPI_MCA_mpi_yield_when_idle=0", "OMPI_MCA_plm=isolated",
                                           "OMPI_MCA_btl_vader_single_copy_mechanism=cma"};
   Environment environment(users);
   SetMpiDefaults(8, 1, environment);
@@ -173,6 +173,22 @@ class MpirunCommandTest : public MpiRankTest {
  private:
   std::string path_;
 };
+
+// A container for one machine often has no ssh, and the ranks need none.
+TEST_F(MpirunCommandTest, WithoutSshOpenMpiLooksForNoOtherNodes) {
+  Environment without{std::vector<std::string>()};
+  SetMpiDefaults(1, 1, without);
+  ASSERT_NE(without.Find("OMPI_MCA_plm"), nullptr);
+  EXPECT_EQ(*without.Find("OMPI_MCA_plm"), "OMPI_MCA_plm=^rsh");
+  Environment users{{"OMPI_MCA_plm_rsh_agent=/opt/agent"}};
+  SetMpiDefaults(1, 1, users);
+  EXPECT_EQ(users.Find("OMPI_MCA_plm"), nullptr);
+  std::ofstream(folder_ + "/ssh") << "#!/bin/sh\n";
+  fs::permissions(folder_ + "/ssh", fs::perms::owner_all);
+  Environment with{std::vector<std::string>()};
+  SetMpiDefaults(1, 1, with);
+  EXPECT_EQ(with.Find("OMPI_MCA_plm"), nullptr);
+}
 
 TEST_F(MpirunCommandTest, WithoutMpirunTheWayOutIsNamed) {
   ChildSpec spec;
