@@ -14,6 +14,7 @@
 #include "common/leaf_shares.h"
 #include "common/limits.h"
 #include "common/status.h"
+#include "common/utf8.h"
 #include "proto/starring/v1/job.pb.h"
 
 namespace starring {
@@ -291,7 +292,7 @@ std::string SerializeAgreement(const JobSpec& job) {
   for (const auto& [flag, value] : job.agreed_flags) {
     v1::FlagValue* pair = proto.add_flags();
     pair->set_flag(flag);
-    pair->set_value(value);
+    pair->set_value(AsUtf8(value));
   }
   return proto.SerializeAsString();
 }

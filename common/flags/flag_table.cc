@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "common/status.h"
+#include "common/utf8.h"
 
 namespace starring {
 namespace {
@@ -97,7 +98,7 @@ std::string Head(const FlagTable& table) {
 // where char is signed, because such bytes would compare as less than 0x20.
 std::string Quoted(absl::string_view text) {
   std::string quoted = "\"";
-  for (const char c : text) {
+  for (const char c : AsUtf8(text)) {
     if (c == '"' || c == '\\') {
       quoted += {'\\', c};
     } else if (static_cast<unsigned char>(c) < 0x20) {

@@ -50,6 +50,16 @@ TEST(JobSpecTest, TheOrderOfFlagsDoesNotCountAsADifferentJob) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+// A path is bytes; protobuf's strings have to be UTF-8.
+TEST(JobSpecTest, AFlagThatIsNotUtf8Agrees) {
+  JobSpec job = MakeJob();
+  job.agreed_flags[1].second = "net\xff";
+  const absl::Status status = CompareAgreements(0, SerializeAgreement(job), 1, SerializeAgreement(job));
+  EXPECT_TRUE(status.ok()) << status;
+  EXPECT_TRUE(ParseAgreement(SerializeAgreement(job)).ok());
+  EXPECT_THAT(Compare([](JobSpec& other) { other.agreed_flags[1].second = "net\xff"; }), HasSubstr("--seed=net\\xff"));
+}
+
 TEST(JobSpecTest, ADifferenceIsNamedWithBothValuesAndTheWayOut) {
   EXPECT_EQ(Compare([](JobSpec& job) { job.agreed_flags[1].second = "2"; }),
             "rank 1 has --seed=2, rank 0 has --seed=1: start all workers with the same flags");

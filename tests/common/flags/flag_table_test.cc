@@ -196,6 +196,11 @@ TEST(FlagsJsonTest, HasWhatThePeerNeeds) {
       "}\n");
 }
 
+// A path is bytes; JSON has to be UTF-8.
+TEST(FlagJsonTest, APathThatIsNotUtf8IsSpelledOut) {
+  EXPECT_EQ(FlagJson(FlagSlot::Json::kText, "m\xff\"/\xc3\xa4"), "\"m\\\\xff\\\"/\xc3\xa4\"");
+}
+
 TEST(HelpTextTest, ShowsEveryFlagWithDefaultMeaningAndLimitsByTopic) {
   const FlagRow rows[] = {kNumber, kReal, kChoice};
   const FlagTable table = Table(rows);
