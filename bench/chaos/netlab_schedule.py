@@ -44,6 +44,9 @@ EXIT_PEER_MISSING = 3
 
 _WITHIN = r"within (%ds|%d s|[\d.]+ s)"
 _MISSING = r"(ranks? [\d, ]+|server \d+).* (does|do) not answer"
+# Workers join at one server after the other. One that they never came to, or that waits for all of them after they have
+# ended because of another one, cannot know why.
+_LEFT_ALONE = r"no worker has joined within |rank \d+ is gone: it has opened no connection to shard \d+ within "
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +151,7 @@ def _reasons(cut: Cut, setup: Setup) -> tuple[str, ...]:
     if setup.topology == STAR and cut.at_start:
         return (r"server \S+ \(shard \d+\) (cannot be reached|does not answer) " + within,
                 r"(server \S+ \(shard \d+\): )?ranks? [\d, ]+ of \d+ ha(s|ve) not joined( %s)?" % within,
-                r"rank \d+ is gone: it has opened no connection to shard \d+ " + _WITHIN % (0, 0))
+                _LEFT_ALONE)
     if setup.topology == STAR:
         return (r"server \S+ \(shard \d+\) cannot be reached for %d s, .* is not answered: " % deadline_s,
                 r"server \S+ \(shard \d+\) has not answered .* " + within,
@@ -216,6 +219,8 @@ def faults_of_end(name: str, code: int | None, ended_s: float, last_line: str, c
     reason = reason_of(last_line)
     if not any(re.match(one, reason) for one in ending.reasons):
         faults.append("%s gives another reason: %s" % (name, last_line or "none"))
+        return faults
+    if name.startswith("server") and re.match(_LEFT_ALONE, reason):
         return faults
     named, (near, far) = blamed(reason), sides(cut, setup)
     # Where nothing passes in either direction, what is beyond the cut can be named, and nothing else.

@@ -139,6 +139,11 @@ class EndTest(unittest.TestCase):
         # A server that nobody tells may take longer.
         gone = "server 0: error: rank 2 is gone: it has had no connection to shard 0 for 30 s"
         self.assertEqual(self.faults(gone, name="server 0", topology=STAR, ended_s=80.0), [])
+        # A server to which no worker came, because another one was out of reach, has nothing to name.
+        start = {"topology": STAR, "at_start": True}
+        self.assertEqual(self.faults("server 3: error: no worker has joined within 30s", name="server 3", **start), [])
+        found = self.faults("worker 3: error: no worker has joined within 30s", name="rank 3", **start)
+        self.assertEqual(len(found), 1)
 
 
 class LogTest(unittest.TestCase):
