@@ -75,8 +75,9 @@ Metrics::~Metrics() = default;
 
 absl::StatusOr<std::unique_ptr<Metrics>> Metrics::Start(const Options& options) {
   // A port follows, so an IPv6 address is in brackets.
-  const bool is_bare_six = options.address.find(':') != std::string::npos && options.address.front() != '[';
-  const std::string host = is_bare_six ? absl::StrCat("[", options.address, "]") : options.address;
+  const bool is_six = options.address.find(':') != std::string::npos;
+  const std::string host =
+      is_six && options.address.front() != '[' ? absl::StrCat("[", options.address, "]") : options.address;
   const std::string where = absl::StrCat(host, ":", options.port);
   // The library's constructors throw, and no exception may leave this folder.
   try {
@@ -88,7 +89,8 @@ absl::StatusOr<std::unique_ptr<Metrics>> Metrics::Start(const Options& options) 
     return absl::InvalidArgumentError(
         absl::StrCat("cannot serve metrics at ", where, " (", error.what(),
                      "): is the port taken, or is the address not this machine's? Give another --metrics_port, 0 takes "
-                     "a free one, or another --metrics_address"));
+                     "a free one, or another --metrics_address",
+                     is_six ? " of IPv4: CivetWeb, as Debian compiles it, has no IPv6" : ""));
   }
 }
 

@@ -17,6 +17,19 @@ TEST(MetricsTest, ListensOnLoopbackAndSaysWhere) {
   EXPECT_THAT((*metrics)->url(), StartsWith("http://127.0.0.1:"));
 }
 
+// The library may be compiled without IPv6.
+TEST(MetricsTest, AnIpv6AddressIsServedOrRefusedWithTheWayOut) {
+  for (const std::string address : {"::1", "[::1]"}) {
+    const auto metrics = Metrics::Start({.address = address});
+    if (metrics.ok()) {
+      EXPECT_THAT((*metrics)->url(), StartsWith("http://[::1]:"));
+    } else {
+      EXPECT_THAT(std::string(metrics.status().message()), HasSubstr("at [::1]:0"));
+      EXPECT_THAT(std::string(metrics.status().message()), HasSubstr("another --metrics_address of IPv4"));
+    }
+  }
+}
+
 TEST(MetricsTest, ATakenPortIsRefusedWithTheWayOut) {
   const auto first = Metrics::Start({});
   ASSERT_TRUE(first.ok()) << first.status();
