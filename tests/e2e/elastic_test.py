@@ -240,7 +240,8 @@ class ElasticTest(ElasticRunTest):
     def test_a_worker_that_waits_says_for_what(self):
         self.start_servers(1, "--first_workers=2")
         first = self.add_worker("--stall_report_s=1")
-        self.wait_for_output(first, "the coordinator %s has begun none, and prints why" % self.servers[0][1])
+        self.wait_for_output(first, "the coordinator %s has begun none of which this worker has heard, and prints why" %
+                             self.servers[0][1])
         self.add_worker()
         self.expect_local_outcome()
         self.assertIn("the job goes on after", self.output_of(first))

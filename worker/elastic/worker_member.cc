@@ -158,7 +158,8 @@ std::string WorkerMember::WaitSentence(std::chrono::steady_clock::time_point sin
   const bool is_reached = link_->disconnected_for() == std::chrono::steady_clock::duration::zero();
   return StallSentence(std::chrono::steady_clock::now() - since, "waiting for a generation",
                        absl::StrCat("the coordinator ", options_.coordinator,
-                                    is_reached ? " has begun none, and prints why" : " cannot be reached"));
+                                    is_reached ? " has begun none of which this worker has heard, and prints why"
+                                               : " cannot be reached"));
 }
 
 absl::StatusOr<std::optional<GenerationOrder>> WorkerMember::Next(const std::string& trouble) {
