@@ -44,7 +44,7 @@ absl::Status Rendezvous::Join(const v1::JoinRequest& request, std::string peer) 
   if (affordable_ != nullptr && request.lanes() > lanes_) RETURN_IF_ERROR(affordable_(agreement_, request.lanes()));
   Member& member = members_[request.rank()];
   if (!member.joined) {
-    member = {.joined = true, .worker_id = request.worker_id()};
+    member = {.joined = true, .has_joined = true, .worker_id = request.worker_id()};
     ++joined_count_;
   }
   member.peer = std::move(peer);
@@ -117,6 +117,14 @@ void Rendezvous::Leave(int rank, uint64_t worker_id) {
   --joined_count_;
 }
 
+std::vector<int> Rendezvous::NeverJoined() const {
+  std::vector<int> missing;
+  for (size_t rank = 0; rank < members_.size(); ++rank) {
+    if (!members_[rank].has_joined) missing.push_back(static_cast<int>(rank));
+  }
+  return missing.size() < members_.size() ? missing : std::vector<int>();
+}
+
 std::string Rendezvous::DescribeMissing() const {
   if (members_.empty()) return "no worker has joined";
   std::vector<std::string> missing;
@@ -136,7 +144,15 @@ std::string Rendezvous::DescribeMissing() const {
                       members_.size(), missing_count == 1 ? " has" : " have", " not joined", refusals);
 }
 
-int64_t ShardMemoryNeeded(const Agreement& agreement, int shard, int shard_count, int snapshots_max) {
+namespace {
+
+// What a shard holds of a job, in bytes.
+struct ShardMemory {
+  int64_t always = 0;
+  int64_t per_contribution = 0;  // to each bucket
+};
+
+ShardMemory CountShardMemory(const Agreement& agreement, int shard, int shard_count, int snapshots_max) {
   // Bookkeeping of a bucket, and of a worker in it, apart from their floats: CollectiveWait, Contribution.
   constexpr int64_t kBytesPerBucket = 1024;
   constexpr int64_t kBytesPerContribution = 256;
@@ -144,12 +160,25 @@ int64_t ShardMemoryNeeded(const Agreement& agreement, int shard, int shard_count
   for (int b = 0; b < agreement.buckets.bucket_count(); ++b) {
     owned += agreement.buckets.ShardSlice(b, shard, shard_count).size() * static_cast<int64_t>(sizeof(float));
   }
-  // Buffers of the parameters and a copy in shared memory, the optimizer's state, all contributions.
-  const auto contributions = std::ssize(ContributorsOf(LeafOwnersOf(agreement)));
+  // Buffers of the parameters and a copy in shared memory, the optimizer's state.
   const int64_t state = StateVectorCount(agreement.optimizer);
-  const int64_t copies = kSliceBuffersMax + 1 + state + contributions + snapshots_max * (1 + state);
-  const int64_t per_bucket = kBytesPerBucket + contributions * kBytesPerContribution;
-  return owned * copies + agreement.buckets.bucket_count() * per_bucket;
+  const int64_t copies = kSliceBuffersMax + 1 + state + snapshots_max * (1 + state);
+  const int64_t buckets = agreement.buckets.bucket_count();
+  return {.always = owned * copies + buckets * kBytesPerBucket,
+          .per_contribution = owned + buckets * kBytesPerContribution};
+}
+
+}  // namespace
+
+int64_t ShardMemoryNeeded(const Agreement& agreement, int shard, int shard_count, int snapshots_max) {
+  const ShardMemory memory = CountShardMemory(agreement, shard, shard_count, snapshots_max);
+  return memory.always + std::ssize(ContributorsOf(LeafOwnersOf(agreement))) * memory.per_contribution;
+}
+
+int64_t ShardContributionsMax(const Agreement& agreement, int shard, int shard_count, int64_t memory_bytes_max,
+                              int snapshots_max) {
+  const ShardMemory memory = CountShardMemory(agreement, shard, shard_count, snapshots_max);
+  return std::max<int64_t>(memory_bytes_max - memory.always, 0) / std::max<int64_t>(memory.per_contribution, 1);
 }
 
 absl::Status CheckShardMemory(const Agreement& agreement, int shard, int shard_count, int64_t memory_bytes_max,

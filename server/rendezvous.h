@@ -46,6 +46,10 @@ class Rendezvous {
   bool complete() const { return complete_; }
   bool Joined(int rank) const { return rank >= 0 && rank < static_cast<int>(members_.size()) && members_[rank].joined; }
 
+  // The ranks that no worker has joined as, though others have joined; empty: there are none, or nobody has joined. A
+  // worker that has joined and left is not among them.
+  std::vector<int> NeverJoined() const;
+
   // "rank 1 of 4 has not joined", with the reason if its last attempt was refused. REQUIRES: !complete().
   std::string DescribeMissing() const;
 
@@ -63,6 +67,7 @@ class Rendezvous {
  private:
   struct Member {
     bool joined = false;
+    bool has_joined = false;  // also if it has left
     uint64_t worker_id = 0;
     std::string peer;     // where its last Join came from
     std::string refusal;  // why the last attempt to join as this rank failed, if it did
@@ -93,6 +98,11 @@ class Rendezvous {
 // The bytes that a shard of this job holds at most: parameters, the optimizer's state, the contributions of all workers
 // to all buckets, and `snapshots_max` snapshots, which have the parameters and the state. Allocates nothing.
 int64_t ShardMemoryNeeded(const Agreement& agreement, int shard, int shard_count, int snapshots_max = 0);
+
+// For how many contributions to a bucket that shard has enough memory; 0: for none. `agreement`: whatever its workers
+// and their leaves are.
+int64_t ShardContributionsMax(const Agreement& agreement, int shard, int shard_count, int64_t memory_bytes_max,
+                              int snapshots_max = 0);
 
 // ResourceExhausted, with both numbers and the way out, if the shard needs more than `memory_bytes_max`.
 absl::Status CheckShardMemory(const Agreement& agreement, int shard, int shard_count, int64_t memory_bytes_max,

@@ -310,7 +310,7 @@ void ParameterServer::Core::EndIfTold(Clock::time_point now) {
     if (job_->status().ok()) {
       member_->SetFinished();
     } else {
-      member_->SetTrouble(std::string(job_->status().message()));
+      member_->SetTrouble(std::string(job_->status().message()), job_->blamed());
     }
     return;
   }

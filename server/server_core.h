@@ -79,6 +79,8 @@ class ParameterServer::Core {
   absl::Status CheckMemory(const Agreement& agreement) const;
   // Returns the memory that this server may use now, and tells gRPC the same.
   int64_t UpdateMemoryLimit();
+  // The memory that this server may use now, with what an elastic run's snapshots have.
+  int64_t CountMemory() const;
   void BeginJob();
   absl::StatusOr<std::unique_ptr<ShardJob>> CreateJob();
   void OnStatus(StatusCall* call);
@@ -93,6 +95,8 @@ class ParameterServer::Core {
   void OnLaneGone(ExchangeLane* lane, ExchangeLane::End end);
   // Of an elastic run: obeys what the coordinator has ordered, and reports.
   void TickElastic(Clock::time_point now);
+  // Reports how many workers this shard can take.
+  void MeasureRoom(Clock::time_point now);
   absl::Duration loss_deadline() const;
   void MakeCoordinator();
   void MakeMember();
@@ -154,6 +158,8 @@ class ParameterServer::Core {
   int64_t serving_ = 0;                              // the generation that workers may join; 0: none
   v1::MemberOrder generation_;                       // its SERVE
   std::shared_ptr<const Snapshot> start_;            // with which it begins; null when it has begun
+  int worker_lanes_ = 1;                             // the most that any generation had
+  Clock::time_point room_measured_;                  // how many workers this shard can take
   std::optional<absl::Status> end_;                  // of the run; not everybody knows of it yet
   bool trace_written_ = false;
   std::set<int> acknowledged_ranks_;  // have taken their last answers

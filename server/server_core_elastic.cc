@@ -6,6 +6,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/host/address.h"
+#include "common/host/machine_limits.h"
+#include "common/limits.h"
 #include "common/nonce.h"
 #include "common/status.h"
 #include "server/server_core.h"
@@ -18,6 +20,9 @@ static constexpr std::chrono::seconds kElasticLinger{2};
 
 // How long a run that has begun waits for a shard that is gone, or for enough workers, unless it is told.
 static constexpr absl::Duration kLossDeadline = absl::Seconds(60);
+
+// How often a shard counts how many workers it can take, apart from the beginning of each change.
+static constexpr std::chrono::seconds kRoomPause{5};
 
 absl::Duration ParameterServer::Core::loss_deadline() const {
   return options_.join_deadline == absl::InfiniteDuration() ? kLossDeadline : options_.join_deadline;
@@ -65,6 +70,8 @@ void ParameterServer::Core::MakeMember() {
 void ParameterServer::Core::TickElastic(Clock::time_point now) {
   if (coordinator_ != nullptr) coordinator_->Tick(now);
   for (const v1::MemberOrder& order : member_->TakeOrders()) Obey(order);
+  if (serving_ > 0) member_->SetUnjoined(rendezvous_->NeverJoined());
+  MeasureRoom(now);
   member_->Tick();
   if (end_.has_value()) {
     if (!job_over_since_.has_value()) {
@@ -88,12 +95,28 @@ void ParameterServer::Core::TickElastic(Clock::time_point now) {
   if (coordinator_ != nullptr ? !coordinator_->EndRun(now) : !member_->has_learned()) End(absl::OkStatus());
 }
 
+void ParameterServer::Core::MeasureRoom(Clock::time_point now) {
+  if (!member_->has_learned() || now - room_measured_ < kRoomPause) return;
+  room_measured_ = now;
+  int64_t bytes = CountMemory();
+  // The memory of the job that runs will be free again when its generation is over.
+  if (options_.memory_bytes_max == 0 && job_ != nullptr) {
+    bytes += ShardMemoryNeeded(rendezvous_->agreement(), options_.shard, options_.shard_count);
+  }
+  const int64_t others = ServerDescriptors(acceptor_->member_count());
+  member_->SetRoom({.contributions = ShardContributionsMax(member_->agreement(), options_.shard, options_.shard_count,
+                                                           bytes, SnapshotStore::kAliveMax),
+                    .workers = (descriptors_max_ - others) / (kDescriptorsPerConnection * worker_lanes_)});
+}
+
 void ParameterServer::Core::Obey(const v1::MemberOrder& order) {
   switch (order.kind()) {
     case v1::MemberOrder::PREPARE:
       if (order.number() <= prepared_) return;
       if (const absl::Status status = member_->Learn(order.terms()); !status.ok()) return End(status);
       LeaveGeneration(order.number());
+      room_measured_ = {};  // by now the memory of the generation's job is free
+      MeasureRoom(Clock::now());
       member_->SetPrepared(order.number());
       break;
     case v1::MemberOrder::SERVE:

@@ -98,17 +98,19 @@ absl::Status ParameterServer::Core::CheckMemory(const Agreement& agreement) cons
                           is_elastic() ? SnapshotStore::kAliveMax : 0);
 }
 
+int64_t ParameterServer::Core::CountMemory() const {
+  if (options_.memory_bytes_max != 0) return options_.memory_bytes_max;
+  const absl::StatusOr<int64_t> available = options_.available_memory();
+  // The servers of one job begin at the same time, and each finds the same memory free.
+  const int servers = std::min(options_.servers_here(), options_.shard_count);
+  // Snapshots of the generations before are among those that CheckMemory counts, and their memory is not free.
+  const bool has_snapshots = member_ != nullptr && member_->has_learned();
+  const int64_t held = has_snapshots ? member_->snapshots().bytes_in_memory() : 0;
+  return available.ok() ? *available / servers + held : std::numeric_limits<int64_t>::max();
+}
+
 int64_t ParameterServer::Core::UpdateMemoryLimit() {
-  int64_t bytes = options_.memory_bytes_max;
-  if (bytes == 0) {
-    const absl::StatusOr<int64_t> available = options_.available_memory();
-    // The servers of one job begin at the same time, and each finds the same memory free.
-    const int servers = std::min(options_.servers_here(), options_.shard_count);
-    // Snapshots of the generations before are among those that CheckMemory counts, and their memory is not free.
-    const bool has_snapshots = member_ != nullptr && member_->has_learned();
-    const int64_t held = has_snapshots ? member_->snapshots().bytes_in_memory() : 0;
-    bytes = available.ok() ? *available / servers + held : std::numeric_limits<int64_t>::max();
-  }
+  const int64_t bytes = CountMemory();
   // gRPC's own memory for messages counts too: near the limit gRPC slows down, then drops streams, before the machine
   // runs out of memory.
   quota_.Resize(static_cast<size_t>(bytes));
@@ -171,6 +173,7 @@ void ParameterServer::Core::BeginJob() {
     return;
   }
   job_ = *std::move(job);
+  worker_lanes_ = std::max(worker_lanes_, rendezvous_->lanes());
   start_.reset();
   check_service_.Close(job_->world_size());
   const Agreement& agreement = rendezvous_->agreement();

@@ -124,7 +124,8 @@ void ShardJob::OnMessage(LaneId from, const ReceivedMessage& message, Time now) 
   }
   stall_.OnArrival(now);
   if (const absl::Status status = TakePart(from, message, now); !status.ok()) {
-    Fail(Annotate(status, absl::StrCat("shard ", options_.shard, " got a wrong message from rank ", from.rank)));
+    Fail(Annotate(status, absl::StrCat("shard ", options_.shard, " got a wrong message from rank ", from.rank)),
+         {from.rank});
   }
   if (options_.metrics != nullptr) options_.metrics->OnBytes(bytes_received_, bytes_sent_);
 }
@@ -502,12 +503,13 @@ void ShardJob::Send(LaneId to, ExchangeMessage fields, std::span<const std::byte
   options_.send({.to = to, .fields = std::move(fields), .payload = payload, .keeper = std::move(keeper)});
 }
 
-void ShardJob::Fail(const absl::Status& why) {
+void ShardJob::Fail(const absl::Status& why, std::vector<int> blamed) {
   CHECK(!why.ok());
   // The first error is the cause; later ones are mostly its consequences, such as workers that go away.
   if (state_ != State::kRunning) return;
   state_ = State::kFailed;
   status_ = why;
+  blamed_ = std::move(blamed);
   for (int rank = 0; rank < world_size(); ++rank) {
     const std::set<int> lanes = workers_[rank].lanes_open;  // a copy, because sending may close a lane
     for (const int lane : lanes) SendError({rank, lane});

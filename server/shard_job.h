@@ -89,13 +89,15 @@ class ShardJob {
 
   void CheckDeadlines(Time now);
 
-  // Ends the job and tells every worker why. Only the first call has an effect.
-  void Fail(const absl::Status& why);
+  // Ends the job and tells every worker why. Only the first call has an effect. `blamed`: the ranks that it is about.
+  void Fail(const absl::Status& why, std::vector<int> blamed = {});
 
   // kFailed: status() says why. kFinished: every worker has sent FINISH and has been answered.
   enum class State { kRunning, kFinished, kFailed };
   State state() const { return state_; }
   const absl::Status& status() const { return status_; }
+  // The ranks whose contribution or connection was waited for in vain, or that sent what no correct worker sends.
+  const std::vector<int>& blamed() const { return blamed_; }
 
   int world_size() const { return options_.agreement.world_size; }
   void Describe(v1::GetStatusReply* reply) const;
@@ -164,6 +166,7 @@ class ShardJob {
 
   State state_ = State::kRunning;
   absl::Status status_;
+  std::vector<int> blamed_;
   int64_t bytes_received_ = 0;
   int64_t bytes_sent_ = 0;
 };

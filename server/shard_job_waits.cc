@@ -78,7 +78,8 @@ void ShardJob::CheckDeadlines(Time now) {
     const CollectiveWait& fetches = fetches_[b];
     if (!fetches.empty() && now - fetches.since() > options_.exchange_deadline) {
       Fail(absl::DeadlineExceededError(absl::StrCat("rank 0 has not sent the initial parameters of bucket ", b,
-                                                    " within ", Deadline(), stall_.DescribeRoot(now))));
+                                                    " within ", Deadline(), stall_.DescribeRoot(now))),
+           {0});
     }
   }
   FailIfLate(sum_.wait(), now, [&] { return absl::StrCat("not joined in sum ", sum_.number()); });
@@ -99,24 +100,27 @@ void ShardJob::CheckDeadlines(Time now) {
             : absl::StrCat("it has opened no connection to shard ", options_.shard, " within ",
                            TextOf(options_.join_deadline + options_.exchange_deadline), ", the join deadline of ",
                            TextOf(options_.join_deadline), " and the exchange deadline of ", Deadline());
-    Fail(absl::UnavailableError(absl::StrCat("rank ", rank, " is gone: ", waited)));
+    Fail(absl::UnavailableError(absl::StrCat("rank ", rank, " is gone: ", waited)), {rank});
   }
 }
 
 void ShardJob::FailIfLate(const CollectiveWait& wait, Time now, absl::FunctionRef<std::string()> not_done) {
   if (state_ != State::kRunning || wait.empty() || now - wait.since() <= options_.exchange_deadline) return;
   // A late worker without a connection has probably died, which tells the reader more than that it is late.
-  std::vector<int> gone;
+  std::vector<int> late, gone;
   for (int rank = 0; rank < world_size(); ++rank) {
-    if (!wait.Has(rank) && workers_[rank].lanes_open.empty()) gone.push_back(rank);
+    if (wait.Has(rank)) continue;
+    late.push_back(rank);
+    if (workers_[rank].lanes_open.empty()) gone.push_back(rank);
   }
   std::string also;
   if (!gone.empty()) {
     also = absl::StrCat(", ", NameRanks(gone), gone.size() == 1 ? " has" : " have", " no connection to shard ",
                         options_.shard, " any more");
   }
-  Fail(absl::DeadlineExceededError(
-      absl::StrCat(wait.DescribeMissing(), " ", not_done(), " within ", Deadline(), also, stall_.DescribeRoot(now))));
+  Fail(absl::DeadlineExceededError(absl::StrCat(wait.DescribeMissing(), " ", not_done(), " within ", Deadline(), also,
+                                                stall_.DescribeRoot(now))),
+       std::move(late));
 }
 
 std::string ShardJob::Deadline() const { return TextOf(options_.exchange_deadline); }

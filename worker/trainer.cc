@@ -16,6 +16,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "common/check.h"
+#include "common/error_origin.h"
 #include "common/generation.h"
 #include "common/leaf_shares.h"
 #include "common/limits.h"
@@ -516,7 +517,9 @@ absl::Status Trainer::Evaluate(std::span<double, 3> sums) {
     Enter(WorkPhase::kEvaluation);  // again for every batch: only an evaluation that stops is a stall
     if (IsElastic()) {
       options_.segment->on_leaf();
-      if (options_.segment->is_over()) return absl::UnavailableError("the generation is over");
+      if (options_.segment->is_over()) {
+        return WithOrigin(absl::UnavailableError("the generation is over"), {.kind = ErrorOrigin::Kind::kExchange});
+      }
     }
     ASSIGN_OR_RETURN(const Batch* batch, batches->Next());
     // The last batch may have no sample for this rank.

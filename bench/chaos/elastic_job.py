@@ -19,7 +19,7 @@ from bench.chaos.job import LEFT_SECONDS_MAX, RESTARTS, TICK_S, Done, Job, JobFa
 from bench.chaos.job import newest_step
 from bench.chaos.processes import Process
 from bench.chaos.proxy import Proxy
-from bench.chaos.schedule import WORKERS_MAX, Event
+from bench.chaos.schedule import SQUEEZED_CONTRIBUTIONS, WORKERS_MAX, Event
 from bench.chaos.timeline import Measures, Timeline
 
 # Between two looks at a worker's numbers, which cost the job processor time: while an event is measured, and else.
@@ -31,6 +31,12 @@ PAGE_SECONDS_MAX = 0.5  # for an answer: a process that is stopped gives none
 SETTLED_TICK_S = 0.1
 # With a full disk a server cannot write a longer file: no snapshot of lenet5, but its log.
 FULL_DISK_BYTES = 100_000
+
+# The parameters of mlp, and those bytes of a server that do not grow with the number of contributions: copies of the
+# parameters and of the momentum, and as many of snapshots (server/README.md, Limits). The rest of a contribution's
+# bytes is left for what is counted besides.
+_MLP_PARAMETERS = 1_863_690
+_COPIES, _SNAPSHOT_COPIES = 4 + 1, 8 * 2
 
 _ENDED = re.compile(r"^launch: (\w+ (?:was ended by signal (\d+)|failed with exit code).*)")
 
@@ -88,6 +94,8 @@ class ElasticJob(Job):
         self._joined: list[subprocess.Popen[str]] = []  # the launchers that have added workers
         self._coordinator = ""  # its address, once it is known
         self._proxies = [Proxy()]  # between the coordinator and the workers that join
+        self._shard_proxy = Proxy()  # between all workers and the last shard
+        self._failing: set[tuple[int, str]] = set()  # launchers and names of workers that were told to fail
         self._pages: dict[tuple[int, int], Page] = {}  # by the launcher's number (0: the first) and the worker's
         self._ends: list[str] = []  # of processes that chaos has not killed
         self._cut_off: set[int] = set()  # launchers that joined, and have a worker that looks for the coordinator
@@ -103,19 +111,38 @@ class ElasticJob(Job):
     def _command(self) -> list[str]:
         setup = self._plan.setup
         return [self._plan.launch, "--elastic", "--workers=%d" % setup.workers, "--servers=%d" % setup.servers,
-                "--restarts=0", "--state_dir=" + self._state_dir, *self._shared_words()]
+                "--restarts=0", "--state_dir=" + self._state_dir, "--server_binary=" + self._make_server(),
+                *self._shared_words()]
+
+    def _make_server(self) -> str:
+        """A program that starts the server with flags that the launcher does not know."""
+        setup, flags = self._plan.setup, ""
+        if setup.squeezed:
+            copies = _COPIES + _SNAPSHOT_COPIES + SQUEEZED_CONTRIBUTIONS + 0.5
+            flags = "--memory_limit_gb=%.6f" % (1e-9 * 4 * _MLP_PARAMETERS / setup.servers * copies)
+        path = os.path.join(self._folder, "server")
+        with open(path, "w") as file:
+            file.write("""#!/bin/sh
+case " $* " in *" --shard=%d "*) set -- "$@" --announce=%s;; esac
+exec "%s" "$@" %s
+""" % (setup.servers - 1, self._shard_proxy.address, self._plan.server, flags))
+        os.chmod(path, 0o700)
+        return path
 
     def _shared_words(self) -> list[str]:
         """What the launchers of the job and of workers that join have alike."""
-        return ["--restart_processes=%d" % RESTARTS, "--job_secret=" + self._secret, "--metrics_port=0", "--",
+        return ["--restart_processes=%d" % RESTARTS, "--job_secret=" + self._secret, "--metrics_port=0",
+                "--worker_binary=" + self._plan.worker, "--",
                 *self._plan.worker_flags, "--progress=none", "--record=" + self._record]
 
     def _on_line(self, at: float, line: str, joined: int) -> None:
         if found := re.match(r"w(\d+) \| worker \d+: metrics at (\S+)", line):
             self._pages[joined, int(found[1])] = Page(found[2], self._timeline.on_step, self._hurry, self._over)
         elif (found := _ENDED.match(line)) and found[2] != str(int(signal.SIGKILL)):
-            if joined not in self._told:
+            name = found[1].split()[0]
+            if joined not in self._told and (joined, name) not in self._failing:
                 self._ends.append(found[1])
+            self._failing.discard((joined, name))
         elif joined > 0 and "the coordinator" in line and "cannot be reached" in line:
             self._cut_off.add(joined)
         elif joined > 0 and "the job goes on after" in line:
@@ -123,6 +150,8 @@ class ElasticJob(Job):
         elif found := re.match(r"launch: the coordinator listens at (\S+)", line):
             self._coordinator = found[1]
             self._proxies[0].set_target(found[1])
+        elif found := re.match(r"s%d \| listening on (\S+)" % (self._plan.setup.servers - 1), line):
+            self._shard_proxy.set_target(found[1])
         if joined == 0:
             self._timeline.on_line(at, line)
 
@@ -142,9 +171,11 @@ class ElasticJob(Job):
 
     def _has_settled(self) -> bool:
         """Whether all processes are back, and all workers in the generation."""
-        generation = self._timeline.generation
-        return (generation is not None and len(self._running("worker")) == generation.workers
-                and len(self._running("server")) == self._plan.setup.servers)
+        generation, workers = self._timeline.generation, len(self._running("worker"))
+        if generation is None or len(self._running("server")) != self._plan.setup.servers:
+            return False
+        # A squeezed job has spares.
+        return generation.workers == workers or (self._plan.setup.squeezed and 0 < generation.workers < workers)
 
     def _recover(self, base: Position, restart_needed: bool, pending: list[Done],
                  on_event: Callable[[Done], None]) -> Position | None:
@@ -211,6 +242,18 @@ class ElasticJob(Job):
                 if any(self._launcher_of(one) > 0 and self._may_leave(one) for one in workers):
                     return event, []
                 event = dataclasses.replace(event, kind="join", role="worker", duration_s=0.0)
+            if event.kind == "report-error":
+                # The last worker would be missed for as long as it takes to start it again. A launcher that has only
+                # joined starts none again.
+                failing = [one for one in workers if self._launcher_of(one) == 0 and self._may_leave(one)]
+                if len(workers) > 1 and failing:
+                    victim = failing[event.number % len(failing)]
+                    return dataclasses.replace(event, number=victim.number), [victim]
+                event = dataclasses.replace(event, kind="join")
+            if event.kind in ("blocked-shard", "memory-squeeze"):
+                if self._coordinator and len(workers) < WORKERS_MAX:
+                    return event, []
+                event = dataclasses.replace(event, kind="leave", role="worker", duration_s=0.0)
             if event.kind in ("join", "leave"):
                 leaving = [one for one in workers if self._may_leave(one)]
                 leaves = len(workers) >= WORKERS_MAX if event.kind == "join" else len(workers) > 1
@@ -244,8 +287,17 @@ class ElasticJob(Job):
     def _apply(self, event: Event, victims: list[Process]) -> bool:
         """Returns when the event is over; False if its victims had ended before."""
         if event.kind == "join":
-            command = [self._plan.launch, "--join=" + self._proxies[0].address, "--workers=1", *self._shared_words()]
-            self._joined.append(self._launch(command, joined=len(self._joined) + 1))
+            self._join(1)
+        elif event.kind == "memory-squeeze":
+            self._join(WORKERS_MAX - len(self._running("worker")))
+        elif event.kind == "blocked-shard":
+            self._shard_proxy.block()
+            self._join(1)
+            time.sleep(event.duration_s)
+            self._shard_proxy.open()
+        elif event.kind == "report-error":
+            self._failing.add((0, "w%d" % victims[0].number))
+            return processes.send(victims[0], signal.SIGUSR2)
         elif event.role == "proxy":
             self._disturb(event)
         elif event.kind == "disk-full":
@@ -263,6 +315,11 @@ class ElasticJob(Job):
             number = signal.SIGTERM if event.kind == "leave" else signal.SIGKILL
             return any([processes.send(victim, number) for victim in victims])
         return True
+
+    def _join(self, workers: int) -> None:
+        command = [self._plan.launch, "--join=" + self._proxies[0].address, "--workers=%d" % max(1, workers),
+                   *self._shared_words()]
+        self._joined.append(self._launch(command, joined=len(self._joined) + 1))
 
     @staticmethod
     def _limit_files(servers: list[Process], bytes_max: int | None) -> None:
@@ -307,5 +364,6 @@ class ElasticJob(Job):
         self._over.set()
         self._hurry.set()
         super()._end()
+        self._shard_proxy.close()
         for launcher in self._joined:
             launcher.wait()

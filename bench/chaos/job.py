@@ -66,6 +66,8 @@ class JobPlan:
     steps: int
     limit_s: float  # for the whole job
     event_limit_s: float  # from the end of an event to the next step
+    worker: str = ""  # of an elastic job: one that fails when it is told to
+    server: str = ""  # of an elastic job
     check_log: str = ""  # the program that reads the log of an elastic run; empty: it is not read
 
 

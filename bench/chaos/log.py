@@ -12,7 +12,7 @@ from bench.chaos.schedule import ELASTIC, LIGHTHOUSE, TORCHFT
 # The kinds of events, in the order of the table.
 GROUPS = ("kill", "stop-short", "stop-long", "cut", "shut-short", "shut-long", "freeze-short", "freeze-long")
 ELASTIC_GROUPS = ("kill", "kill-two", "stop-short", "stop-long", "join", "leave", "disk-full", "cut", "shut-long",
-                  "stuck-long")
+                  "stuck-long", "report-error", "blocked-shard", "memory-squeeze")
 # Of these there is also a row for each kind of victim.
 BY_VICTIM = ("kill", "stop-short", "stop-long")
 VICTIMS = {"worker": "a worker", "server": "a server", "shard 0": "shard 0", LIGHTHOUSE: "the lighthouse"}

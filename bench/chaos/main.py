@@ -31,7 +31,8 @@ STEPS = {("star", "logreg"): 12000, ("star", "lenet5"): 8000, ("star-mpi", "logr
          ("star-mpi", "lenet5"): 12000, ("star-tcp", "logreg"): 30000, ("star-tcp", "lenet5"): 12000,
          ("star-servers-tcp", "logreg"): 20000, ("star-servers-tcp", "lenet5"): 10000,
          ("ring", "logreg"): 30000, ("ring", "lenet5"): 12000, ("ring-tcp", "logreg"): 30000,
-         ("ring-tcp", "lenet5"): 12000, (ELASTIC, "lenet5"): 12000, (TORCHFT, "lenet5"): 3000}
+         ("ring-tcp", "lenet5"): 12000, (ELASTIC, "lenet5"): 12000, (ELASTIC, "mlp"): 2000,
+         (TORCHFT, "lenet5"): 3000}
 MODELS = ("logreg", "lenet5")
 MAY_SHARE = ("star", "star-mpi", "star-tcp", ELASTIC)  # memory, in every other pair of jobs
 SYNTHETIC = ("--dataset=synthetic", "--synthetic_test_count=64", "--seed=1", "--device=cpu", "--learning_rate=0.01")
@@ -104,9 +105,9 @@ def find_launcher() -> str:
     sys.exit("chaos: no deploy/launch: bazel build //deploy:launch, or give --launch")
 
 
-def find_check_log(launch: str) -> str:
-    """tests/server/elastic/check_log next to the launcher's folder; empty if it was not built."""
-    path = os.path.normpath(os.path.join(os.path.dirname(launch), "../tests/server/elastic/check_log"))
+def find_beside(launch: str, program: str) -> str:
+    """`program` of the tree in which the launcher is deploy/launch; empty if it was not built."""
+    path = os.path.normpath(os.path.join(os.path.dirname(launch), "..", program))
     return path if os.access(path, os.X_OK) else ""
 
 
@@ -121,9 +122,15 @@ class Chaos:
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         self._launch = os.path.abspath(options.launch) if options.launch else find_launcher()
-        self._check_log = os.path.abspath(options.check_log) if options.check_log else find_check_log(self._launch)
-        if ELASTIC in options.topologies.split(",") and not self._check_log:
-            say("chaos: no check_log: build //tests/server/elastic:check_log to prove that each leaf counted once")
+        self._check_log = os.path.abspath(options.check_log) if options.check_log else find_beside(
+            self._launch, "tests/server/elastic/check_log")
+        self._worker = find_beside(self._launch, "tests/e2e/stopping_worker")
+        self._server = find_beside(self._launch, "server/server")
+        if ELASTIC in options.topologies.split(","):
+            if not self._check_log:
+                say("chaos: no check_log: build //tests/server/elastic:check_log to prove that each leaf counted once")
+            if not self._worker or not self._server:
+                sys.exit("chaos: an elastic job needs more programs: bazel build //tests/e2e:stopping_worker //server")
         self._folder = tempfile.TemporaryDirectory(prefix="chaos.log.")
         self._log = Log(options.log or os.path.join(self._folder.name, "log"))
         self._until = time.monotonic() + options.seconds if options.seconds else None
@@ -158,6 +165,8 @@ class Chaos:
     def _worker_flags(self, topology: str, job: int) -> tuple[int, tuple[str, ...]]:
         options, is_elastic = self._options, topology in (ELASTIC, TORCHFT)
         model = "lenet5" if is_elastic else MODELS[job // 4 % 2]
+        if self._is_squeezed(topology, job):
+            model = "mlp"  # its parameters are most of what its servers hold
         steps = options.steps or STEPS[topology, model]
         if topology == TORCHFT:
             return steps, ("--model=" + model, "--global_batch=%d" % ELASTIC_SAMPLES[1], "--max_steps=%d" % steps,
@@ -170,15 +179,21 @@ class Chaos:
                        "--global_batch=%d" % batch, "--epochs=%d" % -(-steps * batch // train_count),
                        "--max_steps=%d" % steps, more)
 
+    @staticmethod
+    def _is_squeezed(topology: str, job: int) -> bool:
+        return topology == ELASTIC and job % 3 == 2
+
     def _plan(self, topology: str, job: int) -> JobPlan:
         options = self._options
         setup = Setup(topology=topology, workers=options.workers or (3 if topology in (ELASTIC, TORCHFT) else 2),
                       servers=options.servers,
-                      exchange_deadline_s=options.exchange_deadline_s, join_deadline_s=options.join_deadline_s)
+                      exchange_deadline_s=options.exchange_deadline_s, join_deadline_s=options.join_deadline_s,
+                      squeezed=self._is_squeezed(topology, job))
         steps, flags = self._worker_flags(topology, job)
         launch = os.path.abspath(options.torchft_python) if topology == TORCHFT else self._launch
         return JobPlan(launch=launch, setup=setup, worker_flags=flags, steps=steps,
-                       limit_s=options.job_limit_s, event_limit_s=options.event_limit_s, check_log=self._check_log)
+                       limit_s=options.job_limit_s, event_limit_s=options.event_limit_s, worker=self._worker,
+                       server=self._server, check_log=self._check_log)
 
     def _digest(self, plan: JobPlan) -> str:
         """The digest of the undisturbed job. It depends on the model alone; that topology, servers and transport do not

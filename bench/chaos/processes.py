@@ -42,6 +42,8 @@ def _stat(pid: int) -> tuple[str, str, int]:
 def _describe(pid: int, environment: dict[bytes, bytes], command: list[bytes]) -> Process:
     program = os.path.basename(command[0]).decode(errors="replace") if command else ""
     role = program if program in ("worker", "server", "mpirun", "launch") else "other"
+    if program == "stopping_worker":  # a worker that fails when it is told to
+        role = "worker"
     number = 0
     if role == "worker":
         number = _number(command, b"--rank=", environment.get(b"OMPI_COMM_WORLD_RANK", b"0"))

@@ -35,6 +35,8 @@ class Proxy:
         self._shut = False
         self._flows = threading.Event()
         self._flows.set()
+        self._admits = threading.Event()
+        self._admits.set()
         self._pairs: list[tuple[socket.socket, socket.socket]] = []  # each connected to each other
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -65,14 +67,20 @@ class Proxy:
         """Stops forwarding without closing connections, like a machine that lost power."""
         self._flows.clear()
 
+    def block(self) -> None:
+        """Forwards nothing of connections that begin from now on, as a firewall does. Those that are open stay."""
+        self._admits.clear()
+
     def open(self) -> None:
-        """Undoes `shut` and `freeze`."""
+        """Undoes `shut`, `freeze` and `block`."""
         self._shut = False
         self._flows.set()
+        self._admits.set()
 
     def close(self) -> None:
         self._listener.close()
         self._flows.set()
+        self._admits.set()
         self.cut()
 
     def _accept(self) -> None:
@@ -87,6 +95,7 @@ class Proxy:
         with self._changed:
             self._changed.wait_for(lambda: self._target is not None, TARGET_SECONDS_MAX)
             target = self._target
+        self._admits.wait()
         try:
             if self._shut or target is None:
                 raise OSError("shut")

@@ -26,7 +26,7 @@ KINDS = {
     "ring": {"kill": 8, "stop-short": 7, "stop-long": 5},
     "ring-tcp": {"kill": 8, "stop-short": 7, "stop-long": 5},
     ELASTIC: {"kill": 8, "kill-two": 3, "stop-short": 3, "stop-long": 3, "join": 3, "leave": 3, "disk-full": 2,
-              "cut": 3, "shut-long": 2, "stuck-long": 1},
+              "cut": 3, "shut-long": 2, "stuck-long": 1, "report-error": 3, "blocked-shard": 2, "memory-squeeze": 3},
     # Drawn as those of ELASTIC: torchft_events().
     TORCHFT: {"kill": 8, "kill-two": 3, "stop-short": 3, "stop-long": 3, "join": 3, "leave": 3},
 }
@@ -64,6 +64,10 @@ GONE_LONG = (1.8, 2.5)  # fractions of it
 IN_CHANGE_S = (0.0, 1.5)
 DISK_FULL_S = (1.0, 2.0)
 WORKERS_MAX = 6  # of an elastic star
+# So long nothing new comes through to a shard: longer than a worker looks for it before it joins.
+BLOCKED_S = (5.5, 8.0)
+# For so many contributions to a bucket the servers of a squeezed job have memory: WORKERS_MAX make one more at least.
+SQUEEZED_CONTRIBUTIONS = WORKERS_MAX - 1
 # Numbers of workers are drawn from this many and taken modulo the number of those that run, which is 1 to WORKERS_MAX.
 WORKER_NUMBERS = 60
 
@@ -76,6 +80,7 @@ class Setup:
     servers: int
     exchange_deadline_s: float
     join_deadline_s: float
+    squeezed: bool = False  # ELASTIC: its servers have memory for SQUEEZED_CONTRIBUTIONS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,17 +155,19 @@ def _draw(rng: random.Random, setup: Setup, at_start: bool) -> Event:
 
 
 def _draw_elastic(rng: random.Random, setup: Setup, in_change: bool) -> Event:
-    kinds = KINDS[ELASTIC]
+    kinds = {kind: weight for kind, weight in KINDS[ELASTIC].items() if setup.squeezed or kind != "memory-squeeze"}
     kind = rng.choices(list(kinds), weights=list(kinds.values()))[0]
     role, number = _elastic_victim(rng, setup)
     other = _elastic_victim(rng, setup) if kind == "kill-two" else None
-    if kind in ("join", "leave", "stuck-long"):
+    if kind in ("join", "leave", "stuck-long", "report-error", "memory-squeeze"):
         role, number = "worker", rng.randrange(WORKER_NUMBERS)
     duration_s = 0.0
     if kind.startswith("stop"):
         duration_s = rng.uniform(*(SHORT if kind == "stop-short" else MEMBER_LONG)) * MEMBER_SILENT_S
     elif kind == "stuck-long":
         duration_s = rng.uniform(*STUCK_LONG) * MEMBER_STUCK_S
+    elif kind == "blocked-shard":
+        role, number, duration_s = "server", setup.servers - 1, rng.uniform(*BLOCKED_S)
     elif kind == "disk-full":
         role, number, duration_s = "server", 0, rng.uniform(*DISK_FULL_S)
     elif kind in ("cut", "shut-long"):

@@ -8,7 +8,7 @@ import re
 import threading
 
 # Kinds after which steps count only in a later generation: until then they may have been made before the event.
-CAUSE_CHANGE = ("kill", "kill-two", "join", "leave")
+CAUSE_CHANGE = ("kill", "kill-two", "join", "leave", "report-error")
 
 _GENERATION = re.compile(r"^s0 \| server 0: generation (\d+) from step (\d+) with (\d+) worker")
 _CUT = re.compile(r"^s0 \| server 0: generation (\d+) is cut short at step (\d+)")

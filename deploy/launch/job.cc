@@ -221,7 +221,10 @@ absl::Status Job::StartElastic() {
 bool Job::RestartProcesses() {
   for (const Child& dead : supervisor_.Excusable()) {
     const auto startable = startable_.find(dead.name);
-    if (dead.exit_code == kExitRefused || startable == startable_.end()) return true;
+    // A worker that is refused does not end a run that others go on with.
+    const bool is_refused = dead.exit_code == kExitRefused;
+    const bool has_begun = options_.join.empty() && !UnfinishedRun(context_.state_dir).empty();
+    if (startable == startable_.end() || (is_refused && (dead.role == Role::kServer || !has_begun))) return true;
     if (dead.exit_code == kExitNotWritten) continue;  // the run is over: shard 0 is about to end
     const bool was_killed = SignalOf(dead) > 0;
     // The end of the run may have ended it, and then shard 0 is about to end, too.
@@ -229,7 +232,7 @@ bool Job::RestartProcesses() {
     const std::string text = EndText(dead);
     // With --join, shard 0 is not ours to look at: who has not been killed has heard that the run is over, or has
     // waited for it long enough.
-    const bool may_start = was_killed || options_.join.empty();
+    const bool may_start = was_killed || (options_.join.empty() && !is_refused);
     if (!may_start || process_restarts_ == options_.process_restart_count) {
       // The others go on without a worker, but not without a shard.
       if (dead.role == Role::kServer || !CanGoOn()) return true;
@@ -237,6 +240,7 @@ bool Job::RestartProcesses() {
       supervisor_.Excuse(dead.pid);
       continue;
     }
+    if (!was_killed && !MayRestart(dead, &startable->second.pause)) continue;
     ++process_restarts_;
     context_.merger->Print(absl::StrCat("launch: ", text, ": starting it again, ", process_restarts_, " of ",
                                         options_.process_restart_count));
@@ -244,6 +248,13 @@ bool Job::RestartProcesses() {
     if (!StartChild(dead.name, startable->second.role, startable->second.spec).ok()) return true;
   }
   return false;
+}
+
+// A process that fails again and again, such as one with a broken GPU, joins and leaves less and less often.
+bool Job::MayRestart(const Child& dead, RestartPause* pause) {
+  const auto [at, is_new] = restart_at_.try_emplace(dead.pid);
+  if (is_new) at->second = dead.ended + pause->After(dead.ended - dead.started);
+  return Clock::now() >= at->second;
 }
 
 bool Job::CanGoOn() const {
@@ -382,7 +393,7 @@ absl::Status Job::StartMpirun() {
 }
 
 absl::Status Job::StartChild(const std::string& name, Role role, ChildSpec spec) {
-  if (IsElastic()) startable_[name] = {.role = role, .spec = spec};
+  if (IsElastic()) startable_.try_emplace(name, Startable{.role = role, .spec = spec});  // its pause stays
   const std::string prefix = absl::StrCat(name, " | ");
   OutputChannel out;
   int out_source = 0;

@@ -31,6 +31,38 @@ struct JobOutcome {
   bool stopped = false;  // by a signal to the launcher
 };
 
+// An attempt that fails soon after its start will probably fail again, because its cause needs a moment to pass. So the
+// first restart comes at once, and each further one waits twice as long as the one before, until an attempt lasts.
+class RestartPause {
+ public:
+  using Clock = std::chrono::steady_clock;
+  struct Limits {
+    std::chrono::milliseconds soon;  // an attempt that takes this long has lasted
+    std::chrono::milliseconds min;
+    std::chrono::milliseconds max;
+  };
+  // Of a job, which fails as a whole.
+  static constexpr Limits kOfJob{
+      .soon = std::chrono::seconds(3), .min = std::chrono::milliseconds(250), .max = std::chrono::seconds(8)};
+  // Of one process of an elastic job, which may come as far as its first step each time, with a device that is broken.
+  static constexpr Limits kOfProcess{
+      .soon = std::chrono::minutes(1), .min = std::chrono::seconds(1), .max = std::chrono::minutes(1)};
+
+  explicit RestartPause(const Limits& limits) : limits_(limits) {}
+
+  // How long to wait after an attempt that took `attempt`.
+  [[nodiscard]] std::chrono::milliseconds After(Clock::duration attempt) {
+    if (attempt >= limits_.soon) pause_ = std::chrono::milliseconds(0);
+    const std::chrono::milliseconds pause = pause_;
+    pause_ = std::clamp(2 * pause_, limits_.min, limits_.max);
+    return pause;
+  }
+
+ private:
+  const Limits limits_;
+  std::chrono::milliseconds pause_{0};
+};
+
 class Job {
  public:
   // All pointers outlive the job. `folder` holds this attempt's pipes and port files; it must be empty.
@@ -65,6 +97,8 @@ class Job {
   absl::Status StartElastic();
   // Starts again what has died and may be. Returns whether the job cannot go on without it.
   bool RestartProcesses();
+  // Whether its pause is over.
+  bool MayRestart(const Child& dead, RestartPause* pause);
   // Whether an elastic run, or with --join our part of it, can do without a worker of ours that has failed.
   bool CanGoOn() const;
   // Shard 0 of an elastic run that has ended by itself, which ends the run: its exit code says how. Null: the run goes
@@ -99,8 +133,10 @@ class Job {
   struct Startable {
     Role role = Role::kWorker;
     ChildSpec spec;
+    RestartPause pause{RestartPause::kOfProcess};
   };
   std::map<std::string, Startable> startable_;
+  std::map<pid_t, RestartPause::Clock::time_point> restart_at_;  // of those that ended by themselves
   int process_restarts_ = 0;
   std::unique_ptr<RunWatch> watch_;  // null: nothing is started again
   // MPI: how many ranks had started, and had ended, at the last check, and when the second number last changed.
@@ -108,27 +144,6 @@ class Job {
   int ended_ranks_ = 0;
   std::chrono::steady_clock::time_point ended_ranks_since_;
   bool ranks_are_missing_ = false;  // at the join deadline
-};
-
-// An attempt that fails soon after its start will probably fail again, because its cause needs a moment to pass. So the
-// first restart comes at once, and each further one waits twice as long as the one before, until an attempt lasts.
-class RestartPause {
- public:
-  using Clock = std::chrono::steady_clock;
-  static constexpr std::chrono::seconds kSoon{3};  // an attempt that takes this long has lasted
-  static constexpr std::chrono::milliseconds kPauseMin{250};
-  static constexpr std::chrono::milliseconds kPauseMax{8000};
-
-  // How long to wait after an attempt that took `attempt`.
-  [[nodiscard]] std::chrono::milliseconds After(Clock::duration attempt) {
-    if (attempt >= kSoon) pause_ = std::chrono::milliseconds(0);
-    const std::chrono::milliseconds pause = pause_;
-    pause_ = std::clamp(2 * pause_, kPauseMin, kPauseMax);
-    return pause;
-  }
-
- private:
-  std::chrono::milliseconds pause_{0};
 };
 
 }  // namespace starring

@@ -189,7 +189,7 @@ absl::StatusOr<int> Launch(int argc, const char* const* argv) {
                        .admission_flags = {},
                        .security = {}};
   const std::string job_name = DrawJobName();
-  RestartPause restart_pause;
+  RestartPause restart_pause(RestartPause::kOfJob);
   for (int restart = 0;; ++restart) {
     // Every attempt has a folder of its own. In an old one, the port files and process ids of the attempt before would
     // pass for the new ones.

@@ -38,8 +38,13 @@ Coordinator::Coordinator(Options options)
       last_deal_(options_.now),
       said_missing_(options_.now),
       last_order_(options_.now),
-      kept_since_(options_.now) {
-  if (continues_) SetGeneration(*options_.log->last());
+      kept_since_(options_.now),
+      // Workers remember the orders of a coordinator that has had this run before.
+      reach_number_(changing_to_ << 20) {
+  if (continues_) {
+    SetGeneration(*options_.log->last());
+    ledger_.Begin(*generation_);
+  }
   if (const absl::Status status = options_.log->Prepare(changing_to_); !status.ok()) End(status);
 }
 
@@ -88,6 +93,7 @@ absl::Status Coordinator::AddShard(uint64_t id, const std::string& name, const S
     }
     shards_[report.shard] = id;
   }
+  if (before == nullptr) ++places_;
   Member& member = members_[id];
   member.name = name;
   member.is_shard = true;
@@ -126,8 +132,10 @@ void Coordinator::OnShard(uint64_t id, const ShardReport& report, Time now) {
   if (member == nullptr || !member->is_shard || member->shard.shard != report.shard || ended_.has_value()) return;
   Heard(*member, now);
   member->shard = report;
-  if (running_ && report.generation == generation_->number) {
-    if (!report.trouble.empty()) return BeginChange(report.trouble, /*planned=*/false, now);
+  const bool serves = generation_.has_value() && report.generation == generation_->number;
+  if (serves) ledger_.OnShard(report.shard, report.unjoined, report.late);
+  if (running_ && serves) {
+    if (!report.trouble.empty()) return BeginChange(report.trouble, Kind::kOther, now);
     const auto has_finished = [this](const auto& shard) { return members_[shard.second].shard.finished; };
     if (std::ssize(shards_) == options_.shard_count && std::ranges::all_of(shards_, has_finished)) {
       // Without its end in the log a run that has steps left can go on where it was.
@@ -135,6 +143,7 @@ void Coordinator::OnShard(uint64_t id, const ShardReport& report, Time now) {
       return End(options_.log->End(is_last_ ? generation_->first_step : options_.end_step));
     }
   }
+  FailRefuted(now);
   KeepDurable(now);
   CommitIfReady(now);
 }
@@ -150,15 +159,10 @@ void Coordinator::OnWorker(uint64_t id, const WorkerReport& report, Time now) {
     newest_step_ = std::max(newest_step_, report.step);
     if (report.step_seconds > 0) step_seconds_ = report.step_seconds;
   }
-  if (!report.failure.ok()) {
-    // Who reports an error first need not be its cause: all workers see the loss of a step.
-    return End(absl::Status(report.failure.code(),
-                            absl::StrCat(std::string(report.failure.message()), " (reported by ", member->name, ")")));
-  }
-  // A worker that has trouble does not come to the snapshot at which all were told to stop, and the others cannot.
-  if (running_ && takes_part && report.ready && (!stopping_ || !report.trouble.empty())) {
-    return BeginChange(absl::StrCat(member->name, ": ", report.trouble.empty() ? "stopped" : report.trouble),
-                       /*planned=*/false, now);
+  if (!report.failure.ok()) return FailWorker(id, report.failure, now);
+  // Also one that was told to stop: with its trouble it does not come to the snapshot, and the others cannot.
+  if (takes_part && report.ready && (!report.trouble.empty() || (running_ && !stopping_))) {
+    return OnTrouble(id, report, now);
   }
   ConsiderWorker(id, *member, now);
   ChangeIfStopped(now);
@@ -190,7 +194,7 @@ void Coordinator::Tick(Time now) {
   if (ended_.has_value()) return;
   RepeatOrders(now);
   if (running_) return SayUnkept(now);
-  const std::string missing = MissingForCommit();
+  const std::string missing = MissingForCommit(now);
   if (missing.empty()) return;
   if (now - change_since_ > ChangeDeadline()) return EndForShortage(missing, now);
   if (now - said_missing_ > kSayMissing) {
@@ -210,7 +214,8 @@ void Coordinator::EndForShortage(const std::string& missing, Time now) {
       missing, " within ", SecondsText(ChangeDeadline()), ", after: ", cause_,
       generation_.has_value() ? ": start again with --resume from the last checkpoint, or all with the same --state_dir"
                               : ": start again"));
-  if (std::exchange(ending_, true) || CommonSnapshots().empty() || !MissingForCommit().empty()) return End(shortage_);
+  if (std::exchange(ending_, true) || CommonSnapshots().empty() || !MissingForCommit(now).empty())
+    return End(shortage_);
   Say(absl::StrCat("saves before it ends: ", missing));
   CommitIfReady(now);
 }
@@ -269,14 +274,17 @@ void Coordinator::GiveUp(uint64_t id, const std::string& why, Time now) {
   const auto found = members_.find(id);
   const Member member = std::move(found->second);
   members_.erase(found);
-  if (member.is_shard) shards_.erase(member.shard.shard);
+  if (member.is_shard) {
+    shards_.erase(member.shard.shard);
+    ledger_.OnShardLost(member.shard.shard);
+  }
   const std::string cause = absl::StrCat(member.name, " ", why);
   Say(cause);
   // What the process, if there still is one, hears is that it must begin anew.
   options_.send(id, {.kind = Order::Kind::kGivenUp, .text = why});
   // Nobody waits for it in this change. If it attends again, it is one that joins.
   const bool took_part = member.is_shard || ranks_.erase(id) > 0;
-  if (running_ && took_part) BeginChange(cause, /*planned=*/false, now);
+  if (running_ && took_part) BeginChange(cause, Kind::kOther, now);
 }
 
 bool Coordinator::IsInGeneration(uint64_t id) const { return ranks_.contains(id); }
@@ -286,29 +294,6 @@ bool Coordinator::IsInGeneration(uint64_t id) const { return ranks_.contains(id)
 bool Coordinator::IsReady(uint64_t id) const {
   const WorkerReport& report = members_.at(id).worker;
   return report.ready && (!running_ || !IsInGeneration(id) || report.generation >= generation_->number);
-}
-
-std::vector<uint64_t> Coordinator::ReadyWorkers() const {
-  std::vector<uint64_t> ready;
-  for (const auto& [id, member] : members_) {
-    const bool stays = !member.worker.leaves || ending_;
-    if (!member.is_shard && member.connected && IsReady(id) && stays) ready.push_back(id);
-  }
-  std::ranges::sort(ready, {}, [this](uint64_t id) { return members_.at(id).order_of_joining; });
-  return ready;
-}
-
-double Coordinator::SecondsPerLeaf(uint64_t id) const {
-  const double own = members_.at(id).worker.seconds_per_leaf;
-  if (own > 0) return own;
-  // Who has computed nothing yet counts as the others in the middle.
-  std::vector<double> known;
-  for (const auto& [other, member] : members_) {
-    if (!member.is_shard && member.worker.seconds_per_leaf > 0) known.push_back(member.worker.seconds_per_leaf);
-  }
-  if (known.empty()) return 1;
-  std::ranges::nth_element(known, known.begin() + std::ssize(known) / 2);
-  return known[known.size() / 2];
 }
 
 // The slowest worker's time of a step if the leaves had these owners.
@@ -345,13 +330,24 @@ void Coordinator::ConsiderWorker(uint64_t id, Member& member, Time now) {
     return;
   }
   if (!IsReady(id) || member.worker.leaves) return;
-  if (!is_last_ && std::ssize(generation_->workers) < options_.leaves) {
-    return StopGeneration(absl::StrCat(member.name, " joins"), now);
+  // Also a spare, which comes in at once when one is lost.
+  const Reach reach = LookAtReach(id, now);
+  std::string why;
+  if (is_last_) {
+    why = "the run ends: its last generation saves what there is; this worker comes in only if that fails";
+  } else if (std::ssize(generation_->workers) == options_.leaves) {
+    why = absl::StrCat("a spare: all ", options_.leaves, " micro-batches have a worker; it comes in when one leaves");
+  } else if (ledger_.IsLeftOut(id, now)) {
+    return;  // it was told why
+  } else {
+    std::vector<uint64_t> workers = generation_->workers;
+    workers.push_back(id);
+    why = LacksRoom(workers);
+    if (why.empty()) {
+      if (reach == Reach::kYes) StopGeneration(absl::StrCat(member.name, " joins"), now);
+      return;
+    }
   }
-  const std::string why =
-      is_last_
-          ? "the run ends: its last generation saves what there is; this worker comes in only if that fails"
-          : absl::StrCat("a spare: all ", options_.leaves, " micro-batches have a worker; it comes in when one leaves");
   // A spare is told again when the last generation begins.
   if (std::exchange(member.told, why) != why) options_.send(id, {.kind = Order::Kind::kWait, .text = why});
 }
@@ -367,7 +363,7 @@ void Coordinator::StopGeneration(const std::string& cause, Time now) {
 void Coordinator::ChangeIfStopped(Time now) {
   const auto is_ready_or_lost = [this](uint64_t id) { return !members_.contains(id) || IsReady(id); };
   if (!running_ || !stopping_ || !std::ranges::all_of(generation_->workers, is_ready_or_lost)) return;
-  BeginChange(cause_, /*planned=*/true, now);
+  BeginChange(cause_, Kind::kPlanned, now);
 }
 
 // A member may have had no connection when it was told.
@@ -381,6 +377,10 @@ void Coordinator::RepeatOrders(Time now) {
       options_.send(id, {.kind = member.is_shard ? Order::Kind::kPrepare : Order::Kind::kCut,
                          .generation = {.number = changing_to_}});
     }
+    const bool waits = !member.is_shard && member.worker.ready && !(running_ && IsInGeneration(id));
+    const bool has_answered =
+        member.worker.reached == member.reach_asked || member.worker.unreached == member.reach_asked;
+    if (waits && !has_answered && now - member.reach_since >= kRepeatPause) options_.send(id, ReachOrder(member));
     if (!running_) continue;
     if (member.is_shard && member.shard.generation < generation_->number) options_.send(id, ServeOrder());
     if (member.is_shard || !IsInGeneration(id)) continue;
@@ -392,13 +392,14 @@ void Coordinator::RepeatOrders(Time now) {
   }
 }
 
-void Coordinator::BeginChange(const std::string& cause, bool planned, Time now) {
+void Coordinator::BeginChange(const std::string& cause, Kind kind, Time now) {
   CHECK(running_);
-  if (!planned) {
+  if (kind != Kind::kPlanned) {
     Say(absl::StrCat("generation ", generation_->number, " is cut short at step ", newest_step_, ": ", cause));
   }
   running_ = stopping_ = false;
-  planned_ = planned;
+  kind_ = kind;
+  has_judged_ = false;
   cause_ = cause;
   change_since_ = said_missing_ = last_order_ = now;
   changing_to_ = options_.log->last_number() + 1;
@@ -407,112 +408,6 @@ void Coordinator::BeginChange(const std::string& cause, bool planned, Time now) 
   // A worker may wait for a shard that is gone, and would until its deadline.
   SendToAll(false, {.kind = Order::Kind::kCut, .generation = {.number = changing_to_}});
   CommitIfReady(now);
-}
-
-std::string Coordinator::MissingShard() const {
-  for (int shard = 0; shard < options_.shard_count; ++shard) {
-    const auto found = shards_.find(shard);
-    if (found == shards_.end()) return absl::StrCat("shard ", shard, " of ", options_.shard_count, " has not come");
-    const Member& member = members_.at(found->second);
-    if (!member.connected || member.shard.prepared < changing_to_) {
-      return absl::StrCat(member.name, ", shard ", shard, ", has not left the generation before");
-    }
-  }
-  return "";
-}
-
-// What the next generation waits for; empty: nothing.
-std::string Coordinator::MissingForCommit() const {
-  if (std::string shard = MissingShard(); !shard.empty()) return shard;
-  // Workers of the last generation come as soon as their exchange is over; who does not is given up (LossOf).
-  if (generation_.has_value()) {
-    for (const uint64_t id : generation_->workers) {
-      const auto found = members_.find(id);
-      if (found != members_.end() && IsInGeneration(id) && !IsReady(id)) {
-        return absl::StrCat(found->second.name, " has not ended its step");
-      }
-      // The workers of a coordinator that was started again find it soon after it listens. Who is later joins, and for
-      // one that died with it another one may have come.
-      if (found == members_.end() && !has_committed_ && last_tick_ - options_.now < 2 * options_.times.gone &&
-          ReadyWorkers().size() < generation_->workers.size()) {
-        return "a worker of the last generation has not come back";
-      }
-    }
-  }
-  const int usual =
-      generation_.has_value() ? options_.min_workers : std::max(options_.min_workers, options_.first_workers);
-  const int needed = ending_ ? 1 : usual;
-  const auto ready = std::ssize(ReadyWorkers());
-  if (ready < needed) return absl::StrCat(ready, " of at least ", needed, " workers have come");
-  return "";
-}
-
-// Without a snapshot workers bring what the run begins with: parameters, and each its statistics of batches.
-void Coordinator::RefuseOtherBegins() {
-  std::string way_out =
-      options_.first_step == 0 ? "drop --resume" : "give --resume, and the --checkpoint_dir that the run began with";
-  // Then the run may have come far, and its snapshots are lost.
-  if (continues_)
-    way_out += "; to go on from a later checkpoint, start a new run with --resume and another --state_dir";
-  std::erase_if(members_, [&](const auto& entry) {
-    const auto& [id, member] = entry;
-    if (member.is_shard || member.first_step == options_.first_step) return false;
-    const std::string why =
-        absl::StrCat("the run began at step ", options_.first_step,
-                     ", and has no snapshot; this worker would begin at step ", member.first_step, ": ", way_out);
-    Say(absl::StrCat("refused ", member.name, ": ", why));
-    options_.send(id, {.kind = Order::Kind::kEnd, .end = absl::InvalidArgumentError(why)});
-    return true;
-  });
-}
-
-void Coordinator::CommitIfReady(Time now) {
-  if (running_ || ended_.has_value() || !MissingShard().empty()) return;
-  const std::vector<int64_t> snapshots = CommonSnapshots();
-  if (const absl::Status status = CheckLoss(snapshots); !status.ok()) return End(status);
-  if (snapshots.empty()) RefuseOtherBegins();
-  if (!MissingForCommit().empty()) return;
-  std::vector<uint64_t> workers = ReadyWorkers();
-  if (std::ssize(workers) > options_.leaves) workers.resize(static_cast<size_t>(options_.leaves));
-  const int64_t first_step = snapshots.empty() ? options_.first_step : snapshots.back();
-  if (const absl::Status status = CheckProgress(first_step, snapshots); !status.ok()) return End(status);
-  std::vector<double> seconds;
-  for (const uint64_t id : workers) seconds.push_back(SecondsPerLeaf(id));
-  const Generation next = {.number = changing_to_,
-                           .first_step = first_step,
-                           .snapshot_every = SnapshotEvery(workers),
-                           .workers = workers,
-                           .leaf_owners = DealLeaves(options_.leaves, seconds)};
-  if (const absl::Status status = options_.log->Commit(next, ReachedStep(snapshots)); !status.ok()) return End(status);
-  kept_ = std::min(kept_, first_step);
-  Begin(next, /*from_snapshot=*/!snapshots.empty(), now);
-}
-
-void Coordinator::Begin(const Generation& next, bool from_snapshot, Time now) {
-  SetGeneration(next);
-  running_ = true;
-  is_last_ = ending_;
-  newest_step_ = next.first_step;
-  last_deal_ = last_order_ = kept_since_ = now;
-  train_ = Order{.kind = Order::Kind::kTrain, .generation = next, .from_snapshot = from_snapshot, .ends_run = is_last_};
-  for (const auto& [number, id] : shards_) train_.shards.push_back(members_.at(id).shard.address);
-  SendToAll(true, ServeOrder());
-  for (const uint64_t id : next.workers) {
-    members_.at(id).last_progress = now;
-    members_.at(id).told.clear();
-    options_.send(id, train_);
-  }
-  Say(absl::StrCat("generation ", next.number, " from step ", next.first_step, " with ", next.workers.size(),
-                   next.workers.size() == 1 ? " worker" : " workers",
-                   has_committed_ ? "" : absl::StrCat(" (", cause_, ")")));
-  has_committed_ = true;
-}
-
-Order Coordinator::ServeOrder() const {
-  Order order = train_;
-  order.kind = Order::Kind::kServe;
-  order.shards.clear();
-  return order;
 }
 
 void Coordinator::SendToAll(bool to_shards, const Order& order) {

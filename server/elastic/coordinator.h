@@ -28,10 +28,14 @@
 // are lost: the run returns to the last ones that were on all disks, and says how far that is. It does so kStrikesMax
 // times at most without a new one on all disks, or it would run in circles.
 //
-// What ends the run before its last step: EndRun, an error that follows from the job, kStrikesMax generations without a
-// new snapshot, a shard that does not come back, too few workers for too long (those that are there save a checkpoint
-// first), snapshots that are lost on some shard so that none is left, a log that cannot be written. Whoever comes after
-// that is told the end.
+// One worker's trouble stays its own, while enough others remain (trouble_ledger.h). A worker that fails leaves with
+// its error. One that has kept a generation from going on is left out for a while, as a spare. A worker joins when it
+// has reached all shards where they are now, and if they have room for one more.
+//
+// What ends the run before its last step: EndRun; an error that the job has on a second worker, too; kStrikesMax
+// generations without a new snapshot for which no worker can be left out; a shard that does not come back; too few
+// workers for too long (those that are there save a checkpoint first); snapshots that are lost on some shard so that
+// none is left; a log that cannot be written. Whoever comes after that is told the end.
 //
 // Thread safety: one thread.
 #ifndef STARRING_SERVER_ELASTIC_COORDINATOR_H_
@@ -47,8 +51,11 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/error_origin.h"
 #include "common/generation.h"
 #include "server/elastic/generation_log.h"
+#include "server/elastic/trouble_ledger.h"
 
 namespace starring {
 
@@ -68,6 +75,11 @@ struct ShardReport {
   int64_t generation = 0;        // that it serves, or has served last
   std::string trouble;           // why that one's exchange has failed there
   bool finished = false;         // all workers of that one have finished the run
+  // For how many contributions to a bucket it has memory, and for how many workers descriptors; 0: not known.
+  int64_t contributions_max = 0;
+  int64_t workers_max = 0;
+  std::vector<int> unjoined;  // ranks of that generation that have never joined there, while others have
+  std::vector<int> late;      // those that it has waited for in vain
 };
 
 struct WorkerReport {
@@ -82,7 +94,11 @@ struct WorkerReport {
   double step_seconds = 0;        // likewise, of a whole step
   double trial_leaf_seconds = 0;  // one leaf, computed once before the worker attended
   int64_t first_step = 0;         // where it begins without a snapshot; of the report of AddWorker alone
-  absl::Status failure;           // not OK: an error that follows from the job
+  absl::Status failure;           // not OK: it leaves with this error, its own
+  ErrorOrigin origin;             // of `trouble`
+  int64_t reached = 0;            // the numbers of the last kReach that it has obeyed: all shards answer
+  int64_t unreached = 0;          // one does not
+  std::string unreached_text;     // why
 };
 
 struct Order {
@@ -92,16 +108,17 @@ struct Order {
     kTrain,    // to workers: `generation`
     kStop,     // to workers: at the next snapshot
     kCut,      // to workers: generations below generation.number are over
+    kReach,    // to a ready worker: to find out whether all `shards` answer; generation.number is the order's
     kWait,     // to a ready worker that is not in the generation: why
     kKeep,     // to shards: all have the snapshot of generation.first_step durably
     kGivenUp,  // to who was given up, if it still hears: it may attend again; why
-    kEnd,      // to all, or to a worker that is refused: `end`
+    kEnd,      // to all, or to a worker that is refused or leaves: `end`
   };
   Kind kind = Kind::kWait;
   Generation generation;
   bool from_snapshot = false;       // otherwise rank 0 brings the parameters
   bool ends_run = false;            // kTrain: the generation has no step, and saves what there is. kStop: it comes next
-  std::vector<std::string> shards;  // kTrain: addresses, by number
+  std::vector<std::string> shards;  // kTrain, kReach: addresses, by number
   std::string text;                 // kWait, kGivenUp
   absl::Status end;                 // kEnd: OK if all steps are done
 };
@@ -119,6 +136,8 @@ class Coordinator {
   // A run that has lost all that it had begins anew, if it takes the workers at most so long to come as far again.
   static constexpr double kYoungSeconds = 60;
   static constexpr int kAlonePatience = 10;  // join deadlines in which a worker that is alone comes no further
+  // An answer to kReach that has not come after this time is none. A worker needs half of it at most.
+  static constexpr std::chrono::seconds kReachPatience{10};
   // After this time a line says that no new snapshot is on all disks.
   static constexpr std::chrono::seconds kSayUnkept{60};
 
@@ -190,7 +209,13 @@ class Coordinator {
     int64_t order_of_joining = 0;
     Time last_progress;
     int64_t first_step = 0;
-    std::string told;  // why it waits
+    std::string told;     // why it waits
+    std::string claimed;  // its last claim (TroubleLedger), in words
+    // The last kReach: its number, where the shards were (places_), since when it is unanswered.
+    int64_t reach_asked = 0;
+    int64_t reach_places = 0;
+    Time reach_since;
+    bool is_unreached = false;  // one did not answer, and that was said
     WorkerReport worker;
     ShardReport shard;
   };
@@ -205,13 +230,32 @@ class Coordinator {
   bool IsInGeneration(uint64_t id) const;
   // Whether a worker has ended its part of the last generation, or never began it.
   bool IsReady(uint64_t id) const;
+  // Why a worker has ended its part of the generation.
+  void OnTrouble(uint64_t id, const WorkerReport& report, Time now);
+  void OnClaim(uint64_t id, const WorkerReport& report, Time now);
+  // The worker leaves, with its own error.
+  void FailWorker(uint64_t id, const absl::Status& why, Time now);
+  void FailRefuted(Time now);
+  void LeaveOut(uint64_t id, const std::string& why, Time now);
+  // Leaves out those that have kept the last generation from going on, if enough others remain.
+  void JudgeOnce(Time now);
+  // Whether the worker has reached all shards where they are now. Asks it, if it is time to.
+  enum class Reach { kYes, kNo, kAsked };
+  Reach LookAtReach(uint64_t id, Time now);
+  bool HasReached(const Member& member) const;
+  Order ReachOrder(const Member& member) const;
+  std::vector<std::string> ShardAddresses() const;
+  // Why the shards cannot take so many workers; empty: they can.
+  std::string LacksRoom(const std::vector<uint64_t>& workers) const;
   // Planned changes: a worker joins or leaves; other shares are faster.
   void ConsiderWorker(uint64_t id, Member& member, Time now);
   void ConsiderShares(Time now);
   // The workers are told to stop. When all have, the change begins.
   void StopGeneration(const std::string& cause, Time now);
   void ChangeIfStopped(Time now);
-  void BeginChange(const std::string& cause, bool planned, Time now);
+  // kWorker: one worker's trouble. It is no strike, because the worker leaves, is left out or is checked.
+  enum class Kind { kPlanned, kWorker, kOther };
+  void BeginChange(const std::string& cause, Kind kind, Time now);
   void EndForShortage(const std::string& missing, Time now);
   // How long a generation may be waited for.
   std::chrono::milliseconds ChangeDeadline() const;
@@ -221,9 +265,16 @@ class Coordinator {
   void RepeatOrders(Time now);
   // Which shard the next generation waits for; empty: none.
   std::string MissingShard() const;
-  std::string MissingForCommit() const;
+  // Which worker has not ended its part of the last generation; empty: none.
+  std::string MissingWorker() const;
+  std::string MissingForCommit(Time now) const;
+  int WorkersNeeded() const;
   void RefuseOtherBegins();
   std::vector<uint64_t> ReadyWorkers() const;
+  // Those that the next generation may have.
+  std::vector<uint64_t> EligibleWorkers(Time now) const;
+  // Of these so many as shards have room for, and their shares.
+  Generation Deal(std::vector<uint64_t> workers) const;
   std::vector<int64_t> CommonSnapshots() const;  // the run's, that all shards have, ascending
   // How far the run has come, as far as it is known. `snapshots`: CommonSnapshots.
   int64_t ReachedStep(const std::vector<int64_t>& snapshots) const;
@@ -231,13 +282,18 @@ class Coordinator {
   absl::Status CheckLoss(const std::vector<int64_t>& snapshots) const;
   // Not OK: it comes no further than `first_step`, where the next generation begins.
   absl::Status CheckProgress(int64_t first_step, const std::vector<int64_t>& snapshots);
+  // The step at which the next generation begins.
+  absl::StatusOr<int64_t> FirstStep(const std::vector<int64_t>& snapshots) const;
   void Say(const std::string& line) const;
+  // Whether all shards serve the generation. Before, a shard may tell snapshots that it is about to drop.
+  bool AllServe() const;
   void KeepDurable(Time now);
   void SayUnkept(Time now);
   int64_t SnapshotEvery(const std::vector<uint64_t>& workers) const;
   void End(const absl::Status& status);
   void SendToAll(bool to_shards, const Order& order);
   double SecondsPerLeaf(uint64_t id) const;
+  std::vector<double> SecondsOf(const std::vector<uint64_t>& workers) const;
 
   const Options options_;
   std::map<uint64_t, Member> members_;
@@ -254,7 +310,10 @@ class Coordinator {
   bool is_last_ = false;                  // the generation is the one without steps
   int64_t changing_to_ = 0;               // the number that was prepared last
   const bool continues_;                  // a coordinator before this one has begun the run
-  bool planned_ = false;
+  Kind kind_ = Kind::kOther;              // of the last change
+  bool has_judged_ = false;               // in this change
+  TroubleLedger ledger_;
+  int64_t places_ = 1;  // counts changes of the shards' addresses, and doubts whether workers reach them
   std::string cause_;
   Time change_since_;
   Time last_tick_;
@@ -263,6 +322,7 @@ class Coordinator {
   Time last_order_;                   // that members have to obey
   int64_t kept_ = -1;                 // the newest snapshot that all shards had durably; -1: none
   Time kept_since_;                   // since when it is the newest, or that was said (SayUnkept)
+  int64_t reach_number_;              // of the last kReach
   int64_t newest_step_ = 0;           // that a worker of the generation was at
   double step_seconds_ = 0;           // the usual, as a worker of a generation has told it; 0: not known yet
   std::vector<std::string> strikes_;  // why generations have not brought the run further

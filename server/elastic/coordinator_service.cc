@@ -40,6 +40,8 @@ v1::MemberOrder::Kind KindOf(Order::Kind kind) {
       return v1::MemberOrder::WAIT;
     case Order::Kind::kKeep:
       return v1::MemberOrder::KEEP;
+    case Order::Kind::kReach:
+      return v1::MemberOrder::REACH;
     case Order::Kind::kGivenUp:
       return v1::MemberOrder::GIVEN_UP;
     case Order::Kind::kEnd:

@@ -1,7 +1,10 @@
 // Which snapshots the next generation may begin with, and how far the run would go back.
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <limits>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -69,6 +72,17 @@ absl::Status Coordinator::CheckLoss(const std::vector<int64_t>& snapshots) const
                                           "another --state_dir that outlives the servers"));
 }
 
+absl::StatusOr<int64_t> Coordinator::FirstStep(const std::vector<int64_t>& snapshots) const {
+  if (snapshots.empty()) return options_.first_step;
+  const std::optional<int64_t> latest = ledger_.LatestBegin();
+  if (!latest.has_value() || snapshots.back() <= *latest) return snapshots.back();
+  // Later ones may have in them what is to be checked.
+  const auto after = std::ranges::upper_bound(snapshots, *latest);
+  if (after != snapshots.begin()) return *std::prev(after);
+  return absl::InternalError(
+      absl::StrCat(cause_, ", and no snapshot of a step before it is left: the oldest is of step ", snapshots.front()));
+}
+
 absl::Status Coordinator::CheckProgress(int64_t first_step, const std::vector<int64_t>& snapshots) {
   const int64_t reached = ReachedStep(snapshots);
   if (const int64_t from = std::max(reached, snapshots.empty() ? newest_step_ : 0); first_step < from) {
@@ -77,11 +91,12 @@ absl::Status Coordinator::CheckProgress(int64_t first_step, const std::vector<in
   const bool loses = first_step < reached;
   if (loses) losses_.push_back(cause_);
   // A generation that was cut short before it had a snapshot has gained nothing.
-  if (!generation_.has_value() || (!loses && (planned_ || first_step > generation_->first_step))) {
+  if (!generation_.has_value() || (!loses && (kind_ == Kind::kPlanned || first_step > generation_->first_step))) {
     // What was lost once, and is in memory alone again, can be lost again, and would be gained for ever.
     strikes_ = losses_;
     return absl::OkStatus();
   }
+  if (!loses && kind_ == Kind::kWorker) return absl::OkStatus();
   // What there is may be saved once, however often the steps behind it have failed.
   if (ending_ && !is_last_) return absl::OkStatus();
   strikes_.push_back(cause_);
@@ -103,21 +118,24 @@ int64_t Coordinator::SnapshotEvery(const std::vector<uint64_t>& workers) const {
   return std::clamp<int64_t>(std::llround(kSnapshotSeconds / seconds), 1, 100'000);
 }
 
-// Tells the shards which snapshots nobody will need any more.
-void Coordinator::KeepDurable(Time now) {
-  // Before it serves the generation, a shard may tell snapshots that it is about to drop.
+bool Coordinator::AllServe() const {
   const auto serves = [this](const auto& shard) {
     return members_.at(shard.second).shard.generation == generation_->number;
   };
-  if (!generation_.has_value() || std::ssize(shards_) < options_.shard_count || !std::ranges::all_of(shards_, serves)) {
-    return;
-  }
+  return generation_.has_value() && std::ssize(shards_) == options_.shard_count && std::ranges::all_of(shards_, serves);
+}
+
+// Tells the shards which snapshots nobody will need any more.
+void Coordinator::KeepDurable(Time now) {
+  if (!AllServe()) return;
+  // What a claim is checked with must stay.
+  const int64_t needed = ledger_.LatestBegin().value_or(std::numeric_limits<int64_t>::max());
   int64_t newest = kept_;
   for (const int64_t step : members_.at(shards_.begin()->second).shard.durable) {
     const auto has_it = [&](const auto& shard) {
       return std::ranges::binary_search(members_.at(shard.second).shard.durable, step);
     };
-    if (step > newest && std::ranges::all_of(shards_, has_it)) newest = step;
+    if (step > newest && step <= needed && std::ranges::all_of(shards_, has_it)) newest = step;
   }
   if (newest == kept_) return;
   kept_ = newest;

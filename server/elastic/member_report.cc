@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "common/error_origin.h"
 #include "common/limits.h"
 #include "common/status.h"
 
@@ -49,6 +50,13 @@ absl::StatusOr<std::vector<int64_t>> ReadSteps(const char* name, const Steps& pr
   return steps;
 }
 
+template <typename Ranks>
+absl::StatusOr<std::vector<int>> ReadRanks(const char* name, const Ranks& proto) {
+  for (const int rank : proto) RETURN_IF_ERROR(CheckNumber(name, rank, kWorldSizeMax - 1));
+  RETURN_IF_ERROR(CheckNumber(name, proto.size(), kWorldSizeMax));
+  return std::vector<int>(proto.begin(), proto.end());
+}
+
 }  // namespace
 
 absl::StatusOr<ShardReport> ReadShardReport(const v1::MemberReport::Shard& proto, int shard_count) {
@@ -65,6 +73,12 @@ absl::StatusOr<ShardReport> ReadShardReport(const v1::MemberReport::Shard& proto
                      .generation = proto.generation(),
                      .trouble = Cut(proto.trouble()),
                      .finished = proto.finished()};
+  RETURN_IF_ERROR(CheckNumber("contributions_max", proto.contributions_max(), std::numeric_limits<int64_t>::max()));
+  RETURN_IF_ERROR(CheckNumber("workers_max", proto.workers_max(), std::numeric_limits<int64_t>::max()));
+  report.contributions_max = proto.contributions_max();
+  report.workers_max = proto.workers_max();
+  ASSIGN_OR_RETURN(report.unjoined, ReadRanks("unjoined", proto.unjoined()));
+  ASSIGN_OR_RETURN(report.late, ReadRanks("late", proto.late()));
   ASSIGN_OR_RETURN(report.held, ReadSteps("held", proto.held()));
   ASSIGN_OR_RETURN(report.durable, ReadSteps("durable", proto.durable()));
   return report;
@@ -77,18 +91,27 @@ absl::StatusOr<WorkerReport> ReadWorkerReport(const v1::MemberReport::Worker& pr
   RETURN_IF_ERROR(CheckSeconds("seconds_per_leaf", proto.seconds_per_leaf()));
   RETURN_IF_ERROR(CheckSeconds("step_seconds", proto.step_seconds()));
   RETURN_IF_ERROR(CheckSeconds("trial_leaf_seconds", proto.trial_leaf_seconds()));
+  RETURN_IF_ERROR(CheckNumber("origin", proto.origin(), ErrorOrigin::kKindCount - 1));
+  RETURN_IF_ERROR(CheckNumber("origin_number", proto.origin_number(), kStepMax));
+  RETURN_IF_ERROR(CheckNumber("reached", proto.reached(), std::numeric_limits<int64_t>::max()));
+  RETURN_IF_ERROR(CheckNumber("unreached", proto.unreached(), std::numeric_limits<int64_t>::max()));
   const auto last_code = static_cast<int64_t>(absl::StatusCode::kUnauthenticated);
   RETURN_IF_ERROR(CheckNumber("failure_code", proto.failure_code(), last_code));
-  WorkerReport report{.generation = proto.generation(),
-                      .ready = proto.ready(),
-                      .trouble = Cut(proto.trouble()),
-                      .leaves = proto.leaves(),
-                      .step = proto.step(),
-                      .leaf_count = proto.leaf_count(),
-                      .computes = proto.computes(),
-                      .seconds_per_leaf = Measured(proto.seconds_per_leaf()),
-                      .step_seconds = Measured(proto.step_seconds()),
-                      .trial_leaf_seconds = Measured(proto.trial_leaf_seconds())};
+  WorkerReport report{
+      .generation = proto.generation(),
+      .ready = proto.ready(),
+      .trouble = Cut(proto.trouble()),
+      .leaves = proto.leaves(),
+      .step = proto.step(),
+      .leaf_count = proto.leaf_count(),
+      .computes = proto.computes(),
+      .seconds_per_leaf = Measured(proto.seconds_per_leaf()),
+      .step_seconds = Measured(proto.step_seconds()),
+      .trial_leaf_seconds = Measured(proto.trial_leaf_seconds()),
+      .origin = {.kind = static_cast<ErrorOrigin::Kind>(proto.origin()), .number = proto.origin_number()},
+      .reached = proto.reached(),
+      .unreached = proto.unreached(),
+      .unreached_text = Cut(proto.unreached_text())};
   if (proto.failure_code() != 0) {
     report.failure = absl::Status(static_cast<absl::StatusCode>(proto.failure_code()), Cut(proto.failure_text()));
   }

@@ -107,6 +107,7 @@ absl::Status ShardMember::Learn(const v1::RunTerms& terms) {
   // The one that a generation begins with is read, and written to the job's memory.
   MayRead(2 * snapshot_bytes);
   terms_ = terms;
+  agreement_ = agreement;
   return absl::OkStatus();
 }
 
@@ -123,17 +124,32 @@ void ShardMember::SetServing(int64_t generation) {
   const MutexLock lock(mutex_);
   report_.set_generation(generation);
   report_.clear_trouble();
+  report_.clear_late();
+  report_.clear_unjoined();
   report_.set_finished(false);
   // Those after the generation's first step are about to be dropped. Tick tells the others.
   report_.clear_held();
   report_.clear_durable();
 }
 
-void ShardMember::SetTrouble(const std::string& text) {
+void ShardMember::SetUnjoined(const std::vector<int>& ranks) {
+  const MutexLock lock(mutex_);
+  report_.mutable_unjoined()->Assign(ranks.begin(), ranks.end());
+}
+
+void ShardMember::SetRoom(const Room& room) {
+  const MutexLock lock(mutex_);
+  // A run needs one; if there is no room for it, its Join is refused with the numbers.
+  report_.set_contributions_max(std::max<int64_t>(room.contributions, 1));
+  report_.set_workers_max(std::max<int64_t>(room.workers, 1));
+}
+
+void ShardMember::SetTrouble(const std::string& text, const std::vector<int>& late) {
   {
     const MutexLock lock(mutex_);
     if (!report_.trouble().empty()) return;
     report_.set_trouble(text);
+    report_.mutable_late()->Assign(late.begin(), late.end());
   }
   link_->ReportSoon(MemberLink::Then::kAwaitsOrder);
 }

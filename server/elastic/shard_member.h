@@ -54,11 +54,23 @@ class ShardMember {
   // REQUIRES: Learn was OK.
   SnapshotStore& snapshots() { return *snapshots_; }
   const v1::RunTerms& terms() const { return terms_; }
+  // Of them, whose world_size is 1.
+  const Agreement& agreement() const { return agreement_; }
 
   // All lanes of generations below `number` are cut.
   void SetPrepared(int64_t number);
   void SetServing(int64_t generation);
-  void SetTrouble(const std::string& text);
+  // `late`: the ranks that it is about, as far as this shard knows them.
+  void SetTrouble(const std::string& text, const std::vector<int>& late = {});
+  // The ranks of the generation that have never joined here, while others have.
+  void SetUnjoined(const std::vector<int>& ranks);
+  // How many workers this shard can take: for how many contributions to a bucket it has memory, and for how many
+  // workers descriptors.
+  struct Room {
+    int64_t contributions = 0;
+    int64_t workers = 0;
+  };
+  void SetRoom(const Room& room);
   void SetFinished();
   // Call often: tells which snapshots there are, and that the server's thread works.
   void Tick();
@@ -78,6 +90,7 @@ class ShardMember {
   const Options options_;
   const uint64_t member_id_;
   v1::RunTerms terms_;
+  Agreement agreement_;
   std::unique_ptr<SnapshotStore> snapshots_;
   mutable Mutex mutex_;
   v1::MemberReport::Shard report_ ABSL_GUARDED_BY(mutex_);

@@ -11,6 +11,7 @@ import time
 import unittest
 from typing import Any
 
+from bench.chaos.proxy import Proxy
 from tests.e2e.jobs import JobTest, OTHER_BITS, Process, STOPPING_WORKER, WORKER, with_flags
 
 CHECK_LOG = os.path.abspath("tests/server/elastic/check_log")
@@ -273,6 +274,66 @@ class ElasticTest(ElasticRunTest):
         self.assertIn("blocks in forward:40", self.output_of(stuck))
         stuck.kill()
         self.expect_local_outcome()
+
+    def expect_failure(self, worker: Process, text: str) -> None:
+        """The worker ends with its own error, and the coordinator says so."""
+        done = self.finish(worker)
+        self.assertEqual(done.returncode, 1, done.output)
+        self.assertRegex(done.output, "error: .*" + text)
+        self.assertRegex(self.output_of(self.servers[0][0]),
+                         r"worker \(process %d on .*\) has failed: .*%s" % (worker.pid, text))
+
+    def test_a_worker_whose_device_fails_leaves(self):
+        self.start_servers(2, "--first_workers=3")
+        for _ in range(2):
+            self.add_worker()
+        failing = self.add_worker(STARRING_TEST_FAILS="forward:40")
+        self.await_generation(2)
+        self.expect_failure(failing, "uncorrectable ECC error")
+        self.workers.remove(failing)
+        self.expect_local_outcome()
+
+    def test_a_worker_that_alone_finds_a_gradient_that_is_not_finite_leaves(self):
+        self.start_servers(1, "--first_workers=3")
+        for _ in range(2):
+            self.add_worker()
+        wrong = self.add_worker(STARRING_TEST_NAN="forward:40")
+        self.await_generation(3)  # the second one has checked it
+        self.expect_failure(wrong, "step 40: the gradient of tensor .*; the other workers have computed the step")
+        self.workers.remove(wrong)
+        self.expect_local_outcome()
+        self.assertIn("step 40 is computed again to check that", self.output_of(self.servers[0][0]))
+
+    def test_a_joiner_that_cannot_reach_a_shard_waits_outside(self):
+        self.epochs = 360
+        proxy = Proxy()
+        self.addCleanup(proxy.close)
+        self.start_shard(0, 2)
+        self.start_shard(1, 2, "--announce=" + proxy.address)
+        proxy.set_target(self.servers[1][1])
+        self.add_worker()
+        self.await_generation(1)
+        proxy.block()
+        self.add_worker()
+        self.wait_for_output(self.servers[0][0], "is left out for 5 s: server %s (shard 1) cannot be reached" %
+                             proxy.address)
+        self.assertNotIn("generation 1 ends", self.output_of(self.servers[0][0]))
+        proxy.open()
+        self.await_generation(2)
+        self.expect_local_outcome()
+
+    def test_no_more_workers_come_in_than_servers_have_memory_for(self):
+        # The model's 1,199,882 parameters make a contribution of 4.8 MB; besides, a server has 4 copies and 8 snapshots
+        # of 2 vectors with the momentum.
+        self.flags = with_flags(JOB, "--model=mnist_cnn", "--momentum=0.9", "--micro_batches=2")
+        self.epochs = 2
+        self.start_servers(1, "--memory_limit_gb=0.11")
+        self.add_worker()
+        self.await_generation(1)
+        spare = self.add_worker()
+        self.wait_for_output(spare, "a spare: shard 0 has memory for 1 contributions to a bucket")
+        self.expect_local_outcome()
+        self.assertNotIn("generation 2 from", self.output_of(self.servers[0][0]))
 
     def test_a_worker_that_is_slow_is_not_stuck(self):
         # One step of 8 micro-batches, which takes 3.2 s. Only they show that it goes on: before a worker has told the

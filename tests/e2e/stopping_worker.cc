@@ -7,11 +7,16 @@
 //   STARRING_TEST_ROUNDS="down"                  rounds the result of every operation down, so that it computes other
 //                                                bits than other workers, as defective hardware may
 //   STARRING_TEST_EXPONENTIALS="7"               all exponentials but the first 7 are the next smaller number
+//   STARRING_TEST_FAILS="forward:40"             its device reports an error in step 40's forward
+//   STARRING_TEST_NAN="forward:40"               exponentials of step 40's forward are not finite, once
+//
+// After SIGUSR2 its device reports an error in the next forward.
 #include <dlfcn.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cfenv>
 #include <chrono>
 #include <cmath>
@@ -23,11 +28,14 @@
 #include <thread>
 #include <utility>
 
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "common/check.h"
 #include "common/progress_state.h"
+#include "worker/model/network.h"
 
 namespace starring {
 namespace {
@@ -95,7 +103,28 @@ void BlockIfAsked(const std::string& here) {
   while (true) pause();  // a signal to stop ends one of them
 }
 
+// Set when an operation is to go wrong.
+std::atomic<bool>& DeviceFails() {
+  static std::atomic<bool> fails = false;
+  return fails;
+}
+std::atomic<bool> nan_is_due = false;
+
+void FailIfAsked(const std::string& here) {
+  static const char* const failure = getenv("STARRING_TEST_FAILS");
+  static const char* const nan = getenv("STARRING_TEST_NAN");
+  static bool has_been_nan = false;
+  if (failure != nullptr && here == failure) DeviceFails() = true;
+  nan_is_due = nan != nullptr && here == nan && !std::exchange(has_been_nan, true);
+}
+
+[[gnu::constructor, maybe_unused]] void FailAtASignal() {
+  DeviceFails() = false;  // made before a signal can come
+  signal(SIGUSR2, [](int) { DeviceFails() = true; });
+}
+
 float NextSmallerExponential(float x) {
+  if (nan_is_due) return std::numeric_limits<float>::quiet_NaN();
   static auto* const real = reinterpret_cast<float (*)(float)>(dlsym(RTLD_NEXT, "expf"));
   static const char* const asked = getenv("STARRING_TEST_EXPONENTIALS");
   static int64_t left = asked == nullptr ? std::numeric_limits<int64_t>::max() : strtoll(asked, nullptr, 10);
@@ -117,11 +146,23 @@ extern "C" float expf(float x) { return starring::NextSmallerExponential(x); }
 
 namespace starring {
 
+// The linker puts the second in the place of the first (--wrap), which is Network::Forward.
+using AwaitLayer = absl::FunctionRef<absl::Status(int layer)>;
+absl::Status RealForward(Network* network, const Network::TrainStep& step, AwaitLayer before_layer) asm(
+    "__real__ZN8starring7Network7ForwardERKNS0_9TrainStepEN4absl7debian311FunctionRefIFNS5_6StatusEiEEE");
+absl::Status WrappedForward(Network* network, const Network::TrainStep& step, AwaitLayer before_layer) asm(
+    "__wrap__ZN8starring7Network7ForwardERKNS0_9TrainStepEN4absl7debian311FunctionRefIFNS5_6StatusEiEEE");
+absl::Status WrappedForward(Network* network, const Network::TrainStep& step, AwaitLayer before_layer) {
+  if (DeviceFails().exchange(false)) return absl::InternalError("forward: uncorrectable ECC error encountered");
+  return RealForward(network, step, before_layer);
+}
+
 // Replaces the definition that does nothing. The trainer's thread calls it.
 void OnWorkPhase(WorkPhase phase, int64_t step) {
   SleepOnceABatch(phase);
   const std::string here = absl::StrCat(NameOf(phase), ":", step);
   BlockIfAsked(here);
+  FailIfAsked(here);
   if (Stops().erase(here) == 0) return;
   std::this_thread::sleep_for(kHeardAfter);
   std::fprintf(stderr, "stops in %s\n", here.c_str());

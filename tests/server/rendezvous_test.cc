@@ -8,7 +8,9 @@ namespace starring {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 v1::JoinRequest Request(const JobSpec& job, uint64_t worker_id) {
   v1::JoinRequest request;
@@ -218,6 +220,29 @@ TEST(RendezvousTest, AsksWhetherAJobIsAffordableBeforeItIsTaken) {
   EXPECT_TRUE(rendezvous.Join(request).ok());
   EXPECT_EQ(rendezvous.lanes(), 4);
   EXPECT_EQ(asked, (std::vector<int>{1, 4, 5}));  // not for 3 lanes: the job has the memory for 4
+}
+
+TEST(RendezvousTest, KnowsWhoHasNeverJoined) {
+  Rendezvous rendezvous(0, 1, "");
+  EXPECT_THAT(rendezvous.NeverJoined(), IsEmpty());
+  EXPECT_TRUE(rendezvous.Join(Request(Job(1, 3), 11)).ok());
+  EXPECT_THAT(rendezvous.NeverJoined(), ElementsAre(0, 2));
+  EXPECT_TRUE(rendezvous.Join(Request(Job(0, 3), 10)).ok());
+  // It has waited for the others in vain, and is not the one that was missing.
+  rendezvous.Leave(1, 11);
+  EXPECT_FALSE(rendezvous.Joined(1));
+  EXPECT_THAT(rendezvous.NeverJoined(), ElementsAre(2));
+}
+
+TEST(ShardMemoryTest, HasRoomForSoManyContributions) {
+  for (const int workers : {1, 4, 5}) {
+    const auto agreement = ParseAgreement(SerializeAgreement(MakeJob(0, workers, 1 << 20, 1 << 20)));
+    ASSERT_TRUE(agreement.ok());
+    const int64_t needed = ShardMemoryNeeded(*agreement, 1, 2, 8);
+    EXPECT_EQ(ShardContributionsMax(*agreement, 1, 2, needed, 8), workers);
+    EXPECT_EQ(ShardContributionsMax(*agreement, 1, 2, needed - 1, 8), workers - 1);
+    EXPECT_EQ(ShardContributionsMax(*agreement, 1, 2, 1000, 8), 0);
+  }
 }
 
 TEST(ShardMemoryTest, CountsBuffersStateAndWhatWorkersWaitWith) {

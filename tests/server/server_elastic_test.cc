@@ -78,6 +78,12 @@ class ElasticRun {
   bool AwaitGeneration(int64_t number) {
     v1::MemberOrder order;
     while (attendance_->Read(&order)) {
+      if (order.kind() == v1::MemberOrder::REACH) {
+        v1::MemberReport report;
+        report.mutable_worker()->set_ready(true);
+        report.mutable_worker()->set_reached(order.number());
+        EXPECT_TRUE(attendance_->Write(report));
+      }
       if (order.kind() == v1::MemberOrder::TRAIN && order.number() == number) return true;
     }
     return false;

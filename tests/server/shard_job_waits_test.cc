@@ -38,6 +38,7 @@ TEST(ShardJobWaitsTest, ALateContributionNamesRankBucketAndStep) {
   EXPECT_EQ(shard.job->state(), ShardJob::State::kFailed);
   EXPECT_EQ(shard.job->status(),
             absl::DeadlineExceededError("rank 1 has not contributed bucket 1 of step 1 within 10 s"));
+  EXPECT_THAT(shard.job->blamed(), ElementsAre(1));
   EXPECT_EQ(shard.TakeAnswers().size(), 3u);
 }
 

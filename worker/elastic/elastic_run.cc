@@ -5,17 +5,21 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/bucket_map.h"
+#include "common/error_origin.h"
 #include "common/job_spec.h"
 #include "common/leaf_shares.h"
 #include "common/status.h"
 #include "worker/elastic/loss_check.h"
 #include "worker/elastic/run_history.h"
+#include "worker/exchange/star/shard_reach.h"
 
 namespace starring {
 namespace {
 
-// Errors of an exchange: another generation may get on. All others follow from the job, and would come back.
+// Whether another generation may get on after this error, or is to show whether the job has it on any worker. All
+// others are this process's own, and would come back.
 bool IsTrouble(const absl::Status& status) {
+  if (OriginOf(status).kind != ErrorOrigin::Kind::kProcess) return true;
   switch (status.code()) {
     case absl::StatusCode::kUnavailable:
     case absl::StatusCode::kDeadlineExceeded:
@@ -82,9 +86,10 @@ absl::Status RunElastic(const ElasticRun& run) {
                        .stall_report = options.stall_report,
                        .state = run.state,
                        .asked_to_leave = run.stop_requested,
+                       .reach = [&](const std::vector<std::string>& shards) { return Reach(shards, options.security); },
                        .say = run.say});
   LossCheck losses;
-  std::string trouble;
+  absl::Status trouble;
   bool reports = false;  // what the run has come to
   while (true) {
     absl::StatusOr<std::optional<GenerationOrder>> order = member.Next(trouble);
@@ -122,18 +127,15 @@ absl::Status RunElastic(const ElasticRun& run) {
         .is_over = [&] { return member.superseded(); },
         .check_loss = [&](int64_t step, double loss) { return losses.Check(step, loss); }};
     const absl::StatusOr<TrainResult> result = run.train(segment);
-    trouble.clear();
+    trouble = result.status();
     if (result.ok() && !result->segment_over) {
       ASSIGN_OR_RETURN(const bool has_ended, member.AwaitEnd());
       if (!has_ended) continue;
       return result->reported;
     }
-    if (result.ok()) continue;
-    if (!IsTrouble(result.status())) {
-      member.Fail(result.status());
-      return result.status();
-    }
-    trouble = std::string(result.status().message());
+    if (result.ok() || IsTrouble(trouble)) continue;
+    member.Fail(trouble);
+    return trouble;
   }
 }
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/error_origin.h"
 #include "common/host/host_identity.h"
 #include "common/nonce.h"
 #include "common/roll_call.h"
@@ -91,7 +92,18 @@ void WorkerMember::Link::Fill(WorkerMember& member, v1::MemberReport* report, bo
   worker->set_trial_leaf_seconds(options.trial_leaf_seconds);
   const MutexLock lock(member.mutex_);
   worker->set_ready(member.ready_);
-  worker->set_trouble(member.trouble_);
+  if (!member.trouble_.ok()) {
+    const ErrorOrigin origin = OriginOf(member.trouble_);
+    worker->set_trouble(std::string(member.trouble_.message()));
+    worker->set_origin(static_cast<v1::MemberReport::Worker::Origin>(origin.kind));
+    worker->set_origin_number(origin.number);
+  }
+  if (member.reached_.has_value() && member.reached_->ok()) {
+    worker->set_reached(member.reach_number_);
+  } else if (member.reached_.has_value()) {
+    worker->set_unreached(member.reach_number_);
+    worker->set_unreached_text(std::string(member.reached_->message()));
+  }
   if (member.failure_.ok()) return;
   worker->set_failure_code(static_cast<int>(member.failure_.code()));
   worker->set_failure_text(std::string(member.failure_.message()));
@@ -130,6 +142,12 @@ void WorkerMember::Link::Take(WorkerMember& member, const v1::MemberOrder& order
       member.is_spare_ = true;
       member.options_.say(order.text());
       break;
+    case v1::MemberOrder::REACH:
+      // It is repeated until it is obeyed.
+      if (order.number() > member.reach_number_) {
+        member.reach_ = {.number = order.number(), .shards = {order.shards().begin(), order.shards().end()}};
+      }
+      break;
     case v1::MemberOrder::GIVEN_UP:
       // It attends again by itself, as one that joins.
       member.options_.say(absl::StrCat("the coordinator has given this worker up: it ", order.text()));
@@ -162,7 +180,19 @@ std::string WorkerMember::WaitSentence(std::chrono::steady_clock::time_point sin
                                                : " cannot be reached"));
 }
 
-absl::StatusOr<std::optional<GenerationOrder>> WorkerMember::Next(const std::string& trouble) {
+void WorkerMember::ReachIfTold() {
+  if (!reach_.has_value()) return;
+  const ReachOrder order = *std::exchange(reach_, std::nullopt);
+  reach_number_ = order.number;
+  reached_.reset();
+  mutex_.Unlock();
+  const absl::Status outcome = options_.reach(order.shards);
+  mutex_.Lock();
+  reached_ = outcome;
+  link_->ReportSoon(MemberLink::Then::kAwaitsOrder);
+}
+
+absl::StatusOr<std::optional<GenerationOrder>> WorkerMember::Next(const absl::Status& trouble) {
   const auto since = std::chrono::steady_clock::now();
   StallReport report(options_.say);
   const MutexLock lock(mutex_);
@@ -172,13 +202,14 @@ absl::StatusOr<std::optional<GenerationOrder>> WorkerMember::Next(const std::str
   link_->ReportSoon(MemberLink::Then::kAwaitsOrder);
   while (true) {
     changed_.WaitFor(mutex_, kLook, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-      return end_.has_value() || (order_.has_value() && order_->generation.number > training_);
+      return end_.has_value() || (order_.has_value() && order_->generation.number > training_) || reach_.has_value();
     });
     if (end_.has_value()) {
       RETURN_IF_ERROR(*end_);
       return std::nullopt;
     }
     if (order_.has_value() && order_->generation.number > training_) break;
+    ReachIfTold();
     const bool is_long = std::chrono::steady_clock::now() - since >= absl::ToChronoNanoseconds(options_.stall_report);
     if (is_long && !is_spare_ && !report.IsOpen(0)) report.Open(0, since, WaitSentence(since));
     // The last report has said so.
@@ -191,7 +222,7 @@ absl::StatusOr<std::optional<GenerationOrder>> WorkerMember::Next(const std::str
   }
   report.Close(0, std::chrono::steady_clock::now());
   ready_ = stop_ = false;
-  trouble_.clear();
+  trouble_ = absl::OkStatus();
   training_ = order_->generation.number;
   step_ = order_->generation.first_step;
   link_->ReportSoon(MemberLink::Then::kGoesOn);

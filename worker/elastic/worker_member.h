@@ -47,11 +47,13 @@ class WorkerMember {
     int64_t steps_per_epoch = 1;
     int64_t first_step = 0;  // of the run, if this worker is the first one
     int64_t end_step = 0;
-    double trial_leaf_seconds = 0;                // one leaf, computed once
-    absl::Duration join_deadline;                 // for the coordinator to be reached
-    absl::Duration stall_report;                  // after which a line says why this worker waits
-    const ProgressState* state = nullptr;         // outlives the member
-    std::function<bool()> asked_to_leave;         // any thread
+    double trial_leaf_seconds = 0;         // one leaf, computed once
+    absl::Duration join_deadline;          // for the coordinator to be reached
+    absl::Duration stall_report;           // after which a line says why this worker waits
+    const ProgressState* state = nullptr;  // outlives the member
+    std::function<bool()> asked_to_leave;  // any thread
+    // Whether all shards answer. Called by Next.
+    std::function<absl::Status(const std::vector<std::string>& shards)> reach;
     std::function<void(const std::string&)> say;  // lines for people
     // Of AwaitEnd with a coordinator that cannot be reached. One that was killed and started again is back sooner; one
     // that has ended the run does not come back.
@@ -60,10 +62,11 @@ class WorkerMember {
   explicit WorkerMember(Options options);
   ~WorkerMember();
 
-  // This worker is ready for the next generation, because of `trouble`, or because it stopped as it was told (empty).
-  // Waits for it. nullopt: the run has ended well. The run's error; Cancelled if this worker was asked to leave;
+  // This worker is ready for the next generation, because of `trouble`, or because it stopped as it was told (OK).
+  // Waits for it, and meanwhile asks the shards how they are, when it is told to. nullopt: the run has ended well. The
+  // run's error, or that for which this worker has to leave it; Cancelled if this worker was asked to leave;
   // Unavailable if the coordinator cannot be reached within the join deadline.
-  absl::StatusOr<std::optional<GenerationOrder>> Next(const std::string& trouble);
+  absl::StatusOr<std::optional<GenerationOrder>> Next(const absl::Status& trouble);
 
   // The generation has finished the run, as its shards have told this worker; now they tell the coordinator. True when
   // the run has ended, or the coordinator cannot be reached for end_patience. False if another generation comes first,
@@ -79,12 +82,14 @@ class WorkerMember {
   void OnStep(int64_t next_step, double step_seconds, double compute_seconds, int leaves);
   // A micro-batch, or a batch of an evaluation, is done; or this worker goes on waiting for its disk.
   void OnLeaf() { ++leaf_count_; }
-  // An error that follows from the job: ends the run. Returns when it was reported, or after a second.
+  // This worker leaves the run, with its own error. Returns when that was reported, or after a second.
   void Fail(const absl::Status& why);
 
  private:
   class Link;
 
+  // Asks the shards how they are, if there is an order to.
+  void ReachIfTold() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Since when this worker waits, and for what, in a line.
   std::string WaitSentence(std::chrono::steady_clock::time_point since) const;
 
@@ -104,7 +109,14 @@ class WorkerMember {
   ConditionVariable changed_;
   bool ready_ ABSL_GUARDED_BY(mutex_) = false;
   bool is_spare_ ABSL_GUARDED_BY(mutex_) = false;  // and was told why
-  std::string trouble_ ABSL_GUARDED_BY(mutex_);
+  absl::Status trouble_ ABSL_GUARDED_BY(mutex_);
+  struct ReachOrder {
+    int64_t number = 0;
+    std::vector<std::string> shards;  // addresses, by number
+  };
+  std::optional<ReachOrder> reach_ ABSL_GUARDED_BY(mutex_);      // not obeyed yet
+  int64_t reach_number_ ABSL_GUARDED_BY(mutex_) = 0;             // of the last one that was obeyed
+  std::optional<absl::Status> reached_ ABSL_GUARDED_BY(mutex_);  // its outcome
   absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   bool failure_reported_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<GenerationOrder> order_ ABSL_GUARDED_BY(mutex_);

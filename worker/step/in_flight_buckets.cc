@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/arithmetic/array_passes.h"
 #include "common/check.h"
+#include "common/error_origin.h"
 #include "common/status.h"
 
 namespace starring {
@@ -54,10 +55,12 @@ absl::Status InFlightBuckets::Check(int64_t step, ElementRange range, std::span<
 }
 
 absl::Status InFlightBuckets::NonFinite(int64_t step, int64_t element, const std::string& value) const {
-  return absl::InternalError(absl::StrCat("rank ", options_.rank, ", step ", step, ": the gradient of tensor ",
-                                          std::string(options_.layout->TensorAt(element)), " is ", value,
-                                          ": the step is refused; lower --learning_rate or look at the data, and "
-                                          "continue from the last checkpoint with --resume"));
+  return WithOrigin(
+      absl::InternalError(absl::StrCat("rank ", options_.rank, ", step ", step, ": the gradient of tensor ",
+                                       std::string(options_.layout->TensorAt(element)), " is ", value,
+                                       ": the step is refused; lower --learning_rate or look at the data, and "
+                                       "continue from the last checkpoint with --resume")),
+      {.kind = ErrorOrigin::Kind::kNotFinite, .number = step});
 }
 
 void InFlightBuckets::SubmitFrom(int64_t begin, int64_t step, std::span<const float> gradients, StepTimer& timer,
@@ -94,10 +97,12 @@ absl::Status CheckFinite(const Layout& layout, int64_t step_count, std::span<con
                          const std::string& suffix) {
   const std::optional<int64_t> bad = FindNonFinite(vector);
   if (!bad.has_value()) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat(
-      "after step ", step_count - 1, " tensor ", std::string(layout.TensorAt(*bad)), suffix, " has ", vector[*bad],
-      ": the gradients were finite, their sum or the update was not; nothing of it is saved; lower --learning_rate or "
-      "look at the data, and continue from the last checkpoint with --resume"));
+  return WithOrigin(
+      absl::InternalError(absl::StrCat(
+          "after step ", step_count - 1, " tensor ", std::string(layout.TensorAt(*bad)), suffix, " has ", vector[*bad],
+          ": the gradients were finite, their sum or the update was not; nothing of it is saved; lower --learning_rate "
+          "or look at the data, and continue from the last checkpoint with --resume")),
+      {.kind = ErrorOrigin::Kind::kNotFinite, .number = step_count});
 }
 
 }  // namespace starring

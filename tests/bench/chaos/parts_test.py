@@ -1,5 +1,6 @@
 """Tests the parts of bench/chaos: schedules, the proxy, finding processes, and a log's sums."""
 
+import dataclasses
 import os
 import signal
 import socket
@@ -61,8 +62,11 @@ class ScheduleTest(unittest.TestCase):
                 self.assertEqual(event.duration_s, 0)
 
     def test_an_elastic_star_has_its_own(self):
-        events = make_schedule(5, setup(ELASTIC), 1000)
-        self.assertEqual(events[:20], make_schedule(5, setup(ELASTIC), 20))
+        self.assertEqual({event.kind for event in make_schedule(5, setup(ELASTIC), 1000)},
+                         set(KINDS[ELASTIC]) - {"memory-squeeze"})
+        squeezed = dataclasses.replace(setup(ELASTIC), squeezed=True)
+        events = make_schedule(5, squeezed, 1000)
+        self.assertEqual(events[:20], make_schedule(5, squeezed, 20))
         self.assertEqual({event.kind for event in events}, set(KINDS[ELASTIC]))
         for kind in ("kill", "stop-short", "stop-long"):
             victims = {(event.role, event.number) for event in events if event.kind == kind}
@@ -82,6 +86,9 @@ class ScheduleTest(unittest.TestCase):
                 self.assertGreater(event.duration_s, MEMBER_SILENT_S + 0.9)
             elif event.kind == "shut-long":
                 self.assertGreater(event.duration_s, MEMBER_GONE_S + 0.7)
+            elif event.kind == "blocked-shard":
+                self.assertGreater(event.duration_s, 5)  # a worker looks for its servers so long before it joins
+                self.assertEqual((event.role, event.number), ("server", 1))
             elif event.kind == "stuck-long":
                 self.assertGreater(event.duration_s, MEMBER_STUCK_S + 1.9)
 
@@ -327,6 +334,21 @@ class ProxyTest(unittest.TestCase):
         self.assertFalse(self.talks())
         self.proxy.open()
         self.assertTrue(self.talks())
+
+    def test_block_lets_only_older_connections_through(self):
+        self.proxy.set_target(Echo(self).address)
+        older = self.connect()
+        self.assertTrue(self.talks(older))
+        self.proxy.block()
+        newer = self.connect()
+        newer.sendall(b"hello")
+        newer.settimeout(0.2)
+        with self.assertRaises(TimeoutError):
+            newer.recv(1000)
+        self.assertTrue(self.talks(older))
+        self.proxy.open()
+        newer.settimeout(DEADLINE_S)
+        self.assertEqual(newer.recv(1000), b"hello")
 
     def test_freeze_holds_what_it_gets(self):
         self.proxy.set_target(Echo(self).address)

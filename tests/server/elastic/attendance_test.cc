@@ -55,10 +55,21 @@ class Attendance {
   }
   bool Write(const v1::MemberReport& report) { return stream_->Write(report); }
   void EndWriting() { stream_->WritesDone(); }
-  // The next order; UNKNOWN if the stream has ended.
+  // The next order; UNKNOWN if the stream has ended. One to reach the shards is obeyed on the way.
   v1::MemberOrder Next() {
     v1::MemberOrder order;
-    return stream_->Read(&order) ? order : v1::MemberOrder();
+    while (stream_->Read(&order)) {
+      if (order.kind() != v1::MemberOrder::REACH) return order;
+      SayReached(order.number());
+    }
+    return {};
+  }
+  // Obeys that order, which comes next.
+  void Reach() {
+    v1::MemberOrder order;
+    ASSERT_TRUE(stream_->Read(&order));
+    ASSERT_EQ(order.kind(), v1::MemberOrder::REACH);
+    SayReached(order.number());
   }
   // How it ends, after all orders.
   grpc::Status End() {
@@ -70,6 +81,13 @@ class Attendance {
   }
 
  private:
+  void SayReached(int64_t number) {
+    v1::MemberReport report;
+    report.mutable_worker()->set_ready(true);
+    report.mutable_worker()->set_reached(number);
+    stream_->Write(report);
+  }
+
   grpc::ClientContext context_;
   std::unique_ptr<grpc::ClientReaderWriter<v1::MemberReport, v1::MemberOrder>> stream_;
 };
@@ -191,6 +209,7 @@ TEST_F(AttendanceTest, MembersTakeNoPlacesOfLanesAndStrangers) {
     stubs.push_back(v1::Coordinator::NewStub(OpenChannel(server_->address())));
     workers.emplace_back(*stubs.back(), Worker(static_cast<uint64_t>(i) + 1, 0.125, kWorkers));
   }
+  for (Attendance& worker : workers) worker.Reach();
   for (Attendance& worker : workers) ASSERT_EQ(worker.Next().kind(), v1::MemberOrder::TRAIN);
   v1::GetRunRequest request;
   request.set_token(kToken);
@@ -265,6 +284,7 @@ TEST_F(AttendanceTest, AWorkerThatWouldBeginElsewhereIsRefusedAndDisturbsNobody)
   EXPECT_THAT(refusal.text(), AllOf(HasSubstr("began at step 0"), HasSubstr("begin at step 10: drop --resume")));
   EXPECT_TRUE(second.End().ok());
   Attendance third(*stub_, Worker(9));
+  third.Reach();
   const v1::MemberOrder order = first.Next();
   ASSERT_EQ(order.kind(), v1::MemberOrder::TRAIN);
   EXPECT_THAT(order.workers(), testing::ElementsAre(7, 9));
@@ -321,7 +341,10 @@ TEST_F(AttendanceTest, ARunThatEndsWithAnErrorWaitsUntilAllHaveHeardOfIt) {
   stranger.mutable_hello()->set_token("another");
   Refusal(stranger, grpc::StatusCode::UNAUTHENTICATED);  // streams are accepted in their order
   v1::MemberReport failing;
-  failing.mutable_worker()->set_failure_code(static_cast<int>(absl::StatusCode::kInternal));
+  failing.mutable_worker()->set_generation(1);
+  failing.mutable_worker()->set_ready(true);
+  failing.mutable_worker()->set_trouble("a gradient is not finite");
+  failing.mutable_worker()->set_origin(v1::MemberReport::Worker::NOT_FINITE);
   EXPECT_TRUE(worker.Write(failing));
   EXPECT_EQ(server_->Wait().code(), absl::StatusCode::kInternal);
   EXPECT_GE(std::chrono::steady_clock::now() - begin, absl::ToChronoMilliseconds(kHelloDeadline));
@@ -427,10 +450,9 @@ class CoordinatorServiceTest : public testing::Test {
     auto attending = std::async(std::launch::async, [this] { return std::make_unique<Attendance>(*stub_, Worker(7)); });
     for (int event = 0; event < 2; ++event) NextEvent().Happen();  // the stream, its report
     attending.get().reset();
-    for (int event = 0; event < 2; ++event) NextEvent().Happen();  // the end of its reports, and of the stream
-    v1::MemberReport failing = Worker(8);
-    failing.mutable_worker()->set_failure_code(static_cast<int>(absl::StatusCode::kInternal));
-    for (const v1::MemberReport& report : {failing, Shard(9, 0), Shard(10, 1)}) {
+    for (int event = 0; event < 2; ++event) NextEvent().Happen();     // the end of its reports, and of the stream
+    EXPECT_TRUE(service_->EndRun(std::chrono::steady_clock::now()));  // before its first step
+    for (const v1::MemberReport& report : {Worker(8), Shard(9, 0), Shard(10, 1)}) {
       EXPECT_EQ(OrderFor(report).kind(), v1::MemberOrder::END);
     }
   }
@@ -609,13 +631,17 @@ TEST_F(CoordinatorServiceTest, AMemberThatDoesNotReadItsLastOrderIsCut) {
 TEST_F(CoordinatorServiceTest, WhoeverComesAfterTheEndIsTold) {
   v1::MemberReport failing = Worker(7);
   failing.mutable_worker()->set_failure_code(static_cast<int>(absl::StatusCode::kInternal));
-  failing.mutable_worker()->set_failure_text("not finite");
-  EXPECT_EQ(OrderFor(failing).kind(), v1::MemberOrder::END);
+  failing.mutable_worker()->set_failure_text("no memory");
+  const v1::MemberOrder own = OrderFor(failing);
+  EXPECT_EQ(own.kind(), v1::MemberOrder::END);
+  EXPECT_EQ(own.text(), "no memory");
+  EXPECT_FALSE(service_->ended().has_value()) << "that worker's error is its own";
+  EXPECT_TRUE(service_->EndRun(std::chrono::steady_clock::now()));
   ASSERT_TRUE(service_->ended().has_value());
   const v1::MemberOrder order = OrderFor(Worker(8));
   EXPECT_EQ(order.kind(), v1::MemberOrder::END);
-  EXPECT_EQ(order.code(), static_cast<int>(absl::StatusCode::kInternal));
-  EXPECT_THAT(order.text(), HasSubstr("not finite"));
+  EXPECT_EQ(order.code(), static_cast<int>(absl::StatusCode::kCancelled));
+  EXPECT_THAT(order.text(), HasSubstr("before the first step"));
   // A shard that comes again is the same one.
   for (int again = 0; again < 3; ++again) EXPECT_EQ(OrderFor(Shard(9, 0)).kind(), v1::MemberOrder::END);
   const absl::Time soon = absl::Now() + absl::Milliseconds(100);

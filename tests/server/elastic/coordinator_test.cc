@@ -115,26 +115,13 @@ TEST(CoordinatorTest, AnExchangeThatFailsBeginsAGeneration) {
   EXPECT_EQ(play.generation(), 3);
 }
 
-TEST(CoordinatorTest, AnErrorOfTheJobEndsTheRun) {
-  Play play({});
-  play.AddWorker(1);
-  play.AddWorker(2);
-  play.workers[2].failure = absl::InternalError("the gradient of fc1 is not finite");
-  play.Tell(2);
-  ASSERT_TRUE(play.coordinator().ended().has_value());
-  EXPECT_EQ(play.coordinator().ended()->message(), "the gradient of fc1 is not finite (reported by worker 2)");
-  EXPECT_EQ(play.KindsTo(1).back(), Kind::kEnd);
-}
-
 TEST(CoordinatorTest, AnErrorThatComesBackInEachGenerationEndsTheRun) {
   Play play({});
   play.AddWorker(1);
   play.AddWorker(2);
   play.Snapshot(10);
   for (int i = 0; i < 10 && !play.coordinator().ended().has_value(); ++i) {
-    play.workers[2].ready = true;
-    play.workers[2].trouble = absl::StrCat("no memory, attempt ", i);
-    play.Tell(2);
+    play.Trouble(2, absl::StrCat("the exchange failed, attempt ", i));
   }
   ASSERT_TRUE(play.coordinator().ended().has_value());
   EXPECT_EQ(play.generation(), 4);  // at step 0, and three times at step 10
@@ -151,9 +138,7 @@ TEST(CoordinatorTest, AnErrorThatComesBackEndsTheRunAlsoIfWorkersJoin) {
   for (uint64_t i = 0; i < 5 && !play.coordinator().ended().has_value(); ++i) {
     play.AddWorker(10 + i);
     EXPECT_EQ(play.KindsTo(1).back(), Kind::kStop);
-    play.workers[2].ready = true;
-    play.workers[2].trouble = absl::StrCat("no memory, attempt ", i);
-    play.Tell(2);
+    play.Trouble(2, absl::StrCat("the exchange failed, attempt ", i));
   }
   ASSERT_TRUE(play.coordinator().ended().has_value());
   EXPECT_EQ(play.generation(), 4);
@@ -276,7 +261,7 @@ TEST(CoordinatorTest, EndsAtTheNextSnapshotWhenItIsAskedTo) {
   // Nobody joins what is over, and who dies while it saves is replaced as ever.
   play.AddWorker(3);
   EXPECT_EQ(play.generation(), 2);
-  EXPECT_THAT(play.KindsTo(3), ElementsAre(Kind::kWait));
+  EXPECT_THAT(play.KindsTo(3), ElementsAre(Kind::kReach, Kind::kWait));
   EXPECT_THAT(play.history.back().second.text, HasSubstr("the run ends: its last generation saves"));
   play.Kill(1);
   play.Pass(milliseconds(1'200));

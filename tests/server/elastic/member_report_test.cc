@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "common/error_origin.h"
 #include "common/limits.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -32,6 +33,11 @@ TEST(MemberReportTest, AShardsFieldsAreRead) {
   proto.set_generation(2);
   proto.set_trouble("why");
   proto.set_finished(true);
+  proto.set_contributions_max(5);
+  proto.set_workers_max(6);
+  proto.add_unjoined(1);
+  proto.add_late(0);
+  proto.add_late(2);
   const ShardReport report = ReadShardReport(proto, 2).value();
   EXPECT_EQ(report.shard, 1);
   EXPECT_EQ(report.address, "host:7");
@@ -41,6 +47,10 @@ TEST(MemberReportTest, AShardsFieldsAreRead) {
   EXPECT_EQ(report.generation, 2);
   EXPECT_EQ(report.trouble, "why");
   EXPECT_TRUE(report.finished);
+  EXPECT_EQ(report.contributions_max, 5);
+  EXPECT_EQ(report.workers_max, 6);
+  EXPECT_THAT(report.unjoined, ElementsAre(1));
+  EXPECT_THAT(report.late, ElementsAre(0, 2));
 }
 
 TEST(MemberReportTest, AWorkersFieldsAreRead) {
@@ -57,6 +67,11 @@ TEST(MemberReportTest, AWorkersFieldsAreRead) {
   proto.set_trial_leaf_seconds(0.25);
   proto.set_failure_code(static_cast<int>(absl::StatusCode::kInternal));
   proto.set_failure_text("not finite");
+  proto.set_origin(v1::MemberReport::Worker::SERVER);
+  proto.set_origin_number(3);
+  proto.set_reached(8);
+  proto.set_unreached(9);
+  proto.set_unreached_text("no way");
   const WorkerReport report = ReadWorkerReport(proto).value();
   EXPECT_EQ(report.generation, 2);
   EXPECT_TRUE(report.ready);
@@ -69,7 +84,13 @@ TEST(MemberReportTest, AWorkersFieldsAreRead) {
   EXPECT_EQ(report.step_seconds, 2);
   EXPECT_EQ(report.trial_leaf_seconds, 0.25);
   EXPECT_EQ(report.failure, absl::InternalError("not finite"));
-  EXPECT_TRUE(ReadWorkerReport(v1::MemberReport::Worker()).value().failure.ok());
+  EXPECT_EQ(report.origin, (ErrorOrigin{.kind = ErrorOrigin::Kind::kServer, .number = 3}));
+  EXPECT_EQ(report.reached, 8);
+  EXPECT_EQ(report.unreached, 9);
+  EXPECT_EQ(report.unreached_text, "no way");
+  const WorkerReport empty = ReadWorkerReport(v1::MemberReport::Worker()).value();
+  EXPECT_TRUE(empty.failure.ok());
+  EXPECT_EQ(empty.origin, ErrorOrigin());
 }
 
 TEST(MemberReportTest, NumbersOutOfRangeAreRefused) {
@@ -89,6 +110,17 @@ TEST(MemberReportTest, NumbersOutOfRangeAreRefused) {
     worker.set_step(number);
     ExpectRefused(ReadWorkerReport(worker).status(), "step");
   }
+  for (const int rank : {-1, kWorldSizeMax}) {
+    v1::MemberReport::Shard late;
+    late.add_late(rank);
+    ExpectRefused(ReadShardReport(late, 1).status(), "late");
+    v1::MemberReport::Shard unjoined;
+    unjoined.add_unjoined(rank);
+    ExpectRefused(ReadShardReport(unjoined, 1).status(), "unjoined");
+  }
+  v1::MemberReport::Worker origin;
+  origin.set_origin(static_cast<v1::MemberReport::Worker::Origin>(ErrorOrigin::kKindCount));
+  ExpectRefused(ReadWorkerReport(origin).status(), "origin");
   v1::MemberReport::Worker worker;
   worker.set_failure_code(17);
   ExpectRefused(ReadWorkerReport(worker).status(), "failure_code");

@@ -22,6 +22,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "common/error_origin.h"
 #include "gtest/gtest.h"
 #include "server/elastic/coordinator.h"
 #include "server/elastic/generation_log.h"
@@ -155,6 +156,14 @@ class Play {
       Obey();
     }
   }
+  // A worker ends its part of the generation, with an error.
+  void Trouble(uint64_t id, const std::string& text, ErrorOrigin origin = {.kind = ErrorOrigin::Kind::kExchange}) {
+    workers[id].ready = true;
+    workers[id].computes = false;
+    workers[id].trouble = text;
+    workers[id].origin = origin;
+    Tell(id);
+  }
   // A step on which there is a snapshot is over.
   void Snapshot(int64_t step, bool is_durable = true) {
     for (auto& [id, shard] : shards) {
@@ -191,6 +200,8 @@ class Play {
       if (std::ranges::none_of(shards, is_it)) RestartShard(number);
     }
     if (workers.empty()) AddWorker(next_id_++);
+    // A run begins with all its first workers.
+    while (generation() == 0 && std::ssize(workers) < setup_.first_workers) AddWorker(next_id_++);
   }
   // The generation comes to a snapshot, where it ends if one of its workers was told to stop. REQUIRES: Runs().
   void Step(bool is_durable = true) {
@@ -237,8 +248,9 @@ class Play {
   std::map<uint64_t, WorkerReport> workers;
   std::map<uint64_t, ShardReport> shards;
   std::set<uint64_t> silent, stuck;
-  std::set<uint64_t> hung;       // as stuck, and do not end a generation that is cut
-  std::set<uint64_t> unreached;  // orders to them are lost
+  std::set<uint64_t> hung;                             // as stuck, and do not end a generation that is cut
+  std::set<uint64_t> unreached;                        // orders to them are lost, but kReach
+  std::set<std::pair<uint64_t, std::string>> cut_off;  // workers, and addresses of shards that they do not reach
   std::vector<std::pair<uint64_t, Order>> history;
   std::vector<std::string> said;
   bool obedient = true;
@@ -284,6 +296,7 @@ class Play {
       worker.ready = true;
       worker.computes = false;
       worker.trouble = "server: the connection was lost";
+      worker.origin = {.kind = ErrorOrigin::Kind::kExchange};
     }
     for (const uint64_t id : IdsOf(shards)) {
       if (shards[id].shard > 0) {
@@ -330,7 +343,8 @@ class Play {
       orders_.pop_front();
       history.emplace_back(id, order);
       if (fails) DieAt(id);
-      if (silent.contains(id) || unreached.contains(id) || !obedient) continue;
+      const bool is_lost = unreached.contains(id) && order.kind != Kind::kReach;
+      if (silent.contains(id) || is_lost || !obedient) continue;
       if (const auto shard = shards.find(id); shard != shards.end()) {
         ObeyAsShard(id, shard->second, order);
       } else if (const auto worker = workers.find(id); worker != workers.end()) {
@@ -349,6 +363,7 @@ class Play {
         worker.ready = true;
         worker.computes = false;
         worker.trouble = "server: the lanes were cut";
+        worker.origin = {.kind = ErrorOrigin::Kind::kExchange};
         coordinator_->OnWorker(worker_id, worker, now);
       }
       coordinator_->OnShard(id, shard, now);
@@ -366,7 +381,14 @@ class Play {
     }
   }
   void ObeyAsWorker(uint64_t id, WorkerReport& worker, const Order& order) {
-    if (order.kind == Kind::kStop) {
+    if (order.kind == Kind::kReach) {
+      const auto is_cut = [&](const std::string& address) { return cut_off.contains({id, address}); };
+      const bool reaches = std::ranges::none_of(order.shards, is_cut);
+      worker.reached = reaches ? order.generation.number : 0;
+      worker.unreached = reaches ? 0 : order.generation.number;
+      worker.unreached_text = reaches ? "" : "a server cannot be reached";
+      coordinator_->OnWorker(id, worker, now);
+    } else if (order.kind == Kind::kStop) {
       told_to_stop_.insert(id);
     } else if (order.kind == Kind::kTrain && order.generation.number > worker.generation) {
       told_to_stop_.erase(id);
@@ -374,6 +396,7 @@ class Play {
       worker.ready = false;
       worker.computes = true;
       worker.trouble.clear();
+      worker.origin = {};
     }
   }
 

@@ -3,6 +3,7 @@
 #include <limits>
 #include <string>
 
+#include "common/error_origin.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -22,6 +23,24 @@ TEST(LossCheckTest, TheSameStepHasTheSameLoss) {
   EXPECT_THAT(std::string(other.message()), AllOf(HasSubstr("step 7"), HasSubstr("where it was 0.5")));
 }
 
+TEST(LossCheckTest, AThirdComputationDecides) {
+  for (const double third : {1.0, 2.0}) {
+    LossCheck check;
+    EXPECT_TRUE(check.Check(7, 1).ok());
+    const absl::Status second = check.Check(7, 2);
+    EXPECT_EQ(OriginOf(second), (ErrorOrigin{.kind = ErrorOrigin::Kind::kOtherLoss, .number = 7}));
+    EXPECT_TRUE(check.Check(7, third).ok()) << "it has come twice";
+    EXPECT_TRUE(check.Check(7, third).ok());
+    EXPECT_FALSE(check.Check(7, 3 - third).ok()) << "the other one has lost";
+  }
+  LossCheck check;
+  EXPECT_TRUE(check.Check(7, 1).ok());
+  EXPECT_FALSE(check.Check(7, 2).ok());
+  const absl::Status third = check.Check(7, 3);
+  EXPECT_EQ(OriginOf(third).kind, ErrorOrigin::Kind::kOtherLoss);
+  EXPECT_THAT(std::string(third.message()), HasSubstr("its loss is 3 where it was 1, and then 2: "));
+}
+
 TEST(LossCheckTest, ForgetsWhatIsBehindASnapshot) {
   LossCheck check;
   for (int64_t step = 0; step < 10; ++step) EXPECT_TRUE(check.Check(step, 1).ok());
@@ -31,7 +50,7 @@ TEST(LossCheckTest, ForgetsWhatIsBehindASnapshot) {
 }
 
 TEST(LossCheckTest, KeepsTheNewestOfManySteps) {
-  static_assert(LossCheck::kStepsMax == 100'000);  // of 64 bytes each
+  static_assert(LossCheck::kStepsMax == 100'000);  // of 80 bytes each
   LossCheck check;
   for (int64_t step = 0; step < 100'010; ++step) EXPECT_TRUE(check.Check(step, 1).ok());
   EXPECT_EQ(check.size(), LossCheck::kStepsMax);

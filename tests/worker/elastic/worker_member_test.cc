@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
@@ -16,10 +17,11 @@
 namespace starring {
 namespace {
 
-// Orders whoever attends to train generation 1, and then gives the orders that the test wants.
+// Orders whoever attends to train generation 1, and then gives the orders that the test wants. With `reaches` it first
+// orders so often to reach two shards.
 class FakeCoordinator final : public v1::Coordinator::Service {
  public:
-  FakeCoordinator() {
+  explicit FakeCoordinator(int reaches = 0) : reaches_(reaches) {
     int port = 0;
     grpc::ServerBuilder builder;
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
@@ -35,6 +37,11 @@ class FakeCoordinator final : public v1::Coordinator::Service {
     ASSERT_NE(stream_, nullptr);
     EXPECT_TRUE(stream_->Write(order));
   }
+  // The reports that said what came of an order to reach the shards.
+  std::vector<v1::MemberReport::Worker> answers() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return answers_;
+  }
   void Die() { server_->Shutdown(std::chrono::system_clock::now()); }
 
  private:
@@ -48,6 +55,18 @@ class FakeCoordinator final : public v1::Coordinator::Service {
     train.set_number(1);
     train.add_workers(report.hello().member_id());
     train.add_leaf_owners(0);
+    for (int number = 1; number <= reaches_; ++number) {
+      v1::MemberOrder reach;
+      reach.set_kind(v1::MemberOrder::REACH);
+      reach.set_number(number);
+      for (const char* const shard : {"host:1", "host:2"}) reach.add_shards(shard);
+      for (int repeat = 0; repeat < 2; ++repeat) stream->Write(reach);
+      do {
+        if (!stream->Read(&report)) return grpc::Status::OK;
+      } while (report.worker().reached() != number && report.worker().unreached() != number);
+      const std::lock_guard<std::mutex> lock(mutex_);
+      answers_.push_back(report.worker());
+    }
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       stream_ = stream;
@@ -60,8 +79,10 @@ class FakeCoordinator final : public v1::Coordinator::Service {
     return grpc::Status::OK;
   }
 
+  const int reaches_;
   std::mutex mutex_;
   Stream* stream_ = nullptr;
+  std::vector<v1::MemberReport::Worker> answers_;
   std::string address_;
   std::unique_ptr<grpc::Server> server_;
 };
@@ -77,7 +98,7 @@ v1::MemberOrder OrderOf(v1::MemberOrder::Kind kind, int64_t number = 0) {
 class AwaitEndTest : public testing::Test {
  protected:
   void SetUp() override {
-    const auto order = member_.Next("");
+    const auto order = member_.Next(absl::OkStatus());
     ASSERT_TRUE(order.ok()) << order.status();
     ASSERT_TRUE(order->has_value());
     ASSERT_EQ((*order)->generation.number, 1);
@@ -93,6 +114,32 @@ class AwaitEndTest : public testing::Test {
                                              .say = [](const std::string&) {},
                                              .end_patience = std::chrono::milliseconds(100)}};
 };
+
+// The order is repeated until it is obeyed, and obeyed once.
+TEST(NextTest, ReachesTheShardsWhenItIsTold) {
+  FakeCoordinator coordinator(/*reaches=*/2);
+  ProgressState state;
+  std::vector<std::vector<std::string>> asked;  // by the thread that calls Next
+  WorkerMember member({.coordinator = coordinator.address(),
+                       .join_deadline = absl::Seconds(20),
+                       .stall_report = absl::Seconds(20),
+                       .state = &state,
+                       .asked_to_leave = [] { return false; },
+                       .reach =
+                           [&](const std::vector<std::string>& shards) {
+                             asked.push_back(shards);
+                             return asked.size() == 1 ? absl::UnavailableError("a firewall") : absl::OkStatus();
+                           },
+                       .say = [](const std::string&) {}});
+  ASSERT_TRUE(member.Next(absl::OkStatus()).ok());
+  EXPECT_EQ(asked, std::vector<std::vector<std::string>>(2, {"host:1", "host:2"}));
+  const std::vector<v1::MemberReport::Worker> answers = coordinator.answers();
+  ASSERT_EQ(answers.size(), 2u);
+  EXPECT_EQ(answers[0].unreached(), 1);
+  EXPECT_EQ(answers[0].unreached_text(), "a firewall");
+  EXPECT_EQ(answers[1].reached(), 2);
+  EXPECT_EQ(answers[1].unreached(), 0);
+}
 
 TEST_F(AwaitEndTest, TheRunHasEndedWell) {
   coordinator_.Send(OrderOf(v1::MemberOrder::CUT, 1));  // generations below 1 are over

@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/check.h"
+#include "common/error_origin.h"
 #include "common/host/address.h"
 #include "common/host/congestion_control.h"
 #include "common/limits.h"
@@ -299,7 +300,8 @@ bool StarClient::IsIdle() const { return in_flight_ == 0 && (!closing_ || AllLan
 
 void StarClient::Fail(const absl::Status& why, Tell tell) {
   if (failure_.has_value()) return;
-  failure_ = why;
+  failure_ =
+      OriginOf(why).kind == ErrorOrigin::Kind::kProcess ? WithOrigin(why, {.kind = ErrorOrigin::Kind::kExchange}) : why;
   failed_at_ = Clock::now();
   for (const auto& shard : lanes_) {
     for (const auto& lane : shard) {

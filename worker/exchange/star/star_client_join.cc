@@ -9,6 +9,7 @@
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/error_origin.h"
 #include "common/mutex.h"
 #include "common/nonce.h"
 #include "common/status.h"
@@ -34,6 +35,26 @@ constexpr absl::Duration kElasticPatience = absl::Seconds(1);
 constexpr int kTakenCountSaid = 3;
 // The server names the missing ranks when the deadline has passed, so its answer arrives a little later than that.
 constexpr absl::Duration kAnswerGrace = absl::Seconds(2);
+
+// What the end of a Join says about its cause. `has_answered`: it came from the server, and not from this side's
+// deadline.
+ErrorOrigin OriginOfRefusal(grpc::StatusCode code, int shard, bool has_answered) {
+  using Kind = ErrorOrigin::Kind;
+  switch (code) {
+    case grpc::StatusCode::UNAVAILABLE:
+      return {.kind = Kind::kServer, .number = shard};
+    case grpc::StatusCode::DEADLINE_EXCEEDED:
+      return {.kind = has_answered ? Kind::kMissingWorkers : Kind::kServer, .number = shard};
+    case grpc::StatusCode::RESOURCE_EXHAUSTED:
+      return {.kind = Kind::kNoRoom, .number = shard};
+    case grpc::StatusCode::ABORTED:
+    case grpc::StatusCode::CANCELLED:
+    case grpc::StatusCode::FAILED_PRECONDITION:
+      return {.kind = Kind::kExchange};
+    default:
+      return {};  // what this worker was given does not fit, such as flags that differ
+  }
+}
 
 // Says why a Join takes long: which ranks have not joined, or that the server does not answer. It watches one Join,
 // from its construction to its destruction. Both happen on one thread; a thread of the watch does the rest.
@@ -121,14 +142,17 @@ absl::StatusOr<uint64_t> JoinOne(const StarClient::Shard& target, v1::JoinReques
   const auto stub = v1::ParameterServer::NewStub(target.lanes[0]);
   int taken_count = 0;
   while (true) {
-    if (superseded != nullptr && superseded()) return absl::UnavailableError("the generation is over");
+    if (superseded != nullptr && superseded()) {
+      return WithOrigin(absl::UnavailableError("the generation is over"), {.kind = ErrorOrigin::Kind::kExchange});
+    }
     // This is what is left of the deadline. So the server, which knows the missing ranks, gives up before this side
     // does.
     request.set_join_deadline_ms(absl::ToInt64Milliseconds(BoundedDeadline(deadline - SteadyNow())));
     grpc::ClientContext context;
     // gRPC's deadlines are of the wall clock; ours is of the steady one.
-    const absl::Duration patience = (deadline - SteadyNow()) + kAnswerGrace;
-    context.set_deadline(WallTimeOf(SteadyNow() + (superseded == nullptr ? patience : kElasticPatience)));
+    const absl::Duration patience = superseded == nullptr ? (deadline - SteadyNow()) + kAnswerGrace : kElasticPatience;
+    const absl::Time asked = SteadyNow();
+    context.set_deadline(WallTimeOf(asked + patience));
     v1::JoinReply reply;
     const grpc::Status status = stub->Join(&context, request, &reply);
     if (status.ok()) return reply.job_id();
@@ -148,17 +172,21 @@ absl::StatusOr<uint64_t> JoinOne(const StarClient::Shard& target, v1::JoinReques
       continue;
     }
     // Only a server that cannot be reached is tried again. Any other answer is a decision, such as flags that differ.
+    const ErrorOrigin origin =
+        OriginOfRefusal(status.error_code(), request.shard(), /*has_answered=*/SteadyNow() < asked + patience);
     if (status.error_code() != grpc::StatusCode::UNAVAILABLE) {
-      return absl::Status(FromGrpcStatus(status).code(), absl::StrCat(server, ": ", status.error_message()));
+      return WithOrigin(absl::Status(FromGrpcStatus(status).code(), absl::StrCat(server, ": ", status.error_message())),
+                        origin);
     }
     const absl::Status reason = ExplainConnectionError(status.error_message(), security);
     if (!absl::IsUnavailable(reason)) {
       return absl::Status(reason.code(), absl::StrCat(server, ": ", std::string(reason.message())));
     }
     if (SteadyNow() + kRetryPause >= deadline) {
-      return absl::UnavailableError(absl::StrCat(server, " cannot be reached within ",
-                                                 absl::FormatDuration(join_deadline), ": ",
-                                                 std::string(reason.message())));
+      return WithOrigin(
+          absl::UnavailableError(absl::StrCat(server, " cannot be reached within ", absl::FormatDuration(join_deadline),
+                                              ": ", std::string(reason.message()))),
+          origin);
     }
     absl::SleepFor(kRetryPause);
     // gRPC 1.51 drives a handshake only while a call waits for it. The call above fails at once while there is no

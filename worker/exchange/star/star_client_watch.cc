@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/error_origin.h"
 #include "common/host/address.h"
 #include "common/wire/exchange_message.h"
 #include "worker/exchange/star/star_client.h"
@@ -110,17 +111,19 @@ void StarClient::CheckDeadlines(Clock::time_point now) {
       const std::string server =
           absl::StrCat("server ", options_.shards[request->shard].address, " (shard ", request->shard, ")");
       const std::string deadline = absl::StrCat(exchange_deadline_.count() / 1000.0, " s");
+      const ErrorOrigin of_server = {.kind = ErrorOrigin::Kind::kServer, .number = request->shard};
       // Without a connection no verdict can come from the server, so there is no grace.
       if (!lane->connection().ok() && age > exchange_deadline_) {
-        Fail(absl::UnavailableError(absl::StrCat(server, " cannot be reached for ", deadline, ", ",
-                                                 DescribeRequest(request->fields), " of rank ", rank_,
-                                                 " is not answered: ", std::string(lane->connection().message()))),
-             Tell::kShards);
+        const absl::Status why = absl::UnavailableError(
+            absl::StrCat(server, " cannot be reached for ", deadline, ", ", DescribeRequest(request->fields),
+                         " of rank ", rank_, " is not answered: ", std::string(lane->connection().message())));
+        Fail(WithOrigin(why, of_server), Tell::kShards);
       } else if (age > exchange_deadline_ + kVerdictGrace) {
-        Fail(absl::DeadlineExceededError(absl::StrCat(
-                 server, " has not answered ", DescribeRequest(request->fields), " of rank ", rank_, " within ",
-                 deadline, watches_[request->shard].IsUnanswered(now) ? ", and does not answer at all" : "")),
-             Tell::kShards);
+        const bool is_silent = watches_[request->shard].IsUnanswered(now);
+        const absl::Status why = absl::DeadlineExceededError(
+            absl::StrCat(server, " has not answered ", DescribeRequest(request->fields), " of rank ", rank_, " within ",
+                         deadline, is_silent ? ", and does not answer at all" : ""));
+        Fail(is_silent ? WithOrigin(why, of_server) : why, Tell::kShards);
       }
     }
   }
