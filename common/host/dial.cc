@@ -229,6 +229,34 @@ std::string ErrnoText(int error_number) {
       " (", name == nullptr ? absl::StrCat("errno ", error_number) : std::string(name), ")");
 }
 
+PendingDial::PendingDial(const std::string& address) {
+  Resolution resolution;
+  Resolve(address, AI_NUMERICHOST, resolution);
+  failure_.error = resolution.error;
+  if (resolution.places.empty()) return;
+  Attempt attempt = Begin(0, resolution.places.front());
+  if (attempt.open) {
+    socket_ = std::move(attempt.socket);
+    return;
+  }
+  failure_.error_number = attempt.error_number;
+  failure_.error = ErrnoText(attempt.error_number);
+}
+
+std::optional<DialResult> PendingDial::Advance() {
+  if (socket_.fd() < 0) return std::move(failure_);
+  pollfd polled = {.fd = socket_.fd(), .events = POLLOUT, .revents = 0};
+  if (poll(&polled, 1, 0) <= 0) return std::nullopt;
+  Attempt attempt{.socket = std::move(socket_), .open = true};
+  DialResult result;
+  Settle(attempt, result);
+  if (result.socket.fd() < 0) {
+    result.error_number = attempt.error_number;
+    result.error = ErrnoText(attempt.error_number);
+  }
+  return result;
+}
+
 std::vector<DialResult> DialAll(std::span<const std::string> addresses, absl::Duration timeout) {
   // Resolving and dialling share one deadline: the header promises an end after `timeout`. Resolving may use only half
   // of the time. One name that the name service does not answer would otherwise use all of it, and every other address

@@ -4,6 +4,7 @@
 #ifndef STARRING_COMMON_HOST_DIAL_H_
 #define STARRING_COMMON_HOST_DIAL_H_
 
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -53,6 +54,21 @@ struct DialResult {
 // Returns after `timeout` at the latest, with ETIMEDOUT for the addresses that have not answered by then. A name that
 // is not resolved after half of `timeout` is not dialled.
 std::vector<DialResult> DialAll(std::span<const std::string> addresses, absl::Duration timeout);
+
+// One connection to a numeric address (host:port) that is being opened: the caller polls, and need not wait. Movable.
+class PendingDial {
+ public:
+  explicit PendingDial(const std::string& address);
+
+  // Becomes writable when there is something to learn. -1: there is already.
+  int fd() const { return socket_.fd(); }
+  // nullopt: not yet. Must not be called again after a result.
+  std::optional<DialResult> Advance();
+
+ private:
+  Socket socket_;
+  DialResult failure_;  // has an error if the attempt ended at once
+};
 
 // "connection refused (ECONNREFUSED)"
 std::string ErrnoText(int error_number);

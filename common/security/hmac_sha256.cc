@@ -1,9 +1,13 @@
 #include "common/security/hmac_sha256.h"
 
+#include <sys/random.h>
+
 #include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+
+#include "common/check.h"
 
 namespace starring {
 namespace {
@@ -84,6 +88,13 @@ std::string HmacSha256(std::string_view key, std::string_view text) {
   for (char& byte : inner) byte = static_cast<char>(byte ^ 0x36);
   for (char& byte : outer) byte = static_cast<char>(byte ^ 0x5c);
   return Digest(outer + Digest(inner.append(text)));
+}
+
+std::string DrawBytes(size_t count) {
+  std::string bytes(count, '\0');
+  // Blocks only before the kernel has gathered entropy once, during boot.
+  CHECK_EQ(getrandom(bytes.data(), bytes.size(), 0), std::ssize(bytes));
+  return bytes;
 }
 
 // The time of memcmp would tell a guesser how many first bytes are right. `volatile` keeps the compiler from ending the

@@ -19,7 +19,7 @@
 namespace starring {
 
 // Raise it with every change after which one end would misunderstand the other.
-inline constexpr int32_t kShardWireVersion = 3;
+inline constexpr int32_t kShardWireVersion = 4;
 
 // What the worker expects the server to be, and what it tells of its job. The agreement follows as a message of
 // `agreement_bytes`.

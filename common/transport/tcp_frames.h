@@ -21,7 +21,7 @@
 
 namespace starring {
 
-inline constexpr uint32_t kTcpFrameVersion = 1;
+inline constexpr uint32_t kTcpFrameVersion = 2;
 
 enum class TcpFrameKind : uint32_t {
   kHello = 1,      // the side that dialled: its rank and its job

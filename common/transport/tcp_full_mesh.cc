@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <iterator>
-#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -13,7 +12,6 @@
 #include "absl/strings/str_split.h"
 #include "common/check.h"
 #include "common/host/address.h"
-#include "common/host/dial.h"
 #include "common/roll_call.h"
 #include "common/status.h"
 #include "common/steady_time.h"
@@ -23,15 +21,9 @@ namespace {
 
 using Purpose = TcpHello::Purpose;
 
-constexpr std::chrono::milliseconds kRedial{kTcpRedialMs};
-// How long a rank that cannot connect with another looks for rank 0's verdict: a round trip. The others are told that
-// much later.
-constexpr int kCauseMs = 100;
-
-// `why`, whose text completes a sentence, with its subject.
-absl::Status About(const std::string& name, const absl::Status& why) {
-  return absl::Status(why.code(), absl::StrCat(name, " ", std::string(why.message())));
-}
+// The part of the join deadline in which a rank dials others again. Then it tells rank 0 why it gives up, and rank 0
+// tells all ranks before its own deadline.
+constexpr double kRedialPart = 0.9;
 
 // "rank 2", "ranks 2, 3 and 1021 more"; with servers "rank 2, server 0"
 std::string RanksText(const std::vector<int>& ranks, int worker_count) {
@@ -43,21 +35,22 @@ std::string RanksText(const std::vector<int>& ranks, int worker_count) {
   return text;
 }
 
-absl::Duration Until(std::chrono::steady_clock::time_point end) {
-  return absl::FromChrono(end - std::chrono::steady_clock::now());
+}  // namespace
+
+absl::Status TcpFullMesh::About(const std::string& name, const absl::Status& why) {
+  return absl::Status(why.code(), absl::StrCat(name, " ", std::string(why.message())));
 }
 
 // At least 1: with 0 the last part of a millisecond would be spent in a busy loop.
-int PollMs(absl::Duration duration) {
-  return static_cast<int>(std::clamp<int64_t>(absl::ToInt64Milliseconds(duration) + 1, 1, 1000));
+int TcpFullMesh::PollMs(Clock::time_point end) {
+  return static_cast<int>(
+      std::clamp<int64_t>(absl::ToInt64Milliseconds(absl::FromChrono(end - Clock::now())) + 1, 1, 1000));
 }
 
-pollfd Polled(TcpFrameConnection& connection) {
+pollfd TcpFullMesh::Polled(TcpFrameConnection& connection) {
   const auto events = static_cast<short>(POLLIN | (connection.has_unsent() ? POLLOUT : 0));
   return {.fd = connection.fd(), .events = events, .revents = 0};
 }
-
-}  // namespace
 
 TcpFullMesh::TcpFullMesh(TcpRendezvousOptions options)
     : rank_(options.rank),
@@ -70,6 +63,7 @@ TcpFullMesh::TcpFullMesh(TcpRendezvousOptions options)
   absl::Duration patience = BoundedDeadline(options_.join_deadline);
   if (rank_ != 0) patience += absl::Milliseconds(kVerdictGraceMs);
   deadline_ = begin_ + absl::ToChronoNanoseconds(patience);
+  redial_until_ = begin_ + absl::ToChronoNanoseconds(BoundedDeadline(options_.join_deadline) * kRedialPart);
   if (options_.stall_report > absl::ZeroDuration()) {
     report_at_ = begin_ + absl::ToChronoNanoseconds(BoundedDeadline(options_.stall_report));
   }
@@ -116,84 +110,11 @@ absl::Status TcpFullMesh::Follow() {
   RETURN_IF_ERROR(Register());
   RETURN_IF_ERROR(RunUntil([&] { return !table_.empty(); }));
   phase_ = Phase::kMesh;
-  if (const absl::Status failed = DialLowerRanks(); !failed.ok()) return CauseOf(failed);
+  DialLowerRanks();
   RETURN_IF_ERROR(RunUntil([&] { return IsMeshComplete(); }));
   phase_ = Phase::kGo;
   members_[0].connection->Send(TcpFrameKind::kReady, "");
   return RunUntil([&] { return may_go_; });
-}
-
-// Rank 0 may start later than this rank, so a refused connection is no error until the deadline.
-absl::Status TcpFullMesh::Register() {
-  std::string last;
-  while (Clock::now() < deadline_) {
-    // A dial ends for the report, which would otherwise come late if packets to rank 0 are dropped.
-    const absl::Duration until_report = std::max(Until(report_at_), absl::FromChrono(kRedial));
-    const absl::Duration patience = std::min({Until(deadline_), until_report, absl::Milliseconds(kTcpDialMs)});
-    DialResult dialled = std::move(DialAll({&options_.rendezvous, 1}, patience).front());
-    if (dialled.socket.fd() >= 0) {
-      const absl::Status status = RegisterOnce(std::move(dialled.socket), dialled.local_address);
-      // A refusal is final. A connection that ends without one may have reached the job that ran here before.
-      if (!absl::IsUnavailable(status)) return status;
-      last = std::string(status.message());
-    } else {
-      last = absl::StrCat(NameOf(0), " cannot be reached: ", dialled.error);
-    }
-    ReportStall([&] { return last; });
-    std::this_thread::sleep_for(kRedial);
-  }
-  return absl::DeadlineExceededError(absl::StrCat("rank ", rank_,
-                                                  " did not find rank 0 at --rendezvous=", options_.rendezvous,
-                                                  " within ", absl::FormatDuration(options_.join_deadline), ": ", last,
-                                                  ": is rank 0 running there, and may this host reach it?"));
-}
-
-absl::Status TcpFullMesh::RegisterOnce(Socket socket, const std::string& local_address) {
-  const bool is_six = local_address.find(':') != std::string::npos;
-  ASSIGN_OR_RETURN(listener_, TcpListener::Listen(is_six ? absl::StrCat("[", local_address, "]:0")
-                                                         : absl::StrCat(local_address, ":0")));
-  TcpDialer dialer(std::move(socket), MakeHello(Purpose::kRegister, 0), options_.token);
-  while (true) {
-    const absl::StatusOr<bool> welcome = dialer.Advance();
-    if (!welcome.ok()) return About(NameOf(0), welcome.status());
-    if (*welcome) break;
-    if (Clock::now() >= deadline_) return absl::DeadlineExceededError(absl::StrCat(NameOf(0), " does not answer"));
-    ReportStall([&] { return absl::StrCat(NameOf(0), " does not answer"); });
-    pollfd polled = Polled(dialer.connection());
-    poll(&polled, 1, PollMs(Until(std::min(deadline_, report_at_))));
-  }
-  members_[0] = {.connection = std::move(dialer.connection()), .address = options_.rendezvous};
-  return absl::OkStatus();
-}
-
-absl::Status TcpFullMesh::DialLowerRanks() {
-  constexpr Purpose kPurposes[] = {Purpose::kMessages, Purpose::kNotices};
-  std::vector<std::string> addresses;
-  for (int rank = 0; rank < rank_; ++rank) addresses.insert(addresses.end(), std::size(kPurposes), table_[rank]);
-  std::vector<DialResult> results = DialAll(addresses, std::min(Until(deadline_), absl::Milliseconds(kTcpDialMs)));
-  for (size_t i = 0; i < results.size(); ++i) {
-    const int to_rank = static_cast<int>(i / std::size(kPurposes));
-    const Purpose purpose = kPurposes[i % std::size(kPurposes)];
-    if (results[i].socket.fd() < 0) {
-      return absl::UnavailableError(absl::StrCat(
-          ProcessName(rank_, worker_count()), " cannot connect with ", ProcessName(to_rank, worker_count()), " at ",
-          addresses[i], ": ", results[i].error, ": every rank must be able to reach every other one, at any port"));
-    }
-    dialled_.push_back({.dialer = TcpDialer(std::move(results[i].socket), MakeHello(purpose, to_rank), options_.token),
-                        .to_rank = to_rank,
-                        .purpose = purpose,
-                        .address = addresses[i]});
-  }
-  return absl::OkStatus();
-}
-
-// Rank 0 may have ended the meeting because of another rank, and closed its listener and connections. Its verdict was
-// sent before, and says more than that this rank cannot connect.
-absl::Status TcpFullMesh::CauseOf(const absl::Status& failed) {
-  pollfd polled = Polled(*members_[0].connection);
-  if (poll(&polled, 1, kCauseMs) <= 0) return failed;
-  const absl::Status verdict = OnMemberReady(0);
-  return verdict.ok() ? failed : verdict;
 }
 
 // A rank that reached rank 0 by loopback listens there, where ranks of other hosts cannot reach it.
@@ -234,14 +155,15 @@ void TcpFullMesh::ReportStall(absl::FunctionRef<std::string()> describe) {
 int TcpFullMesh::PollTimeoutMs() const {
   Clock::time_point end = std::min(deadline_, report_at_);
   if (!arrivals_.empty()) end = std::min(end, arrivals_.front().deadline);
-  return PollMs(Until(end));
+  for (const Dialled& dialled : dialled_) end = std::min(end, dialled.deadline);
+  return PollMs(end);
 }
 
 // Waits for an event, and then goes on with every connection that has one.
 absl::Status TcpFullMesh::Round() {
   std::vector<pollfd> polled = {{.fd = listener_->fd(), .events = POLLIN, .revents = 0}};
   for (Arrival& arrival : arrivals_) polled.push_back(Polled(arrival.door.connection()));
-  for (Dialled& dialled : dialled_) polled.push_back(Polled(dialled.dialer.connection()));
+  for (Dialled& dialled : dialled_) polled.push_back(PolledDial(dialled));
   for (Member& member : members_) {
     if (member.connection.has_value()) polled.push_back(Polled(*member.connection));
   }
@@ -265,19 +187,6 @@ absl::Status TcpFullMesh::Round() {
   }
   if (polled[0].revents != 0) Accept();
   return absl::OkStatus();
-}
-
-absl::StatusOr<bool> TcpFullMesh::IsDialledOver(Dialled& dialled, bool is_ready) {
-  if (!is_ready) return false;
-  const absl::StatusOr<bool> is_welcome = dialled.dialer.Advance();
-  if (!is_welcome.ok()) {
-    return CauseOf(About(absl::StrCat(ProcessName(dialled.to_rank, worker_count()), " (", dialled.address, ")"),
-                         is_welcome.status()));
-  }
-  if (!*is_welcome) return false;
-  SocketOf(dialled.to_rank, dialled.purpose) = dialled.dialer.connection().TakeSocket();
-  links_[dialled.to_rank].address = dialled.address;
-  return true;
 }
 
 absl::Status TcpFullMesh::OnMemberReady(int rank) {
@@ -372,8 +281,10 @@ std::string TcpFullMesh::DescribeMissing() const {
     const bool is_here = links_[rank].messages.fd() >= 0 && links_[rank].notices.fd() >= 0;
     if (rank != rank_ && !is_here) absent.push_back(rank);
   }
-  if (!absent.empty())
-    return absl::StrCat(RanksText(absent, worker_count()), " joined, but did not connect with rank ", rank_);
+  if (!absent.empty()) {
+    return absl::StrCat(RanksText(absent, worker_count()), " joined, but did not connect with rank ", rank_,
+                        DescribeRedials());
+  }
   const std::vector<int> slow = RanksThatAre([](const Member& one) { return !one.is_ready; });
   return absl::StrCat(RanksText(slow, worker_count()), " joined, but did not connect with all other ranks");
 }

@@ -5,6 +5,8 @@
 #ifndef STARRING_COMMON_TRANSPORT_TCP_FULL_MESH_H_
 #define STARRING_COMMON_TRANSPORT_TCP_FULL_MESH_H_
 
+#include <poll.h>
+
 #include <chrono>
 #include <list>
 #include <memory>
@@ -15,6 +17,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/host/dial.h"
 #include "common/stall_report.h"
 #include "common/transport/tcp_frames.h"
 #include "common/transport/tcp_handshake.h"
@@ -38,14 +41,23 @@ class TcpFullMesh {
   // A connection that is accepted and not proved yet.
   struct Arrival {
     TcpDoorkeeper door;
+    Clock::time_point since;
     Clock::time_point deadline;
   };
-  // A connection of the mesh that this rank has dialled.
+  // A connection of the mesh that this rank opens.
   struct Dialled {
-    TcpDialer dialer;
     int to_rank = 0;
     TcpHello::Purpose purpose = TcpHello::Purpose::kMessages;
-    std::string address;
+    std::string address;  // as the table has it
+    std::string numeric_address;
+    Clock::time_point deadline;       // of the attempt; without one, when the next begins
+    std::optional<PendingDial> dial;  // at most one of these two
+    std::optional<TcpDialer> dialer;
+    std::string trouble;  // why the last attempt failed; empty: none has
+  };
+  struct Registration {
+    absl::Status status;
+    bool is_final = false;  // otherwise trying again may help
   };
   // A rank that has registered, at rank 0; rank 0, elsewhere.
   struct Member {
@@ -58,10 +70,16 @@ class TcpFullMesh {
   absl::Status Lead();
   absl::Status Follow();
   absl::Status Register();
-  absl::Status RegisterOnce(Socket socket, const std::string& local_address);
-  absl::Status DialLowerRanks();
+  Registration RegisterOnce(Socket socket, const std::string& local_address);
+  void SayUnproved(const absl::Status& why) const;
+  void DialLowerRanks();
   absl::Status CauseOf(const absl::Status& failed);
   absl::Status CheckAddresses() const;
+
+  // `why`, whose text completes a sentence, with its subject.
+  static absl::Status About(const std::string& name, const absl::Status& why);
+  static int PollMs(Clock::time_point end);
+  static pollfd Polled(TcpFrameConnection& connection);
 
   absl::Status RunUntil(absl::FunctionRef<bool()> done);
   void ReportStall(absl::FunctionRef<std::string()> describe);
@@ -69,10 +87,14 @@ class TcpFullMesh {
   int PollTimeoutMs() const;
   void Accept();
   bool AcceptOne();
-  void DropOldestArrival();
+  bool DropArrival();
+  static std::string HostOf(Arrival& arrival);
   size_t DueCount() const;
   bool IsArrivalOver(Arrival& arrival, bool is_ready);
+  static pollfd PolledDial(Dialled& dialled);
   absl::StatusOr<bool> IsDialledOver(Dialled& dialled, bool is_ready);
+  absl::StatusOr<bool> DialAgain(Dialled& dialled, const absl::Status& why);
+  std::string DescribeRedials() const;
   absl::Status OnMemberReady(int rank);
   absl::Status OnFrame(int rank, const TcpFrame& frame);
 
@@ -93,10 +115,12 @@ class TcpFullMesh {
   TcpRendezvousOptions options_;
   const Clock::time_point begin_ = Clock::now();
   Clock::time_point deadline_;
+  Clock::time_point redial_until_;
   Clock::time_point report_at_ = Clock::time_point::max();  // max(): reported already, or never
   StallReport report_;
   Phase phase_ = Phase::kRegister;
   std::optional<TcpListener> listener_;
+  TcpHellosHeard hellos_heard_;
   std::list<Arrival> arrivals_;  // oldest first
   std::list<Dialled> dialled_;
   std::vector<Member> members_;            // by rank

@@ -1,6 +1,19 @@
 // The connections that others open with this rank: who may have one, and how many may be unproved at a time.
+//
+// A *seat* is a place among the connections that are heard and not proved yet. A rank's hello is its first data
+// (tcp_handshake.h), and only a process with the job's secret can make one. So a connection with a hello is told from
+// one without:
+//   - A connection is read when it is accepted. What is no hello, or one that was heard before, gets no seat.
+//   - A connection without a hello has a seat until the next one needs it. A rank's hello comes within microseconds of
+//     its connection; a rank that loses its seat all the same dials again.
+//   - A connection with a hello keeps its seat for kStrangerLifeMinMs at least. Then it may go for another: of the
+//     address that has most of them, the oldest. A recorded hello is good for one seat, so there are few.
+//
+// Cost: a stranger without a hello costs the system calls of one accept, one read and one close.
 #include <errno.h>
 
+#include <algorithm>
+#include <map>
 #include <string>
 #include <thread>
 #include <utility>
@@ -35,23 +48,46 @@ bool TcpFullMesh::AcceptOne() {
   Socket socket = listener_->Accept();
   if (socket.fd() < 0) {
     if (errno != EMFILE && errno != ENFILE) return false;
-    // The oldest stranger gives up its descriptor. Without any, other parts of this process have them all.
-    if (arrivals_.empty()) {
-      std::this_thread::sleep_for(kDescriptorPause);
-    } else {
-      DropOldestArrival();
-    }
+    // A stranger gives up its descriptor. Without any, other parts of this process have them all, or ranks.
+    if (!DropArrival()) std::this_thread::sleep_for(kDescriptorPause);
     return false;
   }
-  if (arrivals_.size() >= DueCount() + kStrangerConnectionsMax) DropOldestArrival();
-  arrivals_.push_back({.door = TcpDoorkeeper(std::move(socket), options_.token),
-                       .deadline = Clock::now() + absl::ToChronoNanoseconds(BoundedDeadline(options_.hello_deadline))});
+  const Clock::time_point now = Clock::now();
+  Arrival arrival = {.door = TcpDoorkeeper(std::move(socket), options_.token, &hellos_heard_),
+                     .since = now,
+                     .deadline = now + absl::ToChronoNanoseconds(BoundedDeadline(options_.hello_deadline))};
+  if (IsArrivalOver(arrival, true)) return true;
+  if (arrivals_.size() >= DueCount() + kStrangerConnectionsMax && !DropArrival()) {
+    NoteRefusal(arrival.door.connection().peer(), absl::ResourceExhaustedError("has found no seat"));
+    return true;
+  }
+  arrivals_.push_back(std::move(arrival));
   return true;
 }
 
-void TcpFullMesh::DropOldestArrival() {
-  NoteRefusal(arrivals_.front().door.connection().peer(), absl::ResourceExhaustedError("was silent for too long"));
-  arrivals_.pop_front();
+// Makes room for another. False if all have said their hello just now.
+bool TcpFullMesh::DropArrival() {
+  auto victim = std::find_if(arrivals_.begin(), arrivals_.end(),
+                             [](const Arrival& arrival) { return !arrival.door.has_hello(); });
+  if (victim == arrivals_.end()) {
+    std::map<std::string, int> seats;  // by host
+    const Clock::time_point young = Clock::now() - std::chrono::milliseconds(kStrangerLifeMinMs);
+    for (auto arrival = arrivals_.begin(); arrival != arrivals_.end() && arrival->since <= young; ++arrival) {
+      ++seats[HostOf(*arrival)];
+    }
+    for (auto arrival = arrivals_.begin(); arrival != arrivals_.end() && arrival->since <= young; ++arrival) {
+      if (victim == arrivals_.end() || seats[HostOf(*arrival)] > seats[HostOf(*victim)]) victim = arrival;
+    }
+    if (victim == arrivals_.end()) return false;
+  }
+  NoteRefusal(victim->door.connection().peer(), absl::ResourceExhaustedError("was silent for too long"));
+  arrivals_.erase(victim);
+  return true;
+}
+
+std::string TcpFullMesh::HostOf(Arrival& arrival) {
+  const std::string& peer = arrival.door.connection().peer();
+  return peer.substr(0, peer.rfind(':'));
 }
 
 // The connections that ranks above this one have yet to open: two each, and at rank 0 one more. Those that are open do

@@ -1,13 +1,12 @@
 #include "common/transport/tcp_handshake.h"
 
 #include <string.h>
-#include <sys/random.h>
 
 #include <cstring>
 #include <optional>
-#include <string_view>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "common/check.h"
 #include "common/limits.h"
 #include "common/security/hmac_sha256.h"
@@ -18,6 +17,8 @@ namespace {
 
 constexpr size_t kNonceBytes = 32;
 constexpr size_t kProofBytes = 32;
+constexpr size_t kCodeBytes = 32;
+constexpr char kGreets[] = "starring rank greets";
 constexpr char kDials[] = "starring rank dials";
 constexpr char kIsDialled[] = "starring rank is dialled";
 
@@ -31,14 +32,12 @@ struct HelloPayload {
   char nonce[kNonceBytes] = {};
   char address[kTcpAddressBytesMax + 1] = {};
   char run_id[kRunIdBytesMax + 1] = {};
+  char code[kCodeBytes] = {};  // of what is before it
 };
-static_assert(sizeof(HelloPayload) == 404 && sizeof(HelloPayload) <= kTcpHelloBytesMax);
+static_assert(sizeof(HelloPayload) == 436 && sizeof(HelloPayload) <= kTcpHelloBytesMax);
 
-std::string Nonce() {
-  std::string nonce(kNonceBytes, '\0');
-  // Blocks only before the kernel has gathered entropy once, during boot.
-  CHECK_EQ(getrandom(nonce.data(), nonce.size(), 0), std::ssize(nonce));
-  return nonce;
+std::string HelloCode(const std::string& token, absl::string_view payload) {
+  return HmacSha256(token, absl::StrCat(kGreets, payload.substr(0, payload.size() - kCodeBytes)));
 }
 
 // The hello has a fixed length and contains the dialler's nonce, so no other three texts make the same code.
@@ -67,10 +66,11 @@ TcpDialer::TcpDialer(Socket socket, const TcpHello& hello, std::string token)
                           .to_rank = hello.to_rank,
                           .world_size = hello.world_size,
                           .has_secret = token_.empty() ? 0u : 1u};
-  Nonce().copy(payload.nonce, kNonceBytes);
+  DrawBytes(kNonceBytes).copy(payload.nonce, kNonceBytes);
   hello.address.copy(payload.address, kTcpAddressBytesMax);
   hello.run_id.copy(payload.run_id, kRunIdBytesMax);
   hello_.assign(reinterpret_cast<const char*>(&payload), sizeof(payload));
+  hello_.replace(sizeof(payload) - kCodeBytes, kCodeBytes, HelloCode(token_, hello_));
   connection_.Send(TcpFrameKind::kHello, hello_);
 }
 
@@ -102,6 +102,16 @@ absl::Status TcpDialer::OnChallenge(const std::string& payload) {
   is_genuine_ = SameToken(payload.substr(kNonceBytes), Proof(token_, kIsDialled, hello_, nonce));
   connection_.Send(TcpFrameKind::kProof, Proof(token_, kDials, hello_, nonce));
   return absl::OkStatus();
+}
+
+bool TcpHellosHeard::Add(const std::string& code) {
+  if (!codes_.insert(code).second) return false;
+  in_order_.push_back(code);
+  if (in_order_.size() > kTcpHellosHeardMax) {
+    codes_.erase(in_order_.front());
+    in_order_.pop_front();
+  }
+  return true;
 }
 
 absl::StatusOr<bool> TcpDoorkeeper::Advance() {
@@ -155,8 +165,18 @@ absl::Status TcpDoorkeeper::OnHello(const std::string& payload) {
     return absl::UnauthenticatedError(token_.empty() ? "has a --job_secret, and this rank has none"
                                                      : "has no --job_secret, and this job has one");
   }
+  const std::string code = payload.substr(payload.size() - kCodeBytes);
+  if (!SameToken(code, HelloCode(token_, payload))) {
+    connection_.Refuse(absl::UnauthenticatedError(
+        "you have another job secret: give every rank of the job the same file as --job_secret"));
+    return WrongSecret();
+  }
+  // Without a secret everybody can make a fresh one.
+  if (!token_.empty() && !heard_->Add(code)) {
+    return absl::UnauthenticatedError("has sent a hello that was heard before: it has recorded another rank's");
+  }
   hello_bytes_ = payload;
-  nonce_ = Nonce();
+  nonce_ = DrawBytes(kNonceBytes);
   connection_.Send(TcpFrameKind::kChallenge, absl::StrCat(nonce_, Proof(token_, kIsDialled, hello_bytes_, nonce_)));
   return absl::OkStatus();
 }

@@ -2,14 +2,19 @@
 // secret.
 //
 //   dials                                              is dialled
-//   kHello      its rank, its job, and a nonce   ─▶
-//                                                ◀─    kChallenge  a nonce, HMAC(secret, "is dialled", hello, nonce)
-//   kProof      HMAC(secret, "dials", hello, nonce) ─▶
+//   kHello      its rank, its job, a nonce,
+//               HMAC(key, "greets", all that)    ─▶
+//                                                ◀─    kChallenge  a nonce, HMAC(key, "is dialled", hello, nonce)
+//   kProof      HMAC(key, "dials", hello, nonce) ─▶
 //                                                ◀─    kWelcome, or kRefusal with the reason
 //
-// The secret never travels. Each proof covers both nonces and all that the hello says, and names its side, so that it
-// cannot be used again, elsewhere, or by the other side. Without a secret the codes have an empty key and prove
-// nothing. What follows is neither encrypted nor authenticated: a host between the two could take over the connection.
+// The *key* follows from the job's secret (JobSecret::KeyFor). Neither travels. The side that is dialled proves itself
+// first. Each proof covers both nonces and all that the hello says, and names its side, so that it cannot be used
+// again, elsewhere, or by the other side. Without a secret the codes have an empty key and prove nothing. What follows
+// is neither encrypted nor authenticated: a host between the two could take over the connection.
+//
+// The hello's own code proves little: a hello that was recorded has it, too. It tells a stranger at once from a rank,
+// so that a stranger waits for nothing (TcpHellosHeard).
 //
 // A stranger costs little: a frame before the welcome has at most kTcpHelloBytesMax bytes, and the caller allows
 // kHelloDeadlineMs for all of them.
@@ -19,12 +24,15 @@
 #define STARRING_COMMON_TRANSPORT_TCP_HANDSHAKE_H_
 
 #include <cstdint>
+#include <deque>
+#include <set>
 #include <string>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/host/dial.h"
+#include "common/limits.h"
 #include "common/transport/tcp_frames.h"
 
 namespace starring {
@@ -47,7 +55,7 @@ struct TcpHello {
 // The side that dials.
 class TcpDialer {
  public:
-  // `token` is the job's (JobSecret::token), or empty.
+  // `token` is the job's key, or empty.
   TcpDialer(Socket socket, const TcpHello& hello, std::string token);
 
   TcpFrameConnection& connection() { return connection_; }
@@ -56,6 +64,8 @@ class TcpDialer {
   // does not know the secret; or the status with which it refuses. Errors complete a sentence that begins with the
   // peer's name.
   absl::StatusOr<bool> Advance();
+  // The peer has proved that it has the job's secret, or there is none. A refusal by any other peer decides nothing.
+  bool may_refuse() const { return is_genuine_ || token_.empty(); }
 
  private:
   absl::Status OnChallenge(const std::string& payload);
@@ -67,16 +77,37 @@ class TcpDialer {
   bool is_genuine_ = false;
 };
 
+// The hellos that a rank remembers: 5 for each rank of the largest job, with those that ranks repeat when a connection
+// was lost.
+inline constexpr size_t kTcpHellosHeardMax = 5 * size_t{kWorldSizeMax};
+
+// The hellos that a rank has heard. Each rank makes a fresh one for every connection, so one that comes twice was
+// recorded. Remembers the last kTcpHellosHeardMax: only ranks of the job make more.
+class TcpHellosHeard {
+ public:
+  // False if a hello with this code was heard before.
+  [[nodiscard]] bool Add(const std::string& code);
+
+ private:
+  std::set<std::string> codes_;
+  std::deque<std::string> in_order_;  // oldest first
+};
+
 // The side that is dialled.
 class TcpDoorkeeper {
  public:
-  TcpDoorkeeper(Socket socket, std::string token) : connection_(std::move(socket)), token_(std::move(token)) {}
+  // `heard` outlives it.
+  TcpDoorkeeper(Socket socket, std::string token, TcpHellosHeard* heard)
+      : connection_(std::move(socket)), token_(std::move(token)), heard_(heard) {}
 
   TcpFrameConnection& connection() { return connection_; }
 
   // Goes on as far as what has arrived allows; true: hello() is proved. The caller then welcomes or refuses. Errors as
   // of TcpDialer; where the peer can be told, it has been.
   absl::StatusOr<bool> Advance();
+
+  // A hello of the job, which is not a recorded one, has arrived.
+  bool has_hello() const { return !hello_bytes_.empty(); }
 
   // REQUIRES: Advance has returned true.
   const TcpHello& hello() const { return hello_; }
@@ -87,6 +118,7 @@ class TcpDoorkeeper {
 
   TcpFrameConnection connection_;
   const std::string token_;
+  TcpHellosHeard* const heard_;
   TcpHello hello_;
   std::string hello_bytes_;  // empty until the hello has arrived
   std::string nonce_;

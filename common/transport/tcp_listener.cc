@@ -107,7 +107,8 @@ absl::StatusOr<TcpListener> TcpListener::Adopt(Socket socket, const std::string&
 
 Socket TcpListener::Accept() {
   Socket accepted(accept4(fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-  AvoidBbr(accepted.fd());  // it may have come before this listener was made
+  // The caller asks for errno if there is none. A connection may have come before this listener was made.
+  if (accepted.fd() >= 0) AvoidBbr(accepted.fd());
   return accepted;
 }
 

@@ -26,7 +26,7 @@ class TcpListener {
   // As given to Listen or Adopt, with the port that was bound.
   const std::string& address() const { return address_; }
 
-  // A connection that does not block; none if no one waits any more.
+  // A connection that does not block; none, with errno, if there is none.
   Socket Accept();
 
  private:

@@ -4,7 +4,8 @@
 //              the job (tcp_handshake.h), and says where it listens itself: at a free port of the address from which
 //              it reaches rank 0, which the other ranks then reach too.
 //   table      When all ranks have registered, rank 0 sends each the table of addresses.
-//   mesh       Every rank dials all ranks below it, twice each: a connection for messages and one for notices.
+//   mesh       Every rank dials all ranks below it, twice each: a connection for messages and one for notices. It dials
+//              again what was lost, until nine tenths of its join deadline are over.
 //   go         A rank that is connected with all others tells rank 0. When all have, rank 0 tells them to begin.
 //
 // A dedicated star has servers among its ranks, after the workers; errors call them servers.
@@ -13,9 +14,12 @@
 // at the deadline rank 0 names the missing ranks to those that wait; a rank that cannot reach another one tells rank 0,
 // which tells the others. A rank whose connection ends before the table is forgotten and may come back.
 //
+// What does not prove that it has the job's secret decides nothing: a process at rank 0's address that refuses a rank,
+// or is another program, is asked again until the join deadline. This rank says so once.
+//
 // Strangers cost little. A connection must prove itself within `hello_deadline` and in kTcpHelloBytesMax bytes a
 // message; until then it is no rank. kStrangerConnectionsMax of them are heard at a time beyond those that are due;
-// after that each new one replaces the oldest.
+// tcp_full_mesh_arrivals.cc says which.
 //
 // Cost. 3 (N - 1) connections at rank 0, of which 2 (N - 1) stay, and at most 2 (N - 1) + 1 elsewhere; five round trips
 // one after the other.
@@ -45,7 +49,8 @@ struct TcpRendezvousOptions {
   // Rank 0 listens here already, instead of at `rendezvous`: for a port that the system has chosen.
   std::optional<TcpListener> listener;
   std::string run_id;  // of the job; all ranks have the same
-  // JobSecret::token. Without a token only a loopback address is allowed, unless `insecure`.
+  // A key that only processes of the job have (JobSecret::KeyFor). Without one only a loopback address is allowed,
+  // unless `insecure`.
   std::string token;
   bool insecure = false;
   absl::Duration join_deadline = absl::Seconds(60);      // until every rank is connected with every other one
@@ -67,9 +72,9 @@ absl::Status CheckRendezvousOptions(const TcpRendezvousOptions& options);
 // the deadline; ranks other than 0 wait two seconds longer, for rank 0's verdict.
 //
 // InvalidArgument for options that are wrong or differ from rank 0's, with both values, and for another build;
-// FailedPrecondition for another run; AlreadyExists if a rank is started twice; Unauthenticated for another secret, as
-// in a star; Unavailable, naming both ends, if a rank is gone or cannot be reached; DeadlineExceeded, naming the
-// missing ranks.
+// FailedPrecondition for another run; AlreadyExists if a rank is started twice; Unauthenticated, at the deadline, for
+// another secret, as in a star; Unavailable, naming both ends, if a rank is gone or cannot be reached;
+// DeadlineExceeded, naming the missing ranks.
 absl::StatusOr<std::unique_ptr<Transport>> ConnectFullMesh(TcpRendezvousOptions options);
 
 }  // namespace starring

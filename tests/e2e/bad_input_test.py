@@ -200,7 +200,7 @@ class BadPeerTest(JobTest):
         secrets = [self.path("secret.%d" % number) for number in range(2)]
         for secret in secrets:
             self.assertEqual(self.run_to_end([LAUNCH, "--make_secret=" + secret], deadline_s=60).returncode, 0)
-        waiting = []
+        jobs = []
         for first, second, said, code in (
                 (["--job_secret=" + secrets[0]], ["--job_secret=" + secrets[1]], "another job secret", REFUSED),
                 (["--job_secret=" + secrets[0]], [], "job_secret", REFUSED),
@@ -209,12 +209,14 @@ class BadPeerTest(JobTest):
                  'rank 1 belongs to run "monday", rank 0 to run "tuesday"', 1)):
             address = self.free_address()
             workers = [self.tcp_worker(address, 0, *first), self.tcp_worker(address, 1, *second)]
-            refused = self.finish(workers[1], deadline_s=60)
+            jobs.append((address, *workers, said, code))
+        # All of them at the same time. A rank with a secret waits for a rank 0 that has it, too.
+        for _, _, worker, said, code in jobs:
+            refused = self.finish(worker, deadline_s=60)
             self.assertEqual(refused.returncode, code, refused.output)  # as in a star
             self.assertIn(said, refused.output)
-            waiting.append((address, workers[0]))
-        # The other ones hear of it, and wait for a rank 1 that belongs to the job: all of them at the same time.
-        for address, worker in waiting:
+        # The other ones hear of it, and wait for a rank 1 that belongs to the job.
+        for address, worker, _, _, _ in jobs:
             done = self.finish(worker, deadline_s=60)
             self.assertEqual(done.returncode, PEER_MISSING, done.output)
             self.assertIn("rank 1 of 2 has not joined at " + address, done.output)

@@ -46,7 +46,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     starring::TcpDialer dialer(std::move(socket), {.rank = 1, .world_size = 2, .run_id = "run"}, token);
     RunToTheEnd(dialer);
   } else {
-    starring::TcpDoorkeeper door(std::move(socket), token);
+    starring::TcpHellosHeard heard;
+    starring::TcpDoorkeeper door(std::move(socket), token, &heard);
     RunToTheEnd(door);
   }
   close(other_end);

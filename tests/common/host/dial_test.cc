@@ -7,6 +7,7 @@
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -68,6 +69,33 @@ TEST(DialTest, ConnectsWithNumbersAndNames) {
     EXPECT_NE(fcntl(result.socket.fd(), F_GETFL) & O_NONBLOCK, 0);
     EXPECT_NE(fcntl(result.socket.fd(), F_GETFD) & FD_CLOEXEC, 0);
   }
+}
+
+TEST(DialTest, APendingDialNeedsNoWaiting) {
+  const Listener listener;
+  int closed_port = 0;
+  {
+    const Listener gone;
+    closed_port = gone.port;
+  }
+  const auto outcome = [](const std::string& address) {
+    PendingDial dial(address);
+    std::optional<DialResult> result = dial.Advance();
+    for (int i = 0; i < 10'000 && !result.has_value(); ++i) {
+      absl::SleepFor(absl::Milliseconds(1));
+      result = dial.Advance();
+    }
+    EXPECT_TRUE(result.has_value());
+    return result.has_value() ? *std::move(result) : DialResult();
+  };
+  const DialResult open = outcome(absl::StrCat("127.0.0.1:", listener.port));
+  EXPECT_GE(open.socket.fd(), 0) << open.error;
+  EXPECT_EQ(open.local_address, "127.0.0.1");
+  const DialResult closed = outcome(absl::StrCat("127.0.0.1:", closed_port));
+  EXPECT_LT(closed.socket.fd(), 0);
+  EXPECT_EQ(closed.error_number, ECONNREFUSED);
+  EXPECT_THAT(closed.error, HasSubstr("ECONNREFUSED"));
+  EXPECT_NE(outcome("localhost:1").error, "") << "a name is not looked up";
 }
 
 // Results are in the order of the addresses, and one that fails does not disturb the others.

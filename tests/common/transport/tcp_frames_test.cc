@@ -99,7 +99,7 @@ TEST(TcpFramesTest, RefusesAnotherProtocolAndAnotherVersion) {
   newer[8] = 9;  // the version follows the magic number
   for (const auto& [bytes, expected] :
        {std::pair<std::string, std::string>("GET / HTTP/1.1\r\nHost: localhost\r\n", "another protocol"),
-        std::pair<std::string, std::string>(newer, "speaks version 9 of the rendezvous, and this process version 1")}) {
+        std::pair<std::string, std::string>(newer, "speaks version 9 of the rendezvous, and this process version 2")}) {
     SocketPair pair = ConnectedSockets();
     ASSERT_TRUE(SendAll(pair.a, bytes));
     TcpFrameConnection connection(std::move(pair.b));

@@ -18,7 +18,7 @@ using testing::Not;
 
 const std::string kToken(32, '\x5a');
 const std::string kOther(32, '\x5b');
-constexpr size_t kHeadBytes = 24, kHelloBytes = 404, kProofFrameBytes = kHeadBytes + 32;
+constexpr size_t kHeadBytes = 24, kHelloBytes = 436, kProofFrameBytes = kHeadBytes + 32;
 constexpr size_t kAddressOffset = 5 * 4 + 32;  // in a hello: after five numbers and the nonce
 
 TcpHello Hello() {
@@ -60,7 +60,8 @@ TEST(TcpHandshakeTest, TwoRanksOfOneJobOpenAConnection) {
   for (const std::string& token : {kToken, std::string()}) {
     SocketPair pair = ConnectedSockets();
     TcpDialer dialer(std::move(pair.a), Hello(), token);
-    TcpDoorkeeper door(std::move(pair.b), token);
+    TcpHellosHeard heard;
+    TcpDoorkeeper door(std::move(pair.b), token, &heard);
     const Outcome outcome = Shake(dialer, door);
     EXPECT_EQ(outcome.dialer, absl::OkStatus());
     ASSERT_EQ(outcome.door, absl::OkStatus());
@@ -79,7 +80,8 @@ TEST(TcpHandshakeTest, TheLongestTextsFit) {
   hello.address = std::string(kTcpAddressBytesMax, 'a');
   SocketPair pair = ConnectedSockets();
   TcpDialer dialer(std::move(pair.a), hello, kToken);
-  TcpDoorkeeper door(std::move(pair.b), kToken);
+  TcpHellosHeard heard;
+  TcpDoorkeeper door(std::move(pair.b), kToken, &heard);
   ASSERT_EQ(Shake(dialer, door).door, absl::OkStatus());
   EXPECT_EQ(door.hello().run_id, hello.run_id);
   EXPECT_EQ(door.hello().address, hello.address);
@@ -88,7 +90,8 @@ TEST(TcpHandshakeTest, TheLongestTextsFit) {
 TEST(TcpHandshakeTest, AnotherSecretIsRefusedAndBothSidesKnow) {
   SocketPair pair = ConnectedSockets();
   TcpDialer dialer(std::move(pair.a), Hello(), kOther);
-  TcpDoorkeeper door(std::move(pair.b), kToken);
+  TcpHellosHeard heard;
+  TcpDoorkeeper door(std::move(pair.b), kToken, &heard);
   const Outcome outcome = Shake(dialer, door);
   EXPECT_TRUE(absl::IsUnauthenticated(outcome.door)) << outcome.door;
   EXPECT_THAT(Text(outcome.door), HasSubstr("has another job secret"));
@@ -100,7 +103,8 @@ TEST(TcpHandshakeTest, AMissingSecretIsNamedOnBothSides) {
   for (const bool dialer_has_one : {true, false}) {
     SocketPair pair = ConnectedSockets();
     TcpDialer dialer(std::move(pair.a), Hello(), dialer_has_one ? kToken : "");
-    TcpDoorkeeper door(std::move(pair.b), dialer_has_one ? "" : kToken);
+    TcpHellosHeard heard;
+    TcpDoorkeeper door(std::move(pair.b), dialer_has_one ? "" : kToken, &heard);
     const Outcome outcome = Shake(dialer, door);
     EXPECT_THAT(Text(outcome.door), HasSubstr(dialer_has_one ? "has a --job_secret" : "has no --job_secret"));
     EXPECT_THAT(Text(outcome.dialer),
@@ -143,7 +147,8 @@ struct Recorded {
 Recorded Record() {
   SocketPair dialled = ConnectedSockets(), relayed = ConnectedSockets();
   TcpDialer dialer(std::move(dialled.a), Hello(), kToken);
-  TcpDoorkeeper door(std::move(relayed.b), kToken);
+  TcpHellosHeard heard;
+  TcpDoorkeeper door(std::move(relayed.b), kToken, &heard);
   Recorded recorded;
   recorded.hello = ReceiveSome(dialled.b, kHeadBytes + kHelloBytes);
   EXPECT_TRUE(SendAll(relayed.a, recorded.hello));
@@ -166,11 +171,100 @@ TEST(TcpHandshakeTest, TheSecretNeverTravels) {
 TEST(TcpHandshakeTest, ARecordedHandshakeOpensNoOtherDoor) {
   const Recorded recorded = Record();
   SocketPair pair = ConnectedSockets();
-  TcpDoorkeeper door(std::move(pair.b), kToken);
+  TcpHellosHeard heard;
+  TcpDoorkeeper door(std::move(pair.b), kToken, &heard);
   ASSERT_TRUE(SendAll(pair.a, recorded.hello + recorded.proof));
   absl::StatusOr<bool> open = false;
   Until([&] { return !open.ok() || *open; }, [&] { open = door.Advance(); });
   EXPECT_TRUE(absl::IsUnauthenticated(open.status())) << open.status();
+}
+
+// The rank in between changes who the dialler is, in a hello and with a proof that are genuine.
+TEST(TcpHandshakeTest, AHelloThatWasChangedOnItsWayIsRefused) {
+  const size_t kPlaces[] = {0, 4, 8, 12, 20, kAddressOffset, kAddressOffset + kTcpAddressBytesMax + 1};
+  for (const size_t place : kPlaces) {
+    SocketPair dialled = ConnectedSockets(), relayed = ConnectedSockets();
+    TcpDialer dialer(std::move(dialled.a), Hello(), kToken);
+    TcpHellosHeard heard;
+    TcpDoorkeeper door(std::move(relayed.b), kToken, &heard);
+    std::string hello = ReceiveSome(dialled.b, kHeadBytes + kHelloBytes);
+    hello[kHeadBytes + place] ^= 1;
+    ASSERT_TRUE(SendAll(relayed.a, hello));
+    absl::StatusOr<bool> open = false;
+    Until([&] { return !open.ok() || *open; }, [&] { open = door.Advance(); });
+    EXPECT_TRUE(absl::IsUnauthenticated(open.status())) << place << ": " << open.status();
+    EXPECT_FALSE(door.has_hello());
+  }
+}
+
+// The proofs cover the hello by themselves, whatever its own code covers: a door that has heard another hello than the
+// dialler has sent gives a proof that the dialler does not believe.
+TEST(TcpHandshakeTest, TheProofsCoverTheHello) {
+  SocketPair first = ConnectedSockets(), second = ConnectedSockets(), to_door = ConnectedSockets();
+  TcpHello other = Hello();
+  other.rank = 8;
+  TcpDialer dialer(std::move(first.a), Hello(), kToken), other_dialer(std::move(second.a), other, kToken);
+  TcpHellosHeard heard;
+  TcpDoorkeeper door(std::move(to_door.b), kToken, &heard);
+  // The relay swaps the hellos of two genuine ranks, and passes on all else.
+  ASSERT_EQ(ReceiveSome(first.b, kHeadBytes + kHelloBytes).size(), kHeadBytes + kHelloBytes);
+  ASSERT_TRUE(SendAll(to_door.a, ReceiveSome(second.b, kHeadBytes + kHelloBytes)));
+  ASSERT_TRUE(Until([&] { return door.has_hello(); }, [&] { EXPECT_TRUE(door.Advance().ok()); }));
+  ASSERT_TRUE(SendAll(first.b, ReceiveSome(to_door.a, kHeadBytes + 64)));
+  std::string proof;
+  ASSERT_TRUE(Until([&] { return proof.size() == kProofFrameBytes; },
+                    [&] {
+                      EXPECT_TRUE(dialer.Advance().ok());
+                      proof += ReceiveNow(first.b, kProofFrameBytes - proof.size());
+                    }));
+  EXPECT_FALSE(dialer.may_refuse()) << "the door's proof is for another hello";
+  ASSERT_TRUE(SendAll(to_door.a, proof));
+  absl::StatusOr<bool> open = false;
+  Until([&] { return !open.ok() || *open; }, [&] { open = door.Advance(); });
+  EXPECT_TRUE(absl::IsUnauthenticated(open.status())) << open.status();
+}
+
+// A stranger sends the answers of a true door again, which it has heard when the same rank dialled before.
+TEST(TcpHandshakeTest, RecordedAnswersAreNotBelieved) {
+  SocketPair dialled = ConnectedSockets(), relayed = ConnectedSockets();
+  TcpDialer dialer(std::move(dialled.a), Hello(), kToken);
+  TcpHellosHeard heard;
+  TcpDoorkeeper door(std::move(relayed.b), kToken, &heard);
+  ASSERT_TRUE(SendAll(relayed.a, ReceiveSome(dialled.b, kHeadBytes + kHelloBytes)));
+  ASSERT_TRUE(Until([&] { return door.has_hello(); }, [&] { EXPECT_TRUE(door.Advance().ok()); }));
+  const std::string challenge = ReceiveSome(relayed.a, kHeadBytes + 64);
+  SocketPair again = ConnectedSockets();
+  TcpDialer second(std::move(again.a), Hello(), kToken);
+  ASSERT_TRUE(SendAll(again.b, challenge));
+  TcpFrameConnection stranger(std::move(again.b));
+  stranger.Send(TcpFrameKind::kWelcome, "");
+  absl::StatusOr<bool> welcome = false;
+  Until([&] { return !welcome.ok() || *welcome; }, [&] { welcome = second.Advance(); });
+  EXPECT_TRUE(absl::IsUnauthenticated(welcome.status())) << welcome.status();
+  EXPECT_FALSE(second.may_refuse());
+}
+
+TEST(TcpHandshakeTest, ARecordedHelloIsRefusedAtOnce) {
+  SocketPair dialled = ConnectedSockets();
+  TcpDialer dialer(std::move(dialled.a), Hello(), kToken);
+  const std::string hello = ReceiveSome(dialled.b, kHeadBytes + kHelloBytes);
+  TcpHellosHeard heard;
+  for (const bool is_first : {true, false}) {
+    SocketPair pair = ConnectedSockets();
+    TcpDoorkeeper door(std::move(pair.b), kToken, &heard);
+    ASSERT_TRUE(SendAll(pair.a, hello));
+    absl::StatusOr<bool> open = false;
+    EXPECT_TRUE(Until([&] { return door.has_hello() || !open.ok(); }, [&] { open = door.Advance(); }));
+    EXPECT_EQ(door.has_hello(), is_first);
+    EXPECT_EQ(open.ok(), is_first) << open.status();
+  }
+}
+
+TEST(TcpHandshakeTest, TheHellosThatAreRememberedAreBounded) {
+  TcpHellosHeard heard;
+  for (size_t i = 0; i <= kTcpHellosHeardMax; ++i) EXPECT_TRUE(heard.Add(std::to_string(i)));
+  EXPECT_FALSE(heard.Add("1"));
+  EXPECT_TRUE(heard.Add("0")) << "the oldest is forgotten";
 }
 
 // Sends a door's own proof back to it.
@@ -179,7 +273,8 @@ TEST(TcpHandshakeTest, AReflectedProofOpensNoDoor) {
   TcpDialer dialer(std::move(dialled.a), Hello(), kToken);
   const std::string hello = ReceiveSome(dialled.b, kHeadBytes + kHelloBytes);
   SocketPair pair = ConnectedSockets();
-  TcpDoorkeeper door(std::move(pair.b), kToken);
+  TcpHellosHeard heard;
+  TcpDoorkeeper door(std::move(pair.b), kToken, &heard);
   TcpFrameConnection thief(std::move(pair.a));
   thief.Send(TcpFrameKind::kHello, hello.substr(kHeadBytes));
   absl::StatusOr<std::optional<TcpFrame>> challenge = std::optional<TcpFrame>();
@@ -211,7 +306,8 @@ TEST(TcpHandshakeTest, RefusesWhatIsNoHello) {
     SocketPair pair = ConnectedSockets();
     TcpFrameConnection stranger(std::move(pair.a));
     stranger.Send(one.kind, one.payload);
-    TcpDoorkeeper door(std::move(pair.b), kToken);
+    TcpHellosHeard heard;
+    TcpDoorkeeper door(std::move(pair.b), kToken, &heard);
     absl::StatusOr<bool> open = false;
     Until([&] { return !open.ok() || *open; }, [&] { open = door.Advance(); });
     EXPECT_THAT(Text(open.status()), HasSubstr(one.expected));
@@ -224,16 +320,17 @@ TEST(TcpHandshakeTest, AnotherVersionIsToldSo) {
   SocketPair copy = ConnectedSockets();
   TcpDialer dialer(std::move(copy.a), Hello(), kToken);
   std::string hello = ReceiveSome(copy.b, kHeadBytes + kHelloBytes);
-  hello[8] = 2;
+  hello[8] = 1;
   ASSERT_TRUE(SendAll(pair.a, hello));
-  TcpDoorkeeper door(std::move(pair.b), kToken);
+  TcpHellosHeard heard;
+  TcpDoorkeeper door(std::move(pair.b), kToken, &heard);
   absl::StatusOr<bool> open = false;
   Until([&] { return !open.ok() || *open; }, [&] { open = door.Advance(); });
-  EXPECT_THAT(Text(open.status()), AllOf(HasSubstr("version 2"), HasSubstr("version 1")));
+  EXPECT_THAT(Text(open.status()), AllOf(HasSubstr("speaks version 1"), HasSubstr("this process version 2")));
   TcpFrameConnection stranger(std::move(pair.a));
   absl::StatusOr<std::optional<TcpFrame>> answer = std::optional<TcpFrame>();
   Until([&] { return !answer.ok(); }, [&] { answer = stranger.Receive(0); });
-  EXPECT_THAT(Text(answer.status()), HasSubstr("says: this rank speaks version 1"));
+  EXPECT_THAT(Text(answer.status()), HasSubstr("says: this rank speaks version 2"));
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "common/transport/tcp_listener.h"
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <netdb.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -87,6 +88,15 @@ TEST(TcpListenerTest, ASocketThatListensIsTakenOver) {
   EXPECT_EQ(adopted->address(), first->address());
   EXPECT_TRUE(CanConnect(*adopted, first->address()));
   EXPECT_LT(adopted->Accept().fd(), 0);  // at once
+}
+
+// The rendezvous drops strangers when it has no descriptor left, and only then.
+TEST(TcpListenerTest, AnAcceptThatFailsSaysWhy) {
+  auto listener = TcpListener::Listen("127.0.0.1:0");
+  ASSERT_TRUE(listener.ok());
+  errno = 0;
+  EXPECT_LT(listener->Accept().fd(), 0);
+  EXPECT_TRUE(errno == EAGAIN || errno == EWOULDBLOCK) << errno;
 }
 
 TEST(TcpListenerTest, WhatDoesNotListenIsNotTakenOver) {
