@@ -127,7 +127,7 @@ std::unique_ptr<Transport> ConnectOverTcp(int rank, Place& place) {
                                   .world_size = absl::GetFlag(FLAGS_workers) + servers,
                                   .server_count = servers,
                                   .rendezvous = absl::GetFlag(FLAGS_rendezvous),
-                                  .token = Security().token};
+                                  .token = Security().rank_key};
   if (place.listener.has_value()) {
     options.rendezvous = place.listener->address();
     if (rank == 0) options.listener = std::move(place.listener);

@@ -55,7 +55,7 @@ def main() -> None:
         secret = "--job_secret=" + os.path.join(folder, "secret")
         run(os.path.join(flags.binaries, "deploy/launch"), "--make_secret=" + os.path.join(folder, "secret"))
         ways: dict[str, list[str]] = {
-            "plain": [], "token": [secret], "mutual TLS": [secret, "--tls"],
+            "plain": [], "secret": [secret], "mutual TLS": [secret, "--tls"],
             "mutual TLS, a site's own CA": [secret, "--tls", *make_site(folder)]}
         exchange_ms: dict[tuple[str, int], list[float]] = {(way, size): [] for way in ways for size in sizes}
         processor_ms: dict[tuple[str, int], list[float]] = {(way, size): [] for way in ways for size in sizes}

@@ -68,7 +68,7 @@ class CheckService {
   };
   explicit CheckService(Options options) : options_(std::move(options)) {}
 
-  // REQUIRES: `request` has the job's token; it came from `peer`. FailedPrecondition once the job has begun,
+  // REQUIRES: `request` is admitted; it came from `peer`. FailedPrecondition once the job has begun,
   // InvalidArgument or ResourceExhausted beyond the limits; then `peer` is not kept.
   absl::StatusOr<v1::CheckReply> Answer(const v1::CheckRequest& request, const std::string& peer,
                                         Clock::time_point now);

@@ -20,10 +20,11 @@
 
 namespace starring {
 
-// Join, GetStatus and Check as protobuf messages, Exchange as bytes.
-using RawParameterServerService = v1::ParameterServer::WithRawMethod_Exchange<
-    v1::ParameterServer::WithAsyncMethod_Join<v1::ParameterServer::WithAsyncMethod_GetStatus<
-        v1::ParameterServer::WithAsyncMethod_Check<v1::ParameterServer::Service>>>>;
+// Exchange as bytes, the other methods as protobuf messages.
+using RawParameterServerService =
+    v1::ParameterServer::WithRawMethod_Exchange<v1::ParameterServer::WithAsyncMethod_Challenge<
+        v1::ParameterServer::WithAsyncMethod_Join<v1::ParameterServer::WithAsyncMethod_GetStatus<
+            v1::ParameterServer::WithAsyncMethod_Check<v1::ParameterServer::Service>>>>>;
 
 class ExchangeLane final : public ServerStream<grpc::ByteBuffer, grpc::ByteBuffer> {
  public:

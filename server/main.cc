@@ -112,7 +112,7 @@ absl::Status ServeAsRank(const ServerOptions& options) {
                                     .rendezvous = options.rendezvous,
                                     .listener = std::nullopt,
                                     .run_id = options.run_id,
-                                    .token = options.security.token,
+                                    .token = options.security.rank_key,
                                     .insecure = options.insecure,
                                     .join_deadline = options.join_deadline,
                                     // The job's own, which is not known yet, ends earlier.

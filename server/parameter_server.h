@@ -30,7 +30,7 @@ class ParameterServer {
     int shard = 0;
     int shard_count = 1;
     std::string run_id;  // the only run whose workers may join; empty: the run of the first worker
-    // Without a token, only a loopback address can be listened on, unless `insecure`.
+    // Without a secret, only a loopback address can be listened on, unless `insecure`.
     TransportSecurity security = {};
     bool insecure = false;
     // Memory that the server may use; a job that needs more is refused. 0: the memory that is free when the first

@@ -20,6 +20,11 @@ constexpr int64_t kStallReportMsMax = 24 * 3600 * 1000;
 }  // namespace
 
 absl::Status Rendezvous::Join(const v1::JoinRequest& request, std::string peer) {
+  if (request.run_id().size() > kRunIdBytesMax) {
+    return absl::InvalidArgumentError(absl::StrCat("rank ", request.rank(), " has a run_id of ",
+                                                   request.run_id().size(), " bytes, at most ", kRunIdBytesMax,
+                                                   " are allowed"));
+  }
   if (request.shard() != shard_ || request.shard_count() != shard_count_) {
     return absl::InvalidArgumentError(
         absl::StrCat("this server is shard ", shard_, " of ", shard_count_, ", rank ", request.rank(),

@@ -37,6 +37,8 @@ ParameterServer::Core::Core(Options options)
       status_events_{[this](StatusCall* call) { OnStatus(call); },
                      [this](StatusCall* call) { status_calls_.erase(call); }},
       check_events_{[this](CheckCall* call) { OnCheck(call); }, [this](CheckCall* call) { check_calls_.erase(call); }},
+      challenge_events_{[this](ChallengeCall* call) { OnChallenge(call); },
+                        [this](ChallengeCall* call) { challenge_calls_.erase(call); }},
       lane_events_{[this](ExchangeLane* lane) { OnLaneAccepted(lane); },
                    [this](ExchangeLane* lane, const ReceivedMessage& message) { OnLaneMessage(lane, message); },
                    [this](ExchangeLane* lane, ExchangeLane::End end) { OnLaneGone(lane, end); }},
@@ -45,7 +47,7 @@ ParameterServer::Core::Core(Options options)
                       .keep = [this](const std::string& peer) { acceptor_->Keep(peer); }}),
       track_(AddTrack(options_.trace, {.name = "shard"})),
       lane_tracks_(options_.trace),
-      admission_(options_.security.token),
+      admission_(options_.security.request_key, options_.shard),
       rendezvous_(std::in_place, options_.shard, options_.shard_count, options_.run_id,
                   [this](const Agreement& agreement, int lanes) { return CheckAffordable(agreement, lanes); }),
       job_id_(DrawNonce()),
@@ -75,7 +77,7 @@ absl::Status ParameterServer::Core::CheckOptions() const {
   if (!options_.elastic.announce.empty()) {
     RETURN_IF_ERROR(ParseHostPort(options_.elastic.announce).status(), "--announce");
   }
-  if (is_exposed() && options_.security.token.empty() && !options_.insecure) {
+  if (is_exposed() && options_.security.request_key.empty() && !options_.insecure) {
     return absl::InvalidArgumentError(absl::StrCat(
         "listening on ", options_.listen,
         " without a secret would let everyone on the network join: give servers and "
@@ -162,6 +164,7 @@ void ParameterServer::Core::Run() {
   ListenForJoin();
   ListenForStatus();
   ListenForCheck();
+  ListenForChallenge();
   ListenForLane();
   if (coordinator_ != nullptr) coordinator_->Listen(queue_.get());
   bool queue_is_down = false;
@@ -179,13 +182,17 @@ void ParameterServer::Core::Run() {
       next_tick = now + kTick;
       Tick(now);
     }
-    if (server_is_down_ && join_calls_.empty() && status_calls_.empty() && check_calls_.empty() && lanes_.empty() &&
-        (coordinator_ == nullptr || coordinator_->is_idle()) && !queue_is_down) {
+    if (server_is_down_ && !has_calls() && !queue_is_down) {
       queue_is_down = true;
       queue_->Shutdown();
     }
   }
   End(absl::CancelledError("the server was stopped"));
+}
+
+bool ParameterServer::Core::has_calls() const {
+  return !join_calls_.empty() || !status_calls_.empty() || !check_calls_.empty() || !challenge_calls_.empty() ||
+         !lanes_.empty() || (coordinator_ != nullptr && !coordinator_->is_idle());
 }
 
 void ParameterServer::Core::Tick(Clock::time_point now) {
@@ -238,11 +245,13 @@ void ParameterServer::Core::Tick(Clock::time_point now) {
 
 std::string ParameterServer::Core::DescribeUnheard() const {
   const ConnectionAcceptor::Unheard unheard = acceptor_->unheard();
+  const char* const way_out =
+      options_.security.tls.has_value()       ? ": start every worker with --tls and this server's --job_secret"
+      : options_.security.request_key.empty() ? ": a worker with --tls does so, and this server was started without"
+                                              : ": a worker with --tls does so, or with another --job_secret; this "
+                                                "server was started without --tls";
   return absl::StrCat(unheard.count, unheard.count == 1 ? " connection" : " connections",
-                      " ended before a request, the last from ", unheard.last_peer,
-                      options_.security.tls.has_value()
-                          ? ": start every worker with --tls and this server's --job_secret"
-                          : ": a worker with --tls does so, and this server was started without");
+                      " ended before a request, the last from ", unheard.last_peer, way_out);
 }
 
 std::string ParameterServer::Core::DescribeStrangers() const {
@@ -295,6 +304,14 @@ void ParameterServer::Core::ListenForCheck() {
         service_.RequestCheck(context, request, responder, queue_.get(), queue_.get(), tag);
       });
   check_calls_.emplace(call.get(), std::move(call));
+}
+
+void ParameterServer::Core::ListenForChallenge() {
+  auto call = std::make_unique<ChallengeCall>(
+      &challenge_events_, [this](auto* context, auto* request, auto* responder, void* tag) {
+        service_.RequestChallenge(context, request, responder, queue_.get(), queue_.get(), tag);
+      });
+  challenge_calls_.emplace(call.get(), std::move(call));
 }
 
 void ParameterServer::Core::ListenForLane() {

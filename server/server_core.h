@@ -49,6 +49,7 @@ class ParameterServer::Core {
   using JoinCall = UnaryCall<v1::JoinRequest, v1::JoinReply>;
   using StatusCall = UnaryCall<v1::GetStatusRequest, v1::GetStatusReply>;
   using CheckCall = UnaryCall<v1::CheckRequest, v1::CheckReply>;
+  using ChallengeCall = UnaryCall<v1::ChallengeRequest, v1::ChallengeReply>;
 
   absl::Status CheckOptions() const;
   // Whether others than this machine's processes reach the address.
@@ -57,6 +58,7 @@ class ParameterServer::Core {
   void ListenForJoin();
   void ListenForStatus();
   void ListenForCheck();
+  void ListenForChallenge();
   void ListenForLane();
 
   void Run();
@@ -85,6 +87,9 @@ class ParameterServer::Core {
   absl::StatusOr<std::unique_ptr<ShardJob>> CreateJob();
   void OnStatus(StatusCall* call);
   void OnCheck(CheckCall* call);
+  void OnChallenge(ChallengeCall* call);
+  // Whether one of its calls has a tag in the queue.
+  bool has_calls() const;
   void OnLaneMessage(ExchangeLane* lane, const ReceivedMessage& message);
   void OnHello(ExchangeLane* lane, const v1::ExchangeMessage& hello);
   // Cuts a stranger that opens more streams than the server has told it to.
@@ -134,10 +139,12 @@ class ParameterServer::Core {
   const JoinCall::Events join_events_;
   const StatusCall::Events status_events_;
   const CheckCall::Events check_events_;
+  const ChallengeCall::Events challenge_events_;
   const ExchangeLane::Events lane_events_;
   std::map<JoinCall*, std::unique_ptr<JoinCall>> join_calls_;
   std::map<StatusCall*, std::unique_ptr<StatusCall>> status_calls_;
   std::map<CheckCall*, std::unique_ptr<CheckCall>> check_calls_;
+  std::map<ChallengeCall*, std::unique_ptr<ChallengeCall>> challenge_calls_;
   CheckService check_service_;
   std::map<ExchangeLane*, std::unique_ptr<ExchangeLane>> lanes_;
   std::map<JoinCall*, PendingJoin> pending_joins_;

@@ -88,7 +88,8 @@ void ParameterServer::Core::TickElastic(Clock::time_point now) {
   // Without its coordinator a shard is of no use to anybody.
   if (member_->disconnected_for() > loss_deadline()) {
     End(absl::UnavailableError(absl::StrCat("the coordinator ", options_.elastic.coordinator,
-                                            " cannot be reached within ", absl::FormatDuration(loss_deadline()))));
+                                            " cannot be reached within ", absl::FormatDuration(loss_deadline()), ": ",
+                                            member_->link_trouble())));
   }
   if (!interrupted_) return;
   // Other shards end with the run, which shard 0 is told to end.

@@ -28,8 +28,7 @@ void ParameterServer::Core::OnJoin(JoinCall* call) {
   const v1::JoinRequest& request = call->request();
   // A refused request counts as well: the peer speaks the protocol, so TLS is not what is wrong with it.
   acceptor_->Heard(call->peer());
-  absl::Status status = admission_.Check(request, call->peer());
-  // The token is compared before the length: a stranger must not learn even the limit.
+  absl::Status status = admission_.Check(kJoinMethod, request, call->peer());
   if (const auto bytes = static_cast<int64_t>(request.ByteSizeLong()); status.ok() && bytes > kJoinBytesMax) {
     status = absl::InvalidArgumentError(absl::StrCat("a Join of ", bytes, " bytes, at most ", kJoinBytesMax));
   }
@@ -185,7 +184,7 @@ void ParameterServer::Core::OnStatus(StatusCall* call) {
   ListenForStatus();
   acceptor_->Heard(call->peer());
   // Strangers must not learn the state of a job either.
-  if (const absl::Status status = admission_.Check(call->request(), call->peer()); !status.ok()) {
+  if (const absl::Status status = admission_.Check(kGetStatusMethod, call->request(), call->peer()); !status.ok()) {
     call->Refuse(status);
     return;
   }
@@ -217,9 +216,20 @@ void ParameterServer::Core::OnStatus(StatusCall* call) {
 void ParameterServer::Core::OnCheck(CheckCall* call) {
   ListenForCheck();
   acceptor_->Heard(call->peer());
-  const absl::Status admitted = admission_.Check(call->request(), call->peer());
+  const absl::Status admitted = admission_.Check(kCheckMethod, call->request(), call->peer());
   const absl::StatusOr<v1::CheckReply> reply =
       admitted.ok() ? check_service_.Answer(call->request(), call->peer(), Clock::now()) : admitted;
+  if (reply.ok()) {
+    call->Answer(*reply);
+  } else {
+    call->Refuse(reply.status());
+  }
+}
+
+// Who asks for no more is a stranger still: the acceptor has not heard of it (DescribeUnheard).
+void ParameterServer::Core::OnChallenge(ChallengeCall* call) {
+  ListenForChallenge();
+  const absl::StatusOr<v1::ChallengeReply> reply = admission_.Answer(call->request(), call->peer());
   if (reply.ok()) {
     call->Answer(*reply);
   } else {

@@ -129,7 +129,7 @@ TcpRendezvousOptions MakeRendezvousOptions(const WorkerOptions& options) {
           .rendezvous = options.rendezvous,
           .listener = std::nullopt,
           .run_id = options.run_id,
-          .token = options.security.token,
+          .token = options.security.rank_key,
           .insecure = options.insecure,
           .join_deadline = options.join_deadline,
           .exchange_deadline = options.exchange_deadline,

@@ -21,6 +21,8 @@ from bench.strangers.http2 import Connection, fields, frame, message
 # ExchangeMessage.Kind
 HELLO, INITIAL_PARAMETERS, GRADIENT, FETCH_STATE, SUM, FINISH, ABORT, SHARE = 1, 2, 5, 6, 7, 8, 9, 10
 
+WIRE_VERSION = 4  # kWireVersion
+
 BOMB_BYTES = 256 << 20
 PACKED_BOMBS: dict[str, bytes] = {}  # by encoding; prepare() fills it
 PARALLEL = 32
@@ -87,7 +89,13 @@ def join_request(rng: random.Random) -> bytes:
     return fields((1, rng.choice([b"", b"run", b"\x1b[2J\n\r" * 8000])), (2, rng.choice([0, 1, 2, -1, 1 << 30])),
                   (3, ("fixed64", rng.getrandbits(64))), (4, rng.choice([0, 0, 0, 5])), (5, rng.choice([1, 1, 2])),
                   (6, agreement(rng)), (7, rng.choice([100, 60000, (1 << 62)])), (8, rng.choice([100, 60000])),
-                  (9, rng.choice([0, 1, 2])), (10, rng.choice([b"", rng.randbytes(32), rng.randbytes(4096)])))
+                  (9, rng.choice([0, 3, WIRE_VERSION, WIRE_VERSION])), (10, rng.choice([b"", rng.randbytes(32)])),
+                  (18, rng.choice([b"", proof(rng), rng.randbytes(4096)])))
+
+
+def proof(rng: random.Random) -> bytes:
+    """A RequestProof with codes of the right length, or not."""
+    return fields((1, WIRE_VERSION), *((field, rng.randbytes(rng.choice([32, 32, 32, 7]))) for field in (2, 3, 4)))
 
 
 def joins(attack: Attack) -> None:

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/limits.h"
+#include "common/security/hmac_sha256.h"
 #include "common/security/sha256.h"
 #include "common/status.h"
 
@@ -92,8 +93,11 @@ absl::StatusOr<JobSecret> JobSecret::Load(const std::string& path) {
         absl::StrCat(std::string(content.status().message()), ": make one by deploy/launch --make_secret=", path));
   }
   ASSIGN_OR_RETURN(KeyAndCertificate pair, ParseKeyAndCertificate(*content), path);
-  // The token is the digest of the whole file. A reader of the file can compute it, and the key itself never travels.
   return JobSecret(absl::HexStringToBytes(Sha256Hex(std::string_view(*content))), std::move(pair));
+}
+
+std::string JobSecret::KeyFor(KeyUse use) const {
+  return HmacSha256(digest_, use == KeyUse::kRequests ? "starring grpc requests" : "starring tcp ranks");
 }
 
 absl::Status MakeJobSecret(const std::string& path) {

@@ -1,8 +1,14 @@
 // The secret of one job: a file that only its owner may read, with a private key and a certificate that the key has
 // signed. Whoever can read the file is a member of the job.
 //
-// A worker joins by the SHA-256 of the file, the token. With TLS, servers and workers present the certificate and trust
-// no other. Keys and certificates (X.509) are PEM text; OpenSSL makes and reads them.
+// Processes prove to each other that they have it by keys that follow from it, one for each use, so that what one
+// protocol shows is worth nothing in another:
+//
+//   key = HMAC(SHA-256 of the file, label)
+//
+// as HKDF expands a key (RFC 5869, 2.3). The labels are here and, for jobs of PyTorch, in worker/python/starring/
+// _control.py. Neither the secret nor a key travels. With TLS, servers and workers present the certificate and trust no
+// other. Keys and certificates (X.509) are PEM text; OpenSSL makes and reads them.
 //
 // Thread safety: immutable values and pure functions.
 #ifndef STARRING_COMMON_SECURITY_JOB_SECRET_H_
@@ -45,14 +51,18 @@ class JobSecret {
   // and certificate.
   static absl::StatusOr<JobSecret> Load(const std::string& path);
 
-  const std::string& token() const { return token_; }  // 32 bytes
+  enum class KeyUse {
+    kRequests,  // of a star over gRPC: common/wire/request_proof.h
+    kRanks,     // over TCP: common/transport/tcp_handshake.h
+  };
+  std::string KeyFor(KeyUse use) const;  // 32 bytes
   const std::string& private_key() const { return pair_.private_key; }
   const std::string& certificate() const { return pair_.certificate; }
 
  private:
-  JobSecret(std::string token, KeyAndCertificate pair) : token_(std::move(token)), pair_(std::move(pair)) {}
+  JobSecret(std::string digest, KeyAndCertificate pair) : digest_(std::move(digest)), pair_(std::move(pair)) {}
 
-  std::string token_;
+  std::string digest_;  // of the whole file
   KeyAndCertificate pair_;
 };
 

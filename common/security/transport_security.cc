@@ -58,7 +58,7 @@ absl::StatusOr<TransportSecurity::Tls> LoadSite(const SecurityFiles& files) {
 const char* SecurityName(const TransportSecurity& security) {
   // A site's certificates have the names of its hosts; the secret's certificate has one name for all.
   if (security.tls.has_value()) return security.tls->server_name == kJobSecretName ? "tls" : "tls_ca";
-  return security.token.empty() ? "none" : "token";
+  return security.request_key.empty() ? "none" : "token";
 }
 
 absl::StatusOr<TransportSecurity> LoadTransportSecurity(const SecurityFiles& files) {
@@ -66,7 +66,8 @@ absl::StatusOr<TransportSecurity> LoadTransportSecurity(const SecurityFiles& fil
   TransportSecurity security;
   if (!files.job_secret.empty()) {
     ASSIGN_OR_RETURN(const JobSecret secret, JobSecret::Load(files.job_secret), "flag --job_secret");
-    security.token = secret.token();
+    security.request_key = secret.KeyFor(JobSecret::KeyUse::kRequests);
+    security.rank_key = secret.KeyFor(JobSecret::KeyUse::kRanks);
     if (files.tls) {
       // Both sides present the same certificate and trust no other.
       security.tls = {.private_key = secret.private_key(),
@@ -75,7 +76,7 @@ absl::StatusOr<TransportSecurity> LoadTransportSecurity(const SecurityFiles& fil
                       .server_name = kJobSecretName};
     }
   }
-  // A site's certificates replace the secret's. The token stays: the authority may have signed certificates for others
+  // A site's certificates replace the secret's. The keys stay: the authority may have signed certificates for others
   // than this job's members.
   if (NamesSite(files)) {
     ASSIGN_OR_RETURN(security.tls, LoadSite(files));

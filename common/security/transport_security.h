@@ -1,4 +1,5 @@
-// What protects the connections of a star: a token that a worker must present, and TLS. Does not depend on gRPC.
+// What protects the connections of a job: keys by which its processes prove that they have its secret, and TLS. Does
+// not depend on gRPC.
 //
 // Thread safety: plain values.
 #ifndef STARRING_COMMON_SECURITY_TRANSPORT_SECURITY_H_
@@ -19,11 +20,14 @@ struct TransportSecurity {
     std::string trusted;      // a peer's certificate is this one, or is signed by it
     std::string server_name;  // the name that a server's certificate must have; empty: the name in its address
   };
-  std::string token;  // JobSecret::token; empty: there is no secret
+  // JobSecret::KeyFor of a star's requests and of ranks over TCP. Empty: there is no secret.
+  std::string request_key;
+  std::string rank_key;
   std::optional<Tls> tls;
 };
 
-// As the run record says it: none, token, tls (by the job's secret) or tls_ca (by a site's own certificates).
+// As the run record says it: none, token (proofs of the job's secret), tls (by its certificate) or tls_ca (by a site's
+// own certificates).
 const char* SecurityName(const TransportSecurity& security);
 
 // Values of the flags of the same names; see security_flags.h.

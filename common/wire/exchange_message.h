@@ -28,13 +28,16 @@
 
 namespace starring {
 
-// The version of the wire between workers and servers (proto/starring/v1/parameter_server.proto). Raise it with every
-// change after which an older peer would misunderstand a newer one. Builds of different versions refuse each other.
 // The side values of a snapshot travel in blocks of this many float64 (FETCH_SIDE_VALUES): the number of all, then
 // values from `step` on, filled up with zeros.
 inline constexpr int kSideValuesBlock = 1024;
 
-inline constexpr int kWireVersion = 3;  // programs before the first number send 0
+// The version of the wire between workers and servers (proto/starring/v1/parameter_server.proto). Raise it with every
+// change after which an older peer would misunderstand a newer one. Builds of different versions refuse each other.
+inline constexpr int kWireVersion = 4;  // programs before the first number send 0
+// The first version with proofs (request_proof.h). A request of an older one does not say its version, but for Join and
+// a member's first report.
+inline constexpr int kProofWireVersion = 4;
 
 using BytePiece = std::span<const std::byte>;
 

@@ -7,8 +7,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "common/wire/challenge.h"
 #include "common/wire/grpc_transport.h"
+#include "common/wire/request_proof.h"
 #include "proto/starring/v1/coordinator.grpc.pb.h"
+#include "proto/starring/v1/parameter_server.grpc.pb.h"
 
 namespace starring {
 namespace {
@@ -28,6 +32,8 @@ constexpr std::chrono::milliseconds kLook(50);
 // A coordinator that is not there costs its members little, and one that is there again has them soon.
 constexpr std::chrono::milliseconds kRetryPause(50);
 constexpr std::chrono::milliseconds kConnectWait(200);
+// For the coordinator to prove itself, which it does at once. One that is stopped is asked again.
+constexpr std::chrono::seconds kChallengePatience(5);
 
 int64_t NowNs() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
@@ -54,11 +60,19 @@ bool IsForGood(const absl::Status& status) {
 // One stream. gRPC uses it until each of its operations has come out of the queue.
 class MemberLink::Stream {
  public:
-  enum Tag { kStart, kRead, kWrite, kFinish, kTagCount };
+  enum Tag { kChallenge, kStart, kRead, kWrite, kFinish, kTagCount };
 
-  Stream(v1::Coordinator::Stub* stub, grpc::CompletionQueue* queue)
-      : stream_(stub->PrepareAsyncAttend(&context_, queue)) {
-    stream_->StartCall(TagOf(kStart));
+  // The coordinator proves itself before anything of this process leaves.
+  Stream(v1::ParameterServer::Stub* server, v1::Coordinator::Stub* stub, const std::string& key,
+         grpc::CompletionQueue* queue)
+      : stub_(stub), queue_(queue), signer_(key) {
+    if (!signer_.needs_challenge()) {
+      Start();
+      return;
+    }
+    challenge_context_.set_deadline(std::chrono::system_clock::now() + kChallengePatience);
+    challenge_ = server->AsyncChallenge(&challenge_context_, signer_.Ask(), queue);
+    challenge_->Finish(&challenge_reply_, &status_, TagOf(kChallenge));
     ++pending_;
   }
 
@@ -66,6 +80,15 @@ class MemberLink::Stream {
   bool OnEvent(void* tag, bool ok, const std::function<void(const v1::MemberOrder&)>& on_order) {
     --pending_;
     switch (static_cast<Tag>(static_cast<char*>(tag) - tags_)) {
+      case kChallenge:
+        challenge_outcome_ = ChallengeOutcome(status_, challenge_reply_, &signer_);
+        // The coordinator is shard 0: another server of the job must not be taken for it.
+        if (challenge_outcome_.ok() && signer_.shard() != 0) {
+          challenge_outcome_ = absl::FailedPreconditionError(
+              absl::StrCat("is the server of shard ", signer_.shard(), ", and the coordinator is shard 0's"));
+        }
+        challenge_outcome_.ok() ? Start() : static_cast<void>(is_over_ = true);
+        break;
       case kStart:
         is_open_ = ok;
         ok ? Read() : Finish();
@@ -92,19 +115,29 @@ class MemberLink::Stream {
     return is_over_ && pending_ == 0;
   }
   bool can_write() const { return is_open_ && !is_writing_ && !is_finishing_; }
-  void Write(const v1::MemberReport& report) {
+  void Write(v1::MemberReport* report) {
+    if (!std::exchange(has_written_, true)) signer_.Sign(kAttendMethod, report);
     is_writing_ = true;
     ++pending_;
-    stream_->Write(report, TagOf(kWrite));
+    stream_->Write(*report, TagOf(kWrite));
   }
   bool has_written() const { return has_written_; }
-  void set_has_written() { has_written_ = true; }
   bool run_has_ended() const { return run_has_ended_; }
-  void Cancel() { context_.TryCancel(); }
+  void Cancel() {
+    challenge_context_.TryCancel();
+    context_.TryCancel();
+  }
+  // Not OK: the peer has not proved that it is the coordinator, and nothing else counts.
+  const absl::Status& challenge_outcome() const { return challenge_outcome_; }
   absl::Status status() const { return FromGrpcStatus(status_); }
 
  private:
   void* TagOf(Tag tag) { return &tags_[tag]; }
+  void Start() {
+    stream_ = stub_->PrepareAsyncAttend(&context_, queue_);
+    stream_->StartCall(TagOf(kStart));
+    ++pending_;
+  }
   void Read() {
     ++pending_;
     stream_->Read(&order_, TagOf(kRead));
@@ -116,8 +149,15 @@ class MemberLink::Stream {
   }
 
   char tags_[kTagCount] = {};  // their addresses are the tags
+  v1::Coordinator::Stub* const stub_;
+  grpc::CompletionQueue* const queue_;
+  RequestSigner signer_;
+  grpc::ClientContext challenge_context_;
+  v1::ChallengeReply challenge_reply_;
+  std::unique_ptr<grpc::ClientAsyncResponseReader<v1::ChallengeReply>> challenge_;
+  absl::Status challenge_outcome_;
   grpc::ClientContext context_;
-  const std::unique_ptr<grpc::ClientAsyncReaderWriter<v1::MemberReport, v1::MemberOrder>> stream_;
+  std::unique_ptr<grpc::ClientAsyncReaderWriter<v1::MemberReport, v1::MemberOrder>> stream_;
   v1::MemberOrder order_;
   grpc::Status status_;
   int pending_ = 0;
@@ -171,15 +211,28 @@ void MemberLink::Take(const v1::MemberOrder& order) {
   options_.on_order(order);
 }
 
+std::string MemberLink::trouble() const {
+  const MutexLock lock(mutex_);
+  return trouble_;
+}
+
 std::chrono::steady_clock::duration MemberLink::disconnected_for() const {
   const int64_t since = disconnected_since_ns_;
   return since == 0 ? Clock::duration::zero() : std::chrono::nanoseconds(NowNs() - since);
 }
 
-bool MemberLink::IsRefused(const absl::Status& status) const {
+bool MemberLink::IsRefused(const Stream& stream) {
+  const absl::Status& unproved = stream.challenge_outcome();
+  const absl::Status status = unproved.ok() ? stream.status() : unproved;
   const absl::Status explained =
       absl::IsUnavailable(status) ? ExplainConnectionError(std::string(status.message()), options_.security) : status;
-  if (!IsForGood(explained)) return false;
+  {
+    const MutexLock lock(mutex_);
+    // The advice is for a worker that joins a server.
+    trouble_ = std::string(absl::StripSuffix(explained.message(), ": start it, or correct --servers"));
+  }
+  // A process that has taken the coordinator's port for a while must not end this one.
+  if (!unproved.ok() || !IsForGood(explained)) return false;
   options_.on_refused(absl::Status(
       explained.code(), absl::StrCat("coordinator ", options_.coordinator, ": ", std::string(explained.message()))));
   return true;
@@ -188,8 +241,7 @@ bool MemberLink::IsRefused(const absl::Status& status) const {
 void MemberLink::Report(Stream& stream) {
   v1::MemberReport report;
   options_.report(&report, !stream.has_written());
-  stream.set_has_written();
-  stream.Write(report);
+  stream.Write(&report);
   disconnected_since_ns_ = 0;
 }
 
@@ -199,6 +251,7 @@ void MemberLink::Run() {
   const auto credentials = MakeChannelCredentials(options_.security, &arguments);
   const std::shared_ptr<grpc::Channel> channel =
       grpc::CreateCustomChannel(options_.coordinator, credentials, arguments);
+  const std::unique_ptr<v1::ParameterServer::Stub> server = v1::ParameterServer::NewStub(channel);
   const std::unique_ptr<v1::Coordinator::Stub> stub = v1::Coordinator::NewStub(channel);
   grpc::CompletionQueue queue;
   std::optional<Stream> stream;
@@ -214,7 +267,7 @@ void MemberLink::Run() {
     if (wish.stop) stream->Cancel();
     report_is_wanted = report_is_wanted || wish.report;
     if (!stream.has_value() && !is_over_for_good && Clock::now() >= next_attempt) {
-      stream.emplace(stub.get(), &queue);
+      stream.emplace(server.get(), stub.get(), options_.security.request_key, &queue);
       next_report = Clock::now();
     }
     bool is_over = false;
@@ -225,15 +278,13 @@ void MemberLink::Run() {
       is_over = stream->OnEvent(tag, ok, [this](const v1::MemberOrder& order) { Take(order); });
     }
     if (is_over) {
-      const absl::Status status = stream->status();
       // A coordinator that waits until all have heard of the end must not be asked again by those that have.
       is_over_for_good = stream->run_has_ended();
-      stream.reset();
       int64_t connected = 0;
       disconnected_since_ns_.compare_exchange_strong(connected, NowNs());
+      if (!wish.stop && !is_over_for_good) is_over_for_good = IsRefused(*stream);
+      stream.reset();
       if (wish.stop || is_over_for_good) continue;
-      is_over_for_good = IsRefused(status);
-      if (is_over_for_good) continue;
       // gRPC 1.51 drives a handshake only while somebody waits for it.
       channel->WaitForConnected(std::chrono::system_clock::now() + kConnectWait);
       next_attempt = Clock::now() + kRetryPause;

@@ -35,7 +35,7 @@ class MemberLink {
     std::function<void(v1::MemberReport* report, bool is_first)> report;
     std::function<void(const v1::MemberOrder&)> on_order;
     // The coordinator refuses this process, or cannot be talked to, for a reason that waiting does not change. Nothing
-    // comes after this.
+    // comes after this. A process at its address that does not prove to have the job's secret is not the coordinator.
     std::function<void(const absl::Status&)> on_refused;
     // Whether the process works. While it does not, no report leaves, which the coordinator takes for silence. Null: it
     // always does.
@@ -54,6 +54,8 @@ class MemberLink {
 
   // How long there has been no stream; 0 while there is one.
   std::chrono::steady_clock::duration disconnected_for() const;
+  // Why the last one ended, or was not begun; empty: none has.
+  std::string trouble() const;
 
  private:
   class Stream;
@@ -70,14 +72,15 @@ class MemberLink {
   void Take(const v1::MemberOrder& order);
   void Report(Stream& stream);
   // Whether a stream that ended so is not to be opened again; on_refused has been called then.
-  bool IsRefused(const absl::Status& status) const;
+  bool IsRefused(const Stream& stream);
 
   const Options options_;
-  Mutex mutex_;
+  mutable Mutex mutex_;
   ConditionVariable woken_;
   bool wanted_ ABSL_GUARDED_BY(mutex_) = false;
   bool awaits_order_ ABSL_GUARDED_BY(mutex_) = true;  // at first, how to begin
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::string trouble_ ABSL_GUARDED_BY(mutex_);
   std::atomic<int64_t> disconnected_since_ns_;  // of the steady clock; 0: connected
   std::thread thread_;                          // last: it uses the members above
 };

@@ -5,12 +5,16 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/wire/challenge.h"
 #include "common/wire/grpc_transport.h"
+#include "common/wire/request_proof.h"
 #include "proto/starring/v1/coordinator.grpc.pb.h"
+#include "proto/starring/v1/parameter_server.grpc.pb.h"
 
 namespace starring {
 
 struct RunClient::Channel {
+  std::unique_ptr<v1::ParameterServer::Stub> server;  // of the same process
   std::unique_ptr<v1::Coordinator::Stub> stub;
 };
 
@@ -19,20 +23,29 @@ RunClient::RunClient(const std::string& coordinator, TransportSecurity security)
   grpc::ChannelArguments arguments;
   for (const auto& [name, value] : TransportArguments()) arguments.SetInt(name, value);
   const auto credentials = MakeChannelCredentials(security_, &arguments);
-  channel_->stub = v1::Coordinator::NewStub(grpc::CreateCustomChannel(coordinator_, credentials, arguments));
+  const std::shared_ptr<grpc::Channel> channel = grpc::CreateCustomChannel(coordinator_, credentials, arguments);
+  channel_->server = v1::ParameterServer::NewStub(channel);
+  channel_->stub = v1::Coordinator::NewStub(channel);
 }
 
 RunClient::~RunClient() = default;
 
 absl::StatusOr<RunStatus> RunClient::Ask(std::chrono::milliseconds deadline) {
-  grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + deadline);
-  context.set_wait_for_ready(true);  // a coordinator that is being started again comes soon
+  const auto end = std::chrono::system_clock::now() + deadline;
   v1::GetRunRequest request;
-  request.set_token(security_.token);
+  RequestSigner signer(security_.request_key);
+  grpc::ClientContext first, second;
+  for (grpc::ClientContext* const context : {&first, &second}) {
+    context->set_deadline(end);
+    context->set_wait_for_ready(true);  // a coordinator that is being started again comes soon
+  }
+  absl::Status why = Challenge(*channel_->server, &first, &signer);
   v1::GetRunReply reply;
-  if (const grpc::Status status = channel_->stub->GetRun(&context, request, &reply); !status.ok()) {
-    const absl::Status why = FromGrpcStatus(status);
+  if (why.ok()) {
+    signer.Sign(kGetRunMethod, &request);
+    why = FromGrpcStatus(channel_->stub->GetRun(&second, request, &reply));
+  }
+  if (!why.ok()) {
     return absl::Status(why.code(), absl::StrCat("coordinator ", coordinator_, ": ", std::string(why.message())));
   }
   RunStatus run{.generation = reply.generation(),

@@ -184,14 +184,8 @@ absl::Status CoordinatorService::Take(const AttendStream& stream, const v1::Memb
 
 absl::Status CoordinatorService::Admit(AttendStream* stream, const v1::MemberReport& report) {
   const v1::MemberReport::Hello& hello = report.hello();
-  // The token comes first: a stranger must not learn even a limit.
-  RETURN_IF_ERROR(options_.admission->CheckToken(hello.token(), stream->peer()));
+  RETURN_IF_ERROR(options_.admission->Check(kAttendMethod, report, stream->peer()));
   RETURN_IF_ERROR(CheckSize(report));
-  if (hello.wire_version() != kWireVersion) {
-    return absl::InvalidArgumentError(absl::StrCat(hello.name(), " speaks version ", hello.wire_version(),
-                                                   " of the wire, this server version ", kWireVersion,
-                                                   ": start servers and workers of one build"));
-  }
   if (hello.member_id() == 0 || hello.name().size() > kMemberNameBytesMax ||
       report.has_shard() == report.has_worker()) {
     return absl::InvalidArgumentError("the first report of a member says who it is, and its state as shard or worker");
@@ -421,7 +415,8 @@ void CoordinatorService::LookForEnd() {
 
 void CoordinatorService::OnRun(RunCall* call) {
   ListenForRun();
-  if (const absl::Status status = options_.admission->CheckToken(call->request().token(), call->peer()); !status.ok()) {
+  if (const absl::Status status = options_.admission->Check(kGetRunMethod, call->request(), call->peer());
+      !status.ok()) {
     call->Refuse(status);
     return;
   }

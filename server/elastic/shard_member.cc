@@ -55,7 +55,6 @@ ShardMember::~ShardMember() = default;
 void ShardMember::Fill(v1::MemberReport* report, bool is_first) const {
   if (is_first) {
     v1::MemberReport::Hello* const hello = report->mutable_hello();
-    hello->set_token(options_.security.token);
     hello->set_wire_version(kWireVersion);
     hello->set_member_id(member_id_);
     hello->set_name(absl::StrCat("server ", options_.shard, " (process ", getpid(), " at ", options_.address, ")"));

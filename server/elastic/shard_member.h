@@ -77,6 +77,7 @@ class ShardMember {
 
   // How long the coordinator cannot be reached.
   absl::Duration disconnected_for() const { return absl::FromChrono(link_->disconnected_for()); }
+  std::string link_trouble() const { return link_->trouble(); }
 
  private:
   using Clock = std::chrono::steady_clock;

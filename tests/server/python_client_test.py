@@ -1,6 +1,7 @@
 """A plain protobuf client, generated from the .proto, acts as a worker, together with a C++ worker."""
 import array
 import hashlib
+import hmac
 import importlib
 import os
 import queue
@@ -13,7 +14,7 @@ import unittest
 from tests.server.server_process import Server, agreement_bytes, digest_of, make_secret, start_worker
 
 STEPS = 3
-WIRE_VERSION = 3  # of common/wire/exchange_message.h, and what this client was written for
+WIRE_VERSION = 4  # of common/wire/exchange_message.h, and what this client was written for
 
 
 def generate_stubs(folder):
@@ -25,15 +26,21 @@ def generate_stubs(folder):
         importlib.import_module("grpc")
     except ImportError:
         return None
-    files = ["proto/starring/v1/job.proto", "proto/starring/v1/parameter_server.proto"]
-    subprocess.run(["protoc", "--plugin=protoc-gen-grpc_python=" + plugin, "--proto_path=proto",
-                    "--python_out=" + folder, "--grpc_python_out=" + folder]
-                   + [os.path.join("proto/starring/v1", os.path.basename(file)) for file in files], check=True)
-    for package in ("starring", "starring/v1"):  # else the workspace, which has the same name, is found first
+    files = ["proto/starring/v1/" + name for name in ("job.proto", "parameter_server.proto", "proof.proto")]
+    subprocess.run(["protoc", "--plugin=protoc-gen-grpc_python=" + plugin, "--proto_path=.",
+                    "--python_out=" + folder, "--grpc_python_out=" + folder] + files, check=True)
+    for package in ("proto", "proto/starring", "proto/starring/v1"):  # else the workspace's folder is found first
         open(os.path.join(folder, package, "__init__.py"), "w").close()
     sys.path.insert(0, folder)
-    return tuple(importlib.import_module("starring.v1." + name)
-                 for name in ("job_pb2", "parameter_server_pb2", "parameter_server_pb2_grpc"))
+    return tuple(importlib.import_module("proto.starring.v1." + name)
+                 for name in ("job_pb2", "parameter_server_pb2", "parameter_server_pb2_grpc", "proof_pb2"))
+
+
+def key_of(secret):
+    """The key of requests over gRPC, of the file `secret` (common/security/job_secret.h)."""
+    with open(secret, "rb") as file:
+        digest = hashlib.sha256(file.read()).digest()
+    return hmac.new(digest, b"starring grpc requests", hashlib.sha256).digest()
 
 
 def gradient(rank, step, begin, end):
@@ -44,24 +51,39 @@ def gradient(rank, step, begin, end):
 class PythonWorker:
     """A worker with one shard, which owns every bucket completely."""
 
-    def __init__(self, stubs, address, rank, world_size, token=b""):
+    def __init__(self, stubs, address, rank, world_size, key=b""):
         import grpc
-        job_pb2, self.pb, services = stubs
+        job_pb2, self.pb, services, self.proof_pb = stubs
         self.rank = rank
         self.channel = grpc.insecure_channel(address, options=[("grpc.max_receive_message_length", -1),
                                                                ("grpc.enable_http_proxy", 0)])
         self.service = services.ParameterServerStub(self.channel)
         agreement = job_pb2.JobAgreement.FromString(agreement_bytes(world_size))
         self.element_count = agreement.element_count
-        reply = self.service.Join(self.pb.JoinRequest(
-            rank=rank, wire_version=WIRE_VERSION, token=token, worker_id=4711 + rank, shard=0,
-            shard_count=1, agreement=agreement.SerializeToString(), join_deadline_ms=30000,
-            exchange_deadline_ms=30000), timeout=40)
+        request = self.pb.JoinRequest(
+            rank=rank, wire_version=WIRE_VERSION, worker_id=4711 + rank, shard=0, shard_count=1,
+            agreement=agreement.SerializeToString(), join_deadline_ms=30000, exchange_deadline_ms=30000)
+        if key:
+            self.prove("Join", request, key)
+        reply = self.service.Join(request, timeout=40)
         self.requests = queue.Queue()
         self.answers = self.service.Exchange(iter(self.requests.get, None))
         self.requests.put(self.pb.ExchangeMessage(kind=self.pb.ExchangeMessage.HELLO, rank=rank, lane=0,
                                                   job_id=reply.job_id))
         assert next(self.answers).kind == self.pb.ExchangeMessage.HERE
+
+    def prove(self, method, request, key):
+        """As common/wire/request_proof.h tells it."""
+        def code(*parts):
+            return hmac.new(key, b"".join(parts), hashlib.sha256).digest()
+        nonce = os.urandom(32)
+        server = self.service.Challenge(self.proof_pb.ChallengeRequest(nonce=nonce), timeout=40)
+        assert server.code == code(b"starring server\0", b"%d\0" % server.shard, nonce, server.nonce)
+        request.proof.wire_version = WIRE_VERSION
+        request.proof.client_nonce = nonce
+        request.proof.server_nonce = server.nonce
+        request.proof.code = code(b"starring client\0", method.encode() + b"\0", nonce, server.nonce,
+                                  request.SerializeToString())
 
     def ask(self, answer_kind, **fields):
         self.requests.put(self.pb.ExchangeMessage(**fields))
@@ -152,23 +174,23 @@ class PythonClientTest(unittest.TestCase):
             code, errors = server.wait()
             self.assertEqual(code, 0, errors)
 
-    def test_the_token_is_the_digest_of_the_secret(self):
+    def test_a_client_proves_that_it_has_the_secret(self):
         import grpc
         secret = os.path.join(self.folder.name, "secret")
         make_secret(secret)
-        with open(secret, "rb") as file:
-            token = hashlib.sha256(file.read()).digest()
         server = self.start_server("--job_secret=" + secret)
         with self.assertRaises(grpc.RpcError) as refusal:
             PythonWorker(self.stubs, server.address, 0, 1)
         self.assertEqual(refusal.exception.code(), grpc.StatusCode.UNAUTHENTICATED)
-        python = PythonWorker(self.stubs, server.address, 0, 1, token)
+        with self.assertRaises(AssertionError):
+            PythonWorker(self.stubs, server.address, 0, 1, b"another")
+        python = PythonWorker(self.stubs, server.address, 0, 1, key_of(secret))
         python.requests.put(None)  # ends the job: its only worker leaves
         python.channel.close()
 
     def test_another_wire_version_is_refused_with_both(self):
         import grpc
-        _, pb, services = self.stubs
+        _, pb, services, _ = self.stubs
         server = self.start_server()
         with grpc.insecure_channel(server.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
             for version in (0, WIRE_VERSION + 1):
@@ -207,7 +229,7 @@ class PythonClientTest(unittest.TestCase):
 
     def test_get_status(self):
         import grpc
-        _, pb, services = self.stubs
+        _, pb, services, _ = self.stubs
         server = self.start_server()
         with grpc.insecure_channel(server.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
             service = services.ParameterServerStub(channel)

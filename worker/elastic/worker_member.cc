@@ -70,7 +70,6 @@ void WorkerMember::Link::Fill(WorkerMember& member, v1::MemberReport* report, bo
   const Options& options = member.options_;
   if (is_first) {
     v1::MemberReport::Hello* const hello = report->mutable_hello();
-    hello->set_token(options.security.token);
     hello->set_wire_version(kWireVersion);
     hello->set_member_id(member.id_);
     hello->set_name(absl::StrCat("worker (process ", getpid(), " on ", HostName(), ")"));
@@ -177,7 +176,7 @@ std::string WorkerMember::WaitSentence(std::chrono::steady_clock::time_point sin
   return StallSentence(std::chrono::steady_clock::now() - since, "waiting for a generation",
                        absl::StrCat("the coordinator ", options_.coordinator,
                                     is_reached ? " has begun none of which this worker has heard, and prints why"
-                                               : " cannot be reached"));
+                                               : absl::StrCat(" cannot be reached: ", link_->trouble())));
 }
 
 void WorkerMember::ReachIfTold() {
@@ -216,7 +215,7 @@ absl::StatusOr<std::optional<GenerationOrder>> WorkerMember::Next(const absl::St
     if (options_.asked_to_leave() && !run_ends_) return absl::CancelledError("asked to leave");
     if (absl::FromChrono(link_->disconnected_for()) > options_.join_deadline) {
       return absl::UnavailableError(absl::StrCat("the coordinator ", options_.coordinator, " cannot be reached within ",
-                                                 absl::FormatDuration(options_.join_deadline),
+                                                 absl::FormatDuration(options_.join_deadline), ": ", link_->trouble(),
                                                  ": start it, or correct --coordinator"));
     }
   }

@@ -7,8 +7,11 @@
 #include <fstream>
 #include <iterator>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "common/limits.h"
+#include "common/security/hmac_sha256.h"
+#include "common/security/sha256.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -49,19 +52,30 @@ TEST(JobSecretTest, IsReadAsItWasMade) {
   EXPECT_EQ(facts.st_mode & 07777, 0600u);
   const auto secret = JobSecret::Load(path);
   ASSERT_TRUE(secret.ok()) << secret.status();
-  EXPECT_EQ(secret->token().size(), 32u);
   EXPECT_EQ(secret->private_key() + secret->certificate(), Content(path));
 }
 
 // Hosts have copies of the file, whose path and date may differ. Any other content is another secret.
-TEST(JobSecretTest, TheTokenIsTheFilesDigest) {
+TEST(JobSecretTest, TheKeysFollowFromTheFile) {
   const std::string path = PathOf("digest");
   ASSERT_TRUE(MakeJobSecret(path).ok());
-  const std::string token = JobSecret::Load(path)->token();
+  using Use = JobSecret::KeyUse;
+  const auto secret = JobSecret::Load(path);
+  ASSERT_TRUE(secret.ok()) << secret.status();
   const std::string copy = Write("digest_copy", Content(path));
-  EXPECT_EQ(JobSecret::Load(copy)->token(), token);
   const std::string other = Write("digest_other", Content(path) + "\n");
-  EXPECT_NE(JobSecret::Load(other)->token(), token);
+  const std::string digest = absl::HexStringToBytes(Sha256Hex(std::string_view(Content(path))));
+  for (const Use use : {Use::kRequests, Use::kRanks}) {
+    const std::string key = secret->KeyFor(use);
+    EXPECT_EQ(key.size(), 32u);
+    EXPECT_EQ(JobSecret::Load(copy)->KeyFor(use), key);
+    EXPECT_NE(JobSecret::Load(other)->KeyFor(use), key);
+    EXPECT_NE(key, digest) << "what one use shows is worth nothing for another";
+  }
+  EXPECT_NE(secret->KeyFor(Use::kRequests), secret->KeyFor(Use::kRanks));
+  // Programs in other languages derive them, too.
+  EXPECT_EQ(secret->KeyFor(Use::kRanks), HmacSha256(digest, "starring tcp ranks"));
+  EXPECT_EQ(secret->KeyFor(Use::kRequests), HmacSha256(digest, "starring grpc requests"));
 }
 
 TEST(JobSecretTest, AFileThatOthersMayUseIsRefused) {

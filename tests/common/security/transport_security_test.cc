@@ -42,7 +42,8 @@ TEST(TransportSecurityTest, EachWayHasItsName) {
   ASSERT_TRUE(tls.ok()) << tls.status();
   EXPECT_STREQ(SecurityName(*tls), "tls");
   EXPECT_EQ(tls->tls->certificate, tls->tls->trusted);
-  EXPECT_EQ(tls->token.size(), 32u);
+  EXPECT_EQ(tls->request_key.size(), 32u);
+  EXPECT_EQ(tls->rank_key.size(), 32u);
 }
 
 TEST(TransportSecurityTest, ASitesCertificatesReplaceTheSecrets) {
@@ -58,7 +59,7 @@ TEST(TransportSecurityTest, ASitesCertificatesReplaceTheSecrets) {
   EXPECT_STREQ(SecurityName(*security), "tls_ca");
   EXPECT_EQ(security->tls->trusted, site.authority());
   EXPECT_EQ(security->tls->server_name, "");
-  EXPECT_EQ(security->token.size(), 32u);  // still needed to join
+  EXPECT_EQ(security->request_key.size(), 32u);  // still needed to join
 
   files.job_secret.clear();
   EXPECT_TRUE(LoadTransportSecurity(files).ok());

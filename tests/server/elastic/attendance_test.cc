@@ -19,8 +19,10 @@
 #include "common/check.h"
 #include "common/checkpoint/checkpoint.h"
 #include "common/limits.h"
+#include "common/wire/challenge.h"
 #include "common/wire/exchange_message.h"
 #include "common/wire/grpc_transport.h"
+#include "common/wire/request_proof.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/starring/v1/coordinator.grpc.pb.h"
@@ -37,7 +39,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr char kToken[] = "a token that the members have";
+constexpr char kKey[] = "a key that the members have";
 constexpr absl::Duration kStartDeadline = absl::Hours(1);
 constexpr absl::Duration kHelloDeadline = absl::Milliseconds(300);
 
@@ -99,7 +101,6 @@ v1::MemberReport Worker(uint64_t id, double learning_rate = 0.125, int leaves = 
   job.schedule.base = learning_rate;
   v1::MemberReport report;
   v1::MemberReport::Hello* const hello = report.mutable_hello();
-  hello->set_token(kToken);
   hello->set_wire_version(kWireVersion);
   hello->set_member_id(id);
   hello->set_name(absl::StrCat("worker ", id));
@@ -126,12 +127,13 @@ class AttendanceTest : public testing::Test {
 
   // Members of these tests report once, and are given up after `silent`.
   void Start(int first_workers, std::chrono::milliseconds silent = std::chrono::seconds(5),
-             const std::string& announce = "", const TransportSecurity& security = {.token = kToken}) {
+             const std::string& announce = "", const TransportSecurity& security = {}) {
     std::string folder = absl::StrCat(testing::TempDir(), "/attendance.XXXXXX");
     EXPECT_NE(mkdtemp(folder.data()), nullptr);
     ParameterServer::Options options{.run_id = "run", .security = security};
     // No worker could dial it.
     if (!announce.empty()) options.listen = "0.0.0.0:0";
+    options.insecure = true;
     options.elastic = {.coordinator = options.listen,
                        .announce = announce,
                        .state_dir = folder,
@@ -163,7 +165,6 @@ TEST_F(AttendanceTest, AWorkerGetsAGeneration) {
   EXPECT_EQ(order.text(), "run/1");
   EXPECT_THAT(order.shards(), testing::ElementsAre(server_->address()));
   v1::GetRunRequest request;
-  request.set_token(kToken);
   v1::GetRunReply reply;
   grpc::ClientContext context;
   ASSERT_TRUE(stub_->GetRun(&context, request, &reply).ok());
@@ -185,8 +186,7 @@ TEST_F(AttendanceTest, WorkersAreToldTheAddressThatAShardAnnounces) {
 TEST_F(AttendanceTest, AShardFindsItselfByTheNameThatItAnnounces) {
   const SiteCertificates site;
   const KeyAndCertificate pair = site.Issue("node7.example");
-  TransportSecurity security{.token = kToken,
-                             .tls = TransportSecurity::Tls{.private_key = pair.private_key,
+  TransportSecurity security{.tls = TransportSecurity::Tls{.private_key = pair.private_key,
                                                            .certificate = pair.certificate,
                                                            .trusted = site.authority(),
                                                            .server_name = ""}};
@@ -212,7 +212,6 @@ TEST_F(AttendanceTest, MembersTakeNoPlacesOfLanesAndStrangers) {
   for (Attendance& worker : workers) worker.Reach();
   for (Attendance& worker : workers) ASSERT_EQ(worker.Next().kind(), v1::MemberOrder::TRAIN);
   v1::GetRunRequest request;
-  request.set_token(kToken);
   v1::GetRunReply reply;
   grpc::ClientContext context;
   context.set_deadline(absl::ToChronoTime(absl::Now() + kPatience));
@@ -222,16 +221,31 @@ TEST_F(AttendanceTest, MembersTakeNoPlacesOfLanesAndStrangers) {
 }
 
 TEST_F(AttendanceTest, StrangersLearnNothing) {
+  Start(1, std::chrono::seconds(5), "", {.request_key = kKey});
   v1::MemberReport report = Worker(7);
-  report.mutable_hello()->set_token("another");
   EXPECT_THAT(Refusal(report, grpc::StatusCode::UNAUTHENTICATED), HasSubstr("--job_secret"));
-  report.mutable_hello()->set_wire_version(kWireVersion + 1);
-  EXPECT_THAT(Refusal(report, grpc::StatusCode::UNAUTHENTICATED), HasSubstr("--job_secret"));
-  EXPECT_THAT(Refusal(v1::MemberReport(), grpc::StatusCode::UNAUTHENTICATED), HasSubstr("--job_secret"));
+  v1::GetRunRequest request;
+  request.mutable_proof()->set_wire_version(kWireVersion);
   v1::GetRunReply reply;
   grpc::ClientContext context;
-  EXPECT_EQ(stub_->GetRun(&context, v1::GetRunRequest(), &reply).error_code(), grpc::StatusCode::UNAUTHENTICATED);
+  EXPECT_EQ(stub_->GetRun(&context, request, &reply).error_code(), grpc::StatusCode::UNAUTHENTICATED);
   EXPECT_EQ(Attendance(*stub_).End().error_code(), grpc::StatusCode::DEADLINE_EXCEEDED) << "says nothing";
+}
+
+// The shard attends by a proof itself, and a worker that brings one is trained with.
+TEST_F(AttendanceTest, MembersProveThatTheyHaveTheSecret) {
+  Start(1, std::chrono::seconds(5), "", {.request_key = kKey});
+  const std::shared_ptr<grpc::Channel> channel = OpenChannel(server_->address());
+  const auto server = v1::ParameterServer::NewStub(channel);
+  const auto stub = v1::Coordinator::NewStub(channel);
+  RequestSigner signer(kKey);
+  grpc::ClientContext context;
+  ASSERT_EQ(Challenge(*server, &context, &signer), absl::OkStatus());
+  v1::MemberReport report = Worker(7);
+  signer.Sign(kAttendMethod, &report);
+  EXPECT_EQ(Attendance(*stub, report).Next().kind(), v1::MemberOrder::TRAIN);
+  // The same report is worth nothing to who has recorded it.
+  EXPECT_THAT(Refusal(report, grpc::StatusCode::UNAVAILABLE), HasSubstr("another connection"));
 }
 
 TEST_F(AttendanceTest, AnotherBuildOrRunIsRefused) {
@@ -267,7 +281,6 @@ TEST_F(AttendanceTest, AWorkerThatWouldBeginElsewhereIsRefusedAndDisturbsNobody)
   Attendance first(*stub_, Worker(7));
   const auto member_count = [&] {
     v1::GetRunRequest request;
-    request.set_token(kToken);
     v1::GetRunReply reply;
     grpc::ClientContext context;
     EXPECT_TRUE(stub_->GetRun(&context, request, &reply).ok());
@@ -338,8 +351,8 @@ TEST_F(AttendanceTest, ARunThatEndsWithAnErrorWaitsUntilAllHaveHeardOfIt) {
   const auto begin = std::chrono::steady_clock::now();
   Attendance newcomer(*stub_);  // has not said yet who it is, and never will
   v1::MemberReport stranger = Worker(8);
-  stranger.mutable_hello()->set_token("another");
-  Refusal(stranger, grpc::StatusCode::UNAUTHENTICATED);  // streams are accepted in their order
+  stranger.mutable_hello()->set_wire_version(kWireVersion + 1);
+  Refusal(stranger, grpc::StatusCode::INVALID_ARGUMENT);  // streams are accepted in their order
   v1::MemberReport failing;
   failing.mutable_worker()->set_generation(1);
   failing.mutable_worker()->set_ready(true);
@@ -458,7 +471,7 @@ class CoordinatorServiceTest : public testing::Test {
   }
 
   std::string folder_ = absl::StrCat(testing::TempDir(), "/service.XXXXXX");
-  Admission admission_{kToken};
+  Admission admission_{"", 0};
   std::unique_ptr<CoordinatorService> service_;
   std::unique_ptr<grpc::ServerCompletionQueue> queue_;
   std::unique_ptr<grpc::Server> server_;
@@ -480,7 +493,6 @@ TEST_F(CoordinatorServiceTest, AProcessMayComeBackBeforeItsOldStreamIsGone) {
   old_stream_is_gone.Happen();
   const auto members = Served([this] {
     v1::GetRunRequest request;
-    request.set_token(kToken);
     v1::GetRunReply reply;
     grpc::ClientContext context;
     EXPECT_TRUE(stub_->GetRun(&context, request, &reply).ok());

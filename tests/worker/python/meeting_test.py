@@ -5,6 +5,7 @@ import importlib.util
 import os
 import socket
 import sys
+import tempfile
 import threading
 import unittest
 from unittest import mock
@@ -15,7 +16,8 @@ if importlib.util.find_spec("torch") is None:
 
 import torch.distributed as dist
 
-from starring import _meeting
+from starring import _control, _meeting
+from starring import torch as plug
 from starring._library import StarringError
 
 
@@ -159,6 +161,50 @@ class RealStoreTest(unittest.TestCase):
             dist.destroy_process_group()
         with self.assertRaisesRegex(StarringError, "none of torch.distributed"):
             _meeting.Meeting(object(), 5.0)
+
+
+class TokenTest(unittest.TestCase):
+    """Rank 0 decides; what it decides is what the store gets. `forged` is what rank 1 reads there instead."""
+
+    def connect(self, rank_number, secret_path, forged=None):
+        decided = []
+
+        def decide(_, mine, make):
+            decided.append(forged or make([mine]))
+            return decided[0]
+        fake = mock.Mock(rank=rank_number, world_size=2)
+        fake.decide = lambda mine, make: decide(fake, mine, make)
+        environment = {_control.SECRET_VARIABLE: secret_path} if secret_path else {}
+        with mock.patch.dict(os.environ, environment), mock.patch.object(plug._library, "load"), \
+             mock.patch.object(plug._meeting, "Meeting", return_value=fake), \
+             mock.patch.object(plug._library, "Group", side_effect=lambda settings: settings):
+            if not secret_path:
+                os.environ.pop(_control.SECRET_VARIABLE, None)
+            settings = plug.connect(object(), "ring", [])
+        if settings.listener >= 0:
+            os.close(settings.listener)
+        return decided[0], settings
+
+    def test_the_token_of_ranks_with_a_secret_is_not_in_the_store(self):
+        with tempfile.NamedTemporaryFile() as secret:
+            secret.write(b"s")
+            secret.flush()
+            decision, settings = self.connect(0, secret.name)
+            expected = _control.group_token(_control.load_secret(secret.name), decision["name"])
+            self.assertEqual((decision["token"], settings.token), ("", expected))
+            self.assertNotIn(expected.hex(), str(decision))
+            # A stranger who writes a decision with a token of its own gets nobody to meet it.
+            _, settings = self.connect(1, secret.name, {**decision, "token": "00" * 32})
+            self.assertEqual(settings.token, expected)
+
+    def test_without_a_secret_rank_0_makes_a_token(self):
+        decision, settings = self.connect(0, None)
+        self.assertEqual(bytes.fromhex(decision["token"]), settings.token)
+        self.assertEqual(len(settings.token), 32)
+
+    def test_a_secret_on_some_ranks_is_refused(self):
+        self.assertRegex(_meeting.disagreement([rank(has_secret=True), rank(has_secret=False)]),
+                         "set STARRING_JOB_SECRET on all ranks")
 
 
 if __name__ == "__main__":

@@ -13,8 +13,10 @@
 #include "common/status.h"
 #include "common/steady_time.h"
 #include "common/wall_time.h"
+#include "common/wire/challenge.h"
 #include "common/wire/exchange_message.h"
 #include "common/wire/grpc_transport.h"
+#include "common/wire/request_proof.h"
 #include "proto/starring/v1/parameter_server.grpc.pb.h"
 
 namespace starring {
@@ -40,19 +42,14 @@ class StarCheckClient::Calls {
  public:
   explicit Calls(Options options)
       : options_(std::move(options)),
-        stub_(v1::ParameterServer::NewStub(OpenChannel(options_.address, options_.security))) {}
+        stub_(v1::ParameterServer::NewStub(OpenChannel(options_.address, options_.security))),
+        signer_(options_.security.request_key) {}
 
-  // This is for facts, pings and payloads. Without a worker's number the server does not touch its board, so that it
-  // does not count this worker among those that meet there.
-  v1::CheckRequest Unsigned() const {
+  // For notes. Facts, pings and payloads go without: the server does not touch its board for a request without a
+  // worker's number, and so does not count this worker among those that meet there. After a request with one the server
+  // also exempts the connection from the limit on what strangers may send.
+  v1::CheckRequest WithNumber() const {
     v1::CheckRequest request;
-    request.set_token(options_.security.token);
-    return request;
-  }
-  // This is for notes. After a signed request the server also exempts the connection from the limit on what strangers
-  // may send.
-  v1::CheckRequest Signed() const {
-    v1::CheckRequest request = Unsigned();
     request.set_rank(options_.rank);
     request.set_worker_id(options_.worker_id);
     return request;
@@ -77,14 +74,33 @@ class StarCheckClient::Calls {
     }
   }
 
-  absl::StatusOr<v1::CheckReply> Call(const v1::CheckRequest& request, absl::Time end) {
+  // Lets the server prove that it has the job's secret, once a connection.
+  absl::Status Prove(absl::Time end) {
+    grpc::ClientContext context;
+    context.set_deadline(WallTimeOf(end));
+    const absl::Status status = Challenge(*stub_, &context, &signer_);
+    // These two lack a subject.
+    if (absl::IsUnauthenticated(status) || absl::IsInvalidArgument(status)) {
+      return absl::Status(status.code(), absl::StrCat("it ", std::string(status.message())));
+    }
+    return ToStatus(ToGrpcStatus(status));
+  }
+
+  absl::StatusOr<v1::CheckReply> Call(v1::CheckRequest request, absl::Time end) {
+    RETURN_IF_ERROR(Prove(end));
+    signer_.Sign(kCheckMethod, &request);
     grpc::ClientContext context;
     context.set_deadline(WallTimeOf(end));
     v1::CheckReply reply;
-    RETURN_IF_ERROR(ToStatus(stub_->Check(&context, request, &reply)));
+    const grpc::Status status = stub_->Check(&context, request, &reply);
+    // Another connection needs another challenge.
+    if (status.error_code() == grpc::StatusCode::UNAVAILABLE) signer_ = RequestSigner(options_.security.request_key);
+    RETURN_IF_ERROR(ToStatus(status));
     peer_ = PeerNameOfUri(context.peer());
     return reply;
   }
+  // For Begin, of a server that has answered a Call.
+  void Sign(v1::CheckRequest* request) const { signer_.Sign(kCheckMethod, request); }
 
   // A call of the bandwidth test. gRPC writes to context, reply and status until the call's event has come out of the
   // queue. So the flight itself is the tag of that event, and lives until then.
@@ -117,6 +133,7 @@ class StarCheckClient::Calls {
  private:
   const Options options_;
   const std::unique_ptr<v1::ParameterServer::Stub> stub_;
+  RequestSigner signer_;
   std::string peer_;
 };
 
@@ -125,7 +142,7 @@ StarCheckClient::StarCheckClient(Options options) : calls_(std::make_unique<Call
 StarCheckClient::~StarCheckClient() = default;
 
 absl::StatusOr<StarCheckClient::Answer> StarCheckClient::Ask(absl::Time end) {
-  v1::CheckRequest request = calls_->Unsigned();
+  v1::CheckRequest request;
   request.set_facts(true);
   // This call also makes the connection, so that no ping below contains a handshake.
   ASSIGN_OR_RETURN(const v1::CheckReply first, calls_->Call(request, end));
@@ -135,7 +152,7 @@ absl::StatusOr<StarCheckClient::Answer> StarCheckClient::Ask(absl::Time end) {
   for (int i = 0; i < kPings; ++i) {
     const int64_t clock = WallClockMicroseconds();
     const absl::Time start = SteadyNow();
-    ASSIGN_OR_RETURN(const v1::CheckReply reply, calls_->Call(calls_->Unsigned(), end));
+    ASSIGN_OR_RETURN(const v1::CheckReply reply, calls_->Call({}, end));
     const double microseconds = absl::ToDoubleMicroseconds(SteadyNow() - start);
     if (microseconds >= answer.round_trip_us) continue;
     answer.round_trip_us = microseconds;
@@ -149,10 +166,11 @@ absl::StatusOr<StarCheckClient::Answer> StarCheckClient::Ask(absl::Time end) {
 absl::StatusOr<double> StarCheckClient::MeasureBandwidth(double seconds, absl::Time end) {
   // Only some servers have this worker's notes. To the others its connection is still a stranger's, which they cut at
   // kStrangerBytesMax: less than one payload.
-  RETURN_IF_ERROR(calls_->Call(calls_->Signed(), end).status());
+  RETURN_IF_ERROR(calls_->Call(calls_->WithNumber(), end).status());
   AvoidBbrTo({calls_->peer()});  // as the connections of an exchange
-  v1::CheckRequest request = calls_->Unsigned();
+  v1::CheckRequest request;
   request.set_payload(std::string(kCheckPayloadBytesMax, '\0'));
+  calls_->Sign(&request);
   grpc::CompletionQueue queue;
   const absl::Time start = SteadyNow();
   int64_t bytes = 0;
@@ -183,14 +201,14 @@ absl::StatusOr<double> StarCheckClient::MeasureBandwidth(double seconds, absl::T
 }
 
 absl::Status StarCheckClient::Put(int stage, const std::string& text, absl::Time end) {
-  v1::CheckRequest request = calls_->Signed();
+  v1::CheckRequest request = calls_->WithNumber();
   request.set_put_stage(stage);
   request.set_put_text(text);
   return calls_->Call(request, end).status();
 }
 
 absl::StatusOr<std::optional<std::string>> StarCheckClient::Get(int rank, int stage, absl::Time end) {
-  v1::CheckRequest request = calls_->Signed();
+  v1::CheckRequest request = calls_->WithNumber();
   request.set_get_rank(rank);
   request.set_get_stage(stage);
   ASSIGN_OR_RETURN(const v1::CheckReply reply, calls_->Call(request, end));
@@ -199,7 +217,7 @@ absl::StatusOr<std::optional<std::string>> StarCheckClient::Get(int rank, int st
 }
 
 absl::StatusOr<int> StarCheckClient::Leave(absl::Time end) {
-  v1::CheckRequest request = calls_->Signed();
+  v1::CheckRequest request = calls_->WithNumber();
   request.set_leave(true);
   ASSIGN_OR_RETURN(const v1::CheckReply reply, calls_->Call(request, end));
   return reply.note_count();

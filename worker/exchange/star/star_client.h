@@ -61,7 +61,8 @@ class StarClient {
   // together; after a second the latter is said once. A long wait is reported as `stall` says.
   //
   // Unavailable, naming the address, if a server cannot be reached; InvalidArgument, at once, if it is protected in
-  // another way than `security`; DeadlineExceeded, naming the ranks, if workers are missing; otherwise the reason for
+  // another way than `security`; Unauthenticated, at the deadline, if it does not prove that it has the job's secret;
+  // DeadlineExceeded, naming the ranks, if workers are missing; otherwise the reason for
   // which a server refuses this worker.
   static absl::StatusOr<std::unique_ptr<StarClient>> Join(const JobSpec& job, Options options);
   // Gives up the requests in flight. When it returns, gRPC refers to no memory of the caller.

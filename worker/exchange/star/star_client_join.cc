@@ -15,8 +15,10 @@
 #include "common/status.h"
 #include "common/steady_time.h"
 #include "common/wall_time.h"
+#include "common/wire/challenge.h"
 #include "common/wire/exchange_message.h"
 #include "common/wire/grpc_transport.h"
+#include "common/wire/request_proof.h"
 #include "proto/starring/v1/parameter_server.grpc.pb.h"
 #include "worker/exchange/star/star_client.h"
 
@@ -29,6 +31,8 @@ constexpr absl::Duration kConnectWait = absl::Seconds(1);
 // The pause if another process has this rank at the server. The rank becomes free when the server notices that the
 // process is gone, which takes seconds.
 constexpr absl::Duration kTakenPause = absl::Milliseconds(500);
+// The same if what answers at the server's address does not prove that it has the job's secret.
+constexpr absl::Duration kUnprovedPause = absl::Milliseconds(500);
 // In an elastic run a Join is asked anew so often: its generation may be over before the server answers.
 constexpr absl::Duration kElasticPatience = absl::Seconds(1);
 // After so many refusals, about a second, a line says why this worker waits.
@@ -60,9 +64,9 @@ ErrorOrigin OriginOfRefusal(grpc::StatusCode code, int shard, bool has_answered)
 // from its construction to its destruction. Both happen on one thread; a thread of the watch does the rest.
 class JoinWatch {
  public:
-  // `server`: its name in messages. `channel`: a connection to it; shared, because gRPC wants it so. `token`: the job's
-  // token, which may be empty.
-  JoinWatch(std::string server, std::shared_ptr<grpc::Channel> channel, std::string token, const StallOptions& stall);
+  // `server`: its name in messages. `channel`: a connection to it; shared, because gRPC wants it so. `key`: the job's,
+  // for requests, which may be empty.
+  JoinWatch(std::string server, std::shared_ptr<grpc::Channel> channel, std::string key, const StallOptions& stall);
   ~JoinWatch();
 
  private:
@@ -71,22 +75,24 @@ class JoinWatch {
 
   const std::string server_;
   const std::shared_ptr<grpc::Channel> channel_;
-  const std::string token_;
+  const std::string key_;
   const StallTimes times_;
   const std::chrono::steady_clock::time_point since_ = std::chrono::steady_clock::now();
-  grpc::ClientContext context_;  // of the question to the server; the destructor cancels it
-  StallReport report_;           // used by thread_ and, once it has ended, by the destructor
+  // Of the questions to the server; the destructor cancels them.
+  grpc::ClientContext challenge_context_;
+  grpc::ClientContext context_;
+  StallReport report_;  // used by thread_ and, once it has ended, by the destructor
   Mutex mutex_;
   ConditionVariable changed_;
   bool over_ ABSL_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 
-JoinWatch::JoinWatch(std::string server, std::shared_ptr<grpc::Channel> channel, std::string token,
+JoinWatch::JoinWatch(std::string server, std::shared_ptr<grpc::Channel> channel, std::string key,
                      const StallOptions& stall)
     : server_(std::move(server)),
       channel_(std::move(channel)),
-      token_(std::move(token)),
+      key_(std::move(key)),
       times_(stall.times),
       report_(stall.say) {
   if (times_.enabled()) thread_ = std::thread([this] { Run(); });
@@ -100,6 +106,7 @@ JoinWatch::~JoinWatch() {
   }
   changed_.NotifyOne();
   // This ends the question if it is being asked, and refuses it if it has not begun.
+  challenge_context_.TryCancel();
   context_.TryCancel();
   thread_.join();
   report_.Close(0, std::chrono::steady_clock::now());
@@ -120,78 +127,136 @@ void JoinWatch::Run() {
 }
 
 std::string JoinWatch::WhoIsMissing() {
-  context_.set_deadline(std::chrono::system_clock::now() + times_.patience());
-  v1::GetStatusRequest request;
-  request.set_token(token_);
-  v1::GetStatusReply reply;
+  const auto end = std::chrono::system_clock::now() + times_.patience();
+  challenge_context_.set_deadline(end);
+  context_.set_deadline(end);
   // The question takes the connection of the Join that waits: what keeps the one from arriving keeps the other, too.
-  const grpc::Status status = v1::ParameterServer::NewStub(channel_)->GetStatus(&context_, request, &reply);
-  if (status.ok() && !reply.message().empty()) return absl::StrCat(server_, ": ", reply.message());
-  if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
-    return absl::StrCat(server_, " cannot be reached: ", status.error_message());
+  const auto stub = v1::ParameterServer::NewStub(channel_);
+  RequestSigner signer(key_);
+  absl::Status status = Challenge(*stub, &challenge_context_, &signer);
+  if (absl::IsUnauthenticated(status)) return absl::StrCat(server_, " ", std::string(status.message()));
+  v1::GetStatusReply reply;
+  if (status.ok()) {
+    v1::GetStatusRequest request;
+    signer.Sign(kGetStatusMethod, &request);
+    status = FromGrpcStatus(stub->GetStatus(&context_, request, &reply));
   }
-  if (status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED) return absl::StrCat(server_, " does not answer");
+  if (status.ok() && !reply.message().empty()) return absl::StrCat(server_, ": ", reply.message());
+  if (absl::IsUnavailable(status)) {
+    return absl::StrCat(server_, " cannot be reached: ", std::string(status.message()));
+  }
+  if (absl::IsDeadlineExceeded(status)) return absl::StrCat(server_, " does not answer");
   return absl::StrCat(server_, " waits for other workers to join");
 }
 
-absl::StatusOr<uint64_t> JoinOne(const StarClient::Shard& target, v1::JoinRequest request,
-                                 const TransportSecurity& security, absl::Time deadline, absl::Duration join_deadline,
-                                 const std::function<void(const std::string&)>& say,
-                                 const std::function<bool()>& superseded) {
-  const std::string server = absl::StrCat("server ", target.address, " (shard ", request.shard(), ")");
-  const auto stub = v1::ParameterServer::NewStub(target.lanes[0]);
+// Where JoinOne asks, and how long.
+struct JoinTarget {
+  const StarClient::Shard& shard;
+  std::string name;  // of the server, in messages
+  const StarClient::Options& options;
+  absl::Time deadline;
+  absl::Duration join_deadline;  // as the job has it
+};
+
+// What one attempt to join has brought.
+struct JoinAttempt {
+  absl::Status status;     // as gRPC says it, or why the server is not believed
+  bool is_proved = false;  // the server has proved that it has the job's secret, if there is one
+  ErrorOrigin origin;
+  uint64_t job_id = 0;
+};
+
+JoinAttempt AskToJoin(const JoinTarget& target, v1::JoinRequest& request, v1::ParameterServer::Stub& stub) {
+  // This is what is left of the deadline. So the server, which knows the missing ranks, gives up before this side
+  // does.
+  request.set_join_deadline_ms(absl::ToInt64Milliseconds(BoundedDeadline(target.deadline - SteadyNow())));
+  // gRPC's deadlines are of the wall clock; ours is of the steady one.
+  const bool is_elastic = target.options.superseded != nullptr;
+  const absl::Time patience = is_elastic ? SteadyNow() + kElasticPatience : target.deadline + kAnswerGrace;
+  const auto end = WallTimeOf(patience);
+  RequestSigner signer(target.options.security.request_key);
+  grpc::ClientContext challenge_context, context;
+  challenge_context.set_deadline(end);
+  context.set_deadline(end);
+  JoinAttempt attempt{.origin = {.kind = ErrorOrigin::Kind::kServer, .number = request.shard()}};
+  attempt.status = Challenge(stub, &challenge_context, &signer);
+  if (!attempt.status.ok()) return attempt;
+  attempt.is_proved = true;
+  signer.Sign(kJoinMethod, &request);
+  v1::JoinReply reply;
+  const grpc::Status status = stub.Join(&context, request, &reply);
+  attempt.status = FromGrpcStatus(status);
+  attempt.origin = OriginOfRefusal(status.error_code(), request.shard(), /*has_answered=*/SteadyNow() < patience);
+  attempt.job_id = reply.job_id();
+  return attempt;
+}
+
+// Why this worker waits on, said once.
+class TryingLine {
+ public:
+  explicit TryingLine(const JoinTarget& target) : target_(target) {}
+
+  void Say(const absl::Status& why, absl::string_view hope) {
+    if (std::exchange(said_, true) || target_.options.stall.say == nullptr) return;
+    const absl::Duration left = target_.deadline - SteadyNow();
+    target_.options.stall.say(absl::StrCat(target_.name, ": ", std::string(why.message()), "; trying for ",
+                                           absl::FormatDuration(absl::Ceil(left, absl::Seconds(1))), " more", hope));
+  }
+
+ private:
+  const JoinTarget& target_;
+  bool said_ = false;
+};
+
+absl::StatusOr<uint64_t> JoinOne(const JoinTarget& target, v1::JoinRequest request) {
+  const auto stub = v1::ParameterServer::NewStub(target.shard.lanes[0]);
+  TryingLine unproved(target), taken(target);
   int taken_count = 0;
   while (true) {
-    if (superseded != nullptr && superseded()) {
+    const bool is_elastic = target.options.superseded != nullptr;
+    if (is_elastic && target.options.superseded()) {
       return WithOrigin(absl::UnavailableError("the generation is over"), {.kind = ErrorOrigin::Kind::kExchange});
     }
-    // This is what is left of the deadline. So the server, which knows the missing ranks, gives up before this side
-    // does.
-    request.set_join_deadline_ms(absl::ToInt64Milliseconds(BoundedDeadline(deadline - SteadyNow())));
-    grpc::ClientContext context;
-    // gRPC's deadlines are of the wall clock; ours is of the steady one.
-    const absl::Duration patience = superseded == nullptr ? (deadline - SteadyNow()) + kAnswerGrace : kElasticPatience;
-    const absl::Time asked = SteadyNow();
-    context.set_deadline(WallTimeOf(asked + patience));
-    v1::JoinReply reply;
-    const grpc::Status status = stub->Join(&context, request, &reply);
-    if (status.ok()) return reply.job_id();
+    const JoinAttempt attempt = AskToJoin(target, request, *stub);
+    if (attempt.status.ok()) return attempt.job_id;
+    const absl::Duration left = target.deadline - SteadyNow();
     // A Join may be repeated, and the server may be one that will never answer.
-    if (superseded != nullptr && status.error_code() == grpc::StatusCode::DEADLINE_EXCEEDED && SteadyNow() < deadline) {
-      continue;
-    }
+    if (is_elastic && absl::IsDeadlineExceeded(attempt.status) && left > absl::ZeroDuration()) continue;
     // A worker that replaces one whose machine has died meets its predecessor's rank until the server notices.
-    const bool is_taken = status.error_code() == grpc::StatusCode::ALREADY_EXISTS;
-    if (const absl::Duration left = deadline - SteadyNow(); is_taken && kTakenPause < left) {
-      if (++taken_count == kTakenCountSaid && say != nullptr) {
-        say(absl::StrCat(server, ": ", status.error_message(), "; trying for ",
-                         absl::FormatDuration(absl::Ceil(left, absl::Seconds(1))),
-                         " more, in case that process is gone"));
-      }
+    if (attempt.is_proved && absl::IsAlreadyExists(attempt.status) && kTakenPause < left) {
+      if (++taken_count == kTakenCountSaid) taken.Say(attempt.status, ", in case that process is gone");
       absl::SleepFor(kTakenPause);
       continue;
     }
-    // Only a server that cannot be reached is tried again. Any other answer is a decision, such as flags that differ.
-    const ErrorOrigin origin =
-        OriginOfRefusal(status.error_code(), request.shard(), /*has_answered=*/SteadyNow() < asked + patience);
-    if (status.error_code() != grpc::StatusCode::UNAVAILABLE) {
-      return WithOrigin(absl::Status(FromGrpcStatus(status).code(), absl::StrCat(server, ": ", status.error_message())),
-                        origin);
-    }
-    const absl::Status reason = ExplainConnectionError(status.error_message(), security);
+    const absl::Status reason =
+        absl::IsUnavailable(attempt.status)
+            ? ExplainConnectionError(std::string(attempt.status.message()), target.options.security)
+            : attempt.status;
     if (!absl::IsUnavailable(reason)) {
-      return absl::Status(reason.code(), absl::StrCat(server, ": ", std::string(reason.message())));
+      // A decision of the job's server, such as flags that differ, is final. A process that has taken the server's port
+      // for a while must not end this worker.
+      const bool is_final =
+          attempt.is_proved || absl::IsDeadlineExceeded(reason) || absl::IsUnavailable(attempt.status);
+      if (is_final || kUnprovedPause >= left) {
+        const absl::Status why(reason.code(), absl::StrCat(target.name, ": ", std::string(reason.message())));
+        // How a server is protected is what this worker was told.
+        return absl::IsUnavailable(attempt.status) ? why : WithOrigin(why, attempt.origin);
+      }
+      unproved.Say(reason, ", in case the job's server comes");
+      absl::SleepFor(kUnprovedPause);
+      continue;
     }
-    if (SteadyNow() + kRetryPause >= deadline) {
-      return WithOrigin(
-          absl::UnavailableError(absl::StrCat(server, " cannot be reached within ", absl::FormatDuration(join_deadline),
-                                              ": ", std::string(reason.message()))),
-          origin);
+    if (kRetryPause >= left) {
+      return WithOrigin(absl::UnavailableError(absl::StrCat(target.name, " cannot be reached within ",
+                                                            absl::FormatDuration(target.join_deadline), ": ",
+                                                            std::string(reason.message()))),
+                        attempt.origin);
     }
     absl::SleepFor(kRetryPause);
     // gRPC 1.51 drives a handshake only while a call waits for it. The call above fails at once while there is no
     // connection, so without this wait a TLS handshake would never end. Returns as soon as there is a connection.
-    target.lanes[0]->WaitForConnected(WallTimeOf(SteadyNow() + std::min(deadline - SteadyNow(), kConnectWait)));
+    const absl::Duration wait = std::min(target.deadline - SteadyNow(), kConnectWait);
+    target.shard.lanes[0]->WaitForConnected(WallTimeOf(SteadyNow() + wait));
   }
 }
 
@@ -202,7 +267,6 @@ absl::StatusOr<std::unique_ptr<StarClient>> StarClient::Join(const JobSpec& job,
   v1::JoinRequest request;
   request.set_run_id(options.run_id);
   request.set_wire_version(kWireVersion);
-  request.set_token(options.security.token);
   request.set_rank(job.rank);
   request.set_worker_id(DrawNonce());
   request.set_shard_count(static_cast<int>(options.shards.size()));
@@ -215,10 +279,13 @@ absl::StatusOr<std::unique_ptr<StarClient>> StarClient::Join(const JobSpec& job,
     Shard& shard = options.shards[s];
     request.set_shard(static_cast<int>(s));
     request.set_lanes(static_cast<int>(shard.lanes.size()));
-    const JoinWatch watch(absl::StrCat("server ", shard.address, " (shard ", s, ")"), shard.lanes[0],
-                          options.security.token, options.stall);
-    ASSIGN_OR_RETURN(shard.job_id, JoinOne(shard, request, options.security, deadline, job.join_deadline,
-                                           options.stall.say, options.superseded));
+    const JoinTarget target{.shard = shard,
+                            .name = absl::StrCat("server ", shard.address, " (shard ", s, ")"),
+                            .options = options,
+                            .deadline = deadline,
+                            .join_deadline = job.join_deadline};
+    const JoinWatch watch(target.name, shard.lanes[0], options.security.request_key, options.stall);
+    ASSIGN_OR_RETURN(shard.job_id, JoinOne(target, request));
   }
   return absl::WrapUnique(new StarClient(job, std::move(options)));
 }

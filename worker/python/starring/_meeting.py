@@ -1,8 +1,9 @@
 """Brings the ranks of a process group together before they have any connection of ours.
 
 Rank 0 decides, the others follow. Each rank *registers*: it writes what it wants to the store of the process group.
-Rank 0 reads all registrations, compares them, listens at an address, makes a fresh secret for the group, and writes its
-*decision*, which the others wait for. A store, unlike a collective, shows who is missing; and a rank that cannot take
+Rank 0 reads all registrations, compares them, listens at an address, and writes its *decision*, which the others wait
+for. Whoever reaches the store can read and write it. So the group's token is in it only if the ranks have no secret
+from which each could derive it. A store, unlike a collective, shows who is missing; and a rank that cannot take
 part registers why, so that all ranks refuse in the same words.
 """
 
@@ -30,7 +31,8 @@ _GRACE_S = 5.0  # after the deadline, for rank 0's decision to arrive: rank 0 ma
 _DECISION = "decision"
 _UNCOMPARED = ("refusal", "host", "name")  # may differ between ranks
 _WAYS_OUT = {"sync": "give all ranks the same sync", "servers": "give all ranks the same servers",
-             "parameters": "wrap the same model on all ranks"}
+             "parameters": "wrap the same model on all ranks",
+             "has_secret": "set STARRING_JOB_SECRET on all ranks, to copies of one file, or on none"}
 _meetings: Dict[str, int] = collections.defaultdict(int)  # held so far, by group: each has keys of its own
 
 

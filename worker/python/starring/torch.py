@@ -104,16 +104,15 @@ def _server_list(servers: Union[None, str, Sequence[str]], sync: str) -> List[st
     return [server for server in servers.split(",") if server] if isinstance(servers, str) else list(servers)
 
 
-def _decide(ranks: List[_meeting.Registration], sync: str, servers: Sequence[str], address: Optional[str],
+def _decide(ranks: List[_meeting.Registration], job_secret: bytes, servers: Sequence[str], address: Optional[str],
             deadlines: Any) -> Any:
-    """On rank 0: where and by which secret the ranks meet. Servers are told here. Returns the decision, and the
+    """On rank 0: where and by which token the ranks meet. Servers are told here. Returns the decision, and the
     listening socket that goes with it."""
-    job_secret = _control.load_secret(os.environ.get(_control.SECRET_VARIABLE)) if servers else b""
+    if servers and not job_secret:
+        _control.load_secret(None)  # says how to give one
     host = address or _meeting.listening_host(ranks, servers)
     listener, rendezvous = _meeting.listen(host, len(ranks) + len(servers))
     name = "torch-" + secrets.token_hex(8)
-    # Servers share no process group with the ranks: their token follows from the secret that they do share.
-    token = _control.group_token(job_secret, name) if servers else secrets.token_bytes(_library.TOKEN_BYTES)
     try:
         for number, server in enumerate(servers):
             _control.ask(server, job_secret, {"number": number, "server_count": len(servers), "world_size": len(ranks),
@@ -121,7 +120,9 @@ def _decide(ranks: List[_meeting.Registration], sync: str, servers: Sequence[str
     except StarringError:
         listener.close()
         raise
-    return {"rendezvous": rendezvous, "name": name, "token": token.hex()}, listener
+    # Ranks with the job's secret derive the token, as servers do, and it does not travel.
+    token = "" if job_secret else secrets.token_hex(_library.TOKEN_BYTES)
+    return {"rendezvous": rendezvous, "name": name, "token": token}, listener
 
 
 def connect(process_group: Any = None, sync: str = "star", servers: Union[None, str, Sequence[str]] = None, *,
@@ -141,23 +142,32 @@ def connect(process_group: Any = None, sync: str = "star", servers: Union[None, 
             _library.load()
         except StarringError as error:
             refusal = str(error)
+    job_secret = b""
+    try:
+        if os.environ.get(_control.SECRET_VARIABLE):
+            job_secret = _control.load_secret(os.environ[_control.SECRET_VARIABLE])
+    except StarringError as error:
+        refusal = refusal or str(error)
     listeners: List[Any] = []
 
     def make(ranks: List[_meeting.Registration]) -> _meeting.Decision:
-        decision, listener = _decide(ranks, sync, addresses, address, deadlines)
+        decision, listener = _decide(ranks, job_secret, addresses, address, deadlines)
         listeners.append(listener)
         return decision
 
-    mine = _meeting.registration(refusal, sync=sync, servers=addresses, parameters=parameters, **deadlines)
+    mine = _meeting.registration(refusal, sync=sync, servers=addresses, parameters=parameters,
+                                 has_secret=bool(job_secret), **deadlines)
     try:
         decision = meeting.decide(mine, make)
         listener = listeners.pop().detach() if listeners else -1
     finally:
         for unused in listeners:
             unused.close()
+    name = decision["name"]
+    token = _control.group_token(job_secret, name) if job_secret else bytes.fromhex(decision["token"])
     return _library.Group(_library.Settings(
         rank=meeting.rank, world_size=meeting.world_size, topology=sync, rendezvous=decision["rendezvous"],
-        group_name=decision["name"], token=bytes.fromhex(decision["token"]), server_count=len(addresses),
+        group_name=name, token=token, server_count=len(addresses),
         listener=listener, join_deadline_s=join_deadline_s, exchange_deadline_s=exchange_deadline_s,
         stall_report_s=stall_report_s, say=_LOG.warning))
 

@@ -8,11 +8,14 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/security/job_secret.h"
+#include "common/wire/challenge.h"
+#include "common/wire/request_proof.h"
 #include "gmock/gmock.h"
 #include "grpcpp/grpcpp.h"
 #include "gtest/gtest.h"
 #include "proto/starring/v1/parameter_server.grpc.pb.h"
 #include "tests/common/security/site_certificates.h"
+#include "tests/common/wire/played_server.h"
 #include "tests/worker/exchange/star/star_fixture.h"
 
 namespace starring {
@@ -24,7 +27,7 @@ using ::testing::Not;
 
 std::string Message(const absl::Status& status) { return std::string(status.message()); }
 
-// The token of a fresh secret.
+// The keys of a fresh secret.
 TransportSecurity WithSecret(bool tls) {
   const std::string path = absl::StrCat(::testing::TempDir(), "/secret");
   unlink(path.c_str());
@@ -122,13 +125,39 @@ TEST(StarSecurityTest, TheBitsAreTheSameInEveryWay) {
   EXPECT_EQ(Train(site_server, site_worker, SameHost::kSocket), expected);
 }
 
-TEST(StarSecurityTest, AWrongSecretIsRefusedAtOnce) {
+TEST(StarSecurityTest, AWrongSecretIsRefused) {
   for (const bool tls : {false, true}) {
-    Server server(WithSecret(tls));
-    const absl::Status status = Join(server.address(), WithSecret(tls));
+    Server server(WithSecret(tls), absl::Seconds(2));
+    const absl::Status status = Join(server.address(), WithSecret(tls), absl::Seconds(1));
     EXPECT_EQ(status.code(), tls ? absl::StatusCode::kInvalidArgument : absl::StatusCode::kUnauthenticated) << status;
     EXPECT_THAT(Message(status), AllOf(HasSubstr(server.address()), HasSubstr("--job_secret")));
+    if (tls) continue;
+    EXPECT_THAT(Message(server.Wait()), HasSubstr("ended before a request, the last from 127.0.0.1:"));
   }
+}
+
+// A process that has taken the server's port gets neither the secret nor a request, and does not end the worker: the
+// server may come.
+TEST(StarSecurityTest, AThiefOfAServersPortGetsNothing) {
+  const TransportSecurity security = WithSecret(false);
+  PlayedServer thief(PlayedServer::Proof::kWrong, security.request_key);
+  JobSpec job = MakeJob(0, 1, 1000, 4096);
+  job.join_deadline = absl::Seconds(20);
+  std::vector<float> parameters = InitialParameters(job.layout.element_count());
+  std::string said;
+  auto exchange = CreateStarExchange(
+      {.addresses = {thief.address()}, .security = security, .stall = {.say = [&](const std::string& line) {
+                                                               said = line;
+                                                               EXPECT_EQ(thief.heard(), "");
+                                                               // Now the job's own server is there. It refuses the job,
+                                                               // for good.
+                                                               thief.SetProof(PlayedServer::Proof::kGenuine);
+                                                             }}});
+  CHECK_OK(exchange);
+  const absl::Status status = (*exchange)->Start(job, parameters);
+  EXPECT_THAT(said, AllOf(HasSubstr("does not prove that it has this job's secret"), HasSubstr("trying for")));
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(thief.heard(), Not(HasSubstr(security.request_key.substr(0, 8))));
 }
 
 TEST(StarSecurityTest, AMissingSecretIsRefusedAndTheServerSaysSo) {
@@ -144,14 +173,14 @@ TEST(StarSecurityTest, AMissingSecretIsRefusedAndTheServerSaysSo) {
   EXPECT_THAT(Message(end), Not(HasSubstr("ended before a request")));  // the server has read and refused it
 
   Server open({});
-  const absl::Status unwanted = Join(open.address(), token);
+  const absl::Status unwanted = Join(open.address(), token, absl::Seconds(1));
   EXPECT_EQ(unwanted.code(), absl::StatusCode::kUnauthenticated) << unwanted;
   EXPECT_THAT(Message(unwanted), HasSubstr("was given no secret"));
 }
 
 TEST(StarSecurityTest, TlsOnOneSideIsSaid) {
   const TransportSecurity tls = WithSecret(true);
-  Server plain({.token = tls.token, .tls = {}}, absl::Seconds(2));
+  Server plain({.request_key = tls.request_key, .tls = {}}, absl::Seconds(2));
   const absl::Status at_plain = Join(plain.address(), tls);
   EXPECT_EQ(at_plain.code(), absl::StatusCode::kInvalidArgument) << at_plain;
   EXPECT_THAT(Message(at_plain), HasSubstr("does not speak TLS: start it with --tls"));
@@ -160,7 +189,8 @@ TEST(StarSecurityTest, TlsOnOneSideIsSaid) {
   EXPECT_THAT(plain.log(), HasSubstr("a worker with --tls does so"));
 
   Server encrypted(tls, absl::Seconds(2));
-  const absl::Status at_encrypted = Join(encrypted.address(), {.token = tls.token, .tls = {}}, absl::Seconds(1));
+  const absl::Status at_encrypted =
+      Join(encrypted.address(), {.request_key = tls.request_key, .tls = {}}, absl::Seconds(1));
   EXPECT_EQ(at_encrypted.code(), absl::StatusCode::kUnavailable) << at_encrypted;
   EXPECT_THAT(Message(at_encrypted), HasSubstr("start this worker with --tls"));
   EXPECT_THAT(Message(encrypted.Wait()), AllOf(HasSubstr("ended before a request, the last from 127.0.0.1:"),
@@ -171,7 +201,7 @@ TEST(StarSecurityTest, TlsNeedsTheTokenToo) {
   const TransportSecurity tls = WithSecret(true);
   Server server(tls);
   TransportSecurity without = tls;
-  without.token.clear();
+  without.request_key.clear();
   EXPECT_EQ(Join(server.address(), without).code(), absl::StatusCode::kUnauthenticated);
 }
 
@@ -195,22 +225,24 @@ TEST(StarSecurityTest, ASitesCertificatesAreChecked) {
   EXPECT_THAT(Message(misnamed), HasSubstr("another name"));
 }
 
-TEST(StarSecurityTest, StatusAsksForTheToken) {
+TEST(StarSecurityTest, StatusAsksForAProof) {
   const TransportSecurity token = WithSecret(false);
   Server server(token);
   const auto stub =
       v1::ParameterServer::NewStub(grpc::CreateChannel(server.address(), grpc::InsecureChannelCredentials()));
-  const auto ask = [&](const std::string& with) {
+  const auto ask = [&](const RequestSigner& signer) {
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
     v1::GetStatusRequest request;
-    request.set_token(with);
+    signer.Sign(kGetStatusMethod, &request);
     v1::GetStatusReply reply;
     return stub->GetStatus(&context, request, &reply).error_code();
   };
-  EXPECT_EQ(ask(""), grpc::StatusCode::UNAUTHENTICATED);
-  EXPECT_EQ(ask(std::string(32, 'x')), grpc::StatusCode::UNAUTHENTICATED);
-  EXPECT_EQ(ask(token.token), grpc::StatusCode::OK);
+  EXPECT_EQ(ask(RequestSigner("")), grpc::StatusCode::UNAUTHENTICATED);
+  RequestSigner signer(token.request_key);
+  grpc::ClientContext context;
+  ASSERT_EQ(Challenge(*stub, &context, &signer), absl::OkStatus());
+  EXPECT_EQ(ask(signer), grpc::StatusCode::OK);
 }
 
 TEST(StarSecurityTest, WithoutASecretOnlyLoopbackIsListenedOn) {
