@@ -2,8 +2,11 @@
 fake_library.py, and no test needs torch.
 """
 
+import hashlib
+import hmac
 import json
 import os
+import queue
 import signal
 import socket
 import subprocess
@@ -65,16 +68,77 @@ class ControlTest(unittest.TestCase):
     def test_a_request_arrives(self):
         self.serve(b"s" * 32)
         _control.ask(self.address, b"s" * 32, {"number": 0, "group_name": "ä"})
-        self.assertEqual(self.requests, [{"version": _control.VERSION, "number": 0, "group_name": "ä"}])
+        self.assertEqual(self.requests, [{"number": 0, "group_name": "ä"}])
 
     def test_what_is_refused(self):
-        for secret, request, text in ((b"t" * 32, {}, "not made with this job's secret"),
-                                      (b"s" * 32, {"seeded": 1}, "server 0 at .*: seeded refusal"),
-                                      (b"s" * 32, {"version": 9}, "version 1, rank 0 version 9")):
+        for secret, request, text in ((b"t" * 32, {}, "does not prove that it has this job's secret"),
+                                      (b"s" * 32, {"seeded": 1}, "server 0 at .*: seeded refusal")):
             self.serve(b"s" * 32)
             with self.assertRaisesRegex(_library.StarringError, text):
                 _control.ask(self.address, secret, {"number": 0, **request})
         self.assertEqual(self.requests, [])
+
+    def speak(self, said):
+        """The answers of a server to these lines."""
+        self.serve(b"s" * 32)
+        with socket.create_connection(self.listener.getsockname(), timeout=10) as rank:
+            lines = rank.makefile("rw", newline="\n")
+            nonce = lines.readline().split()[2]
+            answers = []
+            for line in said(nonce):
+                lines.write(line + "\n")
+                lines.flush()
+                answers.append(lines.readline().strip())
+            return answers
+
+    def test_a_request_without_a_proof_is_refused(self):
+        nonces = []
+
+        def said(own):
+            nonces.append((own, "a" * 32))
+            yield "hello 2 " + "a" * 32
+            yield _control._code(b"s" * 32, "server", nonces[0], "{}") + " {}"
+        self.assertIn("not made with this job's secret", self.speak(said)[1])
+        # What was heard once is worth nothing at the next connection.
+        heard = _control._code(b"s" * 32, "rank 0", nonces[0], "{}") + " {}"
+        self.assertIn("not made with this job's secret", self.speak(lambda _: ["hello 2 " + "a" * 32, heard])[1])
+        self.assertEqual(self.requests, [])
+
+    def test_other_versions_are_told_so(self):
+        # Rank 0 of version 1 takes the server's first line for a nonce.
+        self.assertIn("version 2, rank 0 version 1", self.speak(lambda _: ["0" * 64 + ' {"version": 1}'])[0])
+        self.assertIn("version 2, rank 0 version 3", self.speak(lambda _: ["hello 3 " + "a" * 32])[0])
+        for first, text in (("a" * 32, "server 0 at .* speaks version 1, rank 0 version 2"),
+                            ("starring 3 " + "a" * 32, "speaks version 3, rank 0 version 2"),
+                            ("SSH-2.0-OpenSSH", "is no server of starring")):
+            said = self.play_server([first])
+            with self.assertRaisesRegex(_library.StarringError, text):
+                _control.ask(self.address, b"s" * 32, {"number": 0})
+            self.assertEqual(said.get(timeout=10), b"")
+
+    def play_server(self, lines):
+        """A false server says these lines. Returns a queue that gets what rank 0 has said."""
+        said = queue.Queue()
+
+        def play():
+            connection, _ = self.listener.accept()
+            with connection:
+                connection.settimeout(10)
+                got = b""
+                for number, line in enumerate(lines):
+                    got += connection.recv(4096) if number else b""
+                    connection.sendall(line.encode() + b"\n")
+                while part := connection.recv(4096):
+                    got += part
+                said.put(got)
+        threading.Thread(target=play, daemon=True).start()
+        return said
+
+    def test_a_false_server_learns_nothing(self):
+        said = self.play_server(["starring 2 " + "a" * 32, "b" * 64])
+        with self.assertRaisesRegex(_library.StarringError, "does not prove that it has this job's secret"):
+            _control.ask(self.address, b"s" * 32, {"number": 0, "group_name": "the group"})
+        self.assertRegex(said.get(timeout=10), b"^hello 2 [0-9a-f]{32}\n$")
 
     def test_a_stranger_gets_no_answer(self):
         for said in (b"", b"x" * 5000 + b"\n", b"\n", b"\xff\xfe\n"):
@@ -116,6 +180,16 @@ class ControlTest(unittest.TestCase):
 
     def test_groups_have_tokens_of_their_own(self):
         self.assertEqual(len({_control.group_token(secret, name) for secret in (b"a", b"b") for name in "xy"}), 4)
+
+    def test_each_use_has_a_key_of_its_own(self):
+        digest = hashlib.sha256(b"s").digest()
+        labels = [b"starring grpc requests", b"starring tcp ranks", b"starring python servers",
+                  b"starring python groups"]
+        keys = [hmac.new(digest, label, hashlib.sha256).digest() for label in labels]
+        self.assertEqual(len(set(keys)), 4)
+        self.assertEqual(_control._code(digest, "server", ("a", "b")),
+                         hmac.new(keys[2], b"server a b ", hashlib.sha256).hexdigest())
+        self.assertEqual(_control.group_token(digest, "g"), hmac.new(keys[3], b"g", hashlib.sha256).digest())
 
     def test_a_broken_request_is_refused(self):
         for request in ({}, {"world_size": "two", "number": 0}, {"world_size": None, "number": 1}):
@@ -197,6 +271,38 @@ class ServersTest(unittest.TestCase):
             server = min(map(int, file.read().split()))
         os.kill(server, signal.SIGKILL)
         self.assertRegex(process.stderr.readline(), "server 0 at 127.0.0.1:[0-9]+ has ended with -9")
+
+    def test_silent_strangers_keep_no_group_from_its_servers(self):
+        secret = os.path.join(self.folder, "secret")
+        with open(os.open(secret, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
+            file.write(b"s" * 32)
+        process = self.start("--job_secret=" + secret)
+        address = process.stdout.readline().strip().partition("=")[2]
+        for count in (48, _server._STRANGERS_MAX + 8):
+            strangers = [socket.create_connection(_control.split_address(address), timeout=20) for _ in range(count)]
+            done = subprocess.run([sys.executable, "-c", RANK], text=True, capture_output=True, check=False, timeout=60,
+                                  env={**self.environment, "STARRING_SERVERS": address, "STARRING_JOB_SECRET": secret})
+            self.assertEqual(json.loads(done.stdout or "{}").get("sum"), [1, 2], done.stderr)
+            for stranger in strangers:
+                stranger.close()
+
+    def test_the_oldest_stranger_is_cut_after_its_time(self):
+        ends = [socket.socketpair() for _ in range(_server._STRANGERS_MAX + 1)]
+        strangers = _server.Strangers()
+        begin = time.monotonic()
+        for own, _ in ends[:-1]:
+            strangers.add(own)
+        strangers.forget(ends[0][0])  # it has proved itself
+        strangers.add(ends[0][0])  # and comes again
+        strangers.add(ends[-1][0])
+        self.assertGreaterEqual(time.monotonic() - begin, _server._STRANGER_LIFE_MIN_S)
+        self.assertEqual(ends[1][1].recv(1), b"")
+        ends[0][1].setblocking(False)
+        with self.assertRaises(BlockingIOError):
+            ends[0][1].recv(1)
+        for pair in ends:
+            for end in pair:
+                end.close()
 
     def test_without_a_command(self):
         secret = os.path.join(self.folder, "secret")

@@ -11,13 +11,14 @@ import socket
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, Dict
 
 from starring import _control, _library
 from starring._library import StarringError
 
 GROUPS_MAX = 64  # served at a time
-_CONNECTIONS_MAX = 16  # speaking at a time; the next ones wait to be accepted
+_STRANGERS_MAX = 256  # connections without a proof that are heard at a time, each by a thread
+_STRANGER_LIFE_MIN_S = 0.25  # before one may be cut for the next: rank 0 proves itself in two round trips
 _PAUSE_S = 1.0  # after an accept that failed: what is missing does not come back at once
 
 
@@ -31,36 +32,69 @@ def settings_of(request: _control.Request) -> _library.Settings:
         exchange_deadline_s=float(request["exchange_deadline_s"]))
 
 
+class Strangers:
+    """The connections that have not proved themselves yet. Any thread may call any method."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._since: Dict[socket.socket, float] = {}  # oldest first
+
+    def add(self, connection: socket.socket) -> None:
+        """Cuts the oldest for it if there are too many. Waits until that has had its time."""
+        with self._changed:
+            while len(self._since) >= _STRANGERS_MAX:
+                oldest, since = next(iter(self._since.items()))
+                left = since + _STRANGER_LIFE_MIN_S - time.monotonic()
+                if left > 0:
+                    self._changed.wait(left)
+                    continue
+                del self._since[oldest]
+                try:
+                    oldest.shutdown(socket.SHUT_RDWR)  # ends its thread, which closes it
+                except OSError:
+                    pass  # it has ended by itself
+            self._since[connection] = time.monotonic()
+
+    def forget(self, connection: socket.socket) -> None:
+        """It has proved itself, or ended. Must be called before it is closed."""
+        with self._changed:
+            self._since.pop(connection, None)
+            self._changed.notify()
+
+
 class Server:
     """Serves groups, each in a thread of its own, whose work is done inside the library without the GIL."""
 
     def __init__(self, number: int, secret: bytes) -> None:
         self._number, self._secret = number, secret
-        self._speaking = threading.BoundedSemaphore(_CONNECTIONS_MAX)
+        self._strangers = Strangers()
         self._lock = threading.Lock()
         self._groups = 0  # guarded by _lock
 
     def run(self, listener: socket.socket) -> None:
         """Accepts requests until the process ends."""
         while True:
-            self._speaking.acquire()
             try:
                 connection, _ = listener.accept()
             except OSError as error:  # such as too many open files
                 self._say(f"cannot accept: {error}")
-                self._speaking.release()
                 time.sleep(_PAUSE_S)
                 continue
+            self._strangers.add(connection)
             threading.Thread(target=self._speak, args=[connection], daemon=True).start()
 
     def _speak(self, connection: socket.socket) -> None:
-        try:
-            with connection:
-                _control.answer(connection, self._secret, self._accept)
-        except OSError:
-            pass  # a stranger, or a rank that has ended; the rank itself says why
-        finally:
-            self._speaking.release()
+        def accept(request: _control.Request) -> None:
+            self._strangers.forget(connection)
+            self._accept(request)
+
+        with connection:
+            try:
+                _control.answer(connection, self._secret, accept)
+            except OSError:
+                pass  # a stranger, or a rank that has ended; the rank itself says why
+            finally:
+                self._strangers.forget(connection)
 
     def _accept(self, request: _control.Request) -> None:
         settings = settings_of(request)
