@@ -40,9 +40,12 @@ std::string PeerNameOfSocket(int fd);
 // Looks at every descriptor of the process, some microseconds each.
 void ForEachConnectionTo(const std::set<std::string>& peers, absl::FunctionRef<void(int)> visit);
 
-// Shuts down those connections, so that reads and writes that wait for the peer end at once. The kernel may still send
-// what it has accepted.
-void CutConnectionsTo(const std::set<std::string>& peers);
+// The connections of this process: both ends of each.
+std::set<std::string> OwnConnections();
+
+// Shuts down the connections to `peers`, so that reads and writes that wait for them end at once; all but those of
+// `others`, which OwnConnections has returned. The kernel may still send what it has accepted.
+void CutConnectionsTo(const std::set<std::string>& peers, const std::set<std::string>& others = {});
 
 }  // namespace starring
 

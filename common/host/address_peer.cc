@@ -29,10 +29,10 @@ std::string PeerNameOfUri(absl::string_view uri) {
   return name;
 }
 
-std::string PeerNameOfSocket(int fd) {
-  sockaddr_storage address = {};
-  socklen_t length = sizeof(address);
-  if (getpeername(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) return {};
+namespace {
+
+// "127.0.0.1:4711"; empty if it is no address of IPv4 or IPv6.
+std::string NameOf(const sockaddr_storage& address) {
   char text[INET6_ADDRSTRLEN] = "";
   if (address.ss_family == AF_INET) {
     const auto& v4 = reinterpret_cast<const sockaddr_in&>(address);
@@ -49,7 +49,15 @@ std::string PeerNameOfSocket(int fd) {
   return absl::StrCat("[", text, "]:", ntohs(v6.sin6_port));
 }
 
-void ForEachConnectionTo(const std::set<std::string>& peers, absl::FunctionRef<void(int)> visit) {
+// Both ends. No other connection of this machine has them while this one is there.
+std::string NameOfConnection(int fd) {
+  sockaddr_storage own = {};
+  socklen_t length = sizeof(own);
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&own), &length) != 0) return {};
+  return absl::StrCat(NameOf(own), " to ", PeerNameOfSocket(fd));
+}
+
+void ForEachConnection(absl::FunctionRef<void(int fd, const std::string& peer)> visit) {
   std::error_code error;
   // All numbers are read before any is duplicated: the duplicates would be entries of the same folder.
   std::vector<int> fds;
@@ -66,15 +74,38 @@ void ForEachConnectionTo(const std::set<std::string>& peers, absl::FunctionRef<v
     const int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
     if (own < 0) continue;
     const std::string peer = PeerNameOfSocket(own);
-    if (!peer.empty() && peers.contains(peer)) visit(own);
+    if (!peer.empty()) visit(own, peer);
     close(own);
   }
 }
 
-void CutConnectionsTo(const std::set<std::string>& peers) {
-  // shutdown acts on the socket and not on the number: the descriptor's owner, gRPC, notices the end and closes its own
-  // descriptor.
-  ForEachConnectionTo(peers, [](int fd) { shutdown(fd, SHUT_RDWR); });
+}  // namespace
+
+std::string PeerNameOfSocket(int fd) {
+  sockaddr_storage address = {};
+  socklen_t length = sizeof(address);
+  if (getpeername(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0) return {};
+  return NameOf(address);
+}
+
+void ForEachConnectionTo(const std::set<std::string>& peers, absl::FunctionRef<void(int)> visit) {
+  ForEachConnection([&](int fd, const std::string& peer) {
+    if (peers.contains(peer)) visit(fd);
+  });
+}
+
+std::set<std::string> OwnConnections() {
+  std::set<std::string> names;
+  ForEachConnection([&](int fd, const std::string& /*peer*/) { names.insert(NameOfConnection(fd)); });
+  return names;
+}
+
+void CutConnectionsTo(const std::set<std::string>& peers, const std::set<std::string>& others) {
+  ForEachConnectionTo(peers, [&](int fd) {
+    // shutdown acts on the socket and not on the number: the descriptor's owner, gRPC, notices the end and closes its
+    // own descriptor.
+    if (!others.contains(NameOfConnection(fd))) shutdown(fd, SHUT_RDWR);
+  });
 }
 
 }  // namespace starring

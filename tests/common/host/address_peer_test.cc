@@ -3,6 +3,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <set>
+#include <string>
 #include <utility>
 
 #include "common/host/address.h"
@@ -63,6 +65,17 @@ TEST(PeerNameTest, CutsTheConnectionsToOnePeerOnly) {
   CutConnectionsTo({""});  // the name of an unknown peer, which must not match every socket without a peer
   EXPECT_FALSE(IsShutDown(second_caller));
   for (const int fd : {first, first_caller, second, second_caller}) close(fd);
+}
+
+// A worker's connection to its coordinator leads to the same address as the lanes to shard 0.
+TEST(PeerNameTest, LeavesTheConnectionsThatWereThereBefore) {
+  const auto [before, before_caller] = Connect();
+  const std::set<std::string> others = OwnConnections();
+  const auto [after, after_caller] = Connect();
+  CutConnectionsTo({PeerNameOfSocket(before_caller), PeerNameOfSocket(after_caller)}, others);
+  EXPECT_FALSE(IsShutDown(before_caller));
+  EXPECT_TRUE(IsShutDown(after_caller));
+  for (const int fd : {before, before_caller, after, after_caller}) close(fd);
 }
 
 }  // namespace

@@ -332,7 +332,7 @@ void StarClient::CutConnections() {
   for (const auto& shard : lanes_) {
     for (const auto& lane : shard) peers.insert(lane->peer());
   }
-  CutConnectionsTo(peers);
+  CutConnectionsTo(peers, options_.others);
 }
 
 bool StarClient::AllLanesClosed() const {

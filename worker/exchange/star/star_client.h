@@ -20,6 +20,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -51,6 +52,7 @@ class StarClient {
     std::vector<Shard> shards;
     std::string run_id;                // equal on all workers of a run; may be empty
     TransportSecurity security;        // as the servers have it
+    std::set<std::string> others;      // this process's connections that are not the client's (OwnConnections)
     Trace* trace = nullptr;            // outlives the client; null: there is none
     StallOptions stall;                // its lines come from the thread that joins, later from the one that drives
     std::function<bool()> superseded;  // as StarOptions'

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -127,9 +129,13 @@ absl::Status StarExchange::Start(const JobSpec& job, std::span<float> parameters
   parameters_ = parameters;
   node_count_ = static_cast<int>(ShareOf(job.rank, LeafOwnersOf(job)).size());
 
+  // Before it dials: a cut must leave a worker's connection to its coordinator, which has the address of shard 0.
+  std::set<std::string> others;
+  if (options_.superseded != nullptr) others = OwnConnections();
   StarClient::Options client{.shards = {},
                              .run_id = options_.run_id,
                              .security = options_.security,
+                             .others = std::move(others),
                              .trace = options_.trace,
                              .stall = options_.stall,
                              .superseded = options_.superseded};

@@ -2,10 +2,12 @@
 
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <set>
 #include <string>
@@ -147,6 +149,32 @@ TEST(StarExchangeTest, NoEndOfALaneHasBbr) {
   EXPECT_GE(ends, 2 * kServers * kLanes);
   EXPECT_EQ(ends_with_bbr, 0);
   EXPECT_TRUE(exchange->Finish().ok());
+}
+
+// As a worker's connection to its coordinator, which has the address of shard 0.
+TEST(StarExchangeTest, TheEndOfAGenerationCutsNoOlderConnection) {
+  Servers servers(1);
+  std::vector<DialResult> link = DialAll(servers.addresses, absl::Seconds(20));
+  ASSERT_EQ(link[0].error, "");
+  std::atomic<bool> is_over = false;
+  auto exchange = CreateStarExchange(
+      {.addresses = servers.addresses, .run_id = "", .superseded = [&is_over] { return is_over.load(); }});
+  ASSERT_TRUE(exchange.ok()) << exchange.status();
+  const JobSpec job = MakeJob(0, 1, 1000, 1);
+  std::vector<float> parameters = InitialParameters(job.layout.element_count());
+  ASSERT_TRUE((*exchange)->Start(job, parameters).ok());
+  is_over = true;
+  absl::Status status;
+  for (int64_t step = 0; status.ok(); ++step) {
+    for (int b = 0; b < job.buckets.bucket_count(); ++b) {
+      const ElementRange range = job.buckets.bucket(b);
+      (*exchange)->Submit(step, b, std::span(parameters).subspan(range.begin, range.size()));
+    }
+    for (int b = 0; b < job.buckets.bucket_count() && status.ok(); ++b) status = (*exchange)->Await(step, b);
+  }
+  EXPECT_EQ(status.message(), "the generation is over");
+  pollfd end = {.fd = link[0].socket.fd(), .events = POLLRDHUP, .revents = 0};
+  EXPECT_EQ(poll(&end, 1, 0), 0) << "the connection was shut down";
 }
 
 TEST(StarExchangeTest, AGradientMayBeOutsideTheSharedMemory) {
