@@ -234,6 +234,14 @@ absl::Status Checkpointer::AwaitSnapshot(GradientExchange* exchange) {
   return BeginWrite(*std::exchange(reading_, std::nullopt), CheckpointWriter::AfterFailure::kGiveUp);
 }
 
+bool Checkpointer::IsOverdue(const CheckpointSchedule& schedule, int64_t step) const {
+  if (options_.worker->checkpoint_dir.empty() || !writes()) return false;
+  const std::vector<CheckpointFolder> folders = ListCheckpointFolders(options_.worker->checkpoint_dir);
+  const int64_t newest = folders.empty() ? 0 : folders.front().step;
+  while (step > newest && !schedule.IsDue(step)) --step;
+  return step > newest;
+}
+
 absl::Status Checkpointer::SaveFinal(int64_t step, std::span<const float> parameters, GradientExchange* exchange) {
   if (options_.worker->checkpoint_dir.empty()) return absl::OkStatus();
   RETURN_IF_ERROR(AwaitSnapshot(exchange));

@@ -96,6 +96,9 @@ class Checkpointer {
   absl::Status SaveSnapshot(int64_t step, std::span<const float> parameters, GradientExchange* exchange);
   absl::Status PollSnapshot(GradientExchange* exchange);
   absl::Status AwaitSnapshot(GradientExchange* exchange);
+  // Whether a checkpoint that was due by now is missing, because the generation that would have written it was cut. Of
+  // rank 0 alone.
+  bool IsOverdue(const CheckpointSchedule& schedule, int64_t step) const;
 
   // As SavePeriodic, but never skipped, and every rank returns when the checkpoint is on the disk. A write that fails
   // is tried again. NotWrittenError, on every rank, if it fails again or takes longer than --checkpoint_deadline_s.

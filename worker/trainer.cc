@@ -373,6 +373,7 @@ absl::Status Trainer::TrainSteps() {
   if (IsElastic() && options_.segment->from_snapshot && EndsEpoch(step_) && !IsEvaluated()) {
     RETURN_IF_ERROR(FinishEpoch());
   }
+  checkpoint_is_due_ = IsElastic() && options_.segment->from_snapshot && checkpointer_->IsOverdue(checkpoints_, step_);
   bool stops = false;  // at the next snapshot
   result_.stopped_early = IsElastic() && options_.segment->ends_run && step_ < end_step_;
   while (step_ < end_step_ && !result_.stopped_early) {

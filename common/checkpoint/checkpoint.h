@@ -96,15 +96,23 @@ absl::Status CreateFolders(const std::string& dir);
 class FolderLock {
  public:
   // Makes `dir` if it does not exist. FailedPrecondition when another process still has the lock after `patience`.
-  static absl::StatusOr<FolderLock> Take(const std::string& dir, absl::Duration patience);
+  // `file`: the name of the lock, a file in `dir`.
+  static absl::StatusOr<FolderLock> Take(const std::string& dir, absl::Duration patience,
+                                         const std::string& file = ".lock");
   ~FolderLock();
   FolderLock(FolderLock&& other) noexcept;
   FolderLock& operator=(FolderLock&&) = delete;
+  // False if the file system has no locks: then this object keeps nobody out.
+  [[nodiscard]] bool is_held() const { return is_held_; }
 
  private:
   explicit FolderLock(int file) : file_(file) {}
   int file_;
+  bool is_held_ = false;
 };
+
+// A new or renamed entry of a folder survives a crash of the machine only after this.
+absl::Status FlushFolder(const std::string& path);
 
 // Newest first; empty if `dir` does not exist.
 std::vector<CheckpointFolder> ListCheckpointFolders(const std::string& dir);

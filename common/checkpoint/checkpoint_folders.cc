@@ -28,22 +28,28 @@ namespace fs = std::filesystem;
 constexpr char kStep[] = "step-";
 constexpr char kWriting[] = ".writing-";
 constexpr char kReplaced[] = ".replaced-";
-constexpr char kLock[] = ".lock";
 
 absl::Status FileSystemError(const std::error_code& error, absl::string_view what, const std::string& path) {
   return absl::ErrnoToStatus(error.value(), absl::StrCat("cannot ", what, " ", path));
 }
 
-// A new or renamed entry survives a crash only after its folder was flushed.
-absl::Status FlushFolder(const std::string& path) {
-  const int folder = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (folder < 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", path));
-  // errno is kept aside, because close may change it. EINVAL: a file system (older CIFS, some FUSE) that flushes no
-  // folder. It writes names as it sees fit, and its checkpoints are as good as its other files.
-  const int error = fsync(folder) == 0 || errno == EINVAL ? 0 : errno;
-  close(folder);
-  return error == 0 ? absl::OkStatus() : absl::ErrnoToStatus(error, absl::StrCat("cannot flush ", path));
-}
+// A folder that this process writes. While the object lives, no process that can lock takes it for a leftover.
+class OwnFolder {
+ public:
+  explicit OwnFolder(const std::string& path) : file_(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+    is_others_ = file_ >= 0 && flock(file_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  }
+  ~OwnFolder() {
+    if (file_ >= 0) close(file_);
+  }
+  OwnFolder(const OwnFolder&) = delete;
+  OwnFolder& operator=(const OwnFolder&) = delete;
+  bool is_others() const { return is_others_; }
+
+ private:
+  const int file_;
+  bool is_others_ = false;
+};
 
 // The step in "step-000000123"; nullopt for any other name. Digits are checked one by one, because SimpleAtoi takes
 // signs and spaces too. 18 of them always fit an int64_t.
@@ -70,11 +76,13 @@ std::vector<std::string> NamesBehind(absl::string_view prefix, const std::string
 }
 
 // Removes what a crash left. A replaced folder stays if nothing took its place: it is still the checkpoint of its step.
-// The caller has the FolderLock; without it, a folder that another process is writing would look like a leftover.
+// In an elastic run two processes may write at a time: rank 0, and one before it that was frozen and wakes up.
 void RemoveLeftovers(const std::string& dir) {
   std::error_code ignored;
-  for (const std::string& name : NamesBehind(kWriting, dir))
-    fs::remove_all(absl::StrCat(dir, "/", kWriting, name), ignored);
+  for (const std::string& name : NamesBehind(kWriting, dir)) {
+    const std::string path = absl::StrCat(dir, "/", kWriting, name);
+    if (const OwnFolder folder(path); !folder.is_others()) fs::remove_all(path, ignored);
+  }
   for (const std::string& name : NamesBehind(kReplaced, dir)) {
     if (fs::exists(absl::StrCat(dir, "/", name), ignored)) {
       fs::remove_all(absl::StrCat(dir, "/", kReplaced, name), ignored);
@@ -108,6 +116,16 @@ absl::Status TakePlace(const std::string& dir, const std::string& temporary, con
 }
 
 }  // namespace
+
+absl::Status FlushFolder(const std::string& path) {
+  const int folder = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (folder < 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", path));
+  // errno is kept aside, because close may change it. EINVAL: a file system (older CIFS, some FUSE) that flushes no
+  // folder. It writes names as it sees fit, and its checkpoints are as good as its other files.
+  const int error = fsync(folder) == 0 || errno == EINVAL ? 0 : errno;
+  close(folder);
+  return error == 0 ? absl::OkStatus() : absl::ErrnoToStatus(error, absl::StrCat("cannot flush ", path));
+}
 
 // Flushes the parent of each new folder: a crash would otherwise lose the whole path.
 absl::Status CreateFolders(const std::string& dir) {
@@ -145,8 +163,10 @@ absl::Status PublishFolder(const std::string& dir, int64_t step,
   RemoveLeftovers(dir);
   const std::string name = absl::StrFormat("%s%09d", kStep, step);
   const std::string temporary = absl::StrCat(dir, "/", kWriting, name);
-  fs::create_directory(temporary, error);
+  const bool is_new = fs::create_directory(temporary, error);
   if (error) return FileSystemError(error, "create", temporary);
+  if (!is_new) return absl::AlreadyExistsError(absl::StrCat("another process writes ", temporary));
+  const OwnFolder own(temporary);
   // Each flush precedes the step that relies on it: `fill` flushes the files, the next line their names in the folder,
   // and TakePlace the folder's new name.
   absl::Status status = fill(temporary);
@@ -156,7 +176,7 @@ absl::Status PublishFolder(const std::string& dir, int64_t step,
   return status;
 }
 
-FolderLock::FolderLock(FolderLock&& other) noexcept : file_(std::exchange(other.file_, -1)) {}
+FolderLock::FolderLock(FolderLock&& other) noexcept : file_(std::exchange(other.file_, -1)), is_held_(other.is_held_) {}
 
 FolderLock::~FolderLock() {
   // The lock file stays. If it were removed, a job that has the old file open would lock that one, while a later job
@@ -164,14 +184,15 @@ FolderLock::~FolderLock() {
   if (file_ >= 0) close(file_);
 }
 
-absl::StatusOr<FolderLock> FolderLock::Take(const std::string& dir, absl::Duration patience) {
+absl::StatusOr<FolderLock> FolderLock::Take(const std::string& dir, absl::Duration patience, const std::string& file) {
   RETURN_IF_ERROR(CreateFolders(dir));
-  const std::string path = absl::StrCat(dir, "/", kLock);
+  const std::string path = absl::StrCat(dir, "/", file);
   FolderLock lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
   if (lock.file_ < 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", path));
   // The kernel may need a moment to release the lock of a job that was killed.
   for (const absl::Time end = SteadyNow() + patience;;) {
-    if (flock(lock.file_, LOCK_EX | LOCK_NB) == 0) return lock;
+    lock.is_held_ = flock(lock.file_, LOCK_EX | LOCK_NB) == 0;
+    if (lock.is_held_) return lock;
     if (errno == EINTR) continue;
     // The file system has no locks. Refusing would make such file systems useless, so the user must keep jobs apart.
     if (errno != EWOULDBLOCK) return lock;

@@ -252,6 +252,20 @@ TEST_F(CheckpointerTest, ADiskThatHangsIsLeftAtTheDeadlineByEveryRank) {
   has_ended->wait();
 }
 
+// The generation that would have written it was cut.
+TEST_F(CheckpointerTest, OneThatWasDueAndIsNotThereIsOverdue) {
+  const CheckpointSchedule schedule{.steps_per_epoch = 1000, .every_epochs = 1, .every_steps = 10};
+  RunRanks([&](Rank* rank) {
+    const bool is_writer = rank->options.rank == 0;
+    EXPECT_FALSE(rank->checkpointer->IsOverdue(schedule, 9));
+    EXPECT_EQ(rank->checkpointer->IsOverdue(schedule, 10), is_writer);
+    EXPECT_EQ(rank->checkpointer->IsOverdue(schedule, 14), is_writer);
+    EXPECT_EQ(rank->checkpointer->SaveFinal(12, rank->parameters, rank->exchange.get()), absl::OkStatus());
+    EXPECT_FALSE(rank->checkpointer->IsOverdue(schedule, 19));
+    EXPECT_EQ(rank->checkpointer->IsOverdue(schedule, 20), is_writer);
+  });
+}
+
 TEST_F(CheckpointerTest, AFailedWriteIsAWarningUnlessItIsTheLast) {
   write_ = [](const std::string& dir, const Layout& layout, const Checkpoint& checkpoint) {
     if (checkpoint.step > 10) return absl::ResourceExhaustedError("no space left");

@@ -55,9 +55,9 @@ class WorkerMember {
     // Whether all shards answer. Called by Next.
     std::function<absl::Status(const std::vector<std::string>& shards)> reach;
     std::function<void(const std::string&)> say;  // lines for people
-    // Of AwaitEnd with a coordinator that cannot be reached. One that was killed and started again is back sooner; one
-    // that has ended the run does not come back.
-    std::chrono::milliseconds end_patience{2'000};
+    // Of AwaitEnd with a coordinator that cannot be reached. One that was killed and started again is back sooner, and
+    // waits for its workers if it has not logged the end; one that has ended the run does not come back.
+    std::chrono::milliseconds end_patience{20'000};
   };
   explicit WorkerMember(Options options);
   ~WorkerMember();

@@ -17,7 +17,7 @@
 namespace {
 
 // What fsync of a folder reports; 0: what the system does.
-std::atomic<int> folder_flush_errno = 0;
+std::atomic<int> folder_flush_errno = 0, lock_errno = 0;
 
 }  // namespace
 
@@ -29,6 +29,14 @@ extern "C" int fsync(int file) {
     return -1;
   }
   return static_cast<int>(syscall(SYS_fsync, file));
+}
+
+extern "C" int flock(int file, int operation) {
+  if (lock_errno != 0) {
+    errno = lock_errno;
+    return -1;
+  }
+  return static_cast<int>(syscall(SYS_flock, file, operation));
 }
 
 namespace starring {
@@ -90,6 +98,25 @@ TEST_F(CheckpointFoldersTest, TheUmaskDecidesWhoMayTakeTheLock) {
   EXPECT_EQ(facts.st_mode & 0777, 0664);
 }
 
+// As NFS may be.
+TEST_F(CheckpointFoldersTest, AFileSystemWithoutLocksIsTold) {
+  EXPECT_TRUE(FolderLock::Take(dir_, absl::ZeroDuration())->is_held());
+  lock_errno = ENOLCK;
+  const absl::StatusOr<FolderLock> first = FolderLock::Take(dir_, absl::ZeroDuration());
+  const absl::StatusOr<FolderLock> second = FolderLock::Take(dir_, absl::ZeroDuration());
+  lock_errno = 0;
+  ASSERT_TRUE(first.ok() && second.ok()) << first.status() << second.status();
+  EXPECT_FALSE(first->is_held());
+  EXPECT_FALSE(second->is_held());
+}
+
+TEST_F(CheckpointFoldersTest, LocksOfOtherNamesAreOthers) {
+  const absl::StatusOr<FolderLock> first = FolderLock::Take(dir_, absl::ZeroDuration(), ".lock-shard-0of2");
+  const absl::StatusOr<FolderLock> second = FolderLock::Take(dir_, absl::ZeroDuration(), ".lock-shard-1of2");
+  EXPECT_TRUE(first.ok() && second.ok());
+  EXPECT_FALSE(FolderLock::Take(dir_, absl::ZeroDuration(), ".lock-shard-1of2").ok());
+}
+
 TEST_F(CheckpointFoldersTest, OtherNamesAreNotTaken) {
   for (const char* name : {"step-", "step-1x", "step--1", "step-9999999999999999999", "Step-1", "step-2.old", "x"}) {
     fs::create_directories(dir_ + "/" + name);
@@ -124,6 +151,19 @@ TEST_F(CheckpointFoldersTest, LeftoversOfACrashAreCleared) {
   EXPECT_EQ(ListCheckpointFolders(dir_)[0].path, dir_ + "/step-000000001");
   ASSERT_TRUE(Publish(3, "x").ok());
   EXPECT_THAT(Names(), ElementsAre("step-000000001", "step-000000003"));
+}
+
+// Rank 0 of an elastic run, and one before it that was frozen and wakes up.
+TEST_F(CheckpointFoldersTest, WhatAnotherProcessWritesIsNoLeftover) {
+  const absl::Status slow = PublishFolder(dir_, 5, [&](const std::string& folder) {
+    std::ofstream(folder + "/content") << "five";
+    EXPECT_EQ(Publish(6, "six"), absl::OkStatus());
+    EXPECT_EQ(Publish(5, "again").code(), absl::StatusCode::kAlreadyExists);
+    return absl::OkStatus();
+  });
+  EXPECT_EQ(slow, absl::OkStatus());
+  EXPECT_THAT(Names(), ElementsAre("step-000000005", "step-000000006"));
+  EXPECT_EQ(Content(dir_ + "/step-000000005"), "five");
 }
 
 // After a crash between the two renames of a replacement, only the hidden folder is there: it is the only whole
