@@ -45,7 +45,7 @@ Coordinator::Coordinator(Options options)
     SetGeneration(*options_.log->last());
     ledger_.Begin(*generation_);
   }
-  if (const absl::Status status = options_.log->Prepare(changing_to_); !status.ok()) End(status);
+  Prepare(options_.now);
 }
 
 Coordinator::Member* Coordinator::Find(uint64_t member) {
@@ -99,7 +99,9 @@ absl::Status Coordinator::AddShard(uint64_t id, const std::string& name, const S
   member.is_shard = true;
   member.shard.shard = report.shard;
   Heard(member, now);
-  if (!running_) options_.send(id, {.kind = Order::Kind::kPrepare, .generation = {.number = changing_to_}});
+  if (!running_ && is_prepared_) {
+    options_.send(id, {.kind = Order::Kind::kPrepare, .generation = {.number = changing_to_}});
+  }
   OnShard(id, report, now);
   return absl::OkStatus();
 }
@@ -140,7 +142,12 @@ void Coordinator::OnShard(uint64_t id, const ShardReport& report, Time now) {
     if (std::ssize(shards_) == options_.shard_count && std::ranges::all_of(shards_, has_finished)) {
       // Without its end in the log a run that has steps left can go on where it was.
       if (!shortage_.ok() && generation_->first_step < options_.end_step) return End(shortage_);
-      return End(options_.log->End(is_last_ ? generation_->first_step : options_.end_step));
+      // The shards tell it again until it is written.
+      if (IsFull(now)) return;
+      if (IsLogged(options_.log->End(is_last_ ? generation_->first_step : options_.end_step), now)) {
+        End(absl::OkStatus());
+      }
+      return;
     }
   }
   FailRefuted(now);
@@ -186,6 +193,7 @@ void Coordinator::Tick(Time now) {
     for (auto& [id, member] : members_) member.heard = member.down_since = member.last_progress = now;
     change_since_ = now;
   }
+  if (!running_ && !is_prepared_ && !IsFull(now)) Prepare(now);
   GiveUpLost(now);
   if (ended_.has_value()) return;
   ConsiderShares(now);
@@ -194,6 +202,7 @@ void Coordinator::Tick(Time now) {
   if (ended_.has_value()) return;
   RepeatOrders(now);
   if (running_) return SayUnkept(now);
+  if (full_since_.has_value()) return;  // which has a deadline of its own
   const std::string missing = MissingForCommit(now);
   if (missing.empty()) return;
   if (now - change_since_ > ChangeDeadline()) return EndForShortage(missing, now);
@@ -373,7 +382,7 @@ void Coordinator::RepeatOrders(Time now) {
   for (const auto& [id, member] : members_) {
     if (!member.connected) continue;
     const bool has_left = member.is_shard ? member.shard.prepared >= changing_to_ : member.worker.ready;
-    if (!running_ && !has_left) {
+    if (!running_ && is_prepared_ && !has_left) {
       options_.send(id, {.kind = member.is_shard ? Order::Kind::kPrepare : Order::Kind::kCut,
                          .generation = {.number = changing_to_}});
     }
@@ -403,11 +412,34 @@ void Coordinator::BeginChange(const std::string& cause, Kind kind, Time now) {
   cause_ = cause;
   change_since_ = said_missing_ = last_order_ = now;
   changing_to_ = options_.log->last_number() + 1;
-  if (const absl::Status status = options_.log->Prepare(changing_to_); !status.ok()) return End(status);
+  Prepare(now);
+  CommitIfReady(now);
+}
+
+void Coordinator::Prepare(Time now) {
+  is_prepared_ = IsLogged(options_.log->Prepare(changing_to_), now);
+  if (!is_prepared_) return;
   SendToAll(true, {.kind = Order::Kind::kPrepare, .generation = {.number = changing_to_}});
   // A worker may wait for a shard that is gone, and would until its deadline.
   SendToAll(false, {.kind = Order::Kind::kCut, .generation = {.number = changing_to_}});
-  CommitIfReady(now);
+}
+
+bool Coordinator::IsLogged(const absl::Status& status, Time now) {
+  if (status.ok()) {
+    full_since_.reset();
+    return true;
+  }
+  if (!absl::IsResourceExhausted(status)) {
+    End(status);
+    return false;
+  }
+  if (!full_since_.has_value()) {
+    full_since_ = now;
+    Say(absl::StrCat(std::string(status.message()), "; trying again for ", SecondsText(options_.join_deadline)));
+  }
+  full_tried_ = now;
+  if (now - *full_since_ > options_.join_deadline) End(status);
+  return false;
 }
 
 void Coordinator::SendToAll(bool to_shards, const Order& order) {

@@ -138,6 +138,8 @@ class Coordinator {
   static constexpr int kAlonePatience = 10;  // join deadlines in which a worker that is alone comes no further
   // An answer to kReach that has not come after this time is none. A worker needs half of it at most.
   static constexpr std::chrono::seconds kReachPatience{10};
+  // How often a log whose disk is full is tried again.
+  static constexpr std::chrono::seconds kFullPause{1};
   // After this time a line says that no new snapshot is on all disks.
   static constexpr std::chrono::seconds kSayUnkept{60};
 
@@ -256,6 +258,13 @@ class Coordinator {
   // kWorker: one worker's trouble. It is no strike, because the worker leaves, is left out or is checked.
   enum class Kind { kPlanned, kWorker, kOther };
   void BeginChange(const std::string& cause, Kind kind, Time now);
+  // Logs that the change has begun, and tells all.
+  void Prepare(Time now);
+  // Whether the log was written. If its disk is full, that is said, and to be tried again; any other error ends the
+  // run.
+  bool IsLogged(const absl::Status& status, Time now);
+  // It was full a moment ago.
+  bool IsFull(Time now) const { return full_since_.has_value() && now - full_tried_ < kFullPause; }
   void EndForShortage(const std::string& missing, Time now);
   // How long a generation may be waited for.
   std::chrono::milliseconds ChangeDeadline() const;
@@ -319,6 +328,10 @@ class Coordinator {
   Time last_tick_;
   Time last_deal_;
   Time said_missing_;
+  bool is_prepared_ = false;          // changing_to_ is in the log
+  int64_t checked_ = 0;               // the generation whose progress was checked last
+  std::optional<Time> full_since_;    // since when the log's disk is full
+  Time full_tried_;                   // when that was seen last
   Time last_order_;                   // that members have to obey
   int64_t kept_ = -1;                 // the newest snapshot that all shards had durably; -1: none
   Time kept_since_;                   // since when it is the newest, or that was said (SayUnkept)

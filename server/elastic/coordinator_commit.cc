@@ -150,7 +150,7 @@ void Coordinator::RefuseOtherBegins() {
 }
 
 void Coordinator::CommitIfReady(Time now) {
-  if (running_ || ended_.has_value() || !MissingShard().empty()) return;
+  if (running_ || ended_.has_value() || !is_prepared_ || !MissingShard().empty() || IsFull(now)) return;
   const std::vector<int64_t> snapshots = CommonSnapshots();
   if (const absl::Status status = CheckLoss(snapshots); !status.ok()) return End(status);
   if (snapshots.empty()) RefuseOtherBegins();
@@ -165,12 +165,15 @@ void Coordinator::CommitIfReady(Time now) {
   if (!MissingForCommit(now).empty()) return;
   const absl::StatusOr<int64_t> first_step = FirstStep(snapshots);
   if (!first_step.ok()) return End(first_step.status());
-  if (const absl::Status status = CheckProgress(*first_step, snapshots); !status.ok()) return End(status);
+  // Once for each change, also if the log is full at first.
+  if (std::exchange(checked_, changing_to_) != changing_to_) {
+    if (const absl::Status status = CheckProgress(*first_step, snapshots); !status.ok()) return End(status);
+  }
   Generation next = Deal(EligibleWorkers(now));
   next.number = changing_to_;
   next.first_step = *first_step;
   next.snapshot_every = SnapshotEvery(next.workers);
-  if (const absl::Status status = options_.log->Commit(next, ReachedStep(snapshots)); !status.ok()) return End(status);
+  if (!IsLogged(options_.log->Commit(next, ReachedStep(snapshots)), now)) return;
   kept_ = std::min(kept_, *first_step);
   Begin(next, /*from_snapshot=*/!snapshots.empty(), now);
 }

@@ -286,6 +286,10 @@ absl::Status CoordinatorService::Begin(const v1::RunTerms& terms) {
                                .parts = PartsOf(agreement)};
   // The lock stays here: a run that is refused must not let another coordinator in.
   ASSIGN_OR_RETURN(log_, GenerationLog::Open(options_.state_dir, run, lock_.has_value() ? &*lock_ : nullptr));
+  if (!log_->is_locked() && !options_.state_dir.empty() && options_.log != nullptr) {
+    options_.log(absl::StrCat("the file system of --state_dir=", options_.state_dir,
+                              " has no locks: see to it that no other coordinator uses that folder"));
+  }
   terms_ = terms;
   // std::chrono compares in nanoseconds, and knows no infinite time.
   const auto bounded = [](absl::Duration time) {

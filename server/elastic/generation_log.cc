@@ -1,6 +1,7 @@
 #include "server/elastic/generation_log.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -216,7 +217,7 @@ absl::Status CheckSameRun(const Entry& first, const GenerationLog::Run& run) {
 }
 
 absl::Status FileError(const char* what, const std::string& path) {
-  if (errno == ENOSPC || errno == EDQUOT) {
+  if (errno == ENOSPC || errno == EDQUOT || errno == EFBIG) {
     return absl::ResourceExhaustedError(absl::StrCat("cannot ", what, " ", path,
                                                      ": no space left; free some, and start "
                                                      "the coordinator again with the same --state_dir"));
@@ -264,7 +265,8 @@ absl::StatusOr<std::unique_ptr<GenerationLog>> GenerationLog::Open(const std::st
   const std::string path = absl::StrCat(folder, "/", kFileName);
   const int file = open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0644);
   if (file < 0) return FileError("open", path);
-  std::unique_ptr<GenerationLog> log(new GenerationLog(std::move(lock), path, file));
+  const bool is_locked = held != nullptr ? held->is_held() : lock->is_held();
+  std::unique_ptr<GenerationLog> log(new GenerationLog(std::move(lock), is_locked, path, file));
   ASSIGN_OR_RETURN(const std::string text, ReadAll(file, path));
   absl::Status readable = log->Read(text, run);
   // What Read makes of the lines is right only if they prove what the run needs to prove at its end.
@@ -273,8 +275,10 @@ absl::StatusOr<std::unique_ptr<GenerationLog>> GenerationLog::Open(const std::st
   // The rest of a line whose writer was cut off. Nobody has been told of it.
   const size_t whole = text.rfind('\n') == std::string::npos ? 0 : text.rfind('\n') + 1;
   if (whole < text.size() && ftruncate(file, static_cast<off_t>(whole)) != 0) return FileError("shorten", path);
+  log->size_ = static_cast<int64_t>(whole);
   if (whole == 0) {
     RETURN_IF_ERROR(log->Write({RunEntry(run)}));
+    RETURN_IF_ERROR(FlushFolder(folder));  // the file is new
     log->first_step_ = log->counted_end_ = run.first_step;
   }
   return log;
@@ -329,11 +333,28 @@ absl::Status GenerationLog::Read(std::string_view text, const Run& run) {
 absl::Status GenerationLog::Write(const std::vector<std::string>& entries) {
   std::string text;
   for (const std::string& entry : entries) text += WithCrc(entry);
-  for (absl::string_view rest = text; !rest.empty();) {
-    const ssize_t written = write(file_, rest.data(), rest.size());
+  struct stat facts;
+  if (fstat(file_, &facts) != 0) return FileError("look at", path_);
+  if (facts.st_size != size_) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(path_, " has ", facts.st_size, " bytes, and this coordinator has left it with ", size_,
+                     ": another one writes there; end it, or give each a --state_dir of its own"));
+  }
+  const absl::Status status = Append(text);
+  if (status.ok()) {
+    size_ += static_cast<int64_t>(text.size());
+  } else if (ftruncate(file_, static_cast<off_t>(size_)) != 0) {  // half a line would be in the way of the next
+    return FileError("shorten", path_);
+  }
+  return status;
+}
+
+absl::Status GenerationLog::Append(std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t written = write(file_, text.data(), text.size());
     if (written < 0 && errno == EINTR) continue;
     if (written < 0) return FileError("write", path_);
-    rest.remove_prefix(static_cast<size_t>(written));
+    text.remove_prefix(static_cast<size_t>(written));
   }
   return fdatasync(file_) == 0 ? absl::OkStatus() : FileError("flush", path_);
 }

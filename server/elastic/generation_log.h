@@ -19,7 +19,8 @@
 // A line that was cut off by a crash is the last one and no entry: it is removed when the log is opened. Any other
 // damage is an error, also a log that proves nothing any more: its run could not be ended.
 //
-// Thread safety: one thread. One process: the folder is locked.
+// Thread safety: one thread. One process: the folder is locked. Where the file system has no locks, each write first
+// looks whether the log is as this process has left it.
 #ifndef STARRING_SERVER_ELASTIC_GENERATION_LOG_H_
 #define STARRING_SERVER_ELASTIC_GENERATION_LOG_H_
 
@@ -88,8 +89,12 @@ class GenerationLog {
   // All steps below this one have counted, and those from it on have not.
   int64_t counted_end() const { return counted_end_; }
 
-  // Each is on the disk when it returns; after an error the coordinator may not go on. DataLoss if steps would have to
-  // count that no generation of the log has trained.
+  // Whether the folder's lock keeps other coordinators out.
+  bool is_locked() const { return is_locked_; }
+
+  // Each is on the disk when it returns. ResourceExhausted: there is no space, nothing was written, and it may be tried
+  // again. After any other error the coordinator may not go on: FailedPrecondition if another process has written into
+  // the log; DataLoss if steps would have to count that no generation of the log has trained.
   absl::Status Prepare(int64_t number);
   // Writes what the generation before has contributed up to generation.first_step, too. If the run had `reached` more,
   // writes that it goes back there.
@@ -98,15 +103,19 @@ class GenerationLog {
   absl::Status End(int64_t step);
 
  private:
-  GenerationLog(std::optional<FolderLock> lock, std::string path, int file)
-      : lock_(std::move(lock)), path_(std::move(path)), file_(file) {}
+  GenerationLog(std::optional<FolderLock> lock, bool is_locked, std::string path, int file)
+      : lock_(std::move(lock)), is_locked_(is_locked), path_(std::move(path)), file_(file) {}
   absl::Status Read(std::string_view text, const Run& run);
+  // All of them, or none.
   absl::Status Write(const std::vector<std::string>& entries);
+  absl::Status Append(std::string_view text);
   absl::StatusOr<std::string> CountedUpTo(int64_t step) const;
 
   const std::optional<FolderLock> lock_;  // unless the caller has it
+  const bool is_locked_;
   const std::string path_;
   const int file_;
+  int64_t size_ = 0;  // of the file, as this process has left it
   int64_t first_step_ = 0;
   int64_t last_number_ = 0;
   std::optional<Generation> last_;

@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/check.h"
+#include "common/checkpoint/checkpoint.h"
 #include "common/checkpoint/crc32c.h"
 #include "common/status.h"
 
@@ -112,7 +113,18 @@ uint32_t CrcOf(const Snapshot& snapshot) {
 
 absl::StatusOr<std::unique_ptr<SnapshotStore>> SnapshotStore::Open(Options options) {
   std::unique_ptr<SnapshotStore> store(new SnapshotStore(std::move(options)));
-  if (store->options_.folder.empty()) return store;
+  const Options& made = store->options_;
+  if (made.folder.empty()) return store;
+  const std::string number = absl::StrFormat("%dof%d", made.shard, made.shard_count);
+  absl::StatusOr<FolderLock> lock =
+      FolderLock::Take(made.folder, kLockPatience, absl::StrCat(".lock-snapshots-", number));
+  if (absl::IsFailedPrecondition(lock.status())) {
+    return absl::FailedPreconditionError(absl::StrCat("another process has the snapshots of shard ", made.shard, " of ",
+                                                      made.shard_count, " in --state_dir=", made.folder,
+                                                      ": end it, or give this one another folder"));
+  }
+  if (!lock.ok()) return lock.status();
+  store->lock_.emplace(*std::move(lock));
   RETURN_IF_ERROR(store->FindFiles());
   SnapshotStore* const writing = store.get();
   store->writer_ = std::thread([writing] { writing->WriteInBackground(); });
@@ -121,9 +133,9 @@ absl::StatusOr<std::unique_ptr<SnapshotStore>> SnapshotStore::Open(Options optio
 
 SnapshotStore::SnapshotStore(Options options) : options_(std::move(options)) {
   for (const int64_t elements : options_.slice_elements) {
+    if (elements > 0) buckets_.insert(static_cast<int>(offsets_.size()));
     offsets_.push_back(element_count_);
     element_count_ += elements;
-    slice_count_ += elements > 0;
   }
 }
 
@@ -188,7 +200,7 @@ SnapshotStore::Building* SnapshotStore::BuildingOf(int64_t step) {
     building.snapshot->side_values.clear();
   }
   building.snapshot->step = step;
-  building.slices_missing = slice_count_;
+  building.missing = buckets_;
   building.side_values_missing = options_.has_side_values;
   return &building;
 }
@@ -204,7 +216,7 @@ void SnapshotStore::Take(int64_t step, int bucket, std::span<const std::span<con
     CHECK_EQ(std::ssize(slices[i]), elements);
     std::copy(slices[i].begin(), slices[i].end(), building->snapshot->arrays[i].data() + offset);
   }
-  --building->slices_missing;
+  building->missing.erase(bucket);  // by its name: one that comes twice does not stand for another
   FinishIfComplete(step);
 }
 
@@ -220,7 +232,7 @@ void SnapshotStore::SetSideValues(int64_t step, std::vector<double> values) {
 
 void SnapshotStore::FinishIfComplete(int64_t step) {
   const auto found = building_.find(step);
-  if (found->second.slices_missing > 0 || found->second.side_values_missing) return;
+  if (!found->second.missing.empty() || found->second.side_values_missing) return;
   const std::shared_ptr<const Snapshot> snapshot = std::move(found->second.snapshot);
   // What an earlier one lacks would have come before.
   building_.erase(building_.begin(), std::next(found));
@@ -347,8 +359,9 @@ void SnapshotStore::DropAfter(int64_t step) {
   }
   const auto start = in_memory_.find(step);
   const MutexLock lock(mutex_);
-  // A later one that is being written comes back: it has the bits that the step will have again.
+  // Later ones do not come back. A run goes back, too, because a step may have had wrong bits.
   if (to_write_ != nullptr && to_write_->step > step) to_write_ = nullptr;
+  if (writing_ != nullptr && writing_->step > step) is_void_ = true;
   const bool is_on_its_way = in_files_.contains(step) || (writing_ != nullptr && writing_->step == step);
   if (options_.folder.empty() || start == in_memory_.end() || is_on_its_way) return;
   to_write_ = start->second;
@@ -368,7 +381,9 @@ void SnapshotStore::WriteInBackground() {
     const absl::Status status = WriteFile(*snapshot);
     const MutexLock lock(mutex_);
     writing_ = nullptr;
-    if (status.ok()) {
+    if (std::exchange(is_void_, false)) {
+      if (status.ok()) unlink(PathOf(snapshot->step).c_str());
+    } else if (status.ok()) {
       written_.push_back(snapshot->step);
     } else {
       write_failure_ = status;
@@ -392,6 +407,8 @@ absl::Status SnapshotStore::WriteFile(const Snapshot& snapshot) const {
   if (status.ok() && options_.flush) status = file.Flush();
   if (status.ok() && std::rename(temporary.c_str(), path.c_str()) != 0) status = SystemError("rename to", path);
   if (!status.ok()) unlink(temporary.c_str());
+  // Otherwise a power cut could leave the file without its name.
+  if (status.ok() && options_.flush) status = FlushFolder(options_.folder);
   return status;
 }
 

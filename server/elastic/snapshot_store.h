@@ -14,6 +14,8 @@
 // newest kInMemoryMax only, and kFilesMax files. What comes faster than the disk writes is left out there
 // (write_choice.h).
 //
+// One process at a time has the files of a shard's number in a folder (a lock).
+//
 // Thread safety: one thread makes all calls; the object has a thread of its own, which writes.
 #ifndef STARRING_SERVER_ELASTIC_SNAPSHOT_STORE_H_
 #define STARRING_SERVER_ELASTIC_SNAPSHOT_STORE_H_
@@ -22,6 +24,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -30,6 +33,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/checkpoint/checkpoint.h"
 #include "common/memory.h"
 #include "common/mutex.h"
 #include "server/elastic/write_choice.h"
@@ -69,7 +74,10 @@ class SnapshotStore {
     bool flush = false;                           // files survive the machine, too
     std::function<void(const std::string&)> log;  // lines for people; called by the thread that makes the calls
   };
-  // Finds the files of earlier processes. Errors of the folder, with the path.
+  // How long a process that was killed may take to release the lock.
+  static constexpr absl::Duration kLockPatience = absl::Seconds(2);
+  // Finds the files of earlier processes. Errors of the folder, with the path; FailedPrecondition if another process
+  // has its files.
   static absl::StatusOr<std::unique_ptr<SnapshotStore>> Open(Options options);
   // Waits for the file that is being written.
   ~SnapshotStore();
@@ -103,7 +111,7 @@ class SnapshotStore {
  private:
   struct Building {
     std::shared_ptr<Snapshot> snapshot;
-    int slices_missing = 0;
+    std::set<int> missing;  // buckets whose slices have not come
     bool side_values_missing = false;
   };
 
@@ -127,9 +135,10 @@ class SnapshotStore {
   void ThinOut();
 
   const Options options_;
+  std::optional<FolderLock> lock_;
   std::vector<int64_t> offsets_;  // by bucket, in every array
   int64_t element_count_ = 0;
-  int slice_count_ = 0;  // of an element or more
+  std::set<int> buckets_;  // with a slice of an element or more
   std::map<int64_t, Building> building_;
   std::map<int64_t, std::shared_ptr<const Snapshot>> in_memory_;
   std::set<int64_t> in_files_;
@@ -143,6 +152,7 @@ class SnapshotStore {
   ConditionVariable changed_;
   std::shared_ptr<const Snapshot> to_write_ ABSL_GUARDED_BY(mutex_);  // null: none waits
   std::shared_ptr<const Snapshot> writing_ ABSL_GUARDED_BY(mutex_);   // null: none is being written
+  bool is_void_ ABSL_GUARDED_BY(mutex_) = false;                      // writing_ is of a step that was undone meanwhile
   std::vector<int64_t> written_ ABSL_GUARDED_BY(mutex_);
   absl::Status write_failure_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

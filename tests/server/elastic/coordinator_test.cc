@@ -170,6 +170,21 @@ TEST(CoordinatorTest, ACoordinatorThatIsStartedAgainBeginsANewGeneration) {
   EXPECT_EQ(play.last().first_step, 10);
 }
 
+TEST(CoordinatorTest, WhoComesAfterTheEndHearsOfIt) {
+  Play play({});
+  play.AddWorker(1);
+  play.coordinator().EndRun(play.now);  // before its first step
+  ASSERT_TRUE(play.coordinator().ended().has_value());
+  EXPECT_FALSE(play.coordinator().ended()->ok());
+  EXPECT_TRUE(play.AddShard(0, 1001).ok());
+  play.AddWorker(2);
+  play.AddWorker(3);
+  for (const uint64_t id : {1001, 2, 3}) {
+    ASSERT_EQ(play.KindsTo(id).back(), Kind::kEnd) << id;
+  }
+  EXPECT_EQ(play.history.back().second.end, *play.coordinator().ended());
+}
+
 // While it lives, no file of this process gets longer.
 class NoSpace {
  public:
@@ -190,23 +205,53 @@ class NoSpace {
   void (*const handler_)(int);
 };
 
-TEST(CoordinatorTest, WhoComesAfterTheEndHearsOfIt) {
+// At each of its entries: that a change has begun, that a generation has, that the run has ended.
+TEST(CoordinatorTest, ALogWhoseDiskIsFullIsTriedAgain) {
   Play play({});
   play.AddWorker(1);
   play.AddWorker(2);
+  play.Snapshot(10);
+  play.AddWorker(3);
   {
     const NoSpace no_space;
-    play.StartCoordinator();
+    play.Trouble(2, "server: broken pipe");
+    play.Pass(milliseconds(3'000));
+    EXPECT_THAT(play.said, testing::Contains(AllOf(HasSubstr("no space left"), HasSubstr("trying again for 60.0 s"))));
+    EXPECT_THAT(play.KindsTo(1), testing::Not(testing::Contains(Kind::kCut)))
+        << "what is not in the log did not happen";
   }
+  play.unreached = {1000};  // it has not prepared before the disk is full again
+  play.Pass(milliseconds(1'200));
+  EXPECT_EQ(play.generation(), 1);
+  play.unreached.clear();
+  {
+    const NoSpace no_space;
+    play.Pass(milliseconds(3'000));
+    EXPECT_EQ(play.generation(), 1);
+  }
+  play.Pass(milliseconds(1'200));
+  EXPECT_EQ(play.generation(), 2);
+  {
+    const NoSpace no_space;
+    play.Finish();
+    play.Pass(milliseconds(3'000));
+    EXPECT_FALSE(play.coordinator().ended().has_value());
+  }
+  play.Pass(milliseconds(1'200));
   ASSERT_TRUE(play.coordinator().ended().has_value());
-  EXPECT_FALSE(play.coordinator().ended()->ok());
-  EXPECT_TRUE(play.AddShard(0, 1000).ok());
+  EXPECT_EQ(*play.coordinator().ended(), absl::OkStatus());
+}
+
+TEST(CoordinatorTest, ALogWhoseDiskStaysFullEndsTheRun) {
+  Play play({});
   play.AddWorker(1);
-  play.AddWorker(3);
-  for (const uint64_t id : {1000, 1, 3}) {
-    ASSERT_EQ(play.KindsTo(id).back(), Kind::kEnd) << id;
-  }
-  EXPECT_EQ(play.history.back().second.end, *play.coordinator().ended());
+  play.AddWorker(2);
+  play.Snapshot(10);
+  const NoSpace no_space;
+  play.Trouble(2, "server: broken pipe");
+  play.Pass(milliseconds(62'000));
+  ASSERT_TRUE(play.coordinator().ended().has_value());
+  EXPECT_EQ(play.coordinator().ended()->code(), absl::StatusCode::kResourceExhausted);
 }
 
 TEST(CoordinatorTest, AProcessIsOneMemberAsLongAsItLives) {

@@ -1,6 +1,9 @@
 #include "server/elastic/generation_log.h"
 
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -24,6 +27,24 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
+
+// Counts what is flushed, in place of the C library's functions.
+int file_flushes = 0, folder_flushes = 0;
+
+}  // namespace
+}  // namespace starring
+
+extern "C" int fdatasync(int file) {
+  ++starring::file_flushes;
+  return static_cast<int>(syscall(SYS_fdatasync, file));
+}
+extern "C" int fsync(int file) {
+  ++starring::folder_flushes;
+  return static_cast<int>(syscall(SYS_fsync, file));
+}
+
+namespace starring {
+namespace {
 
 const GenerationLog::Run kRun = {.name = "a run/1", .leaves = 4, .shards = 2, .job = "ab12"};
 
@@ -334,6 +355,52 @@ TEST(CheckExactlyOnceTest, FindsEachCorruption) {
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << c.name;
     EXPECT_THAT(std::string(status.message()), HasSubstr(c.found)) << c.name;
   }
+}
+
+// What it says happened must not be lost with the machine's power.
+TEST(GenerationLogTest, EachEntryIsFlushedAndSoIsTheNameOfTheFile) {
+  const std::string folder = NewFolder();
+  folder_flushes = file_flushes = 0;
+  const std::unique_ptr<GenerationLog> log = GenerationLog::Open(folder, kRun).value();
+  EXPECT_EQ(folder_flushes, 1);
+  EXPECT_EQ(file_flushes, 1);
+  EXPECT_TRUE(log->Prepare(3).ok());
+  EXPECT_EQ(file_flushes, 2);
+  EXPECT_TRUE(log->Commit({.number = 3, .workers = {1}, .leaf_owners = {0, 0, 0, 0}}).ok());
+  EXPECT_EQ(file_flushes, 3);
+  EXPECT_TRUE(log->End(10).ok());
+  EXPECT_EQ(file_flushes, 4);
+}
+
+TEST(GenerationLogTest, AWriteThatFindsNoSpaceLeavesNothingAndMayBeTriedAgain) {
+  const std::string folder = NewFolder();
+  const std::unique_ptr<GenerationLog> log = GenerationLog::Open(folder, kRun).value();
+  const std::string before = Content(folder);
+  void (*const handler)(int) = signal(SIGXFSZ, SIG_IGN);
+  rlimit all;
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &all), 0);
+  const rlimit few = {.rlim_cur = before.size() + 5, .rlim_max = all.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &few), 0);
+  const absl::Status full = log->Prepare(1);
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &all), 0);
+  signal(SIGXFSZ, handler);
+  EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted) << full;
+  EXPECT_EQ(Content(folder), before) << "no half of a line";
+  EXPECT_EQ(log->last_number(), 0);
+  EXPECT_TRUE(log->Prepare(1).ok());
+  EXPECT_TRUE(CheckExactlyOnce(Content(folder)).ok());
+}
+
+// Where the file system has no locks.
+TEST(GenerationLogTest, AnotherWriterIsFound) {
+  const std::string folder = NewFolder();
+  const std::unique_ptr<GenerationLog> log = GenerationLog::Open(folder, kRun).value();
+  EXPECT_TRUE(log->is_locked());
+  EXPECT_TRUE(log->Prepare(1).ok());
+  std::ofstream(folder + "/generations.log", std::ios::app) << "prepare 2\n";
+  const absl::Status status = log->Prepare(3);
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("another one writes there"), HasSubstr("--state_dir")));
 }
 
 }  // namespace

@@ -3,9 +3,11 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -26,6 +28,24 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
+
+// Counts what is flushed, in place of the C library's functions. The thread that writes calls them.
+std::atomic<int> file_flushes = 0, folder_flushes = 0;
+
+}  // namespace
+}  // namespace starring
+
+extern "C" int fdatasync(int file) {
+  ++starring::file_flushes;
+  return static_cast<int>(syscall(SYS_fdatasync, file));
+}
+extern "C" int fsync(int file) {
+  ++starring::folder_flushes;
+  return static_cast<int>(syscall(SYS_fsync, file));
+}
+
+namespace starring {
+namespace {
 
 std::string NewFolder() {
   std::string folder = absl::StrCat(testing::TempDir(), "/snapshots.XXXXXX");
@@ -124,6 +144,117 @@ TEST(SnapshotStoreTest, SideValuesArePartOfIt) {
   EXPECT_THAT((*store->Get(10))->side_values, ElementsAre(1.5, 2.5));
 }
 
+// A generation that has gone back computes the step again. What it had of it before may have other bits.
+TEST(SnapshotStoreTest, SlicesOfAStepThatWasUndoneAreForgotten) {
+  const auto store = SnapshotStore::Open(TwoBuckets("")).value();
+  TakeAll(*store, 10);
+  TakeBucket(*store, 20, 0, 48);
+  store->DropAfter(10);
+  TakeBucket(*store, 20, 2, 16);
+  EXPECT_THAT(store->held(), ElementsAre(10));
+  TakeBucket(*store, 20, 0, 48);
+  EXPECT_THAT(store->held(), ElementsAre(10, 20));
+  ExpectWhole(**store->Get(20), 20);
+}
+
+// It would complete a snapshot over memory that another one has left.
+TEST(SnapshotStoreTest, ASliceThatComesTwiceDoesNotStandForAnother) {
+  const auto store = SnapshotStore::Open(TwoBuckets("")).value();
+  for (int i = 0; i < 2; ++i) TakeBucket(*store, 10, 0, 48);
+  EXPECT_THAT(store->held(), IsEmpty());
+  TakeBucket(*store, 10, 2, 16);
+  EXPECT_THAT(store->held(), ElementsAre(10));
+  ExpectWhole(**store->Get(10), 10);
+}
+
+// The disk is slow, and the run goes back meanwhile.
+TEST(SnapshotStoreTest, AStepThatIsUndoneWhileItIsWrittenIsNotOnTheDisk) {
+  const std::string folder = NewFolder();
+  const auto store = SnapshotStore::Open(TwoBuckets(folder)).value();
+  TakeAll(*store, 8);
+  AwaitDurable(*store, 8);
+  SlowFile slow(folder, 16);
+  TakeAll(*store, 16);
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // the writing thread takes it, and shows it to nobody
+  store->DropAfter(8);
+  slow.Open();
+  const std::string path = absl::StrFormat("%s/snapshot-1of2-%09d", folder, 16);
+  const std::string unfinished = absl::StrCat(path, ".", getpid(), ".tmp");
+  for (int i = 0; i < 500 && (std::filesystem::exists(unfinished) || std::filesystem::exists(path)); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  TakeAll(*store, 64);
+  AwaitDurable(*store, 64);
+  EXPECT_THAT(store->durable(), ElementsAre(8, 64));
+  EXPECT_FALSE(std::filesystem::exists(path));
+}
+
+TEST(SnapshotStoreTest, AStepThatIsUndoneWhileItWaitsIsNotWritten) {
+  const std::string folder = NewFolder();
+  const auto store = SnapshotStore::Open(TwoBuckets(folder)).value();
+  SlowFile slow(folder, 8);
+  TakeAll(*store, 8);
+  TakeAll(*store, 16);
+  store->DropAfter(16);  // a generation begins with it, so it is to be written
+  store->DropAfter(8);   // the next one begins before it
+  slow.Open();
+  AwaitDurable(*store, 8);
+  TakeAll(*store, 64);
+  AwaitDurable(*store, 64);
+  EXPECT_THAT(store->durable(), ElementsAre(8, 64));
+}
+
+TEST(SnapshotStoreTest, AFlippedBitInSideValuesIsFound) {
+  const std::string folder = NewFolder();
+  SnapshotStore::Options options = TwoBuckets(folder);
+  options.has_side_values = true;
+  {
+    const auto store = SnapshotStore::Open(options).value();
+    TakeAll(*store, 10);
+    store->SetSideValues(10, {1, 2, 3});
+    AwaitDurable(*store, 10);
+  }
+  std::fstream file(absl::StrFormat("%s/snapshot-1of2-%09d", folder, 10), std::ios::in | std::ios::out);
+  file.seekp(-1, std::ios::end);
+  file.put('\x01');  // the last byte of a double
+  file.close();
+  std::string said;
+  options.log = [&](const std::string& line) { said = line; };
+  EXPECT_THAT(SnapshotStore::Open(options).value()->held(), IsEmpty());
+  EXPECT_THAT(said, HasSubstr("its checksum is wrong"));
+}
+
+// Neither the bytes nor the name of a file may be lost with the machine's power.
+TEST(SnapshotStoreTest, FilesThatSurviveTheMachineAreFlushedWithTheirFolder) {
+  for (const bool flush : {false, true}) {
+    SnapshotStore::Options options = TwoBuckets(NewFolder());
+    options.flush = flush;
+    const auto store = SnapshotStore::Open(options).value();
+    file_flushes = folder_flushes = 0;
+    for (const int64_t step : {8, 16}) {
+      TakeAll(*store, step);
+      AwaitDurable(*store, step);
+    }
+    EXPECT_EQ(file_flushes, flush ? 2 : 0);
+    EXPECT_EQ(folder_flushes, flush ? 2 : 0);
+  }
+}
+
+TEST(SnapshotStoreTest, OneProcessHasAShardsFiles) {
+  const std::string folder = NewFolder();
+  auto store = SnapshotStore::Open(TwoBuckets(folder)).value();
+  SnapshotStore::Options other = TwoBuckets(folder);
+  other.job = "another run";
+  const absl::Status refused = SnapshotStore::Open(other).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.message()),
+              HasSubstr("another process has the snapshots of shard 1 of 2 in --state"));
+  other.shard = 0;
+  EXPECT_TRUE(SnapshotStore::Open(other).ok());
+  store.reset();
+  EXPECT_TRUE(SnapshotStore::Open(TwoBuckets(folder)).ok());
+}
+
 TEST(SnapshotStoreTest, MemoryIsBounded) {
   const auto store = SnapshotStore::Open(TwoBuckets("")).value();
   for (int64_t step = 1; step <= 10; ++step) TakeAll(*store, step);
@@ -213,7 +344,7 @@ TEST(SnapshotStoreTest, AnotherProcessFindsTheFiles) {
   }  // finishes the file
   SnapshotStore::Options options = TwoBuckets(folder);
   options.has_side_values = true;
-  const auto store = SnapshotStore::Open(options).value();
+  auto store = SnapshotStore::Open(options).value();
   EXPECT_THAT(store->held(), ElementsAre(10, 20));
   for (const int64_t step : {10, 20}) {
     const auto snapshot = store->Get(step);
@@ -221,6 +352,7 @@ TEST(SnapshotStoreTest, AnotherProcessFindsTheFiles) {
     ExpectWhole(**snapshot, step);
   }
   EXPECT_THAT((*store->Get(20))->side_values, ElementsAre(4.25));
+  store.reset();
   // Others' are left alone.
   for (auto change :
        {+[](SnapshotStore::Options& o) { o.job = "cd34"; }, +[](SnapshotStore::Options& o) { o.shard = 0; },
@@ -239,7 +371,7 @@ TEST(SnapshotStoreTest, DamageIsFound) {
   ASSERT_TRUE(std::filesystem::exists(path));
   const auto size = std::filesystem::file_size(path);
   for (const int64_t at : {int64_t{520}, static_cast<int64_t>(size) - 1}) {
-    const auto store = SnapshotStore::Open(TwoBuckets(folder)).value();
+    auto store = SnapshotStore::Open(TwoBuckets(folder)).value();
     std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
     file.seekg(at);
     const char byte = static_cast<char>(file.get());
@@ -249,6 +381,7 @@ TEST(SnapshotStoreTest, DamageIsFound) {
     EXPECT_THAT(store->held(), ElementsAre(10));
     EXPECT_EQ(store->Get(10).status().code(), absl::StatusCode::kDataLoss);
     EXPECT_THAT(store->held(), IsEmpty());
+    store.reset();
     // A process that comes later passes it over, and says so.
     std::vector<std::string> said;
     SnapshotStore::Options options = TwoBuckets(folder);
@@ -349,7 +482,7 @@ TEST(SnapshotStoreTest, FilesAreFewWhileAnotherShardWritesNone) {
   EXPECT_THAT(store->durable(), testing::IsSupersetOf({3, 32, 48, 56, 58, 59, 60}));
   EXPECT_EQ(std::ssize(store->durable()), SnapshotStore::kFilesMax);
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator()),
-            SnapshotStore::kFilesMax);
+            SnapshotStore::kFilesMax + 1);  // and the lock
   store->DropBefore(48);
   EXPECT_EQ(store->durable().front(), 48);
 }
