@@ -202,7 +202,10 @@ exec "%s" "$@" %s
         return self._position() if self._launcher.poll() is None else None
 
     def _measure(self, done: Done) -> Measures:
-        return self._timeline.measure(done.event.kind, done.begin, done.end)
+        kind = done.event.kind
+        if kind == "join" and self._plan.setup.squeezed:
+            kind = "memory-squeeze"  # it may become a spare, which changes nothing
+        return self._timeline.measure(kind, done.begin, done.end)
 
     def _do(self, event: Event, base: Position) -> Done | None:
         before = self._previous if event.at_start else None
@@ -267,6 +270,9 @@ exec "%s" "$@" %s
             else:
                 chosen: list[Process] = []
                 for role, number in [(event.role, event.number), *([event.other] if event.other else [])]:
+                    # The end of a spare changes nothing.
+                    if self._plan.setup.squeezed:
+                        workers = [one for one in workers if self._may_leave(one)] or workers
                     left = [one for one in (workers if role == "worker" else servers) if one not in chosen]
                     # The last worker stays alone for as long as nobody joins: a server goes with it.
                     left = left or [one for one in servers if chosen and one not in chosen]
