@@ -51,6 +51,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=None, help="end after this time, with fewer events")
     parser.add_argument("--seed", type=int, default=1, help="seed of all schedules (default: %(default)s)")
     parser.add_argument("--job", type=int, default=None, help="run only this job of the seed, to repeat a failure")
+    parser.add_argument("--kinds", default="", help="kinds of events of %s, separated by commas; empty: all" % ELASTIC)
     parser.add_argument("--workers", type=int, default=0,
                         help="0: 2, of %s and %s 3 (default: %%(default)s)" % (ELASTIC, TORCHFT))
     parser.add_argument("--servers", type=int, default=2, help="servers of a star (default: %(default)s)")
@@ -83,6 +84,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
             parser.error("--%s=%s is no program" % (name, path))
     if options.log and os.path.exists(options.log) and not options.goes_on:
         parser.error("%s exists: add --continue to continue it, or name another --log" % options.log)
+    for kind in options.kinds.split(","):
+        if kind and kind not in KINDS[ELASTIC]:
+            parser.error("--kinds has %r: each must be one of %s" % (kind, ", ".join(KINDS[ELASTIC])))
     for topology in options.topologies.split(","):
         if topology not in KINDS:
             parser.error("--topologies has %r: each must be one of %s" % (topology, ", ".join(KINDS)))
@@ -188,7 +192,8 @@ class Chaos:
         setup = Setup(topology=topology, workers=options.workers or (3 if topology in (ELASTIC, TORCHFT) else 2),
                       servers=options.servers,
                       exchange_deadline_s=options.exchange_deadline_s, join_deadline_s=options.join_deadline_s,
-                      squeezed=self._is_squeezed(topology, job))
+                      squeezed=self._is_squeezed(topology, job),
+                      kinds=tuple(kind for kind in options.kinds.split(",") if kind))
         steps, flags = self._worker_flags(topology, job)
         launch = os.path.abspath(options.torchft_python) if topology == TORCHFT else self._launch
         return JobPlan(launch=launch, setup=setup, worker_flags=flags, steps=steps,

@@ -81,6 +81,7 @@ class Setup:
     exchange_deadline_s: float
     join_deadline_s: float
     squeezed: bool = False  # ELASTIC: its servers have memory for SQUEEZED_CONTRIBUTIONS
+    kinds: tuple[str, ...] = ()  # ELASTIC: of events, no others; empty: all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +156,8 @@ def _draw(rng: random.Random, setup: Setup, at_start: bool) -> Event:
 
 
 def _draw_elastic(rng: random.Random, setup: Setup, in_change: bool) -> Event:
-    kinds = {kind: weight for kind, weight in KINDS[ELASTIC].items() if setup.squeezed or kind != "memory-squeeze"}
+    kinds = {kind: weight for kind, weight in KINDS[ELASTIC].items()
+             if (setup.squeezed or kind != "memory-squeeze") and kind in (setup.kinds or KINDS[ELASTIC])}
     kind = rng.choices(list(kinds), weights=list(kinds.values()))[0]
     role, number = _elastic_victim(rng, setup)
     other = _elastic_victim(rng, setup) if kind == "kill-two" else None

@@ -51,6 +51,14 @@ class ChaosTest(unittest.TestCase):
             if event["kind"].startswith("kill") and event["next_step_s"] is not None:
                 self.assertTrue(event["restarted"], event)  # another generation began
 
+    def test_one_workers_trouble_stays_its_own(self) -> None:
+        kinds = ("report-error", "blocked-shard", "memory-squeeze")
+        events = self.expect_events("--topologies=star-elastic", "--kinds=" + ",".join(kinds), "--job=2", "--steps=300")
+        self.assertLessEqual(set(kinds[:2]), {event["kind"] for event in events})
+        for event in events:
+            if event["kind"] == "report-error" and event["next_step_s"] is not None:
+                self.assertTrue(event["restarted"], event)  # the others go on without it
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -64,6 +64,8 @@ class ScheduleTest(unittest.TestCase):
     def test_an_elastic_star_has_its_own(self):
         self.assertEqual({event.kind for event in make_schedule(5, setup(ELASTIC), 1000)},
                          set(KINDS[ELASTIC]) - {"memory-squeeze"})
+        some = dataclasses.replace(setup(ELASTIC), kinds=("kill", "blocked-shard"))
+        self.assertEqual({event.kind for event in make_schedule(5, some, 100)}, set(some.kinds))
         squeezed = dataclasses.replace(setup(ELASTIC), squeezed=True)
         events = make_schedule(5, squeezed, 1000)
         self.assertEqual(events[:20], make_schedule(5, squeezed, 20))
