@@ -188,6 +188,11 @@ Difference FirstFlagDifference(const v1::JobAgreement& a, const v1::JobAgreement
 std::string WayOut(const std::string& name) {
   if (name == "layout_hash" || name == "element_count")
     return "start all workers with the same --model and the same build";
+  if (name == "--model")
+    return "give all workers the same layer file, by whatever path: the digest is that of its layers";
+  if (absl::StartsWith(name, "environment.")) {
+    return "it changes what libraries compute: set it alike for all workers, or unset it";
+  }
   if (name == "first_step") return "resume all workers from the same checkpoint, or none";
   if (name == "bucket_bytes") {
     return "give all workers the same --bucket_bytes; without it a star's workers choose by whether they reach the "

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -15,6 +14,7 @@
 #include "common/not_written.h"
 #include "common/status.h"
 #include "common/steady_time.h"
+#include "worker/checkpoint_place.h"
 #include "worker/step/in_flight_buckets.h"
 
 namespace starring {
@@ -38,17 +38,22 @@ static std::vector<std::string> StateNames(const OptimizerConfig& optimizer) {
 }
 
 static absl::StatusOr<std::optional<FoundCheckpoint>> FindNewest(const WorkerOptions& worker, Network* network,
-                                                                 OptimizerState wanted) {
+                                                                 OptimizerState wanted,
+                                                                 const CheckpointFits& fits = nullptr) {
   std::map<std::string, int64_t> buffer_sizes;
   for (const NetworkBuffer& buffer : network->buffers()) {
     buffer_sizes[buffer.name] = static_cast<int64_t>(buffer.values.size());
   }
   return ReadNewestCheckpoint(worker.checkpoint_dir, network->layout(), StateNames(worker.optimizer), buffer_sizes,
-                              wanted);
+                              wanted, fits);
 }
 
 absl::Status Checkpointer::CheckFolder(const WorkerOptions& worker) {
   if (worker.checkpoint_dir.empty()) return absl::OkStatus();
+  // The checkpoints of a run that goes on are its own.
+  WorkerOptions any = worker;
+  any.resume = worker.resume || HasCheckpoint(worker.checkpoint_dir);
+  RETURN_IF_ERROR(CheckCheckpointPlace(any));
   absl::Status status = CreateFolders(worker.checkpoint_dir);
   // No file is made: the lock is rank 0's, which must find it free.
   if (status.ok() && access(absl::StrCat(worker.checkpoint_dir, "/.").c_str(), W_OK | X_OK) != 0) {
@@ -79,10 +84,7 @@ Checkpointer::~Checkpointer() {
 
 absl::StatusOr<std::unique_ptr<Checkpointer>> Checkpointer::Create(Options options) {
   const WorkerOptions& worker = *options.worker;
-  if (!worker.checkpoint_dir.empty() && !worker.resume && !options.goes_on && HasCheckpoint(worker.checkpoint_dir)) {
-    return RefuseFlag("checkpoint_dir", worker.checkpoint_dir,
-                      "it holds checkpoints of a run before: add --resume to go on with it, or name another folder");
-  }
+  if (!options.goes_on) RETURN_IF_ERROR(CheckCheckpointPlace(worker));
   std::unique_ptr<Checkpointer> checkpointer(new Checkpointer(std::move(options)));
   // The lock is waited for, because a job that is restarted may begin while the one before it is still ending.
   if (!worker.checkpoint_dir.empty() && worker.rank == 0) {
@@ -95,6 +97,8 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> Checkpointer::Create(Options optio
       if (!absl::IsFailedPrecondition(lock.status())) return lock.status();
       return RefuseFlag("checkpoint_dir", worker.checkpoint_dir, std::string(lock.status().message()));
     }
+    // A job that has ended while this one waited for the lock may have left its checkpoints.
+    if (!goes_on) RETURN_IF_ERROR(CheckCheckpointPlace(worker));
     // When the run goes on, the rank 0 before, which sleeps, may still have the lock: what it writes when it wakes up
     // has the same bits. A folder that has become unfit since CheckFolder is a warning of each write, and ends nobody
     // else's run.
@@ -140,36 +144,21 @@ absl::StatusOr<int64_t> Checkpointer::Restore(std::span<float> parameters, std::
   // Every rank reads, because every rank needs parameters and buffers. Only rank 0 keeps the optimizer's state, which
   // the exchange distributes.
   const std::string& dir = options_.worker->checkpoint_dir;
-  ASSIGN_OR_RETURN(
-      std::optional<FoundCheckpoint> found,
-      FindNewest(*options_.worker, options_.network, writes() ? OptimizerState::kRead : OptimizerState::kCheckOnly));
+  std::vector<std::string> said;
+  const CheckpointFits fits = [&](const Checkpoint& head, const std::string& folder) -> absl::Status {
+    ASSIGN_OR_RETURN(said, CheckResume(head, folder, *options_.worker, facts_));
+    return absl::OkStatus();
+  };
+  ASSIGN_OR_RETURN(std::optional<FoundCheckpoint> found,
+                   FindNewest(*options_.worker, options_.network,
+                              writes() ? OptimizerState::kRead : OptimizerState::kCheckOnly, fits));
   if (!found.has_value()) {
     options_.warn(absl::StrCat("no checkpoint in ", dir, " yet: starting from the beginning"));
     return 0;
   }
   // Newer folders were damaged and passed over: the run goes back further than a person expects.
-  for (const std::string& warning : found->warnings) options_.warn(warning);
+  for (const std::string& warning : found->warnings) Note(warning);
   Checkpoint& checkpoint = found->checkpoint;
-  // The flags are compared before anything is overwritten. A version that did not have a flag did what is the flag's
-  // default now.
-  const auto usual = ResumedFlags(WorkerFlags(), WorkerFlags().defaults);
-  std::map<std::string, std::string> written(usual.begin(), usual.end());
-  for (const auto& [flag, value] : checkpoint.config) written.insert_or_assign(flag, value);
-  for (const auto& [flag, value] : ResumedFlags(WorkerFlags(), options_.worker)) {
-    if (written[flag] != value) {
-      return absl::InvalidArgumentError(absl::StrCat("flag --", flag, " is ", value, ", ", found->folder,
-                                                     " was written with ", written[flag],
-                                                     ": give the same value, or train without --resume"));
-    }
-  }
-  // With other workers sums are cut elsewhere, and nobody expects the bits of the run before.
-  if (checkpoint.world_size == options_.worker->world_size && checkpoint.chunk_bytes > 0 &&
-      checkpoint.chunk_bytes != ChunkBytesFor(checkpoint.world_size)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(found->folder, " was written with chunk_bytes ", checkpoint.chunk_bytes,
-                     ", this build adds in chunks of ", ChunkBytesFor(checkpoint.world_size), " with ",
-                     checkpoint.world_size, " workers, which gives other bits: resume with the build that wrote it"));
-  }
   // What was fastest with other workers says nothing of these.
   if (checkpoint.world_size == options_.worker->world_size && options_.worker->TriesBucketSizes()) {
     chosen_bucket_bytes_ = checkpoint.bucket_bytes;
@@ -182,7 +171,18 @@ absl::StatusOr<int64_t> Checkpointer::Restore(std::span<float> parameters, std::
   }
   *state = std::move(checkpoint.state);
   options_.warn(absl::StrCat("resuming ", found->folder));
+  for (const std::string& line : said) Note(line);
+  if (checkpoint.step >= options_.end_step) {
+    Note(absl::StrCat("0 steps were left: ", found->folder, " has ", checkpoint.step, " of ", options_.end_step,
+                      " steps, so nothing is trained and the result is that checkpoint's: for more steps give a larger "
+                      "--epochs or --max_steps, for another run another --checkpoint_dir"));
+  }
   return checkpoint.step;
+}
+
+void Checkpointer::Note(const std::string& text) {
+  options_.warn(text);
+  resume_notes_.push_back(text);
 }
 
 absl::StatusOr<double> Checkpointer::SumOfRanks(double mine, GradientExchange* exchange) {
@@ -273,10 +273,10 @@ absl::Status Checkpointer::Save(int64_t step, std::span<const float> parameters,
 
 absl::StatusOr<Checkpoint> Checkpointer::Collect(int64_t step, std::span<const float> parameters,
                                                  const GradientExchange& exchange) const {
-  const auto kept_flags = ResumedFlags(WorkerFlags(), options_.worker);
   Checkpoint checkpoint{.step = step,
                         .epoch = step / options_.steps_per_epoch,
-                        .config = {kept_flags.begin(), kept_flags.end()},
+                        .config = DecidingValues(*options_.worker, facts_),
+                        .finished = step >= options_.end_step,
                         .world_size = options_.worker->world_size,
                         .chunk_bytes = ChunkBytesFor(options_.worker->world_size),
                         .bucket_bytes = chosen_bucket_bytes_,

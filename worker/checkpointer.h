@@ -21,6 +21,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -28,8 +29,10 @@
 #include "common/bucket_map.h"
 #include "common/checkpoint/checkpoint.h"
 #include "worker/checkpoint_writer.h"
+#include "worker/deciding_facts.h"
 #include "worker/exchange/gradient_exchange.h"
 #include "worker/model/network.h"
+#include "worker/resume_check.h"
 #include "worker/worker_options.h"
 
 namespace starring {
@@ -57,6 +60,7 @@ class Checkpointer {
     const BucketMap* buckets = nullptr;  // may become another one between two calls
     CheckpointWriter* writer = nullptr;
     int64_t steps_per_epoch = 1;
+    int64_t end_step = 0;  // of the run
     // As TrainingStep::GatherOptimizerState.
     std::function<absl::Status(std::span<const std::span<float>>)> gather_optimizer_state;
     std::function<void(const std::string&)> warn;  // shows a line to a person
@@ -64,8 +68,8 @@ class Checkpointer {
     bool leaves_writes = false;                    // a write may be in progress at the end, and at the beginning
     std::function<void()> on_wait = nullptr;       // called several times a second while SaveFinal waits for the disk
   };
-  // InvalidArgument if --checkpoint_dir has checkpoints and --resume is not given: two runs would mix. InvalidArgument
-  // also if another job writes there: rank 0 holds a lock on the folder while the checkpointer lives.
+  // InvalidArgument as CheckCheckpointPlace, and if another job writes there: rank 0 holds a lock on the folder while
+  // the checkpointer lives.
   static absl::StatusOr<std::unique_ptr<Checkpointer>> Create(Options options);
   // Waits for a write in progress, up to --checkpoint_deadline_s, unless leaves_writes, or SaveFinal has done so.
   ~Checkpointer();
@@ -77,10 +81,17 @@ class Checkpointer {
   // The step that Restore would return. Errors as Restore.
   static absl::StatusOr<int64_t> NewestStep(const WorkerOptions& worker, Network* network);
 
+  // What decides the run's numbers besides its flags, for checkpoints and Restore. A fact replaces a flag of its name.
+  void set_facts(Facts facts) { facts_ = std::move(facts); }
+
   // Fills parameters, the network's buffers and `state` from the newest complete checkpoint, and returns the next step;
   // returns 0 if there is no checkpoint. Every rank reads the files. Only rank 0 reads `state`, one vector per state
-  // vector of the optimizer: on other ranks, and without a checkpoint, it stays empty.
+  // vector of the optimizer: on other ranks, and without a checkpoint, it stays empty. InvalidArgument as CheckResume;
+  // what that says goes to `warn` and to resume_notes().
   absl::StatusOr<int64_t> Restore(std::span<float> parameters, std::vector<std::vector<float>>* state);
+
+  // What a person must know of the resume.
+  const std::vector<std::string>& resume_notes() const { return resume_notes_; }
 
   // The size of buckets that this run, or the run that was restored, has chosen by --bucket_bytes=auto; 0: none.
   // Checkpoints contain it.
@@ -117,6 +128,7 @@ class Checkpointer {
                                      const GradientExchange& exchange) const;
   absl::Status BeginWrite(Checkpoint checkpoint, CheckpointWriter::AfterFailure after_failure);
   void WarnSkipped(int64_t step) const;
+  void Note(const std::string& text);
   absl::StatusOr<double> SumOfRanks(double mine, GradientExchange* exchange);
   absl::Status WaitForWrite(int64_t step, GradientExchange* exchange);
   absl::Status TakeResult();
@@ -125,6 +137,8 @@ class Checkpointer {
 
   const Options options_;
   std::vector<std::string> state_names_;
+  Facts facts_;
+  std::vector<std::string> resume_notes_;
   int64_t chosen_bucket_bytes_ = 0;
   std::optional<FolderLock> lock_;
   bool is_saved_ = false;

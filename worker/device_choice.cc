@@ -135,10 +135,11 @@ absl::StatusOr<DeviceChoice> ChooseDevice(const LauncherEnvironment& launcher, W
   options->conv = CudaConvolutions::kAuto;
   // oneDNN chooses its instruction set by itself. With --isa the bits must not depend on what this processor has.
   if (options->isa.has_value()) RETURN_IF_ERROR(LimitOnednn(*options->isa), "--isa");
-  ASSIGN_OR_RETURN(
-      std::unique_ptr<Device> cpu,
-      CreateCpuDevice({.threads = options->threads, .instruction_set = options->isa.value_or(BestInstructionSet())}));
-  return DeviceChoice{.cpu = std::move(cpu), .note = std::move(note)};
+  absl::StatusOr<std::unique_ptr<Device>> cpu =
+      CreateCpuDevice({.threads = options->threads, .instruction_set = options->isa.value_or(BestInstructionSet())});
+  if (absl::IsInvalidArgument(cpu.status())) return Refuse("threads", absl::StrCat(options->threads), cpu.status());
+  RETURN_IF_ERROR(cpu.status());
+  return DeviceChoice{.cpu = *std::move(cpu), .note = std::move(note)};
 }
 
 std::vector<std::pair<std::string, std::string>> DeviceFacts(const CudaDevice& device) {

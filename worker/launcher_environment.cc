@@ -15,6 +15,11 @@ namespace {
 
 constexpr int kNotSet = -1;
 
+// oneDNN reads each of its variables under two names. The last two are cuBLAS's and the CUDA libraries'.
+constexpr const char* kArithmeticVariables[] = {
+    "ONEDNN_MAX_CPU_ISA",         "DNNL_MAX_CPU_ISA",         "ONEDNN_CPU_ISA_HINTS",    "DNNL_CPU_ISA_HINTS",
+    "ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE"};
+
 // The first of `names` that holds a whole number of 0 or more.
 int ReadNumber(EnvironmentLookup lookup, std::initializer_list<const char*> names) {
   for (const char* name : names) {
@@ -39,6 +44,33 @@ struct Source {
   int local_rank;
   int local_size;
 };
+
+// Launchers whose ranks find each other in ways of their own.
+struct ForeignLauncher {
+  const char* rank;
+  const char* size;  // null: no variable tells it
+  const char* name;
+};
+constexpr ForeignLauncher kForeignLaunchers[] = {
+    {"RANK", "WORLD_SIZE", "torchrun or Kubeflow"},
+    {"PMIX_RANK", nullptr, "PMIx"},
+    {"MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MVAPICH"},
+    {"HOROVOD_RANK", "HOROVOD_SIZE", "horovodrun"},
+    {"FLUX_TASK_RANK", "FLUX_JOB_SIZE", "Flux"},
+    {"JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "jsrun"},
+};
+
+// See LauncherEnvironment::foreign.
+std::string ForeignVariables(EnvironmentLookup lookup) {
+  for (const ForeignLauncher& one : kForeignLaunchers) {
+    const int rank = ReadNumber(lookup, {one.rank});
+    if (rank == kNotSet) continue;
+    if (one.size == nullptr) return absl::StrCat(one.rank, "=", rank, " (", one.name, ")");
+    const int size = ReadNumber(lookup, {one.size});
+    if (size > 1) return absl::StrCat(one.rank, "=", rank, " ", one.size, "=", size, " (", one.name, ")");
+  }
+  return "";
+}
 
 bool IsUsable(const Source& source) {
   // Variables that do not fit together may be left from another launcher. The next source is asked then.
@@ -72,6 +104,10 @@ LauncherEnvironment ReadLauncherEnvironment(EnvironmentLookup lookup) {
   if (environment.cores_per_worker.empty()) environment.cores_per_worker = absl::StrJoin(cores, ",");
   environment.cores_per_server = ReadText(lookup, "STARRING_CORES_PER_SERVER");
 
+  for (const char* const name : kArithmeticVariables) {
+    if (const std::string value = ReadText(lookup, name); !value.empty())
+      environment.arithmetic.emplace_back(name, value);
+  }
   environment.gpu_library_folders = GpuLibraryFolders(lookup);
   environment.mpi_interfaces_included = ReadText(lookup, "OMPI_MCA_btl_tcp_if_include");
   environment.mpi_interfaces_excluded = ReadText(lookup, "OMPI_MCA_btl_tcp_if_exclude");
@@ -101,6 +137,9 @@ LauncherEnvironment ReadLauncherEnvironment(EnvironmentLookup lookup) {
       environment.host_count = std::max(1, number({"SLURM_STEP_NUM_NODES", "SLURM_NNODES"}));
     }
     break;
+  }
+  if (environment.launcher == Launcher::kNone && !environment.by_deploy_launch) {
+    environment.foreign = ForeignVariables(lookup);
   }
   // The number of the restart keeps a worker of an earlier attempt out of the next attempt's job.
   if (in_slurm_step && !ReadText(lookup, "SLURM_JOB_ID").empty()) {

@@ -5,6 +5,7 @@
 
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -36,10 +37,16 @@ struct LauncherEnvironment {
   // STARRING_CORES_PER_SERVER). Without it: this process's own, and none for the servers.
   std::string cores_per_worker;
   std::string cores_per_server;
+  // Variables of a launcher that this worker does not read, and that say that it has started several processes: "RANK=0
+  // WORLD_SIZE=2 (torchrun or Kubeflow)". Empty if there are none, or another launcher has started this process.
+  std::string foreign;
   std::string run_id;  // the Slurm job and which start of it; empty outside of Slurm
   // The networks that the user allows or forbids Open MPI: btl_tcp_if_include, btl_tcp_if_exclude.
   std::string mpi_interfaces_included;
   std::string mpi_interfaces_excluded;
+  // Variables by which libraries that compute choose their instructions or their precision, as (name, value): those
+  // that are set and not empty.
+  std::vector<std::pair<std::string, std::string>> arithmetic;
   std::vector<std::string> gpu_library_folders;  // see kernels/cuda/library_search.h
   bool output_is_ours = true;  // if stdout is a terminal, it is the user's own and not one that mpirun or srun made
 };

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <optional>
@@ -37,6 +38,7 @@
 #include "worker/checkpointer.h"
 #include "worker/data/dataset.h"
 #include "worker/data/normalization.h"
+#include "worker/deciding_facts.h"
 #include "worker/device_choice.h"
 #include "worker/elastic/elastic_run.h"
 #include "worker/exchange/local/local_exchange.h"
@@ -326,6 +328,11 @@ void PrintHead(const WorkerOptions& options, const Network& network, const Train
               static_cast<long long>(network.layout().parameter_count()), options.dataset.name.c_str(),
               static_cast<long long>(data.train.count), topology.c_str(), choice.device()->name().c_str());
   if (!choice.note.empty()) std::printf("%s\n", choice.note.c_str());
+  // A person who asks for a ring or a star hardly means a job of one process.
+  if (options.world_size == 1 && options.asked.world_size == 0 && options.sync != Sync::kLocal && !options.elastic) {
+    std::printf(
+        "note: this is the only worker: mpirun, srun or launch starts several, or --rank and --world_size say so\n");
+  }
   if (options.micro_batches > 0 && network.statistics_size() > 0) {
     std::printf(
         "batch norm takes each micro-batch by itself: the model learns otherwise with another --micro_batches\n");
@@ -336,8 +343,8 @@ void PrintHead(const WorkerOptions& options, const Network& network, const Train
 
 void PrintResult(const WorkerOptions& options, const TrainResult& result) {
   // An elastic run that is told to end has no step in its last generation.
-  const std::string step_time =
-      result.steps > 0 ? absl::StrFormat(", p50 %.3f ms a step", result.step_summary.p50_ms) : "";
+  std::string step_time = result.steps > 0 ? absl::StrFormat(", p50 %.3f ms a step", result.step_summary.p50_ms) : "";
+  if (result.steps == 0 && result.resumed_from_step > 0) step_time = ", 0 of them by this run";
   std::printf("%s after %lld steps%s, parameters %.12s\n", result.stopped_early ? "stopped" : "done",
               static_cast<long long>(result.next_step), step_time.c_str(), result.parameter_sha256.c_str());
   if (!result.stopped_early) return;
@@ -355,20 +362,25 @@ Progress::Style ChooseStyle(const WorkerOptions& options, const LauncherEnvironm
   return options.progress.value_or(is_terminal ? Progress::Style::kLive : Progress::Style::kPlain);
 }
 
+// What of this machine decides the bits. Ranks on machines of several kinds may train together.
+Facts MachineFacts(const WorkerOptions& options, const DeviceChoice& choice) {
+  if (choice.cuda == nullptr) return CpuArithmetic(options.isa.value_or(BestInstructionSet()));
+  return {{"arithmetic.gpu", choice.device()->name()}};
+}
+
 // What all ranks' devices must have alike, as Train asks for it; null where there is nothing to compare.
-using Facts = std::function<absl::StatusOr<std::vector<std::pair<std::string, std::string>>>()>;
+using DeviceFactsOf = std::function<absl::StatusOr<Facts>()>;
 
 // With micro-batches it sets *trial_leaf_seconds, which outlives it.
-Facts FactsOf(const WorkerOptions* options, const TrainAndTest* data, Network* network, const CudaDevice* cuda,
-              double* trial_leaf_seconds) {
+DeviceFactsOf FactsOf(const WorkerOptions* options, const TrainAndTest* data, Network* network, const CudaDevice* cuda,
+                      const Facts& machine_facts, double* trial_leaf_seconds) {
   // With micro-batches anyone may compute any part of the sum.
   if (options->micro_batches > 0 && (options->world_size > 1 || options->elastic)) {
-    return [=, known = std::optional<std::vector<std::pair<std::string, std::string>>>()]() mutable
-           -> absl::StatusOr<std::vector<std::pair<std::string, std::string>>> {
+    return [=, known = std::optional<Facts>()]() mutable -> absl::StatusOr<Facts> {
       // Asked for each generation, and computed once.
       if (known.has_value()) return *known;
       // Its name sorts behind those of the facts that may be the cause: a refusal names the first that differs.
-      auto facts = CpuArithmetic(options->isa.value_or(BestInstructionSet()));
+      Facts facts = machine_facts;
       ASSIGN_OR_RETURN(const KnownAnswer answer, ComputeKnownAnswer(*options, *data, network));
       facts.emplace_back("known_answer.first_leaf", answer.sha256);
       *trial_leaf_seconds = answer.seconds;
@@ -392,12 +404,20 @@ struct JobParts {
   Tracing tracing;
   const Instruments* instruments = nullptr;
   ProgressState* state = nullptr;
-  Facts facts;
-  const double* trial_leaf_seconds = nullptr;  // set by `facts`
+  Facts facts;          // DecidingFacts
+  Facts machine_facts;  // MachineFacts
+  DeviceFactsOf device_facts;
+  const double* trial_leaf_seconds = nullptr;  // set by `device_facts`
   CheckpointWriter* checkpoint_writer = nullptr;
   // Of an elastic run. All its workers have shown the same data, so nobody need measure it together with others.
   std::optional<Normalization> normalization;
 };
+
+Facts DecidingFactsOf(const JobParts& parts) {
+  Facts facts = parts.facts;
+  std::ranges::copy(parts.machine_facts, std::back_inserter(facts));
+  return facts;
+}
 
 // The last line and the run record. Only rank 0 writes them: it has gathered the other ranks' part of both.
 absl::Status ReportRun(const JobParts& parts, const ExchangeAndStep& work, const TrainResult& result) {
@@ -417,6 +437,7 @@ absl::Status ReportRun(const JobParts& parts, const ExchangeAndStep& work, const
   return WriteRunRecord({.options = &options,
                          .data = parts.data,
                          .result = &result,
+                         .facts = DecidingFactsOf(parts),
                          .device = choice.device()->name(),
                          .gpu_transfer = std::string(work.step->transfer()),
                          .data_on_gpu = work.step->batch_format() == Loader::Format::kSamples,
@@ -447,7 +468,9 @@ absl::StatusOr<TrainResult> TrainJob(const JobParts& parts, const Segment* segme
                               .progress = style,
                               .stop_requested = StopRequested,
                               .report = [&](const TrainResult& result) { return ReportRun(parts, work, result); },
-                              .device_facts = parts.facts,
+                              .facts = parts.facts,
+                              .machine_facts = parts.machine_facts,
+                              .device_facts = parts.device_facts,
                               .observers = parts.instruments->observers(options.rank),
                               .trace = parts.tracing.trace,
                               .track = parts.tracing.compute,
@@ -460,7 +483,8 @@ absl::StatusOr<TrainResult> TrainJob(const JobParts& parts, const Segment* segme
 // Sets the options of each generation.
 absl::Status TrainElastic(const JobParts& parts, WorkerOptions* options) {
   RETURN_IF_ERROR(Checkpointer::CheckFolder(*options));
-  ASSIGN_OR_RETURN(auto facts, parts.facts());
+  ASSIGN_OR_RETURN(Facts facts, parts.device_facts());
+  std::ranges::copy(parts.facts, std::back_inserter(facts));
   int64_t first_step = 0;
   if (options->resume) {
     ASSIGN_OR_RETURN(first_step, Checkpointer::NewestStep(*options, parts.network));
@@ -523,9 +547,12 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
                  .tracing = tracing,
                  .instruments = &instruments,
                  .state = gpu_hang_watch->state(),
-                 .facts = FactsOf(&options, &data, network.get(), choice.cuda.get(), &trial_leaf_seconds),
+                 .facts = DecidingFacts(layers, data, launcher),
+                 .machine_facts = MachineFacts(options, choice),
                  .trial_leaf_seconds = &trial_leaf_seconds,
                  .checkpoint_writer = &checkpoint_writer};
+  parts.device_facts =
+      FactsOf(&options, &data, network.get(), choice.cuda.get(), parts.machine_facts, &trial_leaf_seconds);
   if (!options.elastic) {
     ASSIGN_OR_RETURN(const TrainResult result, TrainJob(parts));
     return result.reported;

@@ -217,6 +217,7 @@ absl::Status Trainer::StartExchange() {
                                                         .buckets = &buckets_.current(),
                                                         .writer = options_.checkpoint_writer,
                                                         .steps_per_epoch = steps_per_epoch_,
+                                                        .end_step = end_step_,
                                                         .gather_optimizer_state =
                                                             [this](std::span<const std::span<float>> state) {
                                                               return training_step_.GatherOptimizerState(state);
@@ -239,16 +240,21 @@ absl::Status Trainer::StartExchange() {
               .join_deadline = worker_.join_deadline,
               .exchange_deadline = worker_.exchange_deadline};
   // Facts are compared as flags are, so that a rank that differs is refused by name.
-  for (auto& fact : DatasetFacts(data_)) job.agreed_flags.push_back(std::move(fact));
+  std::ranges::copy(options_.facts, std::back_inserter(job.agreed_flags));
+  Facts deciding = options_.machine_facts;
   if (options_.device_facts != nullptr) {
     RETURN_IF_ERROR(PlanEveryShape());
-    ASSIGN_OR_RETURN(auto facts, options_.device_facts());
-    std::ranges::move(facts, std::back_inserter(job.agreed_flags));
+    ASSIGN_OR_RETURN(const Facts facts, options_.device_facts());
+    std::ranges::copy(facts, std::back_inserter(job.agreed_flags));
+    std::ranges::copy(facts, std::back_inserter(deciding));
   }
+  std::ranges::copy(options_.facts, std::back_inserter(deciding));
   // The owners know steps but not epochs, so the end of a cosine is told to them in steps.
   if (job.schedule.kind == ScheduleKind::kCosine && job.schedule.total_steps == 0) {
     job.schedule.total_steps = steps_per_epoch_ * worker_.epochs;
+    deciding.emplace_back("total_steps", absl::StrCat(job.schedule.total_steps));
   }
+  checkpointer_->set_facts(std::move(deciding));
   RETURN_IF_ERROR(ValidateSchedule(job.schedule));
   result_.total_steps = end_step_;
   std::vector<std::vector<float>> state;
@@ -261,6 +267,8 @@ absl::Status Trainer::StartExchange() {
     // Every rank reads the checkpoint, since each needs the buffers. The exchange compares the first steps.
     ASSIGN_OR_RETURN(job.first_step, checkpointer_->Restore(parameters, &state));
     job.optimizer_state.assign(state.begin(), state.end());
+    result_.resumed_from_step = job.first_step;
+    result_.resume_notes = checkpointer_->resume_notes();
     if (IsElastic() && job.first_step != options_.segment->first_step) {
       return absl::InvalidArgumentError(absl::StrCat("the newest checkpoint in ", worker_.checkpoint_dir,
                                                      " is of step ", job.first_step, ", the run began at step ",

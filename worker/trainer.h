@@ -22,6 +22,7 @@
 #include "worker/bucket_trial.h"
 #include "worker/data/dataset.h"
 #include "worker/data/normalization.h"
+#include "worker/deciding_facts.h"
 #include "worker/exchange/gradient_exchange.h"
 #include "worker/model/network.h"
 #include "worker/report/progress.h"
@@ -40,8 +41,10 @@ struct WorkerUse {
 
 struct TrainResult {
   std::vector<EpochSummary> epochs;
-  int64_t steps = 0;      // taken by this process
-  int64_t next_step = 0;  // the first step of a resumed run
+  int64_t steps = 0;                      // taken by this process
+  int64_t next_step = 0;                  // the first step of a resumed run
+  int64_t resumed_from_step = 0;          // by this process; 0: it has not resumed
+  std::vector<std::string> resume_notes;  // what a person must know of that
   bool stopped_early = false;
   bool checkpoint_saved = false;  // of next_step; only rank 0 knows
   StepSummary step_summary;
@@ -96,9 +99,11 @@ struct TrainOptions {
   // Called with the result when all that the ranks do together is done, and before they part: what it writes is there
   // before anybody may hold the run to be over. An error of it ends no training (TrainResult::reported).
   std::function<absl::Status(const TrainResult&)> report;
+  Facts facts;          // DecidingFacts
+  Facts machine_facts;  // of this machine; other ranks may have others, and a run that resumes says so
   // Facts about this rank's device that must be the same on all ranks, for JobSpec::agreed_flags. Called after every
   // shape that any rank will meet has been planned for. Null: there are none, and no shape is planned in advance.
-  std::function<absl::StatusOr<std::vector<std::pair<std::string, std::string>>>()> device_facts;
+  std::function<absl::StatusOr<Facts>()> device_facts;
   std::vector<RunObserver*> observers;
   Trace* trace = nullptr;                      // null without a trace
   TraceTrack* track = nullptr;                 // the calling thread's track of that trace

@@ -211,6 +211,17 @@ absl::Status ResolveElastic(WorkerOptions& options) {
   return absl::OkStatus();
 }
 
+// A worker that does not know its launcher would train alone, and so would each of the others.
+absl::Status CheckLauncher(const LauncherEnvironment& launcher, const WorkerOptions::Asked& asked) {
+  if (launcher.foreign.empty() || asked.sync == Sync::kLocal || (asked.rank >= 0 && asked.world_size > 0)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the environment has ", launcher.foreign,
+      ", so this process is one of several, and this worker does not read those variables: give --rank, --world_size "
+      "and --rendezvous or --servers, give --sync=local to train alone, or unset them"));
+}
+
 // Which worker this process is, of how many, and how they exchange gradients.
 absl::Status ResolveTopology(const LauncherEnvironment& launcher, WorkerOptions& options) {
   const WorkerOptions::Asked& asked = options.asked;
@@ -218,6 +229,7 @@ absl::Status ResolveTopology(const LauncherEnvironment& launcher, WorkerOptions&
   if (!options.coordinator.empty()) {
     return RefuseFlag("coordinator", options.coordinator, "only an elastic run has one: drop it, or --elastic=false");
   }
+  RETURN_IF_ERROR(CheckLauncher(launcher, asked));
   const bool has_grpc = !options.servers.empty() || asked.transport == TransportKind::kGrpc;
   const bool has_servers = has_grpc || options.server_ranks > 0;
   const bool has_peers = launcher.world_size > 1 || !options.rendezvous.empty() || asked.transport.has_value();

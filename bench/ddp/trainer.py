@@ -325,5 +325,8 @@ class Trainer:
             "workers": self._worker_uses(breakdown["forward"] + breakdown["backward"]),
             "stragglers": [],
             "tried_buckets": [],
+            "resumed_from_step": self.first_step,
+            "resume_notes": [],
+            "facts": {},
             "losses": self._step_losses(),
         }

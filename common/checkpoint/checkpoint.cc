@@ -131,6 +131,8 @@ v1::CheckpointManifest DescribeCheckpoint(const Layout& layout, const Checkpoint
   manifest.set_world_size(checkpoint.world_size);
   manifest.set_chunk_bytes(static_cast<int32_t>(checkpoint.chunk_bytes));
   manifest.set_bucket_bytes(static_cast<int32_t>(checkpoint.bucket_bytes));
+  manifest.set_version(kCheckpointVersion);
+  manifest.set_finished(checkpoint.finished);
   manifest.set_layout_hash(layout.hash());
   manifest.set_parameter_sha256(Sha256Hex(std::as_bytes(std::span(checkpoint.parameters))));
   size_t range_count = 0;
@@ -219,7 +221,10 @@ absl::StatusOr<v1::CheckpointManifest> ReadManifest(const std::string& folder) {
   }
   ASSIGN_OR_RETURN(const std::string json, file.ReadText(0, file.size_bytes()));
   v1::CheckpointManifest manifest;
-  const auto parsed = google::protobuf::util::JsonStringToMessage(json, &manifest);
+  google::protobuf::util::JsonParseOptions parse;
+  // A later version may have more fields. It is refused by its number, and not called damaged.
+  parse.ignore_unknown_fields = true;
+  const auto parsed = google::protobuf::util::JsonStringToMessage(json, &manifest, parse);
   if (!parsed.ok()) {
     return absl::DataLossError(absl::StrCat(path, " does not parse: ", std::string(parsed.message())));
   }
@@ -232,6 +237,11 @@ absl::StatusOr<v1::CheckpointManifest> ReadManifest(const std::string& folder) {
     return absl::DataLossError(absl::StrCat(path, " has world_size ", manifest.world_size(), ", chunk_bytes ",
                                             manifest.chunk_bytes(), " and bucket_bytes ", manifest.bucket_bytes(),
                                             ", expected 0 or more"));
+  }
+  if (manifest.version() < 0 || manifest.version() > kCheckpointVersion) {
+    return absl::InvalidArgumentError(absl::StrCat(path, " has version ", manifest.version(),
+                                                   ", this build reads 0 to ", kCheckpointVersion,
+                                                   ": resume with the build that wrote it"));
   }
   return manifest;
 }
@@ -384,7 +394,8 @@ absl::Status WriteCheckpoint(const std::string& dir, const Layout& layout, const
 
 absl::StatusOr<Checkpoint> ReadCheckpoint(const std::string& folder, const Layout& layout,
                                           const std::vector<std::string>& state_names,
-                                          const std::map<std::string, int64_t>& buffer_sizes, OptimizerState wanted) {
+                                          const std::map<std::string, int64_t>& buffer_sizes, OptimizerState wanted,
+                                          const CheckpointFits& fits) {
   ASSIGN_OR_RETURN(const v1::CheckpointManifest manifest, ReadManifest(folder));
   // Both are verified before either is decoded: a damaged folder must be reported as damaged, and passed over, even if
   // it also belongs to another model.
@@ -397,6 +408,9 @@ absl::StatusOr<Checkpoint> ReadCheckpoint(const std::string& folder, const Layou
   checkpoint.chunk_bytes = manifest.chunk_bytes();
   checkpoint.bucket_bytes = manifest.bucket_bytes();
   checkpoint.config.insert(manifest.config().begin(), manifest.config().end());
+  checkpoint.version = manifest.version();
+  checkpoint.finished = manifest.finished();
+  if (fits != nullptr) RETURN_IF_ERROR(fits(checkpoint, folder));
   RETURN_IF_ERROR(TakeModel(&model, layout, buffer_sizes, &checkpoint), folder, "/", kModel);
   RETURN_IF_ERROR(TakeOptimizer(&optimizer, layout, state_names, wanted, &checkpoint), folder, "/", kOptimizer);
   return checkpoint;
@@ -405,10 +419,11 @@ absl::StatusOr<Checkpoint> ReadCheckpoint(const std::string& folder, const Layou
 absl::StatusOr<std::optional<FoundCheckpoint>> ReadNewestCheckpoint(const std::string& dir, const Layout& layout,
                                                                     const std::vector<std::string>& state_names,
                                                                     const std::map<std::string, int64_t>& buffer_sizes,
-                                                                    OptimizerState wanted) {
+                                                                    OptimizerState wanted, const CheckpointFits& fits) {
   FoundCheckpoint found;
   for (const CheckpointFolder& folder : ListCheckpointFolders(dir)) {
-    absl::StatusOr<Checkpoint> checkpoint = ReadCheckpoint(folder.path, layout, state_names, buffer_sizes, wanted);
+    absl::StatusOr<Checkpoint> checkpoint =
+        ReadCheckpoint(folder.path, layout, state_names, buffer_sizes, wanted, fits);
     // Only damage passes a folder over. A whole checkpoint of another model or optimizer ends the search with an error:
     // an older folder that fits would hide that the flags are wrong.
     if (absl::IsDataLoss(checkpoint.status())) {
@@ -426,6 +441,14 @@ absl::StatusOr<std::optional<FoundCheckpoint>> ReadNewestCheckpoint(const std::s
         absl::StrCat("no checkpoint of ", dir, " is complete: ", absl::StrJoin(found.warnings, "; ")));
   }
   return std::nullopt;
+}
+
+std::optional<int64_t> StepOfCheckpoint(const std::string& folder) {
+  std::error_code error;
+  // Other programs have a manifest.json too.
+  if (!fs::exists(absl::StrCat(folder, "/", kModel), error)) return std::nullopt;
+  const absl::StatusOr<v1::CheckpointManifest> manifest = ReadManifest(folder);
+  return manifest.ok() ? std::optional<int64_t>(manifest->step()) : std::nullopt;
 }
 
 bool HasCheckpoint(const std::string& dir) { return !ListCheckpointFolders(dir).empty(); }

@@ -19,6 +19,7 @@
 #define STARRING_COMMON_CHECKPOINT_CHECKPOINT_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -32,10 +33,15 @@
 
 namespace starring {
 
+// Of the manifest: proto/starring/v1/checkpoint.proto says what each has.
+inline constexpr int kCheckpointVersion = 1;
+
 struct Checkpoint {
   int64_t step = 0;                                     // the next step of the run
   int64_t epoch = 0;                                    // number of completed epochs
-  std::map<std::string, std::string> config;            // flags that a resumed run must share
+  std::map<std::string, std::string> config;            // what decided the numbers: flags and facts
+  int version = kCheckpointVersion;                     // of the manifest
+  bool finished = false;                                // the run had no step left
   int world_size = 0;                                   // of the run that wrote it; 0: unknown
   int64_t chunk_bytes = 0;                              // ChunkBytesFor(world_size) of that run's build; 0: unknown
   int64_t bucket_bytes = 0;                             // that --bucket_bytes=auto has chosen; 0: none
@@ -57,14 +63,18 @@ absl::Status WriteCheckpoint(const std::string& dir, const Layout& layout, const
 // that get the state from rank 0.
 enum class OptimizerState { kRead, kCheckOnly };
 
+// Whether a run can go on from the checkpoint in `folder`, of which all but the tensors is given.
+using CheckpointFits = std::function<absl::Status(const Checkpoint& head, const std::string& folder)>;
+
 // The checkpoint in `folder` (DIR/step-...). `state_names` and `buffer_sizes` say what the run needs besides the
 // layout. DataLoss when a file is missing or not what the manifest says, naming file, expected and found.
 // InvalidArgument when the checkpoint is complete but belongs to another model or optimizer, naming the tensor and both
-// values.
+// values, or is of a later version. Calls `fits`, if there is one, before it looks at tensors, and returns its error.
 absl::StatusOr<Checkpoint> ReadCheckpoint(const std::string& folder, const Layout& layout,
                                           const std::vector<std::string>& state_names,
                                           const std::map<std::string, int64_t>& buffer_sizes,
-                                          OptimizerState wanted = OptimizerState::kRead);
+                                          OptimizerState wanted = OptimizerState::kRead,
+                                          const CheckpointFits& fits = nullptr);
 
 struct FoundCheckpoint {
   Checkpoint checkpoint;
@@ -76,7 +86,12 @@ struct FoundCheckpoint {
 absl::StatusOr<std::optional<FoundCheckpoint>> ReadNewestCheckpoint(const std::string& dir, const Layout& layout,
                                                                     const std::vector<std::string>& state_names,
                                                                     const std::map<std::string, int64_t>& buffer_sizes,
-                                                                    OptimizerState wanted = OptimizerState::kRead);
+                                                                    OptimizerState wanted = OptimizerState::kRead,
+                                                                    const CheckpointFits& fits = nullptr);
+
+// The step of the checkpoint in `folder`, whatever the folder's name is; nullopt if it holds none. Looks at the
+// manifest only.
+std::optional<int64_t> StepOfCheckpoint(const std::string& folder);
 
 // True if DIR has a folder that ReadNewestCheckpoint would look at.
 [[nodiscard]] bool HasCheckpoint(const std::string& dir);

@@ -132,8 +132,24 @@ std::string LimitsJson(const FlagLimits& limits) {
 // What the column "ranks" of a page says.
 absl::string_view RanksText(const FlagRow& row) {
   if (row.Has(kGivenOnAllRanks)) return "all or none";
+  if (row.Has(kSameContent)) return "same content";
   // A flag with a field in JobSpec is compared there.
   return row.Has(kSameOnAllRanks) || row.Has(kInJobSpec) ? "same" : "";
+}
+
+// What the column "resumed" of a page says.
+absl::string_view ResumedText(const FlagRow& row) {
+  if (row.Has(kSameContent)) return "same content";
+  return row.Has(kSameWhenResumed) ? "same" : row.Has(kSaidWhenResumed) ? "said" : "";
+}
+
+std::vector<std::pair<std::string, std::string>> FlagsWith(const FlagTable& table, FlagTrait trait,
+                                                           const void* options) {
+  std::vector<std::pair<std::string, std::string>> flags;
+  for (const FlagRow& row : table.rows) {
+    if (row.Has(trait)) flags.emplace_back(row.name, row.resolved().print(options));
+  }
+  return flags;
 }
 
 }  // namespace
@@ -214,11 +230,11 @@ std::vector<std::pair<std::string, std::string>> AgreedFlags(const FlagTable& ta
 }
 
 std::vector<std::pair<std::string, std::string>> ResumedFlags(const FlagTable& table, const void* options) {
-  std::vector<std::pair<std::string, std::string>> kept;
-  for (const FlagRow& row : table.rows) {
-    if (row.Has(kSameWhenResumed)) kept.emplace_back(row.name, row.resolved().print(options));
-  }
-  return kept;
+  return FlagsWith(table, kSameWhenResumed, options);
+}
+
+std::vector<std::pair<std::string, std::string>> SaidFlags(const FlagTable& table, const void* options) {
+  return FlagsWith(table, kSaidWhenResumed, options);
 }
 
 const FlagRow* FlagTable::Find(absl::string_view name) const {
@@ -256,7 +272,7 @@ std::string FlagsMarkdown(const FlagTable& table) {
     if (row.topic != topic) absl::StrAppend(&text, "| **", row.topic, "** | | | | | |\n");
     topic = row.topic;
     absl::StrAppend(&text, "| `--", row.name, "=", row.slot.print(table.defaults), "` | ", row.meaning, " | ",
-                    row.limits().Brief(), " | ", RanksText(row), " | ", row.Has(kSameWhenResumed) ? "same" : "", " | ",
+                    row.limits().Brief(), " | ", RanksText(row), " | ", ResumedText(row), " | ",
                     row.Has(kPeerTakes) ? "yes" : "", " |\n");
   }
   absl::StrAppend(&text, kFlagsMarkdownEnd);

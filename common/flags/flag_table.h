@@ -295,6 +295,10 @@ enum FlagTrait : unsigned {
   kSameWhenResumed = 8,  // a run that resumes from a checkpoint has the value of the run that wrote it
   kNotRecorded = 16,     // not in the run record
   kPeerTakes = 32,       // bench/ddp/train.py takes the flag too, with the same default and limits
+  // What the value names decides numbers, and the value itself does not: a path. The program compares the content,
+  // among the ranks and with a checkpoint.
+  kSameContent = 64,
+  kSaidWhenResumed = 128,  // decides numbers, and a resumed run may have another value: the run then says so
 };
 
 struct FlagRow {
@@ -343,6 +347,8 @@ FlagTable MakeFlagTable(absl::string_view program, absl::string_view purpose, st
 std::vector<std::pair<std::string, std::string>> AgreedFlags(const FlagTable& table, const void* options);
 // What a resumed run must have as the run that wrote the checkpoint had it.
 std::vector<std::pair<std::string, std::string>> ResumedFlags(const FlagTable& table, const void* options);
+// What a resumed run may have otherwise, and then says so.
+std::vector<std::pair<std::string, std::string>> SaidFlags(const FlagTable& table, const void* options);
 
 // `value`, as FlagSlot::print writes it, in JSON.
 std::string FlagJson(FlagSlot::Json json, absl::string_view value);

@@ -16,15 +16,19 @@ server_steps=() worker_steps=()  # process ids of srun
 # heterogeneous job. WORKER_FLAGS is a file with the flags, one a line. Each node is a step of its own, because srun
 # ends a step that loses one of its nodes.
 start_workers() {
-  local count first=0 flags group=() node nodes
-  if [[ -n ${SLURM_HET_SIZE:-} ]]; then group=(--het-group=1); fi
+  local cores count first=0 flags group=() node nodes
+  mapfile -t cores < <(cores_option "${SLURM_CPUS_PER_TASK:-}")
+  if [[ -n ${SLURM_HET_SIZE:-} ]]; then
+    group=(--het-group=1)
+    mapfile -t cores < <(cores_option "${SLURM_CPUS_PER_TASK_HET_GROUP_1:-}")
+  fi
   mapfile -t flags <"$1"
   shift
   mapfile -t nodes < <("${step[@]}" "${group[@]}" printenv SLURMD_NODENAME | sort | uniq -c)
   ((${#nodes[@]} > 0)) || fail "srun cannot start anything on the workers' nodes"
   for node in "${nodes[@]}"; do
     read -r count node <<<"${node}"
-    "${step[@]}" "${group[@]}" --nodes=1 --ntasks="${count}" --nodelist="${node}" \
+    "${step[@]}" "${group[@]}" "${cores[@]}" --nodes=1 --ntasks="${count}" --nodelist="${node}" \
       "${keep[@]}" --rank "${first}" "$@" "${flags[@]}" &
     worker_steps+=($!)
     first=$((first + count))
@@ -113,7 +117,7 @@ start_elastic() {
       here=$(node_address "${node}") || fail "Slurm does not know the address of node ${node}"
       flags+=(--listen="${here}:0" --coordinator="${coordinator}")
     fi
-    "${step[@]}" --het-group=0 --nodes=1 --ntasks=1 --nodelist="${node}" \
+    "${step[@]}" --het-group=0 "${server_cores[@]}" --nodes=1 --ntasks=1 --nodelist="${node}" \
       "${keep[@]}" --shard "${shard}" "${server}" "${flags[@]}" "${secure[@]}" &
     server_steps+=($!)
   done

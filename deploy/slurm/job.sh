@@ -68,6 +68,23 @@ job_secret() {
   echo "${path}"
 }
 
+# cores_option COUNT: prints the option by which srun gives each task of a step as many cores as the job asked for, if
+# it did: since Slurm 22.05 srun does not take them from the job.
+cores_option() {
+  [[ -z $1 ]] || echo "--cpus-per-task=$1"
+}
+
+# refuse_ended_run: a job of the same name continues where the one before was stopped. A run that has ended has no step
+# left: the job would end at once, with the result of the other run. A job that Slurm starts again is its own.
+refuse_ended_run() {
+  local manifests=("${CHECKPOINTS}"/step-[0-9]*/manifest.json)
+  if [[ ${CHECK:-0} == 1 || -n ${RESUME:-} ]] || ((${SLURM_RESTART_COUNT:-0} > 0)); then return; fi
+  if grep -q '"finished": true' "${manifests[-1]}" 2>/dev/null; then
+    fail "the run in ${CHECKPOINTS} has ended: submit a new run with another --job-name, or go on with this one, with" \
+      "more --epochs: RESUME=1 sbatch ..."
+  fi
+}
+
 # finish PID: waits for the workers and returns their status. Slurm sends SIGUSR1 to this script before the time limit,
 # and `scancel --batch --signal=USR1` does the same. It is passed on, through srun or mpirun, and the workers save and
 # end. Plain `scancel` sends SIGTERM to the workers and to this script, which then waits for them instead of ending.
@@ -86,6 +103,11 @@ finish() {
 # The folder has the job's name, so that a job of the same name continues where this one stopped.
 CHECKPOINTS=${CHECKPOINTS:-${SLURM_SUBMIT_DIR}/starring-checkpoints/${SLURM_JOB_NAME}}
 RECORD=${RECORD:-${SLURM_SUBMIT_DIR}/starring-${SLURM_JOB_ID}.json}
+# Each task of an array is a run.
+if [[ -n ${SLURM_ARRAY_TASK_ID:-} ]]; then
+  CHECKPOINTS+=/task-${SLURM_ARRAY_TASK_ID}
+  RECORD=${RECORD%.json}-task-${SLURM_ARRAY_TASK_ID}.json
+fi
 TRAIN=(--checkpoint_dir="${CHECKPOINTS}" --resume --record="${RECORD}" --progress=plain)
 
 # CHECK=1, or --check among the worker's flags: prints a table of who reaches whom (deploy/README.md), without training.

@@ -16,6 +16,7 @@
 #include "dnnl.hpp"
 #include "kernels/cpu/cpu_context.h"
 #include "kernels/cpu/cpu_operations.h"
+#include "kernels/cpu/granted_threads.h"
 #include "kernels/shape_checks.h"
 
 namespace starring {
@@ -135,6 +136,7 @@ std::string LibmBits() {
 absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(const CpuDeviceOptions& options) {
   CHECK_GE(options.threads, 1);
   CHECK_LE(options.instruction_set, BestInstructionSet());
+  RETURN_IF_ERROR(GrantThreads(options.threads));
   // oneDNN reports by exceptions, and none of them may leave this target. Here it is the context's engine and stream
   // that may throw.
   try {

@@ -26,6 +26,8 @@ struct CpuDeviceOptions {
   // REQUIRES: at most BestInstructionSet().
   InstructionSet instruction_set = BestInstructionSet();
 };
+// InvalidArgument if OpenMP does not grant so many threads (granted_threads.h). REQUIRES: the thread that creates the
+// device runs its operations.
 [[nodiscard]] absl::StatusOr<std::unique_ptr<Device>> CreateCpuDevice(const CpuDeviceOptions& options);
 
 // Limits oneDNN's instruction set for the whole process. Call it before the first CpuDevice. InvalidArgument if this

@@ -72,8 +72,7 @@ v1::MemberOrder ToProto(const Order& order, const v1::RunTerms& terms) {
 }
 
 // The parts of an agreement, so that the refusal of another run's log says which one differs. Flags come first, because
-// they decide the others. The known answer comes last: it follows from all of them, and from what is in a layer file
-// besides shapes.
+// they decide the others, and have the layer file's digest. The known answer comes last: it follows from all of them.
 std::vector<GenerationLog::Run::Part> PartsOf(const Agreement& agreement) {
   std::string flags, data, machine, answer;
   for (const auto& [name, value] : agreement.agreed_flags) {
@@ -85,15 +84,13 @@ std::vector<GenerationLog::Run::Part> PartsOf(const Agreement& agreement) {
     absl::StrAppend(&part, name, "=", value, "\n");
   }
   const auto digest = [](const std::string& text) { return Sha256Hex(text).substr(0, 16); };
-  return {
-      {"flags", digest(flags), "start servers and workers with the flags of the run in the log"},
-      {"model", digest(agreement.layout_hash), "give workers the model file and the build of the run in the log"},
-      {"data", digest(data), "give workers the data files of the run in the log"},
-      {"machine", digest(machine),
-       "the bits would be others: start workers with the build, the libraries and the kind of machine that the run "
-       "in the log had"},
-      {"answer", digest(answer),
-       "give workers the model file of the run in the log; if they have it, start them on a machine as that run's"}};
+  return {{"flags", digest(flags), "start servers and workers with the flags of the run in the log"},
+          {"model", digest(agreement.layout_hash), "give workers the model file and the build of the run in the log"},
+          {"data", digest(data), "give workers the data files of the run in the log"},
+          {"machine", digest(machine),
+           "the bits would be others: start workers with the build, the libraries and the kind of machine that the run "
+           "in the log had"},
+          {"answer", digest(answer), "start workers on a machine as that run's"}};
 }
 
 }  // namespace

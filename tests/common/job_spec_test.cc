@@ -122,6 +122,12 @@ TEST(JobSpecTest, AFactThatDiffersIsNamedAfterTheFlags) {
               HasSubstr("--seed=2"));
 }
 
+TEST(JobSpecTest, LayerFilesAreNamedByTheirDigests) {
+  EXPECT_EQ(Compare([](JobSpec& job) { job.agreed_flags[0].second = "a layer file with digest 0f"; }),
+            "rank 1 has --model=a layer file with digest 0f, rank 0 has --model=lenet5: give all workers "
+            "the same layer file, by whatever path: the digest is that of its layers");
+}
+
 TEST(JobSpecTest, OtherConvolutionsAreNamedWithTheWayOut) {
   const auto compare = [](const char* name, const char* value) {
     JobSpec a = MakeJob(), b = MakeJob();

@@ -17,6 +17,8 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "common/check.h"
 #include "common/not_written.h"
 #include "common/status.h"
@@ -112,6 +114,7 @@ class CheckpointerTest : public testing::Test {
          .network = rank->network.get(),
          .buckets = &rank->buckets,
          .writer = rank->writer.get(),
+         .end_step = end_step_,
          .gather_optimizer_state =
              [rank](std::span<const std::span<float>> state) { return rank->exchange->GatherOptimizerState(state); },
          .warn = [rank](const std::string& text) { rank->warnings.push_back(text); },
@@ -125,6 +128,7 @@ class CheckpointerTest : public testing::Test {
   std::string dir_;
   bool resume_ = false;
   bool is_elastic_ = false;
+  int64_t end_step_ = 1000;
   absl::Duration exchange_deadline_ = absl::Seconds(60);
   absl::Duration checkpoint_deadline_ = absl::Seconds(60);
   CheckpointWriter::WriteFunction write_ = WriteCheckpoint;
@@ -438,6 +442,49 @@ TEST_F(CheckpointerTest, ACheckpointWithoutAFlagWasWrittenWithItsDefault) {
     EXPECT_EQ(rank->checkpointer->Restore(rank->parameters, &state).value(), 10);
     rank->warnings.clear();
   });
+}
+
+TEST_F(CheckpointerTest, ARunThatEndsSaysSoInItsCheckpointAndOneThatIsStoppedDoesNot) {
+  std::vector<bool> finished;
+  write_ = [&finished](const std::string& dir, const Layout& layout, const Checkpoint& checkpoint) {
+    finished.push_back(checkpoint.finished);
+    return WriteCheckpoint(dir, layout, checkpoint);
+  };
+  end_step_ = 20;
+  RunRanks([&](Rank* rank) {
+    for (const int64_t step : {10, 20}) {
+      EXPECT_EQ(rank->checkpointer->SaveFinal(step, rank->parameters, rank->exchange.get()), absl::OkStatus());
+    }
+  });
+  EXPECT_THAT(finished, ElementsAre(false, true));
+  resume_ = true;
+  RunRanks([&](Rank* rank) {
+    rank->options.optimizer.momentum = 0.5;
+    std::vector<std::vector<float>> state;
+    EXPECT_EQ(rank->checkpointer->Restore(rank->parameters, &state).value(), 20);
+    EXPECT_THAT(rank->checkpointer->resume_notes(),
+                ElementsAre("resumes with --momentum 0.5, " + dir_ + "/step-000000020 was written with 0.9",
+                            HasSubstr("0 steps were left: " + dir_ + "/step-000000020 has 20 of 20 steps")));
+    EXPECT_THAT(rank->warnings, Contains(HasSubstr("0 steps were left")));
+    rank->warnings.clear();
+  });
+}
+
+// The job before may end, with its last checkpoint, while this one waits for it.
+TEST_F(CheckpointerTest, CheckpointsThatComeWhileAnotherJobHasTheFolderAreNotMixedUp) {
+  FolderLock lock = FolderLock::Take(dir_, absl::ZeroDuration()).value();
+  WorkerOptions options;
+  options.checkpoint_dir = dir_;
+  CheckpointWriter writer(absl::Seconds(60));
+  absl::Status status;
+  std::thread waiting([&] { status = Checkpointer::Create({.worker = &options, .writer = &writer}).status(); });
+  // Whether it looks at the folder before or after this, it must not take it for its own.
+  absl::SleepFor(absl::Milliseconds(100));
+  std::filesystem::create_directories(dir_ + "/step-000000010");
+  { const FolderLock released = std::move(lock); }
+  waiting.join();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("it holds checkpoints of a run before"));
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 
 #include <map>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "gtest/gtest.h"
 
@@ -112,6 +114,32 @@ TEST(LauncherEnvironment, OutputIsOursUnlessMpirunOrSrunIsBetween) {
   EXPECT_TRUE(Read({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"STARRING_CORES_PER_WORKER", "0;1"}})
                   .output_is_ours)
       << "deploy/launch connects the ranks to its own terminal";
+}
+
+TEST(LauncherEnvironment, ALauncherThatIsNotReadIsNamed) {
+  EXPECT_EQ(Read({{"RANK", "0"}, {"WORLD_SIZE", "2"}}).foreign, "RANK=0 WORLD_SIZE=2 (torchrun or Kubeflow)");
+  EXPECT_EQ(Read({{"PMIX_RANK", "1"}}).foreign, "PMIX_RANK=1 (PMIx)");
+  EXPECT_EQ(Read({{"FLUX_TASK_RANK", "1"}, {"FLUX_JOB_SIZE", "4"}}).foreign, "FLUX_TASK_RANK=1 FLUX_JOB_SIZE=4 (Flux)");
+  // One process is no job of several, and a rank without a size may mean anything.
+  EXPECT_EQ(Read({{"RANK", "0"}, {"WORLD_SIZE", "1"}}).foreign, "");
+  EXPECT_EQ(Read({{"RANK", "3"}}).foreign, "");
+  // mpirun and srun set PMIX_RANK too, and deploy/launch may itself run under torchrun.
+  const std::map<std::string, std::string> torchrun = {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"PMIX_RANK", "0"}};
+  for (const std::map<std::string, std::string>& known : std::vector<std::map<std::string, std::string>>{
+           {{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "2"}},
+           {{"SLURM_STEP_ID", "0"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}},
+           {{"STARRING_CORES_PER_WORKER", "0;1"}}}) {
+    std::map<std::string, std::string> both = torchrun;
+    both.insert(known.begin(), known.end());
+    EXPECT_EQ(Read(both).foreign, "");
+  }
+}
+
+TEST(LauncherEnvironment, WhatChangesArithmeticIsKept) {
+  const LauncherEnvironment environment =
+      Read({{"ONEDNN_MAX_CPU_ISA", "AVX2"}, {"DNNL_MAX_CPU_ISA", ""}, {"OMP_NUM_THREADS", "1"}});
+  ASSERT_EQ(environment.arithmetic.size(), 1u);
+  EXPECT_EQ(environment.arithmetic[0], (std::pair<std::string, std::string>("ONEDNN_MAX_CPU_ISA", "AVX2")));
 }
 
 }  // namespace

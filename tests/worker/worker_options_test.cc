@@ -21,6 +21,9 @@
 namespace starring {
 namespace {
 
+using ::testing::_;
+using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsSupersetOf;
@@ -466,6 +469,10 @@ TEST(WorkerOptionsTest, RanksAndResumedRunsCompareWhatTheTableSays) {
         << "--" << row.name;
     EXPECT_EQ(ResumedFlags(WorkerFlags(), &*options) != ResumedFlags(WorkerFlags(), &*usual), row.Has(kSameWhenResumed))
         << "--" << row.name;
+    // --optimizer=adamw takes the momentum away.
+    EXPECT_EQ(SaidFlags(WorkerFlags(), &*options) != SaidFlags(WorkerFlags(), &*usual),
+              row.Has(kSaidWhenResumed) || row.name == "optimizer")
+        << "--" << row.name;
   }
 }
 
@@ -474,14 +481,42 @@ TEST(WorkerOptionsTest, WhatDecidesTheBitsIsAgreedOn) {
   const auto options =
       Parse({"--seed=7", "--threads=2", "--augment=crop_flip", "--model=mlp", "--math=bf16", "--conv=own"});
   ASSERT_TRUE(options.ok()) << options.status();
-  EXPECT_THAT(
-      AgreedFlags(WorkerFlags(), &*options),
-      IsSupersetOf({Pair("sync", "local"), Pair("transport", "none"), Pair("seed", "7"), Pair("threads", "2"),
-                    Pair("augment", "crop_flip"), Pair("model", "mlp"), Pair("math", "bf16"), Pair("conv", "own")}));
-  EXPECT_THAT(
-      ResumedFlags(WorkerFlags(), &*options),
-      UnorderedElementsAre(Pair("dataset", "fashion-mnist"), Pair("augment", "crop_flip"), Pair("global_batch", "64"),
-                           Pair("seed", "7"), Pair("sum_order", "chain"), Pair("micro_batches", "0")));
+  EXPECT_THAT(AgreedFlags(WorkerFlags(), &*options),
+              IsSupersetOf({Pair("sync", "local"), Pair("transport", "none"), Pair("seed", "7"), Pair("threads", "2"),
+                            Pair("augment", "crop_flip"), Pair("math", "bf16"), Pair("conv", "own")}));
+  EXPECT_THAT(ResumedFlags(WorkerFlags(), &*options),
+              UnorderedElementsAre(Pair("dataset", "fashion-mnist"), Pair("augment", "crop_flip"),
+                                   Pair("global_batch", "64"), Pair("seed", "7"), Pair("sum_order", "chain"),
+                                   Pair("micro_batches", "0"), Pair("optimizer", "sgd")));
+  EXPECT_THAT(SaidFlags(WorkerFlags(), &*options),
+              IsSupersetOf({Pair("learning_rate", "0.05"), Pair("nesterov", "false"), Pair("schedule", "cosine"),
+                            Pair("threads", "2"), Pair("isa", "auto"), Pair("math", "bf16")}));
+}
+
+// Two paths may be one file's; DecidingFacts has its digest.
+TEST(WorkerOptionsTest, APathIsNotCompared) {
+  const auto options = Parse({"--model=a/net.textproto"});
+  ASSERT_TRUE(options.ok()) << options.status();
+  EXPECT_THAT(AgreedFlags(WorkerFlags(), &*options), Not(Contains(Pair("model", _))));
+}
+
+TEST(WorkerOptionsTest, AForeignLauncherIsRefusedByItsVariables) {
+  const LauncherEnvironment torchrun{.foreign = "RANK=0 WORLD_SIZE=2 (torchrun or Kubeflow)"};
+  const auto parse = [&](std::vector<const char*> words) {
+    words.insert(words.begin(), "worker");
+    return ParseWorkerOptions(static_cast<int>(words.size()), words.data(), torchrun).status();
+  };
+  for (const auto& words : std::vector<std::vector<const char*>>{
+           {}, {"--sync=ring"}, {"--sync=star", "--servers=a:1"}, {"--sync=ring", "--world_size=2"}}) {
+    const absl::Status status = parse(words);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr("RANK=0 WORLD_SIZE=2 (torchrun or Kubeflow)"), HasSubstr("--rendezvous")));
+  }
+  // Whoever says it in flags has the last word.
+  EXPECT_EQ(parse({"--sync=local"}), absl::OkStatus());
+  EXPECT_EQ(parse({"--rendezvous=127.0.0.1:1", "--rank=1", "--world_size=2"}), absl::OkStatus());
+  EXPECT_EQ(parse({"--servers=a:1", "--rank=1", "--world_size=2"}), absl::OkStatus());
 }
 
 }  // namespace

@@ -53,7 +53,6 @@ absl::StatusOr<std::string> AgreementOf(const ElasticRun& run) {
   if (job.schedule.kind == ScheduleKind::kCosine && job.schedule.total_steps == 0) {
     job.schedule.total_steps = StepsPerEpoch(run) * options.epochs;
   }
-  for (const auto& fact : DatasetFacts(*run.data)) job.agreed_flags.push_back(fact);
   job.agreed_flags.insert(job.agreed_flags.end(), run.facts.begin(), run.facts.end());
   ASSIGN_OR_RETURN(job.buckets, BucketMap::Create({.element_count = job.layout.element_count(),
                                                    .bucket_bytes = options.bucket_bytes,

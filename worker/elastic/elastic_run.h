@@ -5,13 +5,12 @@
 
 #include <functional>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "common/progress_state.h"
 #include "worker/data/dataset.h"
 #include "worker/data/normalization.h"
+#include "worker/deciding_facts.h"
 #include "worker/elastic/worker_member.h"
 #include "worker/model/network.h"
 #include "worker/trainer.h"
@@ -23,8 +22,7 @@ struct ElasticRun {
   WorkerOptions* options = nullptr;  // rank, world size and servers become those of each generation
   const TrainAndTest* data = nullptr;
   Network* network = nullptr;
-  // What all workers must have alike, with the known answer.
-  std::vector<std::pair<std::string, std::string>> facts;
+  Facts facts;                    // what all workers must have alike, with the known answer
   int64_t first_step = 0;         // of the run, if it begins with this worker
   double trial_leaf_seconds = 0;  // KnownAnswer's
   const ProgressState* state = nullptr;

@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/limits.h"
+#include "common/security/sha256.h"
 #include "common/status.h"
 #include "proto/starring/v1/layer_file.pb.h"
 
@@ -139,6 +140,14 @@ LayerFile::LayerFile(std::shared_ptr<const Content> content) : content_(std::mov
 
 const v1::ModelDefinition& LayerFile::definition() const { return content_->definition; }
 const std::string& LayerFile::file_name() const { return content_->file_name; }
+
+std::string LayerFile::Digest() const {
+  v1::ModelDefinition layers = content_->definition;
+  layers.clear_name();
+  // A message without maps has one serialisation: fields in the order of their numbers.
+  const std::string bytes = layers.SerializeAsString();
+  return Sha256Hex(std::as_bytes(std::span(bytes)));
+}
 
 absl::StatusOr<LayerFile> LayerFile::Load(absl::string_view model) {
   // A name has neither '/' nor '.', so a file in the working directory cannot hide a shipped model.

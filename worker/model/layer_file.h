@@ -34,6 +34,10 @@ class LayerFile {
   const v1::ModelDefinition& definition() const;
   const std::string& file_name() const;
 
+  // SHA-256 (hexadecimal) of what the file means: its layers. Files that differ in comments, in the order of fields or
+  // in the model's own name have the same digest.
+  std::string Digest() const;
+
   // InvalidArgument "FILE:LINE:COLUMN: layer NAME: `reason`". The position is that of `field` ("kernel", "input", ...)
   // if the file sets it, otherwise that of the layer's kind, otherwise that of the layer.
   absl::Status LayerError(int layer, absl::string_view field, absl::string_view reason) const;

@@ -113,6 +113,8 @@ void FillResult(const TrainResult& result, v1::RunRecord& record) {
   // Counts are int32 and bytes double: proto3's JSON writes 64-bit integers as strings, which most readers do not
   // expect.
   record.set_steps(static_cast<int>(result.steps));
+  record.set_resumed_from_step(static_cast<int>(result.resumed_from_step));
+  for (const std::string& note : result.resume_notes) record.add_resume_notes(note);
   const StepSummary& summary = result.step_summary;
   v1::StepMilliseconds& step = *record.mutable_step_ms();
   step.set_p50(summary.p50_ms);
@@ -166,6 +168,7 @@ absl::StatusOr<std::string> RunRecordJson(const RunFacts& facts) {
   v1::RunRecord record;
   FillHost(facts, *record.mutable_host());
   FillResult(*facts.result, record);
+  for (const auto& [name, value] : facts.facts) (*record.mutable_facts())[name] = value;
   record.mutable_exchange()->set_gpu_transfer(facts.gpu_transfer);
   google::protobuf::util::JsonPrintOptions print;
   print.add_whitespace = true;

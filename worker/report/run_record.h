@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "worker/data/dataset.h"
+#include "worker/deciding_facts.h"
 #include "worker/trainer.h"
 #include "worker/worker_options.h"
 
@@ -18,6 +19,7 @@ struct RunFacts {
   const WorkerOptions* options = nullptr;
   const TrainAndTest* data = nullptr;
   const TrainResult* result = nullptr;
+  Facts facts;                                  // what decided the numbers besides flags
   std::string device;                           // Device::name
   std::string gpu_transfer;                     // TrainingStep::transfer
   bool data_on_gpu = false;                     // whether the data set was in the GPU's memory

@@ -88,6 +88,35 @@ TEST_F(CheckpointTest, WhatIsWrittenIsRead) {
   EXPECT_EQ(read.buffers, written.buffers);
 }
 
+TEST_F(CheckpointTest, AManifestTellsItsVersionAndWhetherTheRunHasEnded) {
+  const Layout layout = SmallLayout();
+  for (const bool finished : {false, true}) {
+    Checkpoint written = Filled(layout, 25);
+    written.finished = finished;
+    ASSERT_TRUE(WriteCheckpoint(dir_, layout, written).ok());
+    const auto found = Read(layout);
+    ASSERT_TRUE(found.ok()) << found.status();
+    EXPECT_EQ((*found)->checkpoint.version, kCheckpointVersion);
+    EXPECT_EQ((*found)->checkpoint.finished, finished);
+  }
+  EXPECT_EQ(StepOfCheckpoint(dir_ + "/step-000000025"), 25);
+  EXPECT_EQ(StepOfCheckpoint(dir_), std::nullopt);
+}
+
+// A run that cannot go on is told why, and not which tensor differs.
+TEST_F(CheckpointTest, WhatARunNeedsIsAskedBeforeTheTensors) {
+  const Layout layout = SmallLayout();
+  ASSERT_TRUE(WriteCheckpoint(dir_, layout, Filled(layout, 25)).ok());
+  const Layout other = Layout::Create({{.name = "other", .dims = {3}}}).value();
+  const auto found = ReadNewestCheckpoint(dir_, other, {"momentum_buffer"}, {}, OptimizerState::kRead,
+                                          [&](const Checkpoint& head, const std::string& folder) {
+                                            EXPECT_EQ(head.config.at("seed"), "1");
+                                            EXPECT_EQ(folder, dir_ + "/step-000000025");
+                                            return absl::InvalidArgumentError("another seed");
+                                          });
+  EXPECT_EQ(found.status(), absl::InvalidArgumentError("another seed"));
+}
+
 TEST_F(CheckpointTest, TheNewestCountsAndOldOnesGo) {
   const Layout layout = SmallLayout();
   for (int64_t step : {10, 20, 30, 30}) ASSERT_TRUE(WriteCheckpoint(dir_, layout, Filled(layout, step)).ok());

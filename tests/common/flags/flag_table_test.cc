@@ -150,6 +150,18 @@ TEST(FlagTraitsTest, SayWhatRanksAndResumedRunsMustHaveAlike) {
   EXPECT_THAT(AgreedFlags(Table(rows), &options), ElementsAre(Pair("test_number", "4"), Pair("test_text", "(given)")));
 }
 
+TEST(FlagTraitsTest, APathIsNoValueToCompareAndAChangeMayBeSaid) {
+  const FlagRow rows[] = {{"test_text", "rest", "a text", TextAt<&Options::text>("file"), kSameContent},
+                          {"test_number", "rest", "a number", WholeAt<&Options::number>(-5, 20), kSaidWhenResumed}};
+  const Options options;
+  EXPECT_THAT(AgreedFlags(Table(rows), &options), testing::IsEmpty());
+  EXPECT_THAT(ResumedFlags(Table(rows), &options), testing::IsEmpty());
+  EXPECT_THAT(SaidFlags(Table(rows), &options), ElementsAre(Pair("test_number", "1")));
+  EXPECT_THAT(FlagsMarkdown(Table(rows)),
+              testing::AllOf(HasSubstr("| a text | file | same content | same content |  |\n"),
+                             HasSubstr("| a number | -5 to 20 |  | said |  |\n")));
+}
+
 TEST(FlagTraitsTest, AResolvedValueIsWhatCounts) {
   const FlagRow rows[] = {{"test_number", "numbers", "a number", WholeAt<&Options::number>(-5, 20), kSameOnAllRanks,
                            WholeAt<&Options::seed>(0, 20)}};
