@@ -5,7 +5,6 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "common/error_origin.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/elastic/coordinator.h"
@@ -77,8 +76,10 @@ class StaleReportTest : public testing::Test {
     play_.Pass(milliseconds(100));
     play_.unreached = {1000, 1001};
     for (auto& [id, shard] : play_.shards) shard.prepared = 2;
-    // The generation begins before step 14, so that the shards are about to drop that snapshot.
-    play_.Trouble(1, "another loss", {.kind = ErrorOrigin::Kind::kOtherLoss, .number = 13});
+    // One shard does not have step 14, so that the other is about to drop it.
+    play_.shards[1001].held = {10};
+    play_.Tell(1001);
+    play_.Trouble(1, "server: broken pipe");
     for (const uint64_t id : {1000, 1001}) play_.Tell(id);
     for (const uint64_t id : {1, 2}) {
       play_.workers[id].ready = true;
@@ -103,7 +104,7 @@ TEST_F(StaleReportTest, WhatAShardSaysOfTheGenerationBeforeEndsNothing) {
 
 TEST_F(StaleReportTest, ASnapshotThatIsAboutToBeDroppedIsNotKept) {
   play_.history.clear();
-  for (auto& [id, shard] : play_.shards) shard.durable.push_back(14);
+  for (auto& [id, shard] : play_.shards) shard.held = shard.durable = {10, 14};
   for (const uint64_t id : {1000, 1001}) play_.Tell(id);
   EXPECT_THAT(play_.KindsTo(1000), Not(Contains(Kind::kKeep)));
   // As one shard after the other begins to serve.

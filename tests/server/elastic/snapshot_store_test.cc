@@ -194,6 +194,7 @@ TEST(SnapshotStoreTest, AStepThatIsUndoneWhileItWaitsIsNotWritten) {
   const auto store = SnapshotStore::Open(TwoBuckets(folder)).value();
   SlowFile slow(folder, 8);
   TakeAll(*store, 8);
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // as above
   TakeAll(*store, 16);
   store->DropAfter(16);  // a generation begins with it, so it is to be written
   store->DropAfter(8);   // the next one begins before it
