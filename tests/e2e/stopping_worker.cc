@@ -8,7 +8,7 @@
 //                                                bits than other workers, as defective hardware may
 //   STARRING_TEST_EXPONENTIALS="7"               all exponentials but the first 7 are the next smaller number
 //   STARRING_TEST_FAILS="forward:40"             its device reports an error in step 40's forward
-//   STARRING_TEST_NAN="forward:40"               exponentials of step 40's forward are not finite, once
+//   STARRING_TEST_NAN="forward:40"               one exponential of step 40's forward is not finite, once
 //
 // After SIGUSR2 its device reports an error in the next forward.
 #include <dlfcn.h>
@@ -109,13 +109,14 @@ std::atomic<bool>& DeviceFails() {
   return fails;
 }
 std::atomic<bool> nan_is_due = false;
+std::atomic<bool> has_been_nan = false;
 
 void FailIfAsked(const std::string& here) {
   static const char* const failure = getenv("STARRING_TEST_FAILS");
   static const char* const nan = getenv("STARRING_TEST_NAN");
-  static bool has_been_nan = false;
   if (failure != nullptr && here == failure) DeviceFails() = true;
-  nan_is_due = nan != nullptr && here == nan && !std::exchange(has_been_nan, true);
+  // A forward that waits for parameters enters its phase again before its first exponential.
+  nan_is_due = nan != nullptr && here == nan && !has_been_nan;
 }
 
 [[gnu::constructor, maybe_unused]] void FailAtASignal() {
@@ -124,7 +125,10 @@ void FailIfAsked(const std::string& here) {
 }
 
 float NextSmallerExponential(float x) {
-  if (nan_is_due) return std::numeric_limits<float>::quiet_NaN();
+  if (nan_is_due && nan_is_due.exchange(false)) {
+    has_been_nan = true;
+    return std::numeric_limits<float>::quiet_NaN();
+  }
   static auto* const real = reinterpret_cast<float (*)(float)>(dlsym(RTLD_NEXT, "expf"));
   static const char* const asked = getenv("STARRING_TEST_EXPONENTIALS");
   static int64_t left = asked == nullptr ? std::numeric_limits<int64_t>::max() : strtoll(asked, nullptr, 10);

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <iterator>
+#include <map>
 #include <set>
 #include <string>
 
@@ -25,7 +26,8 @@ constexpr int64_t kEndStep = 1000;
 constexpr size_t kOrderTextBytesMax = 4 * (kStatusTextBytesMax + kMemberNameBytesMax) + 1024;
 
 void CheckOrder(const Order& order, int leaves, int shard_count) {
-  constexpr std::array kKinds = {"prepare", "serve", "train", "stop", "cut", "wait", "keep", "given up", "end"};
+  constexpr std::array kKinds = {"prepare", "serve", "train", "stop",     "cut",
+                                 "reach",   "wait",  "keep",  "given up", "end"};
   Reached(std::string(kKinds.at(static_cast<size_t>(order.kind))) + " " + order.end.ToString());
   CHECK_LE(order.text.size(), kOrderTextBytesMax);
   CHECK_LE(order.end.message().size(), kOrderTextBytesMax);
@@ -53,14 +55,19 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   auto log = starring::GenerationLog::Open(folder.Emptied(), {.name = "fuzz", .leaves = leaves, .shards = shard_count});
   CHECK_OK(log);
   starring::Coordinator::Time now{std::chrono::hours(1)};
-  starring::Coordinator coordinator(starring::Coordinator::Options{
-      .shard_count = shard_count,
-      .leaves = leaves,
-      .end_step = starring::kEndStep,
-      .first_workers = 1 + input.Byte() % 2,
-      .log = log->get(),
-      .send = [&](uint64_t, const starring::Order& order) { starring::CheckOrder(order, leaves, shard_count); },
-      .now = now});
+  // By member, the number of the last kReach. An input knows no such number: a report that has reached 1 obeys it.
+  std::map<uint64_t, int64_t> reach_asked;
+  const auto send = [&](uint64_t id, const starring::Order& order) {
+    starring::CheckOrder(order, leaves, shard_count);
+    if (order.kind == starring::Order::Kind::kReach) reach_asked[id] = order.generation.number;
+  };
+  starring::Coordinator coordinator(starring::Coordinator::Options{.shard_count = shard_count,
+                                                                   .leaves = leaves,
+                                                                   .end_step = starring::kEndStep,
+                                                                   .first_workers = 1 + input.Byte() % 2,
+                                                                   .log = log->get(),
+                                                                   .send = send,
+                                                                   .now = now});
   for (int call = 0; call < 64 && !input.empty(); ++call) {
     const int kind = input.Byte() % 8;
     const uint64_t id = 1 + input.Byte() % 4;
@@ -75,6 +82,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     } else if (kind < 4) {
       MemberReport::Worker proto;
       if (!proto.ParseFromString(input.Block())) continue;
+      if (proto.reached() == 1) proto.set_reached(reach_asked[id]);
       const auto report = starring::ReadWorkerReport(proto);
       starring::Reached(report.status().ToString());
       if (!report.ok()) continue;
