@@ -70,7 +70,7 @@ Deal DealApart(std::vector<uint64_t> workers, const std::vector<uint64_t>& befor
     for (const uint64_t worker : workers) seconds.push_back(seconds_per_leaf(worker));
     deal = {.workers = workers, .leaf_owners = DealLeaves(static_cast<int>(before.size()), seconds)};
     if (workers.size() == 1 || IsApart(deal, before)) return deal;
-    std::ranges::rotate(workers, workers.begin() + 1);
+    std::rotate(workers.begin(), workers.begin() + 1, workers.end());
   }
   return DealNodes(workers, before, seconds_per_leaf);
 }

@@ -109,7 +109,10 @@ std::vector<TroubleLedger::Culprit> TroubleLedger::Judge(const std::function<boo
     for (const uint64_t worker : workers) culprits.emplace(worker, why);
   };
   for (const auto& [shard, workers] : named_) {
-    const auto is_other = [&](uint64_t worker) { return !workers.contains(worker) && reaches(worker); };
+    // Clang 14 captures no name of a structured binding.
+    const auto is_other = [&reaches, &naming = workers](uint64_t worker) {
+      return !naming.contains(worker) && reaches(worker);
+    };
     if (lost_shards_.contains(shard) || std::ranges::none_of(generation_.workers, is_other)) continue;
     blame(workers, absl::StrCat("it does not get on with the server of shard ", shard, ", which others reach"));
   }

@@ -147,20 +147,20 @@ class ElasticTest(ElasticRunTest):
         for _ in range(3):
             self.add_worker()
         self.await_snapshot()
-        leaving = self.await_any("epoch 1/36")  # rank 0
+        leaving = self.await_any("epoch 1/%d" % self.epochs)  # rank 0
         leaving.send_signal(signal.SIGTERM)
         self.await_any("reports the run from here on")
         self.assertEqual(self.finish(leaving).returncode, 0, self.output_of(leaving))
         self.expect_local_outcome()
 
     def test_a_reporter_without_a_record_says_so(self):
-        self.epochs = 36
+        self.epochs = 72
         self.flags = [flag for flag in JOB if flag != "--record_losses"]
         self.start_servers(1, "--first_workers=2")
         for _ in range(2):
             self.add_worker("--record=")
         self.await_snapshot()
-        leaving = self.await_any("epoch 1/36")  # rank 0
+        leaving = self.await_any("epoch 1/%d" % self.epochs)  # rank 0
         leaving.send_signal(signal.SIGTERM)
         reporter = self.await_any("was started without --record: give that to every worker")
         self.assertIsNot(reporter, leaving)
@@ -305,13 +305,13 @@ class ElasticTest(ElasticRunTest):
         self.assertIn("step 40 is computed again to check that", self.output_of(self.servers[0][0]))
 
     def test_a_joiner_that_cannot_reach_a_shard_waits_outside(self):
-        self.epochs = 360
+        self.epochs = 27  # some 13 s with a worker that sleeps 2 ms in each micro-batch
         proxy = Proxy()
         self.addCleanup(proxy.close)
         self.start_shard(0, 2)
         self.start_shard(1, 2, "--announce=" + proxy.address)
         proxy.set_target(self.servers[1][1])
-        self.add_worker()
+        self.add_worker(STARRING_TEST_SLOW="forward:2")
         self.await_generation(1)
         proxy.block()
         self.add_worker()
