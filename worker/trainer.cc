@@ -107,6 +107,7 @@ class Trainer {
 
  private:
   absl::Status RunToEnd();
+  absl::StatusOr<JobSpec> DescribeJob();
   absl::Status StartExchange();
   absl::Status PlanEveryShape();
   absl::StatusOr<Normalization> MeasurePixels();
@@ -207,28 +208,8 @@ absl::Status Trainer::RunToEnd() {
   return exchange_.Leave();
 }
 
-absl::Status Trainer::StartExchange() {
-  Enter(WorkPhase::kStart);
-  const std::span<float> parameters = training_step_.initial_parameters();
-  network_.InitializeParameters(worker_.seed, parameters);
-  // The folder is checked before the ranks meet, so that a wrong one ends this rank at once and not after the join.
-  ASSIGN_OR_RETURN(checkpointer_, Checkpointer::Create({.worker = &worker_,
-                                                        .network = &network_,
-                                                        .buckets = &buckets_.current(),
-                                                        .writer = options_.checkpoint_writer,
-                                                        .steps_per_epoch = steps_per_epoch_,
-                                                        .end_step = end_step_,
-                                                        .gather_optimizer_state =
-                                                            [this](std::span<const std::span<float>> state) {
-                                                              return training_step_.GatherOptimizerState(state);
-                                                            },
-                                                        .warn =
-                                                            [this](const std::string& text) {
-                                                              if (worker_.rank == 0) progress_.Message(text);
-                                                            },
-                                                        .goes_on = IsElastic() && options_.segment->number > 1,
-                                                        .leaves_writes = IsElastic(),
-                                                        .on_wait = IsElastic() ? options_.segment->on_leaf : nullptr}));
+// The job without its first step and state. Tells the checkpointer what decides its numbers.
+absl::StatusOr<JobSpec> Trainer::DescribeJob() {
   JobSpec job{.rank = worker_.rank,
               .world_size = worker_.world_size,
               .optimizer = worker_.optimizer,
@@ -256,6 +237,32 @@ absl::Status Trainer::StartExchange() {
   }
   checkpointer_->set_facts(std::move(deciding));
   RETURN_IF_ERROR(ValidateSchedule(job.schedule));
+  return job;
+}
+
+absl::Status Trainer::StartExchange() {
+  Enter(WorkPhase::kStart);
+  const std::span<float> parameters = training_step_.initial_parameters();
+  network_.InitializeParameters(worker_.seed, parameters);
+  // The folder is checked before the ranks meet, so that a wrong one ends this rank at once and not after the join.
+  ASSIGN_OR_RETURN(checkpointer_, Checkpointer::Create({.worker = &worker_,
+                                                        .network = &network_,
+                                                        .buckets = &buckets_.current(),
+                                                        .writer = options_.checkpoint_writer,
+                                                        .steps_per_epoch = steps_per_epoch_,
+                                                        .end_step = end_step_,
+                                                        .gather_optimizer_state =
+                                                            [this](std::span<const std::span<float>> state) {
+                                                              return training_step_.GatherOptimizerState(state);
+                                                            },
+                                                        .warn =
+                                                            [this](const std::string& text) {
+                                                              if (worker_.rank == 0) progress_.Message(text);
+                                                            },
+                                                        .goes_on = IsElastic() && options_.segment->number > 1,
+                                                        .leaves_writes = IsElastic(),
+                                                        .on_wait = IsElastic() ? options_.segment->on_leaf : nullptr}));
+  ASSIGN_OR_RETURN(JobSpec job, DescribeJob());
   result_.total_steps = end_step_;
   std::vector<std::vector<float>> state;
   if (IsElastic()) {
