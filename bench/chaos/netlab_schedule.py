@@ -22,7 +22,7 @@ TOPOLOGIES = (STAR, ELASTIC, RING)
 KINDS = {STAR: ("firewall", "host", "shard"), ELASTIC: ("firewall", "host", "shard"), RING: ("firewall", "host")}
 DIRECTIONS = ("both", "to", "from")
 
-# Of ten cuts so many have a length between these limits, in seconds.
+# How many of ten cuts have a length between these limits, in seconds.
 LENGTHS = ((5, 1.0, 5.0), (4, 5.0, 60.0), (1, 60.0, 90.0))
 # The parts of a deadline between which no cut's length is.
 NEAR = (0.8, 1.2)
@@ -31,8 +31,8 @@ AT_START = 0.15  # the fraction of cuts that are there before a job begins; not 
 JOIN = 0.4  # the fraction of cuts of ELASTIC during which a worker joins
 JOIN_AT = (0.0, 0.8)  # fractions of the cut
 
-# What the programs do by themselves (common/limits.h, common/transport, server/elastic).
-DIAL_S = 10.0  # a rank that cannot connect with another one ends the meeting
+# Times of the programs that no flag sets (common/limits.h, common/transport, server/elastic).
+DIAL_PART = 0.9  # of the join deadline; then a rank that cannot connect with another one ends the meeting
 MEMBER_SILENT_S = 5.0  # a member of an elastic run is given up
 VERDICT_S = 4.0  # the grace of a deadline: another process may have a better reason, and the roll is called
 SILENCE_S = 20.0  # a connection on which nothing is acknowledged is lost
@@ -119,9 +119,9 @@ def is_idle(cut: Cut, setup: Setup) -> bool:
 
 
 def _start_deadline_s(cut: Cut, setup: Setup) -> float:
-    # All ranks find rank 0 first, and try again until the deadline. Then they dial each other, once.
+    # All ranks find rank 0 first, and try again until the deadline. Then they dial each other, for a part of it.
     if setup.topology == RING and cut.kind == "firewall" and 0 not in (cut.host, cut.other):
-        return min(DIAL_S, setup.join_deadline_s)
+        return DIAL_PART * setup.join_deadline_s
     return setup.join_deadline_s
 
 
@@ -167,11 +167,11 @@ def _reasons(cut: Cut, setup: Setup) -> tuple[str, ...]:
             r"rank \d+ \(\S+\) cannot be reached any more, connection timed out")
 
 
-# Who says it, in the order in which a line has it: the process itself, a server that was told, a rank that was.
+# The beginnings of a line, in their order: the process itself, a server that was told, a rank that was told.
 _SAYS = re.compile(r"^(worker|server) \d+: error: "
                    r"(server \S+: (?=rank)|rank \d+ gave up: |rank \d+ \(\S+\) says: )*")
 _NAMED = re.compile(r"(rank)s? (\d+(?:, \d+)*)|server \S+ \(shard (\d+)\)|server (\d+)")
-# Who keeps the others waiting, where a sentence also lists those that wait.
+# The process that keeps the others waiting, in a sentence that also lists those that wait.
 _ROOT = re.compile(r"(?:ranks? \d+(?:, \d+)*|server \d+)(?= (?:does|do) not answer| ha(?:s|ve) no connection)")
 _SELF = re.compile(r"^rank \d+ (cannot connect with|did not find) ")
 

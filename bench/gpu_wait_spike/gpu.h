@@ -50,7 +50,7 @@ class Gpu {
   // Uses GPU 0. `peer` outlives it. Unavailable where there is no GPU.
   static absl::StatusOr<std::unique_ptr<Gpu>> Open(Peer* peer);
 
-  // What is still enqueued is given up; the process is about to end, which frees the memory.
+  // Gives up the work that is still enqueued. The process is about to end, which frees the memory.
   ~Gpu() = default;
   Gpu(const Gpu&) = delete;
   Gpu& operator=(const Gpu&) = delete;

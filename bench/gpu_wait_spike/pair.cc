@@ -106,7 +106,7 @@ absl::Status ErrorOf(const SharedPages& pages, const absl::Status& ends) {
     if (report.code == 0) continue;
     const auto code = static_cast<absl::StatusCode>(report.code);
     if (found.ok() || (absl::IsAborted(found) && code != absl::StatusCode::kAborted)) {
-      // What neither process has needs no number.
+      // Unavailable: there is no GPU. Both processes say so, and a number would name one of them.
       found = absl::Status(code, code == absl::StatusCode::kUnavailable
                                      ? std::string(report.error.data())
                                      : absl::StrCat("process ", i, ": ", report.error.data()));
