@@ -43,14 +43,14 @@ std::string AbortText(const absl::Status& why) {
   return absl::StrCat(std::string(1, static_cast<char>(why.code())), why.message());
 }
 
-// Why this rank ends when `peer` gives up. It takes over the code: mpirun passes on the exit code of whichever rank
-// ends first, and the launcher decides by it whether a restart can help.
-absl::Status GivenUp(const std::string& peer, absl::string_view abort_text) {
+// Why this rank ends when another one gives up. It takes over the code: mpirun passes on the exit code of whichever
+// rank ends first, and the launcher decides by it whether a restart can help.
+absl::Status GivenUp(const std::string& prefix, absl::string_view abort_text) {
   const int code = abort_text.empty() ? 0 : static_cast<unsigned char>(abort_text.front());
   const bool is_known = code > 0 && code <= static_cast<int>(absl::StatusCode::kUnauthenticated);
   if (!abort_text.empty()) abort_text.remove_prefix(1);
   return absl::Status(is_known ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kUnavailable,
-                      absl::StrCat(peer, " gave up: ", abort_text));
+                      absl::StrCat(prefix, abort_text));
 }
 
 }  // namespace
@@ -188,8 +188,8 @@ absl::Status MessagePump::Fail(absl::Status status) {
   return failure_;
 }
 
-// A notice is its kind, one byte, followed by a text, which for kAbort begins with the reason's code. At most one is
-// taken: a peer that sends many must not keep this rank from its own work.
+// A notice is its kind, one byte, followed by a text, which for kAbort and kVerdict begins with the reason's code. At
+// most one is taken: a peer that sends many must not keep this rank from its own work.
 absl::Status MessagePump::Listen() {
   const Clock::time_point now = Clock::now();
   watch_.TellProgress(now);
@@ -201,10 +201,17 @@ absl::Status MessagePump::Listen() {
   if (received->bytes == 0) return absl::OkStatus();
   const std::string text(reinterpret_cast<const char*>(notice.data()) + 1, received->bytes - 1);
   const auto kind = static_cast<NoticeKind>(notice[0]);
-  if (kind == NoticeKind::kAbort) {
-    // That rank has told the others too. If every rank passed the news on, the first reason would be lost among copies.
+  if (kind == NoticeKind::kAbort || kind == NoticeKind::kVerdict) {
+    // A verdict names the rank that gave up first. If a rank that passes it on put its own name in front, the first
+    // reason would be lost among copies.
+    const bool is_first_hand = kind == NoticeKind::kAbort;
+    const std::string prefix =
+        is_first_hand ? absl::StrCat(ProcessName(received->peer, worker_count()), " gave up: ") : "";
+    failure_ = GivenUp(prefix, text);
     peers_know_ = true;
-    return Fail(GivenUp(ProcessName(received->peer, worker_count()), text));
+    // Now, because the peer that cannot be told by the first rank hears at once that the others leave.
+    if (transport_.loses_single_links()) TellAll(NoticeKind::kVerdict, failure_, received->peer);
+    return failure_;
   }
   watch_.OnNotice(received->peer, kind, text, now);
   return absl::OkStatus();
@@ -214,6 +221,14 @@ void MessagePump::SendNotice(int peer, NoticeKind kind, std::string_view text) {
   std::string notice(1, static_cast<char>(kind));
   notice.append(text.substr(0, kAbortNoticeBytesMax - 1));
   notices_.insert(Send(peer, ControlTag::kNotice, std::as_bytes(std::span(notice))));
+}
+
+void MessagePump::TellAll(NoticeKind kind, const absl::Status& why, int except_peer) {
+  const Token first = next_token_;
+  for (int peer = 0; peer < world_size(); ++peer) {
+    if (peer != rank() && peer != except_peer) SendNotice(peer, kind, AbortText(why));
+  }
+  for (Token token = first; token < next_token_; ++token) leaving_.insert(token);
 }
 
 absl::StatusOr<std::string> MessagePump::FindMissing() {
@@ -232,14 +247,9 @@ void MessagePump::Abort(const absl::Status& why) {
   CHECK(!why.ok());
   // An earlier failure is the cause, and this one a consequence.
   if (failure_.ok()) failure_ = why;
-  if (std::exchange(peers_know_, true)) return;
+  if (!std::exchange(peers_know_, true)) TellAll(NoticeKind::kAbort, why, rank());
   // Only these notices are awaited. Older operations may never complete now.
-  const Token first = next_token_;
-  for (int peer = 0; peer < world_size(); ++peer) {
-    if (peer != rank()) SendNotice(peer, NoticeKind::kAbort, AbortText(why));
-  }
-  std::unordered_set<Token> leaving;
-  for (Token token = first; token < next_token_; ++token) leaving.insert(token);
+  std::unordered_set<Token> leaving = std::exchange(leaving_, {});
   const Clock::time_point deadline = Clock::now() + kAbortNoticeDeadline;
   while (!leaving.empty() && Clock::now() < deadline) {
     completed_.clear();

@@ -8,6 +8,10 @@
 // nothing to do answers at once; a rank that does not answer is gone; the rank that has made the fewest calls is
 // behind.
 //
+// Verdict. A rank that gives up tells all others, which end too. Where links may be cut one by one, it may not reach
+// one of them: that rank would only see the others leave. So each rank that is told passes the reason on, in the words
+// in which it ends itself. With N ranks that is N * N notices, once.
+//
 // After a failure only Abort works; every other call returns the first failure.
 //
 // Thread safety: none; one thread at a time.
@@ -112,7 +116,7 @@ class MessagePump final : private Transport::Poster {
   const absl::Status& failure() const { return failure_; }
 
   // Gives up: `why` becomes the failure, and all peers are told unless a peer gave up first, or they know. Waits up to
-  // two seconds for the notices to leave.
+  // two seconds for the notices, or for a verdict that this rank passes on, to leave.
   void Abort(const absl::Status& why);
   // All ranks have been told in another way why they give up.
   void PeersKnow() { peers_know_ = true; }
@@ -121,6 +125,7 @@ class MessagePump final : private Transport::Poster {
   absl::Status Fail(absl::Status status);
   absl::Status Listen();
   void SendNotice(int peer, NoticeKind kind, std::string_view text);
+  void TellAll(NoticeKind kind, const absl::Status& why, int except_peer);
   void OnCompletion(uint64_t operation) override;
   Token BeginOperation();
   Transport::Token Name(Token token) { return {.poster = this, .operation = token}; }
@@ -138,6 +143,7 @@ class MessagePump final : private Transport::Poster {
   int rounds_until_listening_ = 0;
 
   std::unordered_set<Token> notices_;  // our own that are in flight
+  std::unordered_set<Token> leaving_;  // those among them that say why this rank ends, until Abort waits for them
   PeerWatch watch_;
 };
 

@@ -123,6 +123,7 @@ void PeerWatch::OnNotice(int peer, NoticeKind kind, std::string_view text, Time 
       break;
     }
     case NoticeKind::kAbort:
+    case NoticeKind::kVerdict:
       break;
   }
 }

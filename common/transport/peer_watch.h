@@ -26,8 +26,8 @@
 
 namespace starring {
 
-// A notice's kind is its first byte. kHere answers kRollCall.
-enum class NoticeKind : char { kAbort = 'A', kRollCall = 'R', kHere = 'H', kProgress = 'P' };
+// A notice's kind is its first byte. kHere answers kRollCall. kVerdict passes on what another rank's kAbort said.
+enum class NoticeKind : char { kAbort = 'A', kVerdict = 'V', kRollCall = 'R', kHere = 'H', kProgress = 'P' };
 
 class PeerWatch {
  public:
@@ -46,7 +46,7 @@ class PeerWatch {
 
   // Tells the neighbours this rank's progress, if it has changed and the last message is a quarter of a second old.
   void TellProgress(Time now);
-  // Takes a notice other than kAbort. A notice that cannot be read is ignored.
+  // Takes a notice other than kAbort and kVerdict. A notice that cannot be read is ignored.
   void OnNotice(int peer, NoticeKind kind, std::string_view text, Time now);
 
   // This rank waits, and nothing has arrived since `since`. EndWait: something has arrived, or the wait is over.

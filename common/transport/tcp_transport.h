@@ -80,6 +80,7 @@ class TcpTransport final : public Transport {
   int rank() const override { return rank_; }
   int world_size() const override { return static_cast<int>(peers_.size()); }
   int tag_max() const override { return std::numeric_limits<int>::max(); }
+  bool loses_single_links() const override { return true; }
 
   // A notice for a rank that has left or takes no notices is dropped, and completes. REQUIRES: `peer` is another rank;
   // a receive has no kNoticeTag.

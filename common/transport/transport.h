@@ -69,6 +69,8 @@ class Transport {
   // For how long a wait should rather poll than call Wait, as long as no other thread wants the core: not at all where
   // an arrival ends Wait, and long where messages move only while Poll is called.
   virtual std::chrono::microseconds polls_for() const { return std::chrono::microseconds(0); }
+  // Whether two ranks may lose each other while a third one still reaches both.
+  virtual bool loses_single_links() const { return false; }
   // Ends a Wait, or the next one if no thread is in Wait.
   virtual void Wake() = 0;
 

@@ -15,6 +15,7 @@
 #include "common/running_clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/common/transport/tcp_loopback.h"
 #include "tests/worker/exchange/peer/in_memory_transport.h"
 
 namespace starring {
@@ -270,6 +271,68 @@ TEST(MessagePump, AnAbortKeepsItsCode) {
       EXPECT_EQ(status, absl::Status(why.code(), "rank 0 gave up: " + std::string(why.message())));
     });
   }
+}
+
+// What a rank sends when it gives up, or passes on that rank 1 has. The second byte is the code.
+std::string VerdictNotice(NoticeKind kind, const std::string& text) {
+  return std::string{static_cast<char>(kind), static_cast<char>(absl::StatusCode::kUnavailable)} + text;
+}
+
+// Rank 1 reaches rank 0 only. Where links are not lost one by one, rank 1 has told all, and nothing is passed on.
+TEST(MessagePump, AVerdictIsPassedOnToTheRanksThatItsGiverDoesNotReach) {
+  for (const bool loses_single_links : {true, false}) {
+    InMemoryNetwork network(3, 1);
+    network.set_loses_single_links(loses_single_links);
+    std::vector<absl::Status> ends(3);
+    std::vector<std::unique_ptr<Rank>> ranks;
+    for (int r = 0; r < 3; ++r) ranks.push_back(std::make_unique<Rank>(network.CreateTransport(r)));
+    const std::string notice = VerdictNotice(NoticeKind::kAbort, "rank 2 is lost");
+    Notes notes;
+    ranks[1]->transport->PostSend(0, Transport::kNoticeTag, Bytes(notice), {.poster = &notes, .operation = 0});
+    std::vector<std::thread> threads;
+    for (int r = 0; r < 3; ++r) {
+      threads.emplace_back([&, r] {
+        MessagePump& pump = ranks[r]->pump;
+        const auto deadline = DeadlineAfter(loses_single_links ? absl::Seconds(20) : absl::Milliseconds(300));
+        ends[r] = pump.PumpUntil([] { return false; }, deadline, "a test");
+        if (!pump.failure().ok()) pump.Abort(ends[r]);
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    const absl::Status verdict = absl::UnavailableError("rank 1 gave up: rank 2 is lost");
+    const absl::Status untold = loses_single_links ? verdict : absl::DeadlineExceededError("");
+    EXPECT_THAT(ends, ElementsAre(verdict, untold, untold));
+  }
+}
+
+TEST(MessagePump, ARankThatLeavesOverTcpPassesTheVerdictOnBefore) {
+  RankAndBarePeers net = ConnectBarePeers(2);
+  Rank rank(std::move(net.rank));
+  ASSERT_TRUE(SendAll(net.peers[0].notices,
+                      WireMessage(Transport::kNoticeTag, VerdictNotice(NoticeKind::kAbort, "rank 2 is lost"))));
+  const absl::Status status = Await(rank.pump, rank.pump.Receive(2, ControlTag::kSum, 1));
+  EXPECT_EQ(status, absl::UnavailableError("rank 1 gave up: rank 2 is lost"));
+  const std::string passed_on =
+      WireMessage(Transport::kNoticeTag, VerdictNotice(NoticeKind::kVerdict, "rank 1 gave up: rank 2 is lost"));
+  EXPECT_EQ(ReceiveSome(net.peers[1].notices, passed_on.size()), passed_on);
+  rank.pump.Abort(status);
+  rank.transport.reset();
+  EXPECT_EQ(ReceiveSome(net.peers[1].notices, 1000), WireGoodbye());
+  EXPECT_EQ(ReceiveSome(net.peers[0].notices, 1000), WireGoodbye());
+}
+
+// Rank 1 has ended by the verdict of rank 2, which does not reach this rank.
+TEST(MessagePump, AVerdictComesBeforeTheEndOfTheRankThatPassesItOn) {
+  RankAndBarePeers net = ConnectBarePeers(2, {.loss_grace_ms = 20'000});
+  Rank rank(std::move(net.rank));
+  ASSERT_TRUE(SendAll(net.peers[0].messages, WireGoodbye()));
+  ASSERT_TRUE(AwaitDelivery(net.peers[0].messages));
+  const MessagePump::Token token = rank.pump.Receive(1, ControlTag::kSum, 1);
+  EXPECT_EQ(Await(rank.pump, token, absl::Milliseconds(10)), absl::DeadlineExceededError(""));
+  const std::string text = "rank 2 gave up: rank 0 is lost";
+  ASSERT_TRUE(
+      SendAll(net.peers[0].notices, WireMessage(Transport::kNoticeTag, VerdictNotice(NoticeKind::kVerdict, text))));
+  EXPECT_EQ(Await(rank.pump, token), absl::UnavailableError(text));
 }
 
 // A peer may send any bytes.

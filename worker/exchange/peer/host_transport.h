@@ -48,6 +48,7 @@ class HostTransport final : public Transport {
   int rank() const override { return network_->rank(); }
   int world_size() const override { return network_->world_size(); }
   int tag_max() const override { return network_->tag_max(); }
+  bool loses_single_links() const override { return network_->loses_single_links(); }
   void PostSend(int peer, int tag, std::span<const std::byte> data, Token token) override;
   void PostReceive(int peer, int tag, std::span<std::byte> data, Token token) override;
   absl::Status Poll(std::vector<Token>& completed) override;

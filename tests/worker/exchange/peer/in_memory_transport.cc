@@ -28,6 +28,7 @@ class InMemoryNetwork::RankTransport final : public MpiTransport {
   int world_size() const override { return network_.world_size_; }
   int tag_max() const override { return 32767; }  // the least that the MPI standard allows
   bool moves_device_memory() const override { return network_.moves_device_memory_[rank_]; }
+  bool loses_single_links() const override { return network_.loses_single_links_; }
 
   void PostSend(int peer, int tag, std::span<const std::byte> data, Token token) override {
     std::lock_guard lock(network_.mutex_);

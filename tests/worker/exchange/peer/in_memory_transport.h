@@ -46,6 +46,9 @@ class InMemoryNetwork {
   // Whether the transport of each rank claims to move device memory. To be called before a transport is used.
   void set_moves_device_memory(std::vector<bool> by_rank) { moves_device_memory_ = std::move(by_rank); }
 
+  // Whether the transports claim that links may be lost one by one. To be called before a transport is used.
+  void set_loses_single_links(bool yes) { loses_single_links_ = yes; }
+
   // From now on every message with `tag` arrives with one wrong bit; with a link, only messages of that link.
   void CorruptMessages(int tag, std::optional<NetworkLink> link = std::nullopt);
 
@@ -95,6 +98,7 @@ class InMemoryNetwork {
   std::vector<bool> cut_;
   std::set<std::pair<int, int>> lost_;  // from, to
   std::vector<bool> moves_device_memory_;
+  bool loses_single_links_ = false;
   std::optional<int> corrupt_tag_;
   std::optional<NetworkLink> corrupt_link_;
   std::vector<int> in_flight_;
