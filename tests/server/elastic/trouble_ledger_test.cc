@@ -154,7 +154,7 @@ TEST_F(JudgeTest, WhoHasNotJoinedIsBlamedAndNotWhoHasWaited) {
 }
 
 TEST_F(JudgeTest, WhoWasWaitedForIsBlamed) {
-  ledger_.OnShard(0, {}, {1, 7});  // there is no rank 7
+  ledger_.OnShard(0, {3, -1}, {1, 3, -1});  // the ranks are 0 to 2
   EXPECT_THAT(Blamed(ledger_), ElementsAre(12));
   ledger_.OnShard(1, {}, {0, 1, 2});
   EXPECT_THAT(Blamed(ledger_), ElementsAre(12)) << "that all are late is no worker's";

@@ -2,6 +2,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <mutex>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "common/progress_state.h"
 #include "gtest/gtest.h"
@@ -32,6 +34,7 @@ class FakeCoordinator final : public v1::Coordinator::Service {
   ~FakeCoordinator() override { Die(); }
 
   const std::string& address() const { return address_; }
+  // REQUIRES: a member attends.
   void Send(const v1::MemberOrder& order) {
     const std::lock_guard<std::mutex> lock(mutex_);
     ASSERT_NE(stream_, nullptr);
@@ -48,8 +51,15 @@ class FakeCoordinator final : public v1::Coordinator::Service {
   using Stream = grpc::ServerReaderWriter<v1::MemberOrder, v1::MemberReport>;
 
   grpc::Status Attend(grpc::ServerContext* /*context*/, Stream* stream) override {
+    SetStream(stream);
+    Serve(stream);
+    SetStream(nullptr);
+    return grpc::Status::OK;
+  }
+
+  void Serve(Stream* stream) {
     v1::MemberReport report;
-    if (!stream->Read(&report)) return grpc::Status::OK;
+    if (!stream->Read(&report)) return;
     v1::MemberOrder train;
     train.set_kind(v1::MemberOrder::TRAIN);
     train.set_number(1);
@@ -60,23 +70,21 @@ class FakeCoordinator final : public v1::Coordinator::Service {
       reach.set_kind(v1::MemberOrder::REACH);
       reach.set_number(number);
       for (const char* const shard : {"host:1", "host:2"}) reach.add_shards(shard);
-      for (int repeat = 0; repeat < 2; ++repeat) stream->Write(reach);
+      for (int repeat = 0; repeat < 2; ++repeat) Send(reach);
       do {
-        if (!stream->Read(&report)) return grpc::Status::OK;
+        if (!stream->Read(&report)) return;
       } while (report.worker().reached() != number && report.worker().unreached() != number);
       const std::lock_guard<std::mutex> lock(mutex_);
       answers_.push_back(report.worker());
     }
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      stream_ = stream;
-      stream_->Write(train);
-    }
+    Send(train);
     while (stream->Read(&report)) {
     }
+  }
+
+  void SetStream(Stream* stream) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    stream_ = nullptr;
-    return grpc::Status::OK;
+    stream_ = stream;
   }
 
   const int reaches_;
@@ -139,6 +147,44 @@ TEST(NextTest, ReachesTheShardsWhenItIsTold) {
   EXPECT_EQ(answers[0].unreached_text(), "a firewall");
   EXPECT_EQ(answers[1].reached(), 2);
   EXPECT_EQ(answers[1].unreached(), 0);
+}
+
+// The coordinator has told why it waits. A report of a stall would send the user to look for another cause.
+TEST(NextTest, ASpareReportsNoStall) {
+  constexpr absl::Duration kStallReport = absl::Milliseconds(100);
+  FakeCoordinator coordinator(/*reaches=*/1);
+  v1::MemberOrder wait = OrderOf(v1::MemberOrder::WAIT);
+  wait.set_text("a spare: all micro-batches have a worker");
+  std::mutex mutex;
+  std::vector<std::string> said;
+  const auto says_wait = [&] {
+    const std::lock_guard<std::mutex> lock(mutex);
+    return !said.empty() && said.back() == wait.text();
+  };
+  ProgressState state;
+  WorkerMember member({.coordinator = coordinator.address(),
+                       .join_deadline = absl::Seconds(20),
+                       .stall_report = kStallReport,
+                       .state = &state,
+                       .asked_to_leave = [] { return false; },
+                       .reach =
+                           [&](const std::vector<std::string>& /*shards*/) {
+                             coordinator.Send(wait);
+                             const absl::Time end = absl::Now() + absl::Seconds(20);
+                             while (!says_wait() && absl::Now() < end) absl::SleepFor(absl::Milliseconds(1));
+                             absl::SleepFor(kStallReport);
+                             return absl::OkStatus();
+                           },
+                       .say =
+                           [&](const std::string& line) {
+                             const std::lock_guard<std::mutex> lock(mutex);
+                             said.push_back(line);
+                           }});
+  ASSERT_TRUE(member.Next(absl::OkStatus()).ok());
+  // Before the order came, a slow connection may have been a stall.
+  const auto told = std::find(said.begin(), said.end(), wait.text());
+  ASSERT_NE(told, said.end());
+  for (auto line = told; line != said.end(); ++line) EXPECT_EQ(line->find("waiting for a generation"), line->npos);
 }
 
 TEST_F(AwaitEndTest, TheRunHasEndedWell) {
