@@ -257,6 +257,15 @@ class PlayedRankOne {
     EXPECT_TRUE(Until([&] { return socket.fd() >= 0; }, [&] { socket = listener_.Accept(); }));
     Reset(std::move(socket));
   }
+  // Refuses the next connection, if there is one, as a process that does not have the job's secret. Whether there was.
+  bool RefuseUnproved() {
+    Socket socket = listener_.Accept();
+    if (socket.fd() < 0) return false;
+    pollfd hello = {.fd = socket.fd(), .events = POLLIN, .revents = 0};
+    EXPECT_EQ(poll(&hello, 1, 10'000), 1);  // a hello that comes after the close would reset the connection
+    TcpFrameConnection(std::move(socket)).Refuse(absl::InvalidArgumentError("go away"));
+    return true;
+  }
 
  private:
   TcpListener listener_;
@@ -279,6 +288,7 @@ void ExpectMessageOn(Transport& transport, int peer, const Socket& messages) {
 TEST(TcpRendezvousStrangersTest, LostConnectionsAreDialledAgainAndToldApartByTheirHellos) {
   using Purpose = TcpHello::Purpose;
   Job job(3);
+  const auto begin = std::chrono::steady_clock::now();
   job.Start(0);
   PlayedRankOne one(job.address());
   job.Start(2);
@@ -289,6 +299,7 @@ TEST(TcpRendezvousStrangersTest, LostConnectionsAreDialledAgainAndToldApartByThe
     std::unique_ptr<TcpDoorkeeper> door = one.Accept();
     (door->hello().purpose == Purpose::kMessages ? messages : notices) = std::move(door);
   }
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20)) << "after kTcpRedialMs, not at the end";
   ASSERT_TRUE(messages != nullptr && notices != nullptr);
   notices->connection().Send(TcpFrameKind::kWelcome, "");
   std::this_thread::sleep_for(std::chrono::milliseconds(20));  // so that rank 2 hears the one before the other
@@ -302,6 +313,30 @@ TEST(TcpRendezvousStrangersTest, LostConnectionsAreDialledAgainAndToldApartByThe
   for (const int rank : {0, 2}) ASSERT_TRUE(job.result(rank).ok()) << job.error(rank);
   ExpectMessageOn(**job.result(2), 1, messages->connection().socket());
   ExpectMessageOn(**job.result(0), 1, to_zero_messages.TakeSocket());
+}
+
+// Another program has a rank's port. It is asked again, as that rank may come, but not as often as a rank whose
+// connection was lost.
+TEST(TcpRendezvousStrangersTest, ARefusalWithoutAProofInTheMeshIsTriedAgainAfterAPause) {
+  constexpr int kPauseMs = 500, kJoinMs = 2'000;
+  Job job(3);
+  job.Start(0);
+  PlayedRankOne one(job.address());
+  TcpRendezvousOptions options = job.Options(2);
+  options.join_deadline = absl::Milliseconds(kJoinMs);
+  Joined two;
+  std::atomic<bool> has_ended = false;
+  std::thread rank_two([&] {
+    two = ConnectFullMesh(std::move(options));
+    has_ended = true;
+  });
+  int refused_count = 0;
+  EXPECT_TRUE(Until([&] { return has_ended.load(); }, [&] { refused_count += one.RefuseUnproved() ? 1 : 0; }));
+  rank_two.join();
+  EXPECT_THAT(Text(two.status()), AllOf(HasSubstr("rank 1 (127.0.0.1:"), HasSubstr("go away")));
+  // For messages and for notices: at once, after each pause, and a last time.
+  EXPECT_GE(refused_count, 3);
+  EXPECT_LE(refused_count, 2 * (kJoinMs / kPauseMs + 1));
 }
 
 }  // namespace
