@@ -263,7 +263,7 @@ absl::StatusOr<std::unique_ptr<GenerationLog>> GenerationLog::Open(const std::st
     lock.emplace(std::move(taken));
   }
   const std::string path = absl::StrCat(folder, "/", kFileName);
-  const int file = open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0644);
+  const int file = open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0666);
   if (file < 0) return FileError("open", path);
   const bool is_locked = held != nullptr ? held->is_held() : lock->is_held();
   std::unique_ptr<GenerationLog> log(new GenerationLog(std::move(lock), is_locked, path, file));

@@ -42,7 +42,7 @@ absl::Status SystemError(const char* what, const std::string& path) {
 // Closes a file at the end of its scope.
 class OpenFile {
  public:
-  OpenFile(const std::string& path, int flags) : path_(path), file_(open(path.c_str(), flags | O_CLOEXEC, 0644)) {}
+  OpenFile(const std::string& path, int flags) : path_(path), file_(open(path.c_str(), flags | O_CLOEXEC, 0666)) {}
   ~OpenFile() {
     if (file_ >= 0) close(file_);
   }

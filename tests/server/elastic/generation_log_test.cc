@@ -135,6 +135,16 @@ TEST(GenerationLogTest, AStepCountsOnceIfTheRunGoesBack) {
   EXPECT_THAT(Content(folder), HasSubstr("back 10"));
 }
 
+TEST(GenerationLogTest, TheUmaskDecidesWhoMayReadAndWrite) {
+  const std::string folder = NewFolder();
+  const mode_t before = umask(002);
+  EXPECT_TRUE(GenerationLog::Open(folder, kRun).ok());
+  umask(before);
+  struct stat facts = {};
+  ASSERT_EQ(stat((folder + "/generations.log").c_str(), &facts), 0);
+  EXPECT_EQ(facts.st_mode & 0777, 0664);
+}
+
 // Of the first generation nothing has counted yet.
 TEST(GenerationLogTest, TheFirstGenerationGoesBackAsOthersDo) {
   const std::string folder = NewFolder();

@@ -241,6 +241,18 @@ TEST(SnapshotStoreTest, FilesThatSurviveTheMachineAreFlushedWithTheirFolder) {
   }
 }
 
+TEST(SnapshotStoreTest, TheUmaskDecidesWhoMayReadAndWrite) {
+  const std::string folder = NewFolder();
+  const mode_t before = umask(002);
+  const auto store = SnapshotStore::Open(TwoBuckets(folder)).value();
+  TakeAll(*store, 8);
+  AwaitDurable(*store, 8);
+  umask(before);
+  struct stat facts = {};
+  ASSERT_EQ(stat((folder + "/snapshot-1of2-000000008").c_str(), &facts), 0);
+  EXPECT_EQ(facts.st_mode & 0777, 0664);
+}
+
 TEST(SnapshotStoreTest, OneProcessHasAShardsFiles) {
   const std::string folder = NewFolder();
   auto store = SnapshotStore::Open(TwoBuckets(folder)).value();
