@@ -46,6 +46,7 @@ void CloseAll() ABSL_NO_THREAD_SAFETY_ANALYSIS {
 }  // namespace
 
 CloseOnFork::CloseOnFork(int fd) : fd_(fd) {
+  if (fd < 0) return;
   Marked& marked = AllMarked();
   const MutexLock lock(marked.mutex);
   marked.fds.push_back(fd);

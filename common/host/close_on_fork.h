@@ -13,17 +13,21 @@
 
 namespace starring {
 
-// Marks `fd` for as long as it lives. Destroy it before `fd` is closed: a later descriptor may have the same number. In
-// a child of fork the descriptor is closed already, and an object from before the fork must not be destroyed there.
+// Marks `fd`, unless it is -1, for as long as it lives. Destroy it before `fd` is closed: a later descriptor may have
+// the same number. In a child of fork the descriptor is closed already, and an object from before the fork must not be
+// destroyed there.
 class CloseOnFork {
  public:
-  explicit CloseOnFork(int fd);
+  explicit CloseOnFork(int fd = -1);
   CloseOnFork(CloseOnFork&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  CloseOnFork& operator=(CloseOnFork&&) = delete;
+  CloseOnFork& operator=(CloseOnFork&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
   ~CloseOnFork();
 
  private:
-  int fd_;  // -1: none
+  int fd_;
 };
 
 }  // namespace starring

@@ -134,6 +134,7 @@ Attempt Begin(size_t name, const Place& place) {
     attempt.error_number = errno;
     return attempt;
   }
+  attempt.socket.CloseInChildren();
   // Nagle's algorithm would delay short messages, such as those that measure a round trip.
   const int one = 1;
   setsockopt(attempt.socket.fd(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
@@ -187,7 +188,12 @@ void Settle(Attempt& attempt, DialResult& result) {
 }  // namespace
 
 Socket::~Socket() {
-  if (fd_ >= 0) close(fd_);
+  if (fd_ >= 0) close(Release());
+}
+
+int Socket::Release() {
+  not_in_children_ = CloseOnFork();
+  return std::exchange(fd_, -1);
 }
 
 void HangUp(const Socket& socket) {

@@ -1,4 +1,4 @@
-// TCP connections to other hosts, with a deadline.
+// TCP connections to other hosts, with a deadline. Children of fork close them, also while they are being opened.
 //
 // Thread safety: free functions; any thread may call them.
 #ifndef STARRING_COMMON_HOST_DIAL_H_
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "common/host/close_on_fork.h"
 
 namespace starring {
 
@@ -18,18 +19,23 @@ namespace starring {
 class Socket {
  public:
   explicit Socket(int fd = -1) : fd_(fd) {}
-  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Socket(Socket&& other) noexcept
+      : fd_(std::exchange(other.fd_, -1)), not_in_children_(std::move(other.not_in_children_)) {}
   Socket& operator=(Socket&& other) noexcept {
     std::swap(fd_, other.fd_);
+    std::swap(not_in_children_, other.not_in_children_);
     return *this;
   }
   ~Socket();
   int fd() const { return fd_; }
-  // The socket, which the caller then closes.
-  int Release() { return std::exchange(fd_, -1); }
+  // From now on children of fork close it (close_on_fork.h).
+  void CloseInChildren() { not_in_children_ = CloseOnFork(fd_); }
+  // The socket, which the caller then closes. Children of fork keep it.
+  int Release();
 
  private:
   int fd_;
+  CloseOnFork not_in_children_;
 };
 
 // Ends this end's output and drops what has arrived unread, a megabyte at most. For a connection that is about to be

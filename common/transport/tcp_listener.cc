@@ -73,6 +73,7 @@ int Open(sockaddr_storage& place, int port) {
 TcpListener::TcpListener(Socket socket, std::string address)
     : socket_(std::move(socket)), address_(std::move(address)) {
   AvoidBbr(socket_.fd());  // what it accepts inherits that
+  socket_.CloseInChildren();
 }
 
 absl::StatusOr<TcpListener> TcpListener::Listen(const std::string& address) {
@@ -108,7 +109,10 @@ absl::StatusOr<TcpListener> TcpListener::Adopt(Socket socket, const std::string&
 Socket TcpListener::Accept() {
   Socket accepted(accept4(fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
   // The caller asks for errno if there is none. A connection may have come before this listener was made.
-  if (accepted.fd() >= 0) AvoidBbr(accepted.fd());
+  if (accepted.fd() >= 0) {
+    AvoidBbr(accepted.fd());
+    accepted.CloseInChildren();
+  }
   return accepted;
 }
 

@@ -45,7 +45,8 @@ absl::Status LostError(int error_number) {
 
 }  // namespace
 
-TcpStream::TcpStream(Socket socket, int silence_ms) : socket_(std::move(socket)), not_in_children_(socket_.fd()) {
+TcpStream::TcpStream(Socket socket, int silence_ms) : socket_(std::move(socket)) {
+  socket_.CloseInChildren();  // a child would keep the connection open
   // A message is written as a whole, so waiting for more of it would only delay it.
   SetOption(fd(), IPPROTO_TCP, TCP_NODELAY, 1);
   // A host that vanishes closes nothing. Probes find it while nothing is sent, the timeout while data is

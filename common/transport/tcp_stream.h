@@ -21,7 +21,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/host/close_on_fork.h"
 #include "common/host/dial.h"
 #include "common/transport/transport.h"
 
@@ -112,7 +111,6 @@ class TcpStream {
   absl::Status Closed() const;
 
   Socket socket_;
-  CloseOnFork not_in_children_;  // else they would keep the connection open
   std::deque<Outgoing> outgoing_;
 
   // What is arriving: a header, or the message of a complete header.

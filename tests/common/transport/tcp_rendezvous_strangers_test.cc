@@ -144,14 +144,17 @@ TEST(TcpRendezvousStrangersTest, ARecordedHelloGetsOneSeat) {
 TEST(TcpRendezvousStrangersTest, ARankJoinsThoughRankZeroHasNoDescriptorLeft) {
   Job job(2);
   TcpRendezvousOptions options = job.Options(0);
+  const int listening = dup(options.listener->fd());  // a child has no TcpListener of its parent
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
+    options.listener = *TcpListener::Adopt(Socket(listening), job.address());
     const rlimit few = {.rlim_cur = 512, .rlim_max = 512};
     setrlimit(RLIMIT_NOFILE, &few);
     LeadWithFewDescriptors(std::move(options));
   }
   options.listener.reset();
+  close(listening);
   std::vector<Socket> strangers;
   for (int i = 0; i < 40; ++i) strangers.push_back(Dial(job.address()));
   TcpRendezvousOptions one = job.Options(1);
