@@ -149,9 +149,10 @@ class ElasticTest(ElasticRunTest):
         self.await_snapshot()
         leaving = self.await_any("epoch 1/%d" % self.epochs)  # rank 0
         leaving.send_signal(signal.SIGTERM)
-        self.await_any("reports the run from here on")
+        reporter = self.await_any("reports the run from here on")
         self.assertEqual(self.finish(leaving).returncode, 0, self.output_of(leaving))
         self.expect_local_outcome()
+        self.assertNotIn("without --record", self.output_of(reporter))
 
     def test_a_reporter_without_a_record_says_so(self):
         self.epochs = 72
