@@ -3,7 +3,6 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -20,6 +19,7 @@
 #include "common/checkpoint/crc32c.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/server/elastic/counted_flushes.h"
 
 namespace starring {
 namespace {
@@ -27,24 +27,6 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
-
-// Counts what is flushed, in place of the C library's functions.
-int file_flushes = 0, folder_flushes = 0;
-
-}  // namespace
-}  // namespace starring
-
-extern "C" int fdatasync(int file) {
-  ++starring::file_flushes;
-  return static_cast<int>(syscall(SYS_fdatasync, file));
-}
-extern "C" int fsync(int file) {
-  ++starring::folder_flushes;
-  return static_cast<int>(syscall(SYS_fsync, file));
-}
-
-namespace starring {
-namespace {
 
 const GenerationLog::Run kRun = {.name = "a run/1", .leaves = 4, .shards = 2, .job = "ab12"};
 
@@ -370,16 +352,17 @@ TEST(CheckExactlyOnceTest, FindsEachCorruption) {
 // What it says happened must not be lost with the machine's power.
 TEST(GenerationLogTest, EachEntryIsFlushedAndSoIsTheNameOfTheFile) {
   const std::string folder = NewFolder();
-  folder_flushes = file_flushes = 0;
+  TakeFlushCounts();
   const std::unique_ptr<GenerationLog> log = GenerationLog::Open(folder, kRun).value();
-  EXPECT_EQ(folder_flushes, 1);
-  EXPECT_EQ(file_flushes, 1);
+  const FlushCounts opened = TakeFlushCounts();
+  EXPECT_EQ(opened.folders, 1);
+  EXPECT_EQ(opened.files, 1);
   EXPECT_TRUE(log->Prepare(3).ok());
-  EXPECT_EQ(file_flushes, 2);
+  EXPECT_EQ(TakeFlushCounts().files, 1);
   EXPECT_TRUE(log->Commit({.number = 3, .workers = {1}, .leaf_owners = {0, 0, 0, 0}}).ok());
-  EXPECT_EQ(file_flushes, 3);
+  EXPECT_EQ(TakeFlushCounts().files, 1);
   EXPECT_TRUE(log->End(10).ok());
-  EXPECT_EQ(file_flushes, 4);
+  EXPECT_EQ(TakeFlushCounts().files, 1);
 }
 
 TEST(GenerationLogTest, AWriteThatFindsNoSpaceLeavesNothingAndMayBeTriedAgain) {

@@ -3,11 +3,9 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -21,6 +19,7 @@
 #include "absl/strings/str_format.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/server/elastic/counted_flushes.h"
 
 namespace starring {
 namespace {
@@ -28,24 +27,6 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
-
-// Counts what is flushed, in place of the C library's functions. The thread that writes calls them.
-std::atomic<int> file_flushes = 0, folder_flushes = 0;
-
-}  // namespace
-}  // namespace starring
-
-extern "C" int fdatasync(int file) {
-  ++starring::file_flushes;
-  return static_cast<int>(syscall(SYS_fdatasync, file));
-}
-extern "C" int fsync(int file) {
-  ++starring::folder_flushes;
-  return static_cast<int>(syscall(SYS_fsync, file));
-}
-
-namespace starring {
-namespace {
 
 std::string NewFolder() {
   std::string folder = absl::StrCat(testing::TempDir(), "/snapshots.XXXXXX");
@@ -231,13 +212,14 @@ TEST(SnapshotStoreTest, FilesThatSurviveTheMachineAreFlushedWithTheirFolder) {
     SnapshotStore::Options options = TwoBuckets(NewFolder());
     options.flush = flush;
     const auto store = SnapshotStore::Open(options).value();
-    file_flushes = folder_flushes = 0;
+    TakeFlushCounts();
     for (const int64_t step : {8, 16}) {
       TakeAll(*store, step);
       AwaitDurable(*store, step);
     }
-    EXPECT_EQ(file_flushes, flush ? 2 : 0);
-    EXPECT_EQ(folder_flushes, flush ? 2 : 0);
+    const FlushCounts counts = TakeFlushCounts();
+    EXPECT_EQ(counts.files, flush ? 2 : 0);
+    EXPECT_EQ(counts.folders, flush ? 2 : 0);
   }
 }
 
