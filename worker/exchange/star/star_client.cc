@@ -310,9 +310,9 @@ void StarClient::Fail(const absl::Status& why, Tell tell) {
     }
     if (tell == Tell::kNobody) continue;
     // Each shard gets one message, and tells all workers (ShardJob::Fail). On a lane without a connection it would be
-    // late.
+    // late. If all are without, the first may be about to get its own.
     const auto open = std::find_if(shard.begin(), shard.end(), [](const auto& lane) { return lane->open(); });
-    if (open != shard.end()) (*open)->PostAbort(why);
+    (open != shard.end() ? *open : shard.front())->PostAbort(why);
   }
   CloseLanes(Lane::Urgency::kOrderly);
 }

@@ -65,7 +65,7 @@ class StarClient {
   // Unavailable, naming the address, if a server cannot be reached; InvalidArgument, at once, if it is protected in
   // another way than `security`; Unauthenticated, at the deadline, if it does not prove that it has the job's secret;
   // DeadlineExceeded, naming the ranks, if workers are missing; otherwise the reason for
-  // which a server refuses this worker.
+  // which a server refuses this worker. The shards that were joined before are told, within a second.
   static absl::StatusOr<std::unique_ptr<StarClient>> Join(const JobSpec& job, Options options);
   // Gives up the requests in flight. When it returns, gRPC refers to no memory of the caller.
   ~StarClient();
@@ -91,6 +91,13 @@ class StarClient {
   using Clock = std::chrono::steady_clock;
 
   StarClient(const JobSpec& job, Options options);
+
+  struct FailedJoin {
+    absl::Status why;
+    size_t joined_count = 0;  // of the shards, the first ones
+  };
+  // Returns `why`.
+  static absl::Status GiveUp(const JobSpec& job, Options options, const FailedJoin& failed);
 
   // Locks the mutex for the trainer's thread and keeps the exchange thread from asking for it.
   class TrainerDrives;

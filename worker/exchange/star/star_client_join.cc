@@ -285,9 +285,21 @@ absl::StatusOr<std::unique_ptr<StarClient>> StarClient::Join(const JobSpec& job,
                             .deadline = deadline,
                             .join_deadline = job.join_deadline};
     const JoinWatch watch(target.name, shard.lanes[0], options.security.request_key, options.stall);
-    ASSIGN_OR_RETURN(shard.job_id, JoinOne(target, request));
+    const absl::StatusOr<uint64_t> job_id = JoinOne(target, request);
+    if (!job_id.ok()) return GiveUp(job, std::move(options), {.why = job_id.status(), .joined_count = s});
+    shard.job_id = *job_id;
   }
   return absl::WrapUnique(new StarClient(job, std::move(options)));
+}
+
+// At the shards that this worker has joined, the job has begun. Without a word they would wait for its lanes until
+// their deadlines are over, and then blame a rank that has done nothing. The coordinator tells the shards of an elastic
+// run.
+absl::Status StarClient::GiveUp(const JobSpec& job, Options options, const FailedJoin& failed) {
+  if (failed.joined_count == 0 || options.superseded != nullptr) return failed.why;
+  options.shards.resize(failed.joined_count);
+  absl::WrapUnique(new StarClient(job, std::move(options)))->Abort(failed.why);
+  return failed.why;
 }
 
 }  // namespace starring

@@ -139,6 +139,15 @@ TEST(StarFaultTest, ServersInTheWrongOrderAreRefused) {
   EXPECT_THAT(Message(status), AllOf(HasSubstr(servers.addresses[1]), HasSubstr("shard 1 of 2")));
 }
 
+TEST(StarFaultTest, AServerThatWasJoinedIsToldWhyAnotherOneWasNot) {
+  Servers servers(2), wrong(1);
+  const JobSpec job = Job(0, 1, absl::Seconds(5), absl::Seconds(5));
+  std::vector<float> parameters(job.layout.element_count());
+  const absl::Status status = MakeStar({servers.addresses[0], wrong.addresses[0]})->Start(job, parameters);
+  EXPECT_THAT(Message(status), AllOf(HasSubstr("(shard 1): "), HasSubstr("shard 0 of 1")));
+  EXPECT_EQ(Message(servers.servers[0]->Wait()), "rank 0 gave up: " + Message(status));
+}
+
 TEST(StarFaultTest, AWorkerThatIsNotThereIsNamedAtTheJoinDeadline) {
   Servers servers(2);
   const JobSpec job = Job(0, 3, absl::Seconds(1), absl::Seconds(1));
