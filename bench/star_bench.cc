@@ -48,6 +48,7 @@
 #include "common/check.h"
 #include "common/memory.h"
 #include "common/security/transport_security.h"
+#include "common/transport/openssl_tls.h"
 #include "common/transport/tcp_listener.h"
 #include "common/transport/tcp_rendezvous.h"
 #include "server/parameter_server.h"
@@ -123,11 +124,17 @@ struct Place {
 // A rank of the world of workers and servers.
 std::unique_ptr<Transport> ConnectOverTcp(int rank, Place& place) {
   const int servers = absl::GetFlag(FLAGS_servers);
+  const TransportSecurity security = Security();
   TcpRendezvousOptions options = {.rank = rank,
                                   .world_size = absl::GetFlag(FLAGS_workers) + servers,
                                   .server_count = servers,
                                   .rendezvous = absl::GetFlag(FLAGS_rendezvous),
-                                  .token = Security().rank_key};
+                                  .token = security.rank_key};
+  if (security.tls.has_value()) {
+    auto tls = MakeTlsContext(*security.tls);
+    CHECK_OK(tls);
+    options.tls = *std::move(tls);
+  }
   if (place.listener.has_value()) {
     options.rendezvous = place.listener->address();
     if (rank == 0) options.listener = std::move(place.listener);

@@ -33,6 +33,7 @@
 #include "common/status.h"
 #include "common/steady_time.h"
 #include "common/trace.h"
+#include "common/transport/openssl_tls.h"
 #include "common/transport/tcp_rendezvous.h"
 #include "server/parameter_server.h"
 #include "server/server_metrics.h"
@@ -102,6 +103,10 @@ absl::Status ServeAsRank(const ServerOptions& options) {
       if (!has_job) _exit(kExitOk);
     });
   }).detach();
+  std::shared_ptr<const TlsContext> tls;
+  if (options.security.tls.has_value()) {
+    ASSIGN_OR_RETURN(tls, MakeTlsContext(*options.security.tls));
+  }
   const int rank = options.world_size + options.shard;
   std::printf("meeting the workers at %s, as rank %d\n", options.rendezvous.c_str(), rank);
   std::fflush(stdout);
@@ -114,6 +119,7 @@ absl::Status ServeAsRank(const ServerOptions& options) {
                                     .run_id = options.run_id,
                                     .token = options.security.rank_key,
                                     .insecure = options.insecure,
+                                    .tls = std::move(tls),
                                     .join_deadline = options.join_deadline,
                                     // The job's own, which is not known yet, ends earlier.
                                     .exchange_deadline = absl::Milliseconds(kTcpSilenceMsMax),

@@ -49,7 +49,7 @@ absl::Status CheckTransport(const ParsedFlags& flags, const ServerOptions& optio
                       absl::StrCat("with --shard_count=", options.shard_count, " there are over ", kWorldSizeMax,
                                    " processes: take fewer servers"));
   }
-  return RefuseTls(options.security_files);
+  return RefuseSiteCertificates(options.security_files);
 }
 
 // The workers of an elastic run dial what they are told.

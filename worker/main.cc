@@ -28,6 +28,7 @@
 #include "common/stall_report.h"
 #include "common/status.h"
 #include "common/trace.h"
+#include "common/transport/openssl_tls.h"
 #include "common/transport/tcp_rendezvous.h"
 #include "common/transport/tcp_transport.h"
 #include "kernels/cpu/cpu_device.h"
@@ -124,22 +125,27 @@ int64_t UnexpectedBytesMax(const WorkerOptions& options) {
 }
 
 // How the ranks of --transport=tcp find each other.
-TcpRendezvousOptions MakeRendezvousOptions(const WorkerOptions& options) {
-  return {.rank = options.rank,
-          .world_size = options.world_size + options.server_ranks,
-          .server_count = options.server_ranks,
-          .rendezvous = options.rendezvous,
-          .listener = std::nullopt,
-          .run_id = options.run_id,
-          .token = options.security.rank_key,
-          .insecure = options.insecure,
-          .join_deadline = options.join_deadline,
-          .exchange_deadline = options.exchange_deadline,
-          .unexpected_bytes_max = UnexpectedBytesMax(options),
-          .stall_report = options.stall_report,
-          .say = [rank = options.rank](const std::string& line) {
-            std::fprintf(stderr, "worker %d: %s\n", rank, line.c_str());
-          }};
+absl::StatusOr<TcpRendezvousOptions> MakeRendezvousOptions(const WorkerOptions& options) {
+  std::shared_ptr<const TlsContext> tls;
+  if (options.security.tls.has_value()) {
+    ASSIGN_OR_RETURN(tls, MakeTlsContext(*options.security.tls));
+  }
+  return TcpRendezvousOptions{.rank = options.rank,
+                              .world_size = options.world_size + options.server_ranks,
+                              .server_count = options.server_ranks,
+                              .rendezvous = options.rendezvous,
+                              .listener = std::nullopt,
+                              .run_id = options.run_id,
+                              .token = options.security.rank_key,
+                              .insecure = options.insecure,
+                              .tls = std::move(tls),
+                              .join_deadline = options.join_deadline,
+                              .exchange_deadline = options.exchange_deadline,
+                              .unexpected_bytes_max = UnexpectedBytesMax(options),
+                              .stall_report = options.stall_report,
+                              .say = [rank = options.rank](const std::string& line) {
+                                std::fprintf(stderr, "worker %d: %s\n", rank, line.c_str());
+                              }};
 }
 
 // What carries the messages between ranks.
@@ -156,7 +162,8 @@ absl::StatusOr<PeerTransport> CreateTransport(const WorkerOptions& options, cons
     peers.mpi = transport.get();
     peers.transport = std::move(transport);
   } else {
-    ASSIGN_OR_RETURN(peers.transport, ConnectFullMesh(MakeRendezvousOptions(options)));
+    ASSIGN_OR_RETURN(TcpRendezvousOptions rendezvous, MakeRendezvousOptions(options));
+    ASSIGN_OR_RETURN(peers.transport, ConnectFullMesh(std::move(rendezvous)));
   }
   return peers;
 }
@@ -570,8 +577,7 @@ std::string GpusText(const WorkerOptions& options, CudaWatch* watch) {
 }
 
 int Check(const WorkerOptions& options, const LauncherEnvironment& launcher, std::unique_ptr<MpiRuntime> mpi,
-          CudaWatch* watch) {
-  TcpRendezvousOptions rendezvous = MakeRendezvousOptions(options);
+          TcpRendezvousOptions rendezvous, CudaWatch* watch) {
   // A signal may end the process at once: there is no step to finish and nothing to save.
   RestoreStopSignals();
   const CheckOutcome outcome = RunCheck({.options = &options,
@@ -617,10 +623,15 @@ int Main(int argc, char** argv) {
     if (status.ok()) mpi = *std::move(started);
   }
   // Before the data is read, which may take a while.
+  TcpRendezvousOptions rendezvous;
   if (status.ok() && options->transport == TransportKind::kTcp) {
-    status = CheckRendezvousOptions(MakeRendezvousOptions(*options));
+    absl::StatusOr<TcpRendezvousOptions> made = MakeRendezvousOptions(*options);
+    status = made.ok() ? CheckRendezvousOptions(*made) : made.status();
+    if (status.ok()) rendezvous = *std::move(made);
   }
-  if (status.ok() && options->check) return Check(*options, launcher, std::move(mpi), gpu_hang_watch->watch());
+  if (status.ok() && options->check) {
+    return Check(*options, launcher, std::move(mpi), std::move(rendezvous), gpu_hang_watch->watch());
+  }
   Instruments instruments;
   if (status.ok()) {
     absl::StatusOr<Instruments> created = CreateInstruments(*options);

@@ -316,7 +316,7 @@ absl::Status ResolveSecurity(const LauncherEnvironment& launcher, WorkerOptions&
   if (options.insecure && options.transport != TransportKind::kTcp) {
     return RefuseFlag("insecure", "true", "only --transport=tcp has a --rendezvous that strangers may reach: drop it");
   }
-  if (options.transport == TransportKind::kTcp) RETURN_IF_ERROR(RefuseTls(options.security_files));
+  if (options.transport == TransportKind::kTcp) RETURN_IF_ERROR(RefuseSiteCertificates(options.security_files));
   ASSIGN_OR_RETURN(options.security, LoadTransportSecurity(options.security_files));
   return absl::OkStatus();
 }

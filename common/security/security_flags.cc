@@ -22,14 +22,16 @@ absl::Status RefuseSecurityFlags(const SecurityFiles& files, absl::string_view j
       absl::StrCat("flag ", words.front(), " protects connections by gRPC or TCP, and ", job, " has none: drop it"));
 }
 
-absl::Status RefuseTls(const SecurityFiles& files) {
-  SecurityFiles tls = files;
-  tls.job_secret.clear();
-  const std::vector<std::string> words = SecurityFlagWords(tls);
+absl::Status RefuseSiteCertificates(const SecurityFiles& files) {
+  SecurityFiles site = files;
+  site.job_secret.clear();
+  site.tls = false;
+  const std::vector<std::string> words = SecurityFlagWords(site);
   if (words.empty()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("flag ", words.front(),
-                                                 " encrypts connections by gRPC, and --transport=tcp has none: drop "
-                                                 "it, or choose --sync=star --transport=grpc"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("flag ", words.front(),
+                   " is for connections by gRPC; over TCP --tls takes the certificate in --job_secret: drop it, or "
+                   "choose --sync=star --transport=grpc"));
 }
 
 }  // namespace starring

@@ -21,11 +21,11 @@ inline constexpr std::array<FlagRow, 5> kSecurityRows = {{
      "cannot join; deploy/launch --make_secret=FILE writes one",
      TextAt<kPath..., &SecurityFiles::job_secret>("file"), kNotRecorded},
     {"tls", "security",
-     "grpc: connections are encrypted, and the certificate in --job_secret authenticates both sides; give this flag to "
-     "all servers and workers or to none",
+     "grpc, tcp: connections are encrypted, and the certificate in --job_secret authenticates both sides; give this "
+     "flag to all servers and workers or to none",
      SwitchAt<kPath..., &SecurityFiles::tls>(), kNotRecorded},
     {"tls_ca", "security",
-     "with --tls: certificates (PEM), one of which must have signed the peer's, instead of --job_secret's",
+     "grpc with --tls: certificates (PEM), one of which must have signed the peer's, instead of --job_secret's",
      TextAt<kPath..., &SecurityFiles::tls_ca>("file"), kNotRecorded},
     {"tls_certificate", "security",
      "with --tls_ca: this process's certificate (PEM); a server's must have the host name that workers dial",
@@ -41,9 +41,9 @@ std::vector<std::string> SecurityFlagWords(const SecurityFiles& files);
 // they could protect.
 absl::Status RefuseSecurityFlags(const SecurityFiles& files, absl::string_view job);
 
-// InvalidArgument, naming the first of the flags for TLS that is given: connections between ranks over TCP are
-// authenticated by the job's secret and not encrypted.
-absl::Status RefuseTls(const SecurityFiles& files);
+// InvalidArgument, naming the first flag for a site's certificates that is given: ranks over TCP dial each other at
+// numeric addresses, which such certificates rarely name. They take the secret's certificate.
+absl::Status RefuseSiteCertificates(const SecurityFiles& files);
 
 }  // namespace starring
 

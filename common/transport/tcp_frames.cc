@@ -1,7 +1,6 @@
 #include "common/transport/tcp_frames.h"
 
 #include <errno.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <bit>
@@ -9,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/check.h"
 #include "common/host/address.h"
 #include "common/limits.h"
 #include "common/status.h"
@@ -67,7 +67,7 @@ absl::Status DecodeStatus(std::string_view payload) {
 bool IsPrintable(std::string_view text) { return std::none_of(text.begin(), text.end(), IsControl); }
 
 TcpFrameConnection::TcpFrameConnection(Socket socket)
-    : socket_(std::move(socket)), peer_(PeerNameOfSocket(socket_.fd())) {
+    : channel_(std::move(socket)), peer_(PeerNameOfSocket(channel_.fd())) {
   if (peer_.empty()) peer_ = "a peer";
 }
 
@@ -79,18 +79,24 @@ void TcpFrameConnection::Send(TcpFrameKind kind, std::string_view payload) {
 }
 
 void TcpFrameConnection::Flush() {
+  channel_.Flush();
   while (!unsent_.empty()) {
-    const ssize_t written = send(fd(), unsent_.data(), unsent_.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (written < 0 && errno == EINTR) continue;
+    const iovec part = {.iov_base = unsent_.data(), .iov_len = unsent_.size()};
+    const ssize_t written = channel_.Send({&part, 1});
     if (written < 0) return;
     unsent_.erase(0, static_cast<size_t>(written));
   }
 }
 
+void TcpFrameConnection::BeginTls(const TlsContext& context, TlsContext::Side side) {
+  CHECK(!has_unsent() && received_.empty());
+  channel_.Encrypt(context.NewSession(fd(), side));
+}
+
 void TcpFrameConnection::Refuse(const absl::Status& why) {
   // A peer that does not take a refusal need not know why.
   Send(TcpFrameKind::kRefusal, EncodeStatus(why));
-  HangUp(socket_);
+  HangUp(socket());
 }
 
 // Whether `size` bytes of the frame have arrived.
@@ -98,10 +104,11 @@ absl::StatusOr<bool> TcpFrameConnection::Fill(size_t size) {
   while (received_.size() < size) {
     const size_t before = received_.size();
     received_.resize(size);
-    const ssize_t got = recv(fd(), received_.data() + before, size - before, MSG_DONTWAIT);
+    const iovec part = {.iov_base = received_.data() + before, .iov_len = size - before};
+    const ssize_t got = channel_.Receive({&part, 1});
     const int error = got < 0 ? errno : 0;
     received_.resize(before + static_cast<size_t>(std::max<ssize_t>(0, got)));
-    if (got > 0 || error == EINTR) continue;
+    if (got > 0) continue;
     if (error == EAGAIN || error == EWOULDBLOCK) return false;
     return absl::UnavailableError(got == 0 ? "has closed the connection"
                                            : absl::StrCat("cannot be reached any more, ", ErrnoText(error)));

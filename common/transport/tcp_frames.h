@@ -18,10 +18,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/host/dial.h"
+#include "common/transport/tcp_channel.h"
+#include "common/transport/tls_session.h"
 
 namespace starring {
 
-inline constexpr uint32_t kTcpFrameVersion = 2;
+inline constexpr uint32_t kTcpFrameVersion = 3;
 
 enum class TcpFrameKind : uint32_t {
   kHello = 1,      // the side that dialled: its rank and its job
@@ -32,6 +34,7 @@ enum class TcpFrameKind : uint32_t {
   kTable = 6,      // rank 0: where every rank listens
   kReady = 7,      // this rank is connected with all others
   kGo = 8,         // rank 0: all ranks are
+  kBeginTls = 9,   // the side that was dialled: what follows is encrypted
 };
 
 struct TcpFrame {
@@ -44,8 +47,8 @@ class TcpFrameConnection {
   // `socket` is connected and does not block.
   explicit TcpFrameConnection(Socket socket);
 
-  int fd() const { return socket_.fd(); }
-  const Socket& socket() const { return socket_; }
+  int fd() const { return channel_.fd(); }
+  const Socket& socket() const { return channel_.socket(); }
   const std::string& peer() const { return peer_; }  // "10.0.0.3:4711"; "a peer" if it has gone already
 
   // Queues a frame and sends what the kernel takes. That a peer is gone is found by Receive, with the reason that the
@@ -53,7 +56,14 @@ class TcpFrameConnection {
   void Send(TcpFrameKind kind, std::string_view payload);
   // Sends what the kernel takes.
   void Flush();
-  bool has_unsent() const { return !unsent_.empty(); }
+  bool has_unsent() const { return !unsent_.empty() || channel_.has_unsent(); }
+
+  // From here on the connection is encrypted: the next frames follow the handshake. REQUIRES: !has_unsent(); all that
+  // has arrived has been received.
+  void BeginTls(const TlsContext& context, TlsContext::Side side);
+  // After BeginTls, until it is true; TlsSession says when it is, and its errors.
+  absl::StatusOr<bool> Handshake() { return channel_.tls()->Handshake(); }
+  bool is_encrypted() const { return channel_.is_encrypted(); }
 
   // Sends `why` as a kRefusal, if the kernel takes it, and hangs up: the connection is to be closed. The text is cut at
   // kStatusTextBytesMax bytes.
@@ -69,12 +79,12 @@ class TcpFrameConnection {
   bool has_other_version() const { return has_other_version_; }
 
   // The connection itself, for what follows the frames. REQUIRES: !has_unsent().
-  Socket TakeSocket() { return std::move(socket_); }
+  TcpChannel TakeChannel() { return std::move(channel_); }
 
  private:
   absl::StatusOr<bool> Fill(size_t size);
 
-  Socket socket_;
+  TcpChannel channel_;
   std::string peer_;
   std::string unsent_;
   std::string received_;  // of the current frame

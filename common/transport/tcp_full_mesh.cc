@@ -233,7 +233,7 @@ absl::Status TcpFullMesh::OnFrame(int rank, const TcpFrame& frame) {
                                           " at a wrong time: start all ranks from one build"));
 }
 
-Socket& TcpFullMesh::SocketOf(int rank, Purpose purpose) {
+TcpChannel& TcpFullMesh::ChannelOf(int rank, Purpose purpose) {
   CHECK(purpose != Purpose::kRegister);
   return purpose == Purpose::kMessages ? links_[rank].messages : links_[rank].notices;
 }
@@ -251,6 +251,7 @@ TcpHello TcpFullMesh::MakeHello(Purpose purpose, int to_rank) const {
           .rank = rank_,
           .to_rank = to_rank,
           .world_size = world_size_,
+          .has_tls = options_.tls != nullptr,
           .run_id = options_.run_id,
           .address = listener_->address()};
 }

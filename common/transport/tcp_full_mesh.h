@@ -19,6 +19,7 @@
 #include "absl/status/statusor.h"
 #include "common/host/dial.h"
 #include "common/stall_report.h"
+#include "common/transport/tcp_channel.h"
 #include "common/transport/tcp_frames.h"
 #include "common/transport/tcp_handshake.h"
 #include "common/transport/tcp_listener.h"
@@ -100,7 +101,7 @@ class TcpFullMesh {
 
   void Admit(TcpFrameConnection& connection, const TcpHello& hello);
   absl::Status Judge(const TcpHello& hello) const;
-  Socket& SocketOf(int rank, TcpHello::Purpose purpose);
+  TcpChannel& ChannelOf(int rank, TcpHello::Purpose purpose);
   bool IsMeshComplete() const;
   TcpHello MakeHello(TcpHello::Purpose purpose, int to_rank) const;
 

@@ -53,7 +53,7 @@ bool TcpFullMesh::AcceptOne() {
     return false;
   }
   const Clock::time_point now = Clock::now();
-  Arrival arrival = {.door = TcpDoorkeeper(std::move(socket), options_.token, &hellos_heard_),
+  Arrival arrival = {.door = TcpDoorkeeper(std::move(socket), options_.token, &hellos_heard_, options_.tls.get()),
                      .since = now,
                      .deadline = now + absl::ToChronoNanoseconds(BoundedDeadline(options_.hello_deadline))};
   if (IsArrivalOver(arrival, true)) return true;
@@ -137,7 +137,7 @@ void TcpFullMesh::Admit(TcpFrameConnection& connection, const TcpHello& hello) {
     return;
   }
   links_[hello.rank].address = connection.peer();
-  SocketOf(hello.rank, hello.purpose) = connection.TakeSocket();
+  ChannelOf(hello.rank, hello.purpose) = connection.TakeChannel();
 }
 
 // Whether a rank that has proved itself may have the connection for which it asks; the text is for both sides.
@@ -160,6 +160,13 @@ absl::Status TcpFullMesh::Judge(const TcpHello& hello) const {
         absl::StrCat("rank ", hello.rank, " belongs to run \"", hello.run_id, "\", rank ", rank_, " to run \"",
                      options_.run_id, "\": give both the same --run_id, unless another job uses this rendezvous"));
   }
+  if (hello.has_tls != (options_.tls != nullptr)) {
+    const bool has_tls = options_.tls != nullptr;
+    return absl::InvalidArgumentError(
+        absl::StrCat(ProcessName(hello.rank, worker_count()), " was started ", hello.has_tls ? "with" : "without",
+                     " --tls, ", ProcessName(rank_, worker_count()), has_tls ? " with it" : " without it",
+                     ": give it to all ranks and servers of the job or to none"));
+  }
   if (hello.to_rank != rank_) {
     return absl::InvalidArgumentError(
         absl::StrCat("rank ", rank_, " listens here, and rank ", hello.rank, " looks for rank ", hello.to_rank));
@@ -172,8 +179,8 @@ absl::Status TcpFullMesh::Judge(const TcpHello& hello) const {
   if (hello.purpose != Purpose::kRegister) {
     const TcpTransport::Link& link = links_[hello.rank];
     const bool is_known = hello.purpose == Purpose::kMessages || hello.purpose == Purpose::kNotices;
-    const Socket& socket = hello.purpose == Purpose::kMessages ? link.messages : link.notices;
-    if (is_known && socket.fd() < 0 && (rank_ != 0 || phase_ != Phase::kRegister)) return absl::OkStatus();
+    const TcpChannel& channel = hello.purpose == Purpose::kMessages ? link.messages : link.notices;
+    if (is_known && channel.fd() < 0 && (rank_ != 0 || phase_ != Phase::kRegister)) return absl::OkStatus();
     return absl::AlreadyExistsError(
         absl::StrCat("rank ", rank_, " expects no connection of rank ", hello.rank, ": is that rank started twice?"));
   }

@@ -70,7 +70,7 @@ TcpFullMesh::Registration TcpFullMesh::RegisterOnce(Socket socket, const std::st
       TcpListener::Listen(is_six ? absl::StrCat("[", local_address, "]:0") : absl::StrCat(local_address, ":0"));
   if (!listener.ok()) return {.status = listener.status(), .is_final = true};
   listener_ = *std::move(listener);
-  TcpDialer dialer(std::move(socket), MakeHello(Purpose::kRegister, 0), options_.token);
+  TcpDialer dialer(std::move(socket), MakeHello(Purpose::kRegister, 0), options_.token, options_.tls.get());
   const Clock::time_point patience =
       std::min(deadline_, Clock::now() + absl::ToChronoNanoseconds(BoundedDeadline(options_.hello_deadline)));
   while (true) {
@@ -139,7 +139,8 @@ absl::StatusOr<bool> TcpFullMesh::IsDialledOver(Dialled& dialled, bool is_ready)
                                     ": every rank must be able to reach every other one, at any port")));
     }
     // The hello leaves now: to the other end a connection without one is a stranger's.
-    dialled.dialer.emplace(std::move(result->socket), MakeHello(dialled.purpose, dialled.to_rank), options_.token);
+    dialled.dialer.emplace(std::move(result->socket), MakeHello(dialled.purpose, dialled.to_rank), options_.token,
+                           options_.tls.get());
     dialled.deadline = now + absl::ToChronoNanoseconds(BoundedDeadline(options_.hello_deadline));
   }
   absl::StatusOr<bool> is_welcome = dialled.dialer->Advance();
@@ -153,7 +154,7 @@ absl::StatusOr<bool> TcpFullMesh::IsDialledOver(Dialled& dialled, bool is_ready)
     return is_final ? absl::StatusOr<bool>(CauseOf(why)) : DialAgain(dialled, why);
   }
   if (!*is_welcome) return false;
-  SocketOf(dialled.to_rank, dialled.purpose) = dialled.dialer->connection().TakeSocket();
+  ChannelOf(dialled.to_rank, dialled.purpose) = dialled.dialer->connection().TakeChannel();
   links_[dialled.to_rank].address = dialled.address;
   return true;
 }

@@ -29,12 +29,13 @@ struct HelloPayload {
   int32_t to_rank = 0;
   int32_t world_size = 0;
   uint32_t has_secret = 0;  // proves nothing: it is for the message to a rank that was started without the secret
+  uint32_t has_tls = 0;
   char nonce[kNonceBytes] = {};
   char address[kTcpAddressBytesMax + 1] = {};
   char run_id[kRunIdBytesMax + 1] = {};
   char code[kCodeBytes] = {};  // of what is before it
 };
-static_assert(sizeof(HelloPayload) == 436 && sizeof(HelloPayload) <= kTcpHelloBytesMax);
+static_assert(sizeof(HelloPayload) == 440 && sizeof(HelloPayload) <= kTcpHelloBytesMax);
 
 std::string HelloCode(const std::string& token, absl::string_view payload) {
   return HmacSha256(token, absl::StrCat(kGreets, payload.substr(0, payload.size() - kCodeBytes)));
@@ -57,15 +58,18 @@ absl::Status WrongSecret() {
 
 }  // namespace
 
-TcpDialer::TcpDialer(Socket socket, const TcpHello& hello, std::string token)
-    : connection_(std::move(socket)), token_(std::move(token)) {
+TcpDialer::TcpDialer(Socket socket, const TcpHello& hello, std::string token, const TlsContext* tls)
+    : connection_(std::move(socket)), token_(std::move(token)), tls_(tls) {
+  CHECK_EQ(hello.has_tls, tls_ != nullptr);
+  CHECK(tls_ == nullptr || !token_.empty());
   CHECK_LE(hello.run_id.size(), kRunIdBytesMax);
   CHECK_LE(hello.address.size(), kTcpAddressBytesMax);
   HelloPayload payload = {.purpose = static_cast<uint32_t>(hello.purpose),
                           .rank = hello.rank,
                           .to_rank = hello.to_rank,
                           .world_size = hello.world_size,
-                          .has_secret = token_.empty() ? 0u : 1u};
+                          .has_secret = token_.empty() ? 0u : 1u,
+                          .has_tls = hello.has_tls ? 1u : 0u};
   DrawBytes(kNonceBytes).copy(payload.nonce, kNonceBytes);
   hello.address.copy(payload.address, kTcpAddressBytesMax);
   hello.run_id.copy(payload.run_id, kRunIdBytesMax);
@@ -77,19 +81,39 @@ TcpDialer::TcpDialer(Socket socket, const TcpHello& hello, std::string token)
 absl::StatusOr<bool> TcpDialer::Advance() {
   connection_.Flush();
   while (true) {
+    if (is_in_tls_handshake_) {
+      ASSIGN_OR_RETURN(const bool is_done, connection_.Handshake());
+      if (!is_done) return false;
+      is_in_tls_handshake_ = false;
+    }
     ASSIGN_OR_RETURN(const std::optional<TcpFrame> frame, connection_.Receive(kTcpHelloBytesMax));
     if (!frame.has_value()) return false;
-    // Only one: an end that sends challenges for ever would be answered for ever.
-    if (frame->kind == TcpFrameKind::kChallenge && !is_challenged_) {
-      RETURN_IF_ERROR(OnChallenge(frame->payload));
-    } else if (frame->kind == TcpFrameKind::kWelcome) {
-      // An end that welcomes every peer but cannot prove that it knows the secret belongs to no rank of this job.
-      if (!is_genuine_) return WrongSecret();
-      return true;
-    } else {
-      return absl::InvalidArgumentError("is no rank of a job: it answers a hello with something else");
-    }
+    ASSIGN_OR_RETURN(const bool is_welcome, OnFrame(*frame));
+    if (is_welcome) return true;
   }
+}
+
+absl::StatusOr<bool> TcpDialer::OnFrame(const TcpFrame& frame) {
+  // Each only once: an end that sends challenges for ever would be answered for ever.
+  if (frame.kind == TcpFrameKind::kChallenge && !is_challenged_) {
+    RETURN_IF_ERROR(OnChallenge(frame.payload));
+    return false;
+  }
+  if (frame.kind == TcpFrameKind::kBeginTls && tls_ != nullptr && !connection_.is_encrypted() && !is_challenged_) {
+    connection_.BeginTls(*tls_, TlsContext::Side::kDials);
+    is_in_tls_handshake_ = true;
+    return false;
+  }
+  if (frame.kind == TcpFrameKind::kWelcome) {
+    // An end that welcomes every peer but cannot prove that it knows the secret belongs to no rank of this job.
+    if (!is_genuine_) return WrongSecret();
+    // A rank of the job without --tls refuses this one. The welcome is another host's, which wants to read along.
+    if (tls_ != nullptr && !connection_.is_encrypted()) {
+      return absl::UnauthenticatedError("welcomes this rank without TLS: a host on the way has changed its answer");
+    }
+    return true;
+  }
+  return absl::InvalidArgumentError("is no rank of a job: it answers a hello with something else");
 }
 
 // Sends its own proof even if the other side's is wrong: that side then refuses, and both can say why.
@@ -117,6 +141,12 @@ bool TcpHellosHeard::Add(const std::string& code) {
 absl::StatusOr<bool> TcpDoorkeeper::Advance() {
   connection_.Flush();
   while (true) {
+    if (is_in_tls_handshake_) {
+      ASSIGN_OR_RETURN(const bool is_done, connection_.Handshake());
+      if (!is_done) return false;
+      is_in_tls_handshake_ = false;
+      Challenge();
+    }
     absl::StatusOr<std::optional<TcpFrame>> frame = connection_.Receive(kTcpHelloBytesMax);
     if (!frame.ok()) {
       // Another program, or one that is gone, understands no refusal.
@@ -130,7 +160,7 @@ absl::StatusOr<bool> TcpDoorkeeper::Advance() {
     const TcpFrame& got = **frame;
     if (got.kind == TcpFrameKind::kHello && hello_bytes_.empty()) {
       RETURN_IF_ERROR(OnHello(got.payload));
-    } else if (got.kind == TcpFrameKind::kProof && !hello_bytes_.empty()) {
+    } else if (got.kind == TcpFrameKind::kProof && !nonce_.empty()) {
       RETURN_IF_ERROR(OnProof(got.payload));
       return true;
     } else {
@@ -156,6 +186,7 @@ absl::Status TcpDoorkeeper::OnHello(const std::string& payload) {
             .rank = hello.rank,
             .to_rank = hello.to_rank,
             .world_size = hello.world_size,
+            .has_tls = hello.has_tls != 0,
             .run_id = hello.run_id,
             .address = hello.address};
   if ((hello.has_secret != 0) != !token_.empty()) {
@@ -176,9 +207,20 @@ absl::Status TcpDoorkeeper::OnHello(const std::string& payload) {
     return absl::UnauthenticatedError("has sent a hello that was heard before: it has recorded another rank's");
   }
   hello_bytes_ = payload;
+  if (tls_ == nullptr || !hello_.has_tls) {
+    Challenge();
+    return absl::OkStatus();
+  }
+  connection_.Send(TcpFrameKind::kBeginTls, "");
+  if (connection_.has_unsent()) return absl::UnavailableError("does not read what it is sent");
+  connection_.BeginTls(*tls_, TlsContext::Side::kIsDialled);
+  is_in_tls_handshake_ = true;
+  return absl::OkStatus();
+}
+
+void TcpDoorkeeper::Challenge() {
   nonce_ = DrawBytes(kNonceBytes);
   connection_.Send(TcpFrameKind::kChallenge, absl::StrCat(nonce_, Proof(token_, kIsDialled, hello_bytes_, nonce_)));
-  return absl::OkStatus();
 }
 
 absl::Status TcpDoorkeeper::OnProof(const std::string& payload) {

@@ -4,20 +4,24 @@
 //   dials                                              is dialled
 //   kHello      its rank, its job, a nonce,
 //               HMAC(key, "greets", all that)    ─▶
+//                                               (◀─    kBeginTls, if both sides have --tls: the rest is encrypted)
 //                                                ◀─    kChallenge  a nonce, HMAC(key, "is dialled", hello, nonce)
 //   kProof      HMAC(key, "dials", hello, nonce) ─▶
 //                                                ◀─    kWelcome, or kRefusal with the reason
 //
 // The *key* follows from the job's secret (JobSecret::KeyFor). Neither travels. The side that is dialled proves itself
 // first. Each proof covers both nonces and all that the hello says, and names its side, so that it cannot be used
-// again, elsewhere, or by the other side. Without a secret the codes have an empty key and prove nothing. What follows
-// is neither encrypted nor authenticated: a host between the two could take over the connection.
+// again, elsewhere, or by the other side. Without a secret the codes have an empty key and prove nothing.
+//
+// With TLS the proofs travel on the encrypted connection, and so tie the hello to it. Without, what follows the proofs
+// is neither encrypted nor authenticated: a host between the two could take over the connection. A hello says whether
+// its rank has --tls. If only one side has, both prove themselves in the clear, and the side that is dialled refuses.
 //
 // The hello's own code proves little: a hello that was recorded has it, too. It tells a stranger at once from a rank,
 // so that a stranger waits for nothing (TcpHellosHeard).
 //
 // A stranger costs little: a frame before the welcome has at most kTcpHelloBytesMax bytes, and the caller allows
-// kHelloDeadlineMs for all of them.
+// kHelloDeadlineMs for all of them. TLS, whose signatures cost more than all frames, begins after a hello of the job.
 //
 // Thread safety: one thread at a time.
 #ifndef STARRING_COMMON_TRANSPORT_TCP_HANDSHAKE_H_
@@ -34,6 +38,7 @@
 #include "common/host/dial.h"
 #include "common/limits.h"
 #include "common/transport/tcp_frames.h"
+#include "common/transport/tls_session.h"
 
 namespace starring {
 
@@ -48,6 +53,7 @@ struct TcpHello {
   int rank = 0;
   int to_rank = 0;  // the rank that it means to reach
   int world_size = 0;
+  bool has_tls = false;
   std::string run_id;   // at most kRunIdBytesMax bytes
   std::string address;  // kRegister: where the rank listens, host:port; at most kTcpAddressBytesMax bytes
 };
@@ -55,8 +61,9 @@ struct TcpHello {
 // The side that dials.
 class TcpDialer {
  public:
-  // `token` is the job's key, or empty.
-  TcpDialer(Socket socket, const TcpHello& hello, std::string token);
+  // `token` is the job's key, or empty. With `tls`, which outlives it, the connection is encrypted or fails;
+  // hello.has_tls says so. REQUIRES: with `tls` there is a token.
+  TcpDialer(Socket socket, const TcpHello& hello, std::string token, const TlsContext* tls = nullptr);
 
   TcpFrameConnection& connection() { return connection_; }
 
@@ -68,10 +75,13 @@ class TcpDialer {
   bool may_refuse() const { return is_genuine_ || token_.empty(); }
 
  private:
+  absl::StatusOr<bool> OnFrame(const TcpFrame& frame);
   absl::Status OnChallenge(const std::string& payload);
 
   TcpFrameConnection connection_;
   const std::string token_;
+  const TlsContext* const tls_;
+  bool is_in_tls_handshake_ = false;
   std::string hello_;  // as it was sent
   bool is_challenged_ = false;
   bool is_genuine_ = false;
@@ -96,9 +106,9 @@ class TcpHellosHeard {
 // The side that is dialled.
 class TcpDoorkeeper {
  public:
-  // `heard` outlives it.
-  TcpDoorkeeper(Socket socket, std::string token, TcpHellosHeard* heard)
-      : connection_(std::move(socket)), token_(std::move(token)), heard_(heard) {}
+  // `heard` and `tls` outlive it. The connection is encrypted if both sides have `tls`. If one has, the caller refuses.
+  TcpDoorkeeper(Socket socket, std::string token, TcpHellosHeard* heard, const TlsContext* tls = nullptr)
+      : connection_(std::move(socket)), token_(std::move(token)), heard_(heard), tls_(tls) {}
 
   TcpFrameConnection& connection() { return connection_; }
 
@@ -114,11 +124,14 @@ class TcpDoorkeeper {
 
  private:
   absl::Status OnHello(const std::string& payload);
+  void Challenge();
   absl::Status OnProof(const std::string& payload);
 
   TcpFrameConnection connection_;
   const std::string token_;
   TcpHellosHeard* const heard_;
+  const TlsContext* const tls_;
+  bool is_in_tls_handshake_ = false;
   TcpHello hello_;
   std::string hello_bytes_;  // empty until the hello has arrived
   std::string nonce_;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/check.h"
 #include "common/host/address.h"
 #include "common/host/machine_limits.h"
 #include "common/status.h"
@@ -38,6 +39,7 @@ absl::Status CheckAddress(const TcpRendezvousOptions& options) {
 }  // namespace
 
 absl::Status CheckRendezvousOptions(const TcpRendezvousOptions& options) {
+  CHECK(options.tls == nullptr || !options.token.empty());
   if (options.world_size < 1 || options.world_size > kWorldSizeMax) {
     return absl::InvalidArgumentError(
         absl::StrCat("world size ", options.world_size, " is not between 1 and ", kWorldSizeMax));

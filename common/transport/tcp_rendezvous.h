@@ -10,6 +10,8 @@
 //
 // A dedicated star has servers among its ranks, after the workers; errors call them servers.
 //
+// With --tls all connections are encrypted from the first proof on.
+//
 // What goes wrong is told to all: a rank that is refused learns why, and so does the log of the rank that refuses it;
 // at the deadline rank 0 names the missing ranks to those that wait; a rank that cannot reach another one tells rank 0,
 // which tells the others. A rank whose connection ends before the table is forgotten and may come back.
@@ -37,6 +39,7 @@
 #include "absl/time/time.h"
 #include "common/limits.h"
 #include "common/transport/tcp_listener.h"
+#include "common/transport/tls_session.h"
 #include "common/transport/transport.h"
 
 namespace starring {
@@ -53,6 +56,9 @@ struct TcpRendezvousOptions {
   // unless `insecure`.
   std::string token;
   bool insecure = false;
+  // Connections are encrypted if all ranks have one; a rank without it is refused. Needs `token`. Shared with the
+  // caller.
+  std::shared_ptr<const TlsContext> tls;
   absl::Duration join_deadline = absl::Seconds(60);      // until every rank is connected with every other one
   absl::Duration exchange_deadline = absl::Seconds(60);  // for a host that is silent, within limits.h
   // TcpTransport::Options::unexpected_bytes_max; 0: as the worker's exchanges need it.

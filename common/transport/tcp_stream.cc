@@ -45,8 +45,8 @@ absl::Status LostError(int error_number) {
 
 }  // namespace
 
-TcpStream::TcpStream(Socket socket, int silence_ms) : socket_(std::move(socket)) {
-  socket_.CloseInChildren();  // a child would keep the connection open
+TcpStream::TcpStream(TcpChannel channel, int silence_ms) : channel_(std::move(channel)) {
+  channel_.CloseInChildren();  // a child would keep the connection open
   // A message is written as a whole, so waiting for more of it would only delay it.
   SetOption(fd(), IPPROTO_TCP, TCP_NODELAY, 1);
   // A host that vanishes closes nothing. Probes find it while nothing is sent, the timeout while data is
@@ -63,6 +63,7 @@ void TcpStream::Push(int tag, std::span<const std::byte> data, Transport::Token 
 }
 
 absl::Status TcpStream::Write(int64_t budget, std::vector<Transport::Token>& sent) {
+  if (outgoing_.empty()) channel_.Flush();
   while (!outgoing_.empty() && budget > 0) {
     std::array<iovec, kPartsMax> parts;
     size_t part_count = 0;
@@ -81,12 +82,7 @@ absl::Status TcpStream::Write(int64_t budget, std::vector<Transport::Token>& sen
       const auto allowed = static_cast<size_t>(std::max<int64_t>(0, budget - bytes));
       if (!rest.empty() && allowed > 0) add(rest.data(), std::min(rest.size(), allowed));
     }
-    msghdr message = {};
-    message.msg_iov = parts.data();
-    message.msg_iovlen = part_count;
-    // MSG_NOSIGNAL: a peer that has gone is an error, and not SIGPIPE, which would end this process.
-    const ssize_t written = sendmsg(fd(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (written < 0 && errno == EINTR) continue;
+    const ssize_t written = channel_.Send({parts.data(), part_count});
     if (written < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return absl::OkStatus();
     if (written < 0) return errno == EPIPE ? Closed() : LostError(errno);
     Retire(static_cast<size_t>(written), sent);
@@ -117,10 +113,11 @@ std::vector<Transport::Token> TcpStream::DropUnsent() {
 
 absl::Status TcpStream::Read(int64_t budget, Receiver& receiver) {
   std::array<std::byte, kStagingBytes> staging;
-  while (budget > 0) {
+  // What is decrypted is received in any case: no event would tell of it later. It is one record at most.
+  while (budget > 0 || channel_.has_unread()) {
     std::array<iovec, 2> parts;
     size_t part_count = 0;
-    const int64_t direct = std::min(missing_, budget);
+    const int64_t direct = std::min(missing_, budget > 0 ? budget : kTlsRecordBytesMax);
     int64_t asked = direct;
     if (direct > 0) {
       parts[part_count++] = {.iov_base = destination_ + (static_cast<int64_t>(header_.length) - missing_),
@@ -131,13 +128,13 @@ absl::Status TcpStream::Read(int64_t budget, Receiver& receiver) {
       parts[part_count++] = {.iov_base = staging.data(), .iov_len = staging.size()};
       asked += static_cast<int64_t>(staging.size());
     }
-    msghdr message = {};
-    message.msg_iov = parts.data();
-    message.msg_iovlen = part_count;
-    const ssize_t got = recvmsg(fd(), &message, MSG_DONTWAIT);
-    if (got < 0 && errno == EINTR) continue;
+    const ssize_t got = channel_.Receive({parts.data(), part_count});
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return absl::OkStatus();
     if (got == 0) return Closed();
+    if (got < 0 && errno == EBADMSG) {
+      return absl::InternalError(
+          "has sent what does not decrypt: the stream is damaged, or a host on the way has changed it");
+    }
     if (got < 0) return LostError(errno);
     budget -= got;
     const int64_t placed = std::min<int64_t>(got, direct);
@@ -145,7 +142,7 @@ absl::Status TcpStream::Read(int64_t budget, Receiver& receiver) {
     if (in_message_ && missing_ == 0) EndMessage(receiver);
     RETURN_IF_ERROR(Parse({staging.data(), static_cast<size_t>(got - placed)}, receiver));
     // Fewer bytes than asked for: no more have arrived, and another call would only say so.
-    if (got < asked) return absl::OkStatus();
+    if (got < asked && !channel_.has_unread()) return absl::OkStatus();
   }
   return absl::OkStatus();
 }
@@ -214,10 +211,11 @@ absl::Status TcpStream::Closed() const {
 }
 
 void TcpStream::SayGoodbye() {
-  if (!outgoing_.empty()) return;
-  const MessageHeader goodbye = {.tag = kGoodbyeTag};
+  if (has_unsent()) return;
+  MessageHeader goodbye = {.tag = kGoodbyeTag};
+  const iovec part = {.iov_base = &goodbye, .iov_len = sizeof(goodbye)};
   // If the kernel does not take it the peer reports a failure, which a full send buffer at the end of a job is.
-  if (send(fd(), &goodbye, sizeof(goodbye), MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof(goodbye)) HangUp(socket_);
+  if (channel_.Send({&part, 1}) == sizeof(goodbye) && !channel_.has_unsent()) HangUp(socket());
 }
 
 }  // namespace starring

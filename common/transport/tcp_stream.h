@@ -22,6 +22,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/host/dial.h"
+#include "common/transport/tcp_channel.h"
 #include "common/transport/transport.h"
 
 namespace starring {
@@ -62,17 +63,18 @@ class TcpStream {
     ~Receiver() = default;
   };
 
-  // `socket` is connected and does not block. Sets the options of a stream between ranks: no delay, probes of an idle
+  // `channel` is connected and does not block. Sets the options of a stream between ranks: no delay, probes of an idle
   // connection, and the loss of a connection after `silence_ms` without an acknowledgement.
-  TcpStream(Socket socket, int silence_ms);
+  TcpStream(TcpChannel channel, int silence_ms);
 
-  int fd() const { return socket_.fd(); }
+  int fd() const { return channel_.fd(); }
   // To hang up (dial.h): nothing else works afterwards.
-  const Socket& socket() const { return socket_; }
+  const Socket& socket() const { return channel_.socket(); }
 
   // Queues a message, which Write sends. `data` belongs to the stream until Write returns the token.
   void Push(int tag, std::span<const std::byte> data, Transport::Token token);
-  bool has_unsent() const { return !outgoing_.empty(); }
+  // A message may be sent as a whole and wait, encrypted, for the kernel.
+  bool has_unsent() const { return !outgoing_.empty() || channel_.has_unsent(); }
   size_t unsent_count() const { return outgoing_.size(); }
   // Sends no more, and returns the tokens of what was queued. For a connection that has failed.
   std::vector<Transport::Token> DropUnsent();
@@ -110,7 +112,7 @@ class TcpStream {
   void EndMessage(Receiver& receiver);
   absl::Status Closed() const;
 
-  Socket socket_;
+  TcpChannel channel_;
   std::deque<Outgoing> outgoing_;
 
   // What is arriving: a header, or the message of a complete header.

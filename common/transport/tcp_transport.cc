@@ -107,8 +107,8 @@ absl::StatusOr<std::unique_ptr<TcpTransport>> TcpTransport::Create(Options optio
     Link& link = options.links[rank];
     transport->peers_[rank].name =
         absl::StrCat(ProcessName(static_cast<int>(rank), worker_count), " (", link.address, ")");
-    const auto add = [&](Purpose purpose, Socket& socket) {
-      return transport->AddConnection(static_cast<int>(rank), purpose, std::move(socket), options.silence_ms);
+    const auto add = [&](Purpose purpose, TcpChannel& channel) {
+      return transport->AddConnection(static_cast<int>(rank), purpose, std::move(channel), options.silence_ms);
     };
     RETURN_IF_ERROR(add(Purpose::kMessages, link.messages));
     RETURN_IF_ERROR(add(Purpose::kNotices, link.notices));
@@ -116,9 +116,9 @@ absl::StatusOr<std::unique_ptr<TcpTransport>> TcpTransport::Create(Options optio
   return transport;
 }
 
-absl::Status TcpTransport::AddConnection(int peer, Purpose purpose, Socket socket, int silence_ms) {
-  CHECK_GE(socket.fd(), 0);
-  auto connection = std::make_unique<Connection>(this, peer, purpose, TcpStream(std::move(socket), silence_ms));
+absl::Status TcpTransport::AddConnection(int peer, Purpose purpose, TcpChannel channel, int silence_ms) {
+  CHECK_GE(channel.fd(), 0);
+  auto connection = std::make_unique<Connection>(this, peer, purpose, TcpStream(std::move(channel), silence_ms));
   connection->number = static_cast<uint32_t>(connections_.size());
   connection->events = EPOLLIN;
   connections_.push_back(connection.get());

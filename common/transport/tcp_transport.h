@@ -14,8 +14,8 @@
 // is still wanted from it. It is *lost* if a connection ends without that word. The error waits, for kTcpLossGraceMs at
 // most, until both connections have ended, and until the notices that have arrived are taken, because they say why.
 //
-// The connections are neither encrypted nor checked beyond TCP's checksum; the rendezvous authenticates the ranks that
-// opened them.
+// The rendezvous authenticates the ranks that opened the connections. Without --tls these are neither encrypted nor
+// checked beyond TCP's checksum.
 #ifndef STARRING_COMMON_TRANSPORT_TCP_TRANSPORT_H_
 #define STARRING_COMMON_TRANSPORT_TCP_TRANSPORT_H_
 
@@ -37,6 +37,7 @@
 #include "absl/time/time.h"
 #include "common/host/dial.h"
 #include "common/limits.h"
+#include "common/transport/tcp_channel.h"
 #include "common/transport/tcp_stream.h"
 #include "common/transport/transport.h"
 
@@ -55,8 +56,8 @@ class TcpTransport final : public Transport {
  public:
   // The connections to one rank.
   struct Link {
-    Socket messages;
-    Socket notices;
+    TcpChannel messages;
+    TcpChannel notices;
     std::string address;  // of the other end, for errors
   };
   struct Options {
@@ -134,7 +135,7 @@ class TcpTransport final : public Transport {
   explicit TcpTransport(const Options& options);
 
   enum class Purpose { kMessages, kNotices };
-  absl::Status AddConnection(int peer, Purpose purpose, Socket socket, int silence_ms);
+  absl::Status AddConnection(int peer, Purpose purpose, TcpChannel channel, int silence_ms);
   void Serve(Connection& connection, uint32_t events, int64_t share);
   void Send(Connection& connection, int64_t budget);
   void DropUnsent(Connection& connection);

@@ -166,7 +166,7 @@ absl::Status ReadSecurity(LaunchOptions& options) {
   if (options.transport != TransportKind::kGrpc && options.transport != TransportKind::kTcp) {
     RETURN_IF_ERROR(RefuseSecurityFlags(options.security, JobName(options)));
   }
-  if (options.transport == TransportKind::kTcp) RETURN_IF_ERROR(RefuseTls(options.security));
+  if (options.transport == TransportKind::kTcp) RETURN_IF_ERROR(RefuseSiteCertificates(options.security));
   SecurityFiles files = options.security;
   // The launcher will make the job's secret, from which TLS takes its key and certificate. Until then --tls alone would
   // be refused for want of them.

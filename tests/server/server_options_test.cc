@@ -95,7 +95,9 @@ TEST(ServerOptionsTest, OverTcpItMeetsTheWorkers) {
               HasSubstr("no worker has to know"));
   EXPECT_THAT(Refusal({"--transport=tcp", "--rendezvous=a:1", "--world_size=1024"}), HasSubstr("over 1024 processes"));
   EXPECT_THAT(Refusal({"--transport=tcp", "--rendezvous=a:1", "--world_size=3", "--tls"}),
-              HasSubstr("encrypts connections by gRPC"));
+              HasSubstr("it needs --job_secret=FILE"));
+  EXPECT_THAT(Refusal({"--transport=tcp", "--rendezvous=a:1", "--world_size=3", "--tls_ca=f"}),
+              HasSubstr("is for connections by gRPC"));
   EXPECT_THAT(Refusal({"--rendezvous=a:1"}), HasSubstr("give --transport=tcp"));
   EXPECT_THAT(Refusal({"--world_size=3"}), HasSubstr("give --transport=tcp"));
 }

@@ -243,14 +243,15 @@ TEST(WorkerOptionsTest, OverTcpEachWorkerIsToldItsNumber) {
   }
 }
 
-TEST(WorkerOptionsTest, OverTcpTheSecretAdmitsAndNothingEncrypts) {
+TEST(WorkerOptionsTest, OverTcpTheSecretAdmitsAndItsCertificateEncrypts) {
   const auto refusal = [](const char* more) {
     return Refusal({"--rendezvous=a:1", "--rank=0", "--world_size=2", more});
   };
-  for (const char* const tls : {"--tls", "--tls_ca=f", "--tls_certificate=f", "--tls_key=f"}) {
-    EXPECT_THAT(refusal(tls), HasSubstr("encrypts connections by gRPC, and --transport=tcp has none: drop it"));
+  for (const char* const site : {"--tls_ca=f", "--tls_certificate=f", "--tls_key=f"}) {
+    EXPECT_THAT(refusal(site), HasSubstr("is for connections by gRPC; over TCP --tls takes the certificate in"));
   }
-  EXPECT_EQ(Parse({"--rendezvous=a:1", "--rank=0", "--world_size=2", "--job_secret=/nowhere"}).status().code(),
+  EXPECT_THAT(refusal("--tls"), HasSubstr("it needs --job_secret=FILE"));
+  EXPECT_EQ(Parse({"--rendezvous=a:1", "--rank=0", "--world_size=2", "--job_secret=/nowhere", "--tls"}).status().code(),
             absl::StatusCode::kNotFound);
   EXPECT_TRUE(Parse({"--rendezvous=a:1", "--rank=0", "--world_size=2", "--insecure"})->insecure);
   EXPECT_THAT(Refusal({"--insecure"}), HasSubstr("only --transport=tcp has a --rendezvous"));

@@ -81,7 +81,7 @@ TEST(TcpFramesTest, ReadsNoByteBeyondAFrame) {
   ASSERT_TRUE(SendAll(pair.a, WireFrame(TcpFrameKind::kWelcome, "") + "next"));
   TcpFrameConnection connection(std::move(pair.b));
   ASSERT_TRUE(Await(connection).ok());
-  const Socket rest = connection.TakeSocket();
+  const Socket rest = connection.TakeChannel().TakeSocket();
   EXPECT_EQ(ReceiveSome(rest, 4), "next");
 }
 
@@ -99,7 +99,7 @@ TEST(TcpFramesTest, RefusesAnotherProtocolAndAnotherVersion) {
   newer[8] = 9;  // the version follows the magic number
   for (const auto& [bytes, expected] :
        {std::pair<std::string, std::string>("GET / HTTP/1.1\r\nHost: localhost\r\n", "another protocol"),
-        std::pair<std::string, std::string>(newer, "speaks version 9 of the rendezvous, and this process version 2")}) {
+        std::pair<std::string, std::string>(newer, "speaks version 9 of the rendezvous, and this process version 3")}) {
     SocketPair pair = ConnectedSockets();
     ASSERT_TRUE(SendAll(pair.a, bytes));
     TcpFrameConnection connection(std::move(pair.b));
@@ -130,14 +130,14 @@ TEST(TcpFramesTest, ARefusalArrivesAlsoIfTheFrameWasNotRead) {
   frames.b.Refuse(absl::InvalidArgumentError("too long"));
   frames.b = TcpFrameConnection(Socket());
   EXPECT_EQ(Await(frames.a).status(), absl::InvalidArgumentError("says: too long"));
-  EXPECT_TRUE(EndsInOrder(frames.a.TakeSocket()));
+  EXPECT_TRUE(EndsInOrder(frames.a.TakeChannel().TakeSocket()));
 }
 
 // A send to a peer that has refused and gone must not hide the reason.
 TEST(TcpFramesTest, ARefusalIsReadAlsoIfASendFails) {
   Frames frames;
   frames.b.Refuse(absl::InvalidArgumentError("no"));
-  Reset(frames.b.TakeSocket());
+  Reset(frames.b.TakeChannel().TakeSocket());
   for (int i = 0; i < 3; ++i) frames.a.Send(TcpFrameKind::kReady, "");
   EXPECT_TRUE(frames.a.has_unsent());
   EXPECT_EQ(Await(frames.a).status(), absl::InvalidArgumentError("says: no"));
@@ -166,7 +166,7 @@ TEST(TcpFramesTest, ARefusalWithoutAKnownCodeIsInternal) {
 
 TEST(TcpFramesTest, AnEndIsUnavailable) {
   Frames frames;
-  frames.a.TakeSocket();
+  frames.a.TakeChannel().TakeSocket();
   const absl::Status status = Await(frames.b).status();
   EXPECT_EQ(status, absl::UnavailableError("has closed the connection"));
 }

@@ -1,5 +1,6 @@
 #include "common/transport/tcp_handshake.h"
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -8,6 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/common/transport/tcp_loopback.h"
+#include "tests/common/transport/tls_loopback.h"
 
 namespace starring {
 namespace {
@@ -18,8 +20,8 @@ using testing::Not;
 
 const std::string kToken(32, '\x5a');
 const std::string kOther(32, '\x5b');
-constexpr size_t kHeadBytes = 24, kHelloBytes = 436, kProofFrameBytes = kHeadBytes + 32;
-constexpr size_t kAddressOffset = 5 * 4 + 32;  // in a hello: after five numbers and the nonce
+constexpr size_t kHeadBytes = 24, kHelloBytes = 440, kProofFrameBytes = kHeadBytes + 32;
+constexpr size_t kAddressOffset = 6 * 4 + 32;  // in a hello: after six numbers and the nonce
 
 TcpHello Hello() {
   return {.purpose = TcpHello::Purpose::kNotices,
@@ -326,11 +328,146 @@ TEST(TcpHandshakeTest, AnotherVersionIsToldSo) {
   TcpDoorkeeper door(std::move(pair.b), kToken, &heard);
   absl::StatusOr<bool> open = false;
   Until([&] { return !open.ok() || *open; }, [&] { open = door.Advance(); });
-  EXPECT_THAT(Text(open.status()), AllOf(HasSubstr("speaks version 1"), HasSubstr("this process version 2")));
+  EXPECT_THAT(Text(open.status()), AllOf(HasSubstr("speaks version 1"), HasSubstr("this process version 3")));
   TcpFrameConnection stranger(std::move(pair.a));
   absl::StatusOr<std::optional<TcpFrame>> answer = std::optional<TcpFrame>();
   Until([&] { return !answer.ok(); }, [&] { answer = stranger.Receive(0); });
-  EXPECT_THAT(Text(answer.status()), HasSubstr("says: this rank speaks version 2"));
+  EXPECT_THAT(Text(answer.status()), HasSubstr("says: this rank speaks version 3"));
+}
+
+// --- TLS ---
+
+TcpHello TlsHello() {
+  TcpHello hello = Hello();
+  hello.has_tls = true;
+  return hello;
+}
+
+TEST(TcpHandshakeTest, TwoRanksWithTlsOpenAnEncryptedConnection) {
+  const std::shared_ptr<const TlsContext> tls = FreshTlsContext();
+  SocketPair pair = ConnectedSockets();
+  TcpDialer dialer(std::move(pair.a), TlsHello(), kToken, tls.get());
+  TcpHellosHeard heard;
+  TcpDoorkeeper door(std::move(pair.b), kToken, &heard, tls.get());
+  const Outcome outcome = Shake(dialer, door);
+  ASSERT_EQ(outcome.dialer, absl::OkStatus());
+  ASSERT_EQ(outcome.door, absl::OkStatus());
+  EXPECT_TRUE(door.hello().has_tls);
+  EXPECT_TRUE(dialer.connection().is_encrypted() && door.connection().is_encrypted());
+  // What follows is encrypted too.
+  const std::string text = "where every rank listens";
+  dialer.connection().Send(TcpFrameKind::kTable, text);
+  absl::StatusOr<std::optional<TcpFrame>> frame = std::optional<TcpFrame>();
+  ASSERT_TRUE(Until([&] { return !frame.ok() || frame->has_value(); },
+                    [&] { frame = door.connection().Receive(kTcpHelloBytesMax); }));
+  ASSERT_TRUE(frame.ok()) << frame.status();
+  EXPECT_EQ((*frame)->payload, text);
+}
+
+// The key of the secret without its certificate is not enough.
+TEST(TcpHandshakeTest, TlsWithAnotherCertificateIsRefused) {
+  const std::shared_ptr<const TlsContext> tls = FreshTlsContext(), other = FreshTlsContext();
+  SocketPair pair = ConnectedSockets();
+  TcpDialer dialer(std::move(pair.a), TlsHello(), kToken, tls.get());
+  TcpHellosHeard heard;
+  TcpDoorkeeper door(std::move(pair.b), kToken, &heard, other.get());
+  const Outcome outcome = Shake(dialer, door);
+  EXPECT_TRUE(absl::IsUnauthenticated(outcome.dialer)) << outcome.dialer;
+  EXPECT_TRUE(absl::IsUnauthenticated(outcome.door)) << outcome.door;
+  EXPECT_FALSE(dialer.may_refuse());
+}
+
+// Both prove themselves in the clear, so that the caller's refusal is believed at once.
+TEST(TcpHandshakeTest, OneSideWithTlsAloneCanBeRefused) {
+  const std::shared_ptr<const TlsContext> tls = FreshTlsContext();
+  for (const bool dialer_has_it : {true, false}) {
+    SocketPair pair = ConnectedSockets();
+    TcpDialer dialer(std::move(pair.a), dialer_has_it ? TlsHello() : Hello(), kToken,
+                     dialer_has_it ? tls.get() : nullptr);
+    TcpHellosHeard heard;
+    TcpDoorkeeper door(std::move(pair.b), kToken, &heard, dialer_has_it ? nullptr : tls.get());
+    absl::StatusOr<bool> open = false, welcome = false;
+    ASSERT_TRUE(Until([&] { return !open.ok() || *open; },
+                      [&] {
+                        welcome = dialer.Advance();
+                        open = door.Advance();
+                      }));
+    ASSERT_TRUE(open.ok()) << open.status();
+    EXPECT_EQ(door.hello().has_tls, dialer_has_it);
+    EXPECT_FALSE(door.connection().is_encrypted());
+    door.connection().Refuse(absl::InvalidArgumentError("give --tls to all"));
+    ASSERT_TRUE(Until([&] { return !welcome.ok(); }, [&] { welcome = dialer.Advance(); }));
+    EXPECT_EQ(Text(welcome.status()), "says: give --tls to all");
+    EXPECT_TRUE(dialer.may_refuse());
+  }
+}
+
+// A host on the way welcomes a rank in the clear, after a challenge that a rank of the job without --tls has made.
+TEST(TcpHandshakeTest, ARankWithTlsIsNotWelcomedInTheClear) {
+  const std::shared_ptr<const TlsContext> tls = FreshTlsContext();
+  SocketPair dialled = ConnectedSockets(), relayed = ConnectedSockets();
+  TcpDialer dialer(std::move(dialled.a), TlsHello(), kToken, tls.get());
+  TcpHellosHeard heard;
+  TcpDoorkeeper door(std::move(relayed.b), kToken, &heard);
+  ASSERT_TRUE(SendAll(relayed.a, ReceiveSome(dialled.b, kHeadBytes + kHelloBytes)));
+  ASSERT_TRUE(Until([&] { return door.has_hello(); }, [&] { EXPECT_TRUE(door.Advance().ok()); }));
+  ASSERT_TRUE(SendAll(dialled.b, ReceiveSome(relayed.a, kHeadBytes + 64)));
+  TcpFrameConnection between(std::move(dialled.b));
+  between.Send(TcpFrameKind::kWelcome, "");
+  absl::StatusOr<bool> welcome = false;
+  ASSERT_TRUE(Until([&] { return !welcome.ok() || *welcome; }, [&] { welcome = dialer.Advance(); }));
+  EXPECT_TRUE(absl::IsUnauthenticated(welcome.status())) << welcome.status();
+  EXPECT_THAT(Text(welcome.status()), HasSubstr("without TLS"));
+}
+
+// Each of two ranks dials a door of its own. A host on the way passes on their hellos, and then gives each the other's
+// encrypted connection.
+TEST(TcpHandshakeTest, AnEncryptedConnectionBelongsToItsHello) {
+  const std::shared_ptr<const TlsContext> tls = FreshTlsContext();
+  struct Way {
+    Way() : dialled(ConnectedSockets()), relayed(ConnectedSockets()) {}
+    SocketPair dialled, relayed;
+  } ways[2];
+  TcpHello hellos[2] = {TlsHello(), TlsHello()};
+  hellos[1].rank = 8;
+  TcpDialer dialers[2] = {{std::move(ways[0].dialled.a), hellos[0], kToken, tls.get()},
+                          {std::move(ways[1].dialled.a), hellos[1], kToken, tls.get()}};
+  TcpHellosHeard heard;
+  TcpDoorkeeper doors[2] = {{std::move(ways[0].relayed.b), kToken, &heard, tls.get()},
+                            {std::move(ways[1].relayed.b), kToken, &heard, tls.get()}};
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_TRUE(SendAll(ways[i].relayed.a, ReceiveSome(ways[i].dialled.b, kHeadBytes + kHelloBytes)));
+    ASSERT_TRUE(Until([&] { return doors[i].has_hello(); }, [&] { EXPECT_TRUE(doors[i].Advance().ok()); }));
+    ASSERT_TRUE(SendAll(ways[i].dialled.b, ReceiveSome(ways[i].relayed.a, kHeadBytes)));  // kBeginTls
+  }
+  absl::StatusOr<bool> open[2] = {false, false};
+  bool is_swapped_open = false;
+  Until([&] { return !open[0].ok() && !open[1].ok(); },
+        [&] {
+          for (int i = 0; i < 2; ++i) {
+            (void)dialers[i].Advance();
+            if (open[i].ok() && !*open[i]) open[i] = doors[i].Advance();
+            is_swapped_open = is_swapped_open || (open[i].ok() && *open[i]);
+            SendAll(ways[1 - i].relayed.a, ReceiveNow(ways[i].dialled.b, 1 << 16));
+            SendAll(ways[1 - i].dialled.b, ReceiveNow(ways[i].relayed.a, 1 << 16));
+          }
+        });
+  EXPECT_FALSE(is_swapped_open);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_TRUE(absl::IsUnauthenticated(open[i].status())) << open[i].status();
+    EXPECT_FALSE(dialers[i].may_refuse());
+  }
+}
+
+// A frame of TLS means nothing to a rank that was started without it.
+TEST(TcpHandshakeTest, ARankWithoutTlsDoesNotBeginIt) {
+  SocketPair pair = ConnectedSockets();
+  TcpDialer dialer(std::move(pair.a), Hello(), kToken);
+  TcpFrameConnection impostor(std::move(pair.b));
+  impostor.Send(TcpFrameKind::kBeginTls, "");
+  absl::StatusOr<bool> welcome = false;
+  EXPECT_TRUE(Until([&] { return !welcome.ok() || *welcome; }, [&] { welcome = dialer.Advance(); }));
+  EXPECT_TRUE(absl::IsInvalidArgument(welcome.status())) << welcome.status();
 }
 
 }  // namespace

@@ -53,7 +53,32 @@ SocketPair ConnectedSockets() {
   return pair;
 }
 
-std::vector<std::unique_ptr<TcpTransport>> ConnectedRanks(int world_size, const TcpTransport::Options& base) {
+ChannelPair EncryptedChannels(SocketPair pair, const TlsContext& context) {
+  ChannelPair channels = {.a = std::move(pair.a), .b = std::move(pair.b)};
+  channels.a.Encrypt(context.NewSession(channels.a.fd(), TlsContext::Side::kDials));
+  channels.b.Encrypt(context.NewSession(channels.b.fd(), TlsContext::Side::kIsDialled));
+  bool a_is_done = false, b_is_done = false;
+  const auto step = [](TcpChannel& channel, bool& is_done) {
+    if (is_done) return;
+    const absl::StatusOr<bool> result = channel.tls()->Handshake();
+    CHECK_OK(result);
+    is_done = *result;
+  };
+  CHECK(Until([&] { return a_is_done && b_is_done; },
+              [&] {
+                step(channels.a, a_is_done);
+                step(channels.b, b_is_done);
+              }));
+  return channels;
+}
+
+std::vector<std::unique_ptr<TcpTransport>> ConnectedRanks(int world_size, const TcpTransport::Options& base,
+                                                          const TlsContext* tls) {
+  const auto connect = [tls] {
+    SocketPair pair = ConnectedSockets();
+    if (tls != nullptr) return EncryptedChannels(std::move(pair), *tls);
+    return ChannelPair{.a = std::move(pair.a), .b = std::move(pair.b)};
+  };
   std::vector<TcpTransport::Options> options(world_size);
   for (int rank = 0; rank < world_size; ++rank) {
     options[rank] = {.rank = rank,
@@ -67,7 +92,7 @@ std::vector<std::unique_ptr<TcpTransport>> ConnectedRanks(int world_size, const 
   }
   for (int high = 0; high < world_size; ++high) {
     for (int low = 0; low < high; ++low) {
-      SocketPair messages = ConnectedSockets(), notices = ConnectedSockets();
+      ChannelPair messages = connect(), notices = connect();
       options[high].links[low] = {.messages = std::move(messages.a), .notices = std::move(notices.a), .address = "low"};
       options[low].links[high] = {
           .messages = std::move(messages.b), .notices = std::move(notices.b), .address = "high"};

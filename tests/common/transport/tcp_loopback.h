@@ -12,7 +12,9 @@
 #include <vector>
 
 #include "common/host/dial.h"
+#include "common/transport/tcp_channel.h"
 #include "common/transport/tcp_transport.h"
+#include "common/transport/tls_session.h"
 
 namespace starring {
 
@@ -23,8 +25,18 @@ struct SocketPair {
 };
 SocketPair ConnectedSockets();
 
+struct ChannelPair {
+  TcpChannel a;
+  TcpChannel b;
+};
+
+// Runs both handshakes to their end; `a` is the side that dialled.
+ChannelPair EncryptedChannels(SocketPair pair, const TlsContext& context);
+
 // The transports of all ranks, connected with each other, in this process. `base` has what is equal on all ranks.
-std::vector<std::unique_ptr<TcpTransport>> ConnectedRanks(int world_size, const TcpTransport::Options& base = {});
+// Encrypted if there is `tls`.
+std::vector<std::unique_ptr<TcpTransport>> ConnectedRanks(int world_size, const TcpTransport::Options& base = {},
+                                                          const TlsContext* tls = nullptr);
 
 // A transport of rank 0, and the bare sockets of the ranks above it, which the test plays itself.
 struct BarePeer {

@@ -28,6 +28,7 @@
 #include "gtest/gtest.h"
 #include "tests/common/transport/tcp_job.h"
 #include "tests/common/transport/tcp_loopback.h"
+#include "tests/common/transport/tls_loopback.h"
 
 namespace starring {
 namespace {
@@ -48,6 +49,41 @@ TEST_P(TcpRendezvousRanks, EveryRankIsConnectedWithEveryOther) {
   job.Join();
   job.ExpectConnected();
   EXPECT_THAT(job.said(), testing::IsEmpty());
+}
+
+TEST_P(TcpRendezvousRanks, EveryRankIsConnectedWithEveryOtherByTls) {
+  Job job(GetParam());
+  const std::shared_ptr<const TlsContext> tls = FreshTlsContext();
+  for (int rank = 0; rank < GetParam(); ++rank) {
+    TcpRendezvousOptions options = job.Options(rank);
+    options.tls = tls;
+    job.Start(rank, std::move(options));
+  }
+  job.Join();
+  job.ExpectConnected();
+  EXPECT_THAT(job.said(), testing::IsEmpty());
+}
+
+// All ranks or none: the odd one is told at once, and the job goes on when it comes back.
+TEST(TcpRendezvousTest, OneRankWithoutTlsIsRefused) {
+  for (const bool job_has_it : {true, false}) {
+    Job job(2);
+    const std::shared_ptr<const TlsContext> tls = FreshTlsContext();
+    const auto options = [&](int rank, bool has_it) {
+      TcpRendezvousOptions made = job.Options(rank);
+      if (has_it) made.tls = tls;
+      return made;
+    };
+    job.Start(0, options(0, job_has_it));
+    const Joined refused = ConnectFullMesh(options(1, !job_has_it));
+    EXPECT_TRUE(absl::IsInvalidArgument(refused.status())) << refused.status();
+    EXPECT_THAT(Text(refused.status()),
+                HasSubstr(job_has_it ? "rank 1 was started without --tls, rank 0 with it: give it to all ranks and"
+                                     : "rank 1 was started with --tls, rank 0 without it: give it to all ranks and"));
+    job.Start(1, options(1, job_has_it));
+    job.Join();
+    job.ExpectConnected();
+  }
 }
 
 TEST(TcpRendezvousTest, RankZeroMayComeLast) {

@@ -23,9 +23,17 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/common/transport/tcp_loopback.h"
+#include "tests/common/transport/tls_loopback.h"
 
 namespace starring {
 namespace {
+
+// The same tests run with encrypted connections, as another target.
+std::vector<std::unique_ptr<TcpTransport>> Ranks(int world_size, const TcpTransport::Options& base = {}) {
+  static const std::shared_ptr<const TlsContext> tls =
+      getenv("STARRING_TEST_TLS") == nullptr ? nullptr : FreshTlsContext();
+  return ConnectedRanks(world_size, base, tls.get());
+}
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
@@ -89,7 +97,7 @@ TEST_P(TcpTransportRanks, MessagesOfATagArriveInOrder) {
   constexpr int kTags = 3, kMessages = 15;
   const uint64_t seed = 17 + static_cast<uint64_t>(GetParam());
   SCOPED_TRACE(testing::Message() << "seed " << seed);
-  auto ranks = ConnectedRanks(GetParam(), {.unexpected_bytes_max = 64 << 20});
+  auto ranks = Ranks(GetParam(), {.unexpected_bytes_max = 64 << 20});
   OnThreads(ranks, [&](TcpTransport& transport) {
     const int rank = transport.rank();
     std::mt19937_64 random(seed + rank);
@@ -138,7 +146,7 @@ TEST_P(TcpTransportRanks, MessagesOfATagArriveInOrder) {
 }
 
 TEST(TcpTransportTest, ARankAloneHasNothingToDo) {
-  auto ranks = ConnectedRanks(1);
+  auto ranks = Ranks(1);
   Poller poller(ranks[0].get());
   EXPECT_EQ(poller.Poll(), absl::OkStatus());
   ranks[0]->Wait(milliseconds(1));
@@ -147,7 +155,7 @@ TEST(TcpTransportTest, ARankAloneHasNothingToDo) {
 }
 
 TEST(TcpTransportTest, ALargeMessageGoesToItsReceive) {
-  auto ranks = ConnectedRanks(2);
+  auto ranks = Ranks(2);
   Poller a(ranks[0].get()), b(ranks[1].get());
   const std::vector<std::byte> data = Pattern(9 << 20, 1);  // far above every buffer, and above what is kept
   std::vector<std::byte> got(data.size());
@@ -163,7 +171,7 @@ TEST(TcpTransportTest, ALargeMessageGoesToItsReceive) {
 
 // The receive is posted when a part of the message has arrived: that part is copied, the rest goes there itself.
 TEST(TcpTransportTest, AMessageThatIsArrivingFindsItsReceive) {
-  auto ranks = ConnectedRanks(2, {.unexpected_bytes_max = 16 << 20});
+  auto ranks = Ranks(2, {.unexpected_bytes_max = 16 << 20});
   Poller a(ranks[0].get()), b(ranks[1].get());
   const std::vector<std::byte> data = Pattern(9 << 20, 2);
   std::vector<std::byte> got(data.size());
@@ -181,7 +189,7 @@ TEST(TcpTransportTest, AMessageThatIsArrivingFindsItsReceive) {
 }
 
 TEST(TcpTransportTest, PollReturnsWhatWasCompleteWhenPosted) {
-  auto ranks = ConnectedRanks(2);
+  auto ranks = Ranks(2);
   const std::string text = "hello";
   ranks[0]->PostSend(1, kTag, Bytes(text), {.operation = 7});
   std::vector<Token> completed;
@@ -314,7 +322,7 @@ TEST(TcpTransportTest, WaitEndsWhenAnotherThreadPostsWhatCompletesAtOnce) {
 
 // The background thread of an exchange waits while the trainer posts and polls.
 TEST(TcpTransportTest, OneThreadMayWaitWhileAnotherPolls) {
-  auto ranks = ConnectedRanks(2);
+  auto ranks = Ranks(2);
   std::atomic<bool> stop = false;
   std::vector<std::thread> waiters;
   for (auto& rank : ranks) {
@@ -370,7 +378,7 @@ std::optional<std::string> TakeNotice(Transport& transport, int* peer = nullptr)
 }
 
 TEST(TcpTransportTest, NoticesNeedNoReceive) {
-  auto ranks = ConnectedRanks(3);
+  auto ranks = Ranks(3);
   Poller poller(ranks[0].get());
   const std::string hello = "hello", empty;
   ranks[2]->PostSend(0, Transport::kNoticeTag, Bytes(hello), {.operation = 1});
@@ -643,7 +651,7 @@ TEST(TcpTransportTest, ANoticeThatNobodyTakesDoesNotHideALoss) {
 }
 
 TEST(TcpTransportTest, ARankThatLeavesInOrderIsNoError) {
-  auto ranks = ConnectedRanks(3);
+  auto ranks = Ranks(3);
   const std::string text = "last";
   ranks[2]->PostSend(0, kTag, Bytes(text), {.operation = 1});
   ASSERT_TRUE(Poller(ranks[2].get()).Await(1));
@@ -781,7 +789,7 @@ TEST(TcpTransportTest, ARankThatOwesAMessageSaysNoGoodbye) {
 }
 
 TEST(TcpTransportTest, ARankThatIsAwaitedMustNotLeave) {
-  auto ranks = ConnectedRanks(2);
+  auto ranks = Ranks(2);
   std::vector<std::byte> data(10);
   ranks[0]->PostReceive(1, kTag, data, {.operation = 1});
   ranks[1].reset();
@@ -790,7 +798,7 @@ TEST(TcpTransportTest, ARankThatIsAwaitedMustNotLeave) {
 
 // A rank that fails does not pretend to leave in order.
 TEST(TcpTransportTest, ARankWithAnErrorSaysNoGoodbye) {
-  auto ranks = ConnectedRanks(3);
+  auto ranks = Ranks(3);
   std::vector<std::byte> data(10);
   ranks[1]->PostReceive(0, kTag, data, {.operation = 1});
   ranks[0].reset();

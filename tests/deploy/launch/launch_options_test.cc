@@ -98,8 +98,9 @@ TEST(LaunchOptionsTest, RefusesTransportsThatASyncHasNot) {
   EXPECT_THAT(Refusal({"--", "--rendezvous=h:1"}), HasSubstr("--rendezvous is after --"));
   EXPECT_THAT(Refusal({"--transport=mpi", "--tls"}),
               HasSubstr("--tls protects connections by gRPC or TCP, and --sync=star --transport=mpi has none"));
-  EXPECT_THAT(Refusal({"--transport=tcp", "--tls"}),
-              HasSubstr("--tls encrypts connections by gRPC, and --transport=tcp has none"));
+  EXPECT_TRUE(Parse({"--transport=tcp", "--tls"}).ok());
+  EXPECT_THAT(Refusal({"--transport=tcp", "--tls", "--tls_ca=f"}),
+              HasSubstr("flag --tls_ca=f is for connections by gRPC; over TCP --tls takes the certificate in"));
   EXPECT_EQ(Parse({"--transport=tcp", "--job_secret=/nowhere"}).status().code(), absl::StatusCode::kNotFound);
 }
 
