@@ -205,6 +205,8 @@ class BadPeerTest(JobTest):
                 (["--job_secret=" + secrets[0]], ["--job_secret=" + secrets[1]], "another job secret", REFUSED),
                 (["--job_secret=" + secrets[0]], [], "job_secret", REFUSED),
                 ([], ["--job_secret=" + secrets[0]], "job_secret", REFUSED),
+                (["--job_secret=" + secrets[0], "--tls"], ["--job_secret=" + secrets[0]],
+                 "rank 1 was started without --tls, rank 0 with it", REFUSED),
                 (["--run_id=tuesday"], ["--run_id=monday"],
                  'rank 1 belongs to run "monday", rank 0 to run "tuesday"', 1)):
             address = self.free_address()

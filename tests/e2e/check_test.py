@@ -76,8 +76,8 @@ class CheckTest(JobTest):
         self.assertRegex(done.output, r"(?m)^w0 +w1 +mpi .*reachable ")
 
     def test_ranks_over_tcp_are_ready(self):
-        for sync in ("ring", "star"):
-            done = self.check("--sync=" + sync, "--transport=tcp", "--workers=3")
+        for sync, more in (("ring", ["--tls"]), ("star", [])):
+            done = self.check("--sync=" + sync, "--transport=tcp", "--workers=3", *more)
             self.assertEqual(done.returncode, 0, done.output)
             self.assertRegex(self.last_sentence(done), "^ready: 3 workers reach each other")
             for rank in range(3):

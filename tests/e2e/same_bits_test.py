@@ -50,6 +50,15 @@ class SameBitsTest(JobTest):
         self.assertFalse(socket["exchange"]["shared_memory"])
         self.assertEqual(shared["parameter_sha256"], socket["parameter_sha256"])
 
+    def test_encrypted_connections(self):
+        flags = [*SMALL_JOB, "--model=lenet5"]
+        ring = self.digest("ring/tcp", workers=2, flags=flags)
+        for sync in ("ring/tcp", "star-servers/tcp"):
+            record = self.train(sync, workers=2, servers=2, flags=[*flags, "--same_host=socket"],
+                                launch_flags=["--tls"])
+            self.assertEqual(record["config"]["security"], "tls")
+            self.assertEqual(record["parameter_sha256"], ring, sync)
+
     def test_ranks_of_one_host_share_memory(self):
         for workers in (2, 3):
             for order in ("chain", "tree"):
