@@ -21,8 +21,8 @@ inline constexpr std::array<FlagRow, 5> kSecurityRows = {{
      "cannot join; deploy/launch --make_secret=FILE writes one",
      TextAt<kPath..., &SecurityFiles::job_secret>("file"), kNotRecorded},
     {"tls", "security",
-     "grpc, tcp: connections are encrypted, and the certificate in --job_secret authenticates both sides; give this "
-     "flag to all servers and workers or to none",
+     "grpc, tcp: encrypted connections, on which the certificate in --job_secret authenticates both sides; all servers "
+     "and workers have this flag or none",
      SwitchAt<kPath..., &SecurityFiles::tls>(), kNotRecorded},
     {"tls_ca", "security",
      "grpc with --tls: certificates (PEM), one of which must have signed the peer's, instead of --job_secret's",
