@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures the cost of protecting a star's connections: runs star_bench in each way in turn, and prints a table.
+"""Measures what it costs to protect the connections of a star: runs star_bench in each way in turn, prints a table.
 
     bazel build -c opt //bench:star_bench //deploy:launch
     python3 bench/star_security.py --repeats=7
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 
+PLAIN = ["gRPC, plain", "TCP, plain"]
 ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 
 
@@ -55,8 +56,10 @@ def main() -> None:
         secret = "--job_secret=" + os.path.join(folder, "secret")
         run(os.path.join(flags.binaries, "deploy/launch"), "--make_secret=" + os.path.join(folder, "secret"))
         ways: dict[str, list[str]] = {
-            "plain": [], "secret": [secret], "mutual TLS": [secret, "--tls"],
-            "mutual TLS, a site's own CA": [secret, "--tls", *make_site(folder)]}
+            PLAIN[0]: [], "gRPC, secret": [secret], "gRPC, mutual TLS": [secret, "--tls"],
+            "gRPC, mutual TLS, a site's own CA": [secret, "--tls", *make_site(folder)],
+            PLAIN[1]: ["--transport=tcp"], "TCP, secret": ["--transport=tcp", secret],
+            "TCP, mutual TLS": ["--transport=tcp", secret, "--tls"]}
         exchange_ms: dict[tuple[str, int], list[float]] = {(way, size): [] for way in ways for size in sizes}
         processor_ms: dict[tuple[str, int], list[float]] = {(way, size): [] for way in ways for size in sizes}
         for _ in range(flags.repeats):
@@ -75,10 +78,11 @@ def main() -> None:
 
 
 def _cell(values: dict[tuple[str, int], list[float]], way: str, size: int) -> str:
-    """The median, the spread, and the ratio to plain connections."""
+    """The median, the spread, and the ratio to plain connections of the same transport."""
+    plain, = [name for name in PLAIN if name.split(",")[0] == way.split(",")[0]]
     median = statistics.median(values[way, size])
     spread = (max(values[way, size]) - min(values[way, size])) / median
-    return "%.1f (%.0f %%), %.2f" % (median, 100 * spread, median / statistics.median(values["plain", size]))
+    return "%.1f (%.0f %%), %.2f" % (median, 100 * spread, median / statistics.median(values[plain, size]))
 
 
 if __name__ == "__main__":

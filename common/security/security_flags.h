@@ -25,7 +25,7 @@ inline constexpr std::array<FlagRow, 5> kSecurityRows = {{
      "and workers have this flag or none",
      SwitchAt<kPath..., &SecurityFiles::tls>(), kNotRecorded},
     {"tls_ca", "security",
-     "grpc with --tls: certificates (PEM), one of which must have signed the peer's, instead of --job_secret's",
+     "grpc's --tls: certificates (PEM), one of which must have signed the peer's, instead of --job_secret's",
      TextAt<kPath..., &SecurityFiles::tls_ca>("file"), kNotRecorded},
     {"tls_certificate", "security",
      "with --tls_ca: this process's certificate (PEM); a server's must have the host name that workers dial",
