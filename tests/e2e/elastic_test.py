@@ -8,14 +8,15 @@ import re
 import shutil
 import signal
 import time
-import unittest
 from typing import Any
 
 from bench.chaos.proxy import Proxy
+from tests.e2e import at_once
 from tests.e2e.jobs import JobTest, OTHER_BITS, Process, STOPPING_WORKER, WORKER, with_flags
 
 CHECK_LOG = os.path.abspath("tests/server/elastic/check_log")
-JOB = ["--dataset=synthetic", "--synthetic_train_count=2000", "--synthetic_test_count=300", "--global_batch=64",
+# Ten steps an epoch.
+JOB = ["--dataset=synthetic", "--synthetic_train_count=640", "--synthetic_test_count=100", "--global_batch=64",
        "--seed=1", "--micro_batches=8", "--record_losses", "--device=cpu", "--model=lenet5"]
 # With running statistics, which workers keep from step to step, and dropout.
 STATEFUL_MODEL = """name: "stateful"
@@ -40,7 +41,10 @@ def outcome(record: dict[str, Any]) -> dict[str, Any]:
 class ElasticRunTest(JobTest):
     """What the tests of elastic runs share."""
 
-    epochs = 18  # at least 0.8 s
+    epochs = 18
+    # A worker sleeps so long in each micro-batch, so that a run lasts while things happen to it, and takes no cores
+    # from others: three workers need 2.2 s for 18 epochs. 0: it does not sleep.
+    pace_ms = 4
 
     def setUp(self) -> None:
         super().setUp()
@@ -62,8 +66,10 @@ class ElasticRunTest(JobTest):
             self.start_shard(shard, count, *flags)
 
     def add_worker(self, *flags: str, **misbehaviour: str) -> Process:
-        """Starts a worker, or with variables a stopping_worker."""
+        """Starts a worker, or with a pace or variables a stopping_worker."""
         record = self.path("record.%d" % len(self.records))
+        if self.pace_ms > 0:
+            misbehaviour = {"STARRING_TEST_SLOW": "forward:%d" % self.pace_ms, **misbehaviour}
         worker = self.start([STOPPING_WORKER if misbehaviour else WORKER, "--coordinator=" + self.servers[0][1],
                              "--run_id=test",
                              *with_flags([*self.job(), "--progress=plain", "--record=" + record], *flags)],
@@ -127,6 +133,7 @@ class ElasticRunTest(JobTest):
 class ElasticTest(ElasticRunTest):
 
     def test_nothing_happens(self):
+        self.pace_ms = 0
         self.start_servers(2, "--first_workers=2")
         for _ in range(2):
             self.add_worker()
@@ -155,7 +162,7 @@ class ElasticTest(ElasticRunTest):
         self.assertNotIn("without --record", self.output_of(reporter))
 
     def test_a_reporter_without_a_record_says_so(self):
-        self.epochs = 72
+        self.epochs = 36
         self.flags = [flag for flag in JOB if flag != "--record_losses"]
         self.start_servers(1, "--first_workers=2")
         for _ in range(2):
@@ -170,13 +177,16 @@ class ElasticTest(ElasticRunTest):
             self.assertEqual(self.finish(worker).returncode, 0, self.output_of(worker))
 
     def test_who_could_not_save_is_refused_before_it_joins(self):
-        self.start_servers(1)
+        self.epochs = 3
+        self.start_servers(1, "--first_workers=2")
         self.add_worker()
-        self.await_generation(1)
+        self.await_file("state/generations.log")  # the coordinator knows what the run is
         done = self.run_to_end([WORKER, "--coordinator=" + self.servers[0][1], "--run_id=test", *self.job(),
                                 "--checkpoint_dir=/dev/null/folder"])
         self.assertEqual(done.returncode, 2, done.output)
         self.assertIn("flag --checkpoint_dir", done.output)
+        self.assertNotIn("generation 1 from", self.output_of(self.servers[0][0]))
+        self.add_worker()
         self.expect_local_outcome()
         self.assertNotIn("joins", self.output_of(self.servers[0][0]))
 
@@ -203,13 +213,13 @@ class ElasticTest(ElasticRunTest):
         self.expect_local_outcome()
 
     def test_a_worker_is_killed_during_the_last_evaluation(self):
-        # Two workers evaluate 6000 samples for half a second.
-        self.flags = with_flags(JOB, "--model=mnist_cnn", "--synthetic_train_count=256", "--synthetic_test_count=6000")
+        # Four steps. One worker has evaluated its part, and the other one is about to.
+        self.flags = with_flags(JOB, "--synthetic_train_count=256")
         self.epochs = 1
         checkpoints = "--checkpoint_dir=" + self.path("checkpoints")
         self.start_servers(1, "--first_workers=2")
-        for _ in range(2):
-            self.add_worker(checkpoints)
+        self.add_worker(checkpoints, STARRING_TEST_SLOW="evaluation:4000")
+        self.add_worker(checkpoints)
         self.await_file("state/snapshot-0of1-%09d" % 4)  # the evaluation begins when the last step has its snapshot
         self.workers[0].kill()
         self.await_generation(2)
@@ -224,7 +234,7 @@ class ElasticTest(ElasticRunTest):
 
     def test_a_spare_comes_in_and_too_few_workers_end_the_run(self):
         self.flags = with_flags(JOB, "--micro_batches=2")
-        self.epochs = 2000  # it never gets there
+        self.epochs = 7000  # it never gets there
         self.start_servers(1, "--first_workers=2", "--min_workers=2", "--join_deadline_s=3")
         for _ in range(3):
             self.add_worker()
@@ -240,6 +250,7 @@ class ElasticTest(ElasticRunTest):
             self.assertRegex(done.output, "error: .*" + why + ".*: start again with --resume from the last checkpoint")
 
     def test_a_worker_that_waits_says_for_what(self):
+        self.epochs = 3
         self.start_servers(1, "--first_workers=2")
         first = self.add_worker("--stall_report_s=1")
         self.wait_for_output(first, "the coordinator %s has begun none of which this worker has heard, and prints why" %
@@ -265,7 +276,7 @@ class ElasticTest(ElasticRunTest):
         self.expect_local_outcome()
 
     def test_a_worker_that_is_stuck_is_given_up(self):
-        self.epochs = 3
+        self.epochs = 6
         self.start_servers(1, "--first_workers=2", "--member_stuck_s=2")
         self.add_worker()
         stuck = self.add_worker(STARRING_TEST_BLOCKS="forward:40")
@@ -306,13 +317,14 @@ class ElasticTest(ElasticRunTest):
         self.assertIn("step 40 is computed again to check that", self.output_of(self.servers[0][0]))
 
     def test_a_joiner_that_cannot_reach_a_shard_waits_outside(self):
-        self.epochs = 27  # some 13 s with a worker that sleeps 2 ms in each micro-batch
+        self.epochs = 20  # one worker alone would need 13 s
+        self.pace_ms = 8
         proxy = Proxy()
         self.addCleanup(proxy.close)
         self.start_shard(0, 2)
         self.start_shard(1, 2, "--announce=" + proxy.address)
         proxy.set_target(self.servers[1][1])
-        self.add_worker(STARRING_TEST_SLOW="forward:2")
+        self.add_worker()
         self.await_generation(1)
         proxy.block()
         self.add_worker()
@@ -326,8 +338,10 @@ class ElasticTest(ElasticRunTest):
     def test_no_more_workers_come_in_than_servers_have_memory_for(self):
         # The model's 1,199,882 parameters make a contribution of 4.8 MB; besides, a server has 4 copies and 8 snapshots
         # of 2 vectors with the momentum.
-        self.flags = with_flags(JOB, "--model=mnist_cnn", "--momentum=0.9", "--micro_batches=2")
-        self.epochs = 2
+        self.flags = with_flags(JOB, "--model=mnist_cnn", "--momentum=0.9", "--micro_batches=2",
+                                "--synthetic_train_count=256")
+        self.epochs = 2  # eight steps
+        self.pace_ms = 300
         self.start_servers(1, "--memory_limit_gb=0.11")
         self.add_worker()
         self.await_generation(1)
@@ -373,7 +387,7 @@ class ElasticTest(ElasticRunTest):
         self.start_servers(2, "--first_workers=2")
         checkpoints = self.path("checkpoints")
         for _ in range(2):
-            self.add_worker("--checkpoint_dir=" + checkpoints, "--checkpoint_every_steps=100", "--momentum=0.9")
+            self.add_worker("--checkpoint_dir=" + checkpoints, "--checkpoint_every_steps=60", "--momentum=0.9")
         for worker in self.workers:
             self.assertEqual(self.finish(worker).returncode, 0, self.output_of(worker))
         folders = sorted(name for name in os.listdir(checkpoints) if name.startswith("step-"))
@@ -407,22 +421,24 @@ class ElasticTest(ElasticRunTest):
         self.expect_local_outcome()
 
     def test_a_second_coordinator_does_not_get_the_log(self):
-        self.epochs = 180  # the second one waits two seconds for the log, in which the run must not end
-        self.start_servers(1)
+        self.epochs = 3
+        self.start_servers(1, "--first_workers=2")
         self.add_worker()
-        self.await_generation(1)
+        self.await_file("state/generations.log")
         second, _ = self.start_server(*SERVER_FLAGS, "--state_dir=" + self.path("state"))
         done = self.finish(second)
         self.assertEqual(done.returncode, 1, done.output)
         self.assertIn("another coordinator runs with --state_dir", done.output)
+        self.add_worker()
         self.expect_local_outcome()
 
     def test_who_would_compute_other_bits_is_refused(self):
+        self.epochs = 3
         self.start_servers(1, "--first_workers=2")
         self.add_worker()
         self.await_file("state/generations.log")  # now the coordinator knows what the run is
         join = ["--coordinator=" + self.servers[0][1], "--run_id=test", "--progress=none"]
-        for flag, found in (("--seed=2", "--seed"), ("--synthetic_train_count=1999", "data.train=1999"),
+        for flag, found in (("--seed=2", "--seed"), ("--synthetic_train_count=639", "data.train=639"),
                             ("--isa=baseline", "--isa"), ("--model=mlp", "--model"),
                             ("--learning_rate=0.5", "schedule.base")):
             stranger = self.run_to_end([WORKER, *join, *with_flags(self.job(), flag)])
@@ -437,6 +453,8 @@ class ElasticTest(ElasticRunTest):
 
 
 class ElasticSharesTest(ElasticRunTest):
+
+    pace_ms = 0
 
     def test_a_slow_worker_gets_fewer_micro_batches(self):
         # While the slow worker has 4 of the 8 micro-batches, a step takes it 0.2 s. So the 160 steps last longer than
@@ -456,4 +474,4 @@ class ElasticSharesTest(ElasticRunTest):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    at_once.main(4)

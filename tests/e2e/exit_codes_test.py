@@ -7,14 +7,17 @@ import re
 import shutil
 import signal
 import subprocess
-import unittest
 from typing import NamedTuple
 
-from tests.e2e.jobs import JobTest, Process, SERVER, WORKER
+from tests.e2e import at_once
+from tests.e2e.jobs import JobTest, Process, SERVER, STOPPING_WORKER, WORKER
 
 JOB = ["--dataset=synthetic", "--synthetic_train_count=400", "--synthetic_test_count=40", "--model=logreg",
        "--progress=plain", "--device=cpu"]
 LAST_STEP = 7  # of one epoch
+# Runs until it is stopped, and sleeps meanwhile: the others need the cores.
+ENDLESS = ["--epochs=100000", "--checkpoint_every_epochs=100000"]
+SLOW = {**os.environ, "STARRING_TEST_SLOW": "forward:20"}
 
 # By name: what JobTest.job_command takes, and what an elastic run needs besides.
 TOPOLOGIES = {
@@ -45,6 +48,14 @@ class ExitCodesTest(JobTest):
         sync, workers, more, launch_flags = TOPOLOGIES[topology]
         return self.start(self.job_command(sync, workers, 1, [*JOB, *more, *flags], launch_flags))
 
+    def endless_job(self, topology: str, *flags: str) -> Process:
+        """A job that is in its second epoch, and ends when it is asked to stop."""
+        sync, workers, more, launch_flags = TOPOLOGIES[topology]
+        job = self.start(self.job_command(sync, workers, 1, [*JOB, *more, *ENDLESS, *flags],
+                                          [*launch_flags, "--worker_binary=" + STOPPING_WORKER]), env=SLOW)
+        self.wait_for_output(job, "epoch 1/100000")
+        return job
+
     def end_of(self, topology: str, job: Process) -> End:
         done = self.finish(job, deadline_s=60)
         lines = [line for line in done.output.splitlines() if line.strip()]
@@ -68,48 +79,53 @@ class ExitCodesTest(JobTest):
         return self.path(topology.replace(" ", "_"))
 
     def test_0_done(self) -> None:
-        jobs = {topology: self.job(topology, "--epochs=1") for topology in TOPOLOGIES}
-        for topology, job in jobs.items():
-            end = self.end_of(topology, job)
+        def check(topology: str) -> None:
+            end = self.end_of(topology, self.job(topology, "--epochs=1"))
             self.expect(topology, end, 0, r"done after 7 steps, p50 \d+\.\d+ ms a step, parameters [0-9a-f]{12}",
                         "(the coordinator listens at .*|.*cores: .*)")
             self.assertNotIn("error", end.output)
 
+        self.for_each(TOPOLOGIES, check)
+
     def test_0_stopped_as_asked_and_saved(self) -> None:
-        jobs = {topology: self.job(topology, "--epochs=100000", "--checkpoint_every_epochs=100000",
-                                   "--checkpoint_dir=" + self.folder_of(topology)) for topology in TOPOLOGIES}
-        for i, (topology, job) in enumerate(jobs.items()):
-            self.wait_for_output(job, "epoch 1/100000")
-            number = SIGNALS[i % len(SIGNALS)]
+        def check(topology: str) -> None:
+            job = self.endless_job(topology, "--checkpoint_dir=" + self.folder_of(topology))
+            number = SIGNALS[list(TOPOLOGIES).index(topology) % len(SIGNALS)]
             job.send_signal(number)
             self.expect(topology, self.end_of(topology, job), 0,
                         "saved in %s: --resume goes on from there" % self.folder_of(topology),
                         re.escape(signal.strsignal(number) or "") + ": asking the workers to save and stop .*")
             self.assertTrue([name for name in os.listdir(self.folder_of(topology)) if name.startswith("step-")])
 
+        self.for_each(TOPOLOGIES, check)
+
     def test_0_stopped_as_asked_and_nothing_to_save_in(self) -> None:
-        for topology in ("local", "elastic star"):
-            job = self.job(topology, "--epochs=100000")
-            self.wait_for_output(job, "epoch 1/100000")
+        def check(topology: str) -> None:
+            job = self.endless_job(topology)
             job.send_signal(signal.SIGHUP)
             self.expect(topology, self.end_of(topology, job), 0,
                         "nothing was saved: the run has no --checkpoint_dir", "Hangup: asking .*")
 
+        self.for_each(("local", "elastic star"), check)
+
     def test_1_failed(self) -> None:
-        topologies = [topology for topology in TOPOLOGIES if "MPI" not in topology]
-        jobs = {topology: self.job(topology, "--epochs=9", "--learning_rate=1e38") for topology in topologies}
-        for topology, job in jobs.items():
+        def check(topology: str) -> None:
+            job = self.job(topology, "--epochs=9", "--learning_rate=1e38")
             self.expect(topology, self.end_of(topology, job), 1, r"worker \d: error: .*(inf|nan).*",
                         r"[ws]\d failed with exit code 1(: ending the others)?")
 
+        self.for_each([topology for topology in TOPOLOGIES if "MPI" not in topology], check)
+
     def test_2_refused(self) -> None:
         bad = "/no/such/folder/record.json"
-        jobs = {topology: self.job(topology, "--epochs=1", "--record=" + bad) for topology in TOPOLOGIES}
-        for topology, job in jobs.items():
-            end = self.end_of(topology, job)
+
+        def check(topology: str) -> None:
+            end = self.end_of(topology, self.job(topology, "--epochs=1", "--record=" + bad))
             self.expect(topology, end, 2, r'worker \d: error: flag --record cannot be "%s": .*' % bad,
                         r"(w\d|mpirun) failed with exit code 2(: ending the others)?")
             self.assertNotIn("done after", end.output)
+
+        self.for_each(TOPOLOGIES, check)
 
     def test_3_a_peer_is_missing(self) -> None:
         address = self.free_address()
@@ -127,17 +143,13 @@ class ExitCodesTest(JobTest):
             self.assertRegex(done.output.splitlines()[-1], r"^(worker|server) 0: error: ")
 
     def test_4_trained_and_not_written(self) -> None:
-        jobs = {}
-        for topology in TOPOLOGIES:
+        def check(topology: str) -> None:
             folder = self.folder_of(topology)
             os.mkdir(folder)
             # A checkpoint is filled under this name.
             with open("%s/.writing-step-%09d" % (folder, LAST_STEP), "w", encoding="utf-8"):
                 pass
-            jobs[topology] = self.job(topology, "--epochs=1", "--checkpoint_dir=" + folder)
-        for topology, job in jobs.items():
-            folder = self.folder_of(topology)
-            end = self.end_of(topology, job)
+            end = self.end_of(topology, self.job(topology, "--epochs=1", "--checkpoint_dir=" + folder))
             self.expect(topology, end, 4,
                         r"worker \d: error: the checkpoint of step 7 was not written: cannot create .*; there is no "
                         "complete one in " + folder,
@@ -147,13 +159,12 @@ class ExitCodesTest(JobTest):
                 self.assertRegex("\n".join(end.workers), r"(?m)^worker \d: error: rank 0 could not write the "
                                  "checkpoint of step 7 into %s, and its own last line says why$" % folder)
 
+        self.for_each(TOPOLOGIES, check)
+
     def test_4_stopped_and_not_written(self) -> None:
-        topologies = ("local", "ring over MPI", "ring over TCP", "star over gRPC", "elastic star")
-        jobs = {topology: self.job(topology, "--epochs=100000", "--checkpoint_every_epochs=100000",
-                                   "--checkpoint_dir=" + self.folder_of(topology)) for topology in topologies}
-        for topology, job in jobs.items():
+        def check(topology: str) -> None:
             folder = self.folder_of(topology)
-            self.wait_for_output(job, "epoch 1/100000")
+            job = self.endless_job(topology, "--checkpoint_dir=" + folder)
             os.rename(folder, folder + ".away")
             with open(folder, "w", encoding="utf-8"):
                 pass
@@ -163,6 +174,8 @@ class ExitCodesTest(JobTest):
             self.assertRegex(end.output, r"error: the checkpoint of step \d+ was not written: .*; there is no complete "
                              "one in %s\n" % folder)
             self.assertNotIn("saved in", end.output)
+
+        self.for_each(("local", "ring over MPI", "ring over TCP", "star over gRPC", "elastic star"), check)
 
     def test_4_a_record_or_a_trace_that_cannot_be_written_at_the_end(self) -> None:
         for flag, what in (("record", "the run record"), ("trace", "the trace")):
@@ -200,4 +213,4 @@ class ExitCodesTest(JobTest):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    at_once.main(3)

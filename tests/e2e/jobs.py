@@ -12,9 +12,11 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 import unittest
-from typing import IO, Any, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import IO, Any, Callable, Iterable, Sequence
 
 # The programs of a bundle, if starring/tests/gpu_checks.sh named its folder; else those that Bazel built.
 BUNDLE_BIN = os.environ.get("STARRING_BIN")
@@ -77,7 +79,16 @@ class JobTest(unittest.TestCase):
         self.folder = tempfile.mkdtemp(dir=os.environ.get("TEST_TMPDIR"))
         self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
         self.processes: list[Process] = []
+        self.starting = threading.Lock()
         self.addCleanup(self.end_processes)
+        # Open MPI names its files after the number of mpirun's process, and sandboxes have the same numbers.
+        self.mpi_files = {}
+        for name, place in (("orte_tmpdir_base", "/tmp"), ("btl_vader_backing_directory", "/dev/shm")):
+            if not os.path.isdir(place):
+                continue
+            folder = tempfile.mkdtemp(prefix="m", dir=place)  # short: it becomes part of a socket's path
+            self.addCleanup(shutil.rmtree, folder, ignore_errors=True)
+            self.mpi_files["OMPI_MCA_" + name] = folder
 
     def end_processes(self) -> None:
         for process in self.processes:
@@ -90,11 +101,19 @@ class JobTest(unittest.TestCase):
 
     def start(self, command: Sequence[str], **kwargs: Any) -> Process:
         """Starts a process in its own process group, with its output in a file."""
-        output = open(self.path("output.%d" % len(self.processes)), "w+b")
-        self.addCleanup(output.close)
-        process = Process(command, output, **kwargs)
-        self.processes.append(process)
+        kwargs["env"] = {**self.mpi_files, **(kwargs.get("env") or os.environ)}
+        with self.starting:
+            output = open(self.path("output.%d" % len(self.processes)), "w+b")
+            self.addCleanup(output.close)
+            process = Process(command, output, **kwargs)
+            self.processes.append(process)
         return process
+
+    def for_each(self, cases: Iterable[str], check: Callable[[str], None]) -> None:
+        """Checks four cases at a time: a job waits more than it computes. `check` may start processes."""
+        with ThreadPoolExecutor(max_workers=4) as pool:
+            for _ in pool.map(check, cases):
+                pass  # raises what the check has raised
 
     def output_of(self, process: Process) -> str:
         with open(process.output_file.name, "rb") as file:

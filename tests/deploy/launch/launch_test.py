@@ -19,6 +19,8 @@ import threading
 import time
 import unittest
 
+from tests.e2e import at_once
+
 LAUNCH = os.path.realpath("deploy/launch")
 FAKE = os.path.realpath("tests/deploy/launch/fake_role")
 DEADLINE_S = 40  # for all waits that a loaded machine may delay
@@ -663,4 +665,4 @@ class RefusalTest(LaunchTest):
 if __name__ == "__main__":
     if not HAS_MPIRUN:
         print("SKIPPED: no mpirun on PATH, so nothing of --sync=ring was tested", file=sys.stderr)
-    unittest.main()
+    at_once.main(8)
