@@ -4,9 +4,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -23,10 +26,10 @@ namespace {
 // orders so often to reach two shards.
 class FakeCoordinator final : public v1::Coordinator::Service {
  public:
-  explicit FakeCoordinator(int reaches = 0) : reaches_(reaches) {
+  explicit FakeCoordinator(int reaches = 0, const std::string& address = "127.0.0.1:0") : reaches_(reaches) {
     int port = 0;
     grpc::ServerBuilder builder;
-    builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+    builder.AddListeningPort(address, grpc::InsecureServerCredentials(), &port);
     builder.RegisterService(this);
     server_ = builder.BuildAndStart();
     address_ = absl::StrCat("127.0.0.1:", port);
@@ -39,6 +42,11 @@ class FakeCoordinator final : public v1::Coordinator::Service {
     const std::lock_guard<std::mutex> lock(mutex_);
     ASSERT_NE(stream_, nullptr);
     EXPECT_TRUE(stream_->Write(order));
+  }
+  // Returns when a member has its order to train.
+  void AwaitMember() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    EXPECT_TRUE(changed_.wait_for(lock, std::chrono::seconds(20), [this] { return trains_; }));
   }
   // The reports that said what came of an order to reach the shards.
   std::vector<v1::MemberReport::Worker> answers() {
@@ -78,6 +86,11 @@ class FakeCoordinator final : public v1::Coordinator::Service {
       answers_.push_back(report.worker());
     }
     Send(train);
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      trains_ = true;
+    }
+    changed_.notify_all();
     while (stream->Read(&report)) {
     }
   }
@@ -89,6 +102,8 @@ class FakeCoordinator final : public v1::Coordinator::Service {
 
   const int reaches_;
   std::mutex mutex_;
+  std::condition_variable changed_;
+  bool trains_ = false;
   Stream* stream_ = nullptr;
   std::vector<v1::MemberReport::Worker> answers_;
   std::string address_;
@@ -217,6 +232,34 @@ TEST_F(AwaitEndTest, ACoordinatorThatIsGoneHasEndedTheRun) {
   const absl::StatusOr<bool> has_ended = member_.AwaitEnd();
   ASSERT_TRUE(has_ended.ok()) << has_ended.status();
   EXPECT_TRUE(*has_ended);
+}
+
+// It was killed before it had logged the end. The worker must not take that for the end: the run goes on.
+TEST(AwaitEndPatienceTest, ACoordinatorThatComesBackIsAwaited) {
+  FakeCoordinator killed;
+  ProgressState state;
+  const WorkerMember::Options options = {.coordinator = killed.address(),
+                                         .join_deadline = absl::Seconds(20),
+                                         .stall_report = absl::Seconds(20),
+                                         .state = &state,
+                                         .asked_to_leave = [] { return false; },
+                                         .say = [](const std::string&) {}};
+  // In this time a launcher starts it again even after several deaths, and it reads its log.
+  EXPECT_GE(options.end_patience, std::chrono::seconds(20));
+  WorkerMember member(options);
+  ASSERT_TRUE(member.Next(absl::OkStatus()).ok());
+  killed.Die();
+  std::optional<FakeCoordinator> again;
+  std::thread launcher([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    again.emplace(0, killed.address());
+    again->AwaitMember();
+    again->Send(OrderOf(v1::MemberOrder::CUT, 2));
+  });
+  const absl::StatusOr<bool> has_ended = member.AwaitEnd();
+  launcher.join();
+  ASSERT_TRUE(has_ended.ok()) << has_ended.status();
+  EXPECT_FALSE(*has_ended);
 }
 
 }  // namespace
