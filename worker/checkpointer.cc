@@ -23,9 +23,19 @@ namespace {
 // How long rank 0 waits for the disk before it takes part in a sum, which shows the other ranks that it is alive.
 constexpr absl::Duration kWaitRound = absl::Milliseconds(250);
 constexpr absl::Duration kLockPatience = absl::Seconds(5);
+// The same in a run that goes on, whose other workers wait: who has just taken a lock signs it.
+constexpr absl::Duration kSignPatience = absl::Milliseconds(200);
 // How long a due checkpoint waits for the previous one: steps may be faster than a write. Far below any exchange
 // deadline, which passes on the other ranks meanwhile.
 constexpr absl::Duration kSkipPatience = absl::Seconds(1);
+
+// Whose the lock of a folder is. Each generation of an elastic run has the same words: its run id ends with its number.
+std::string HolderOf(const WorkerOptions& worker) {
+  const std::string run = worker.elastic ? worker.run_id.substr(0, worker.run_id.rfind('/')) : worker.run_id;
+  if (!run.empty()) return absl::StrCat("run \"", run, "\"");
+  return worker.elastic ? absl::StrCat("the run of the coordinator ", worker.coordinator)
+                        : absl::StrCat("process ", getpid());
+}
 
 std::string FormatSeconds(absl::Duration duration) { return absl::StrFormat("%g s", absl::ToDoubleSeconds(duration)); }
 
@@ -89,19 +99,22 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> Checkpointer::Create(Options optio
   // The lock is waited for, because a job that is restarted may begin while the one before it is still ending.
   if (!worker.checkpoint_dir.empty() && worker.rank == 0) {
     const bool goes_on = checkpointer->options_.goes_on;
-    absl::StatusOr<FolderLock> lock =
-        FolderLock::Take(worker.checkpoint_dir, goes_on ? absl::ZeroDuration() : kLockPatience);
+    const std::string holder = HolderOf(worker);
+    absl::StatusOr<FolderLock> lock = FolderLock::Take(worker.checkpoint_dir, goes_on ? kSignPatience : kLockPatience);
+    // When the run goes on, the rank 0 before, which sleeps, may still have the lock: what it writes when it wakes up
+    // has the same bits. A folder that has become unfit since CheckFolder is a warning of each write, and ends nobody
+    // else's run. A folder of another run ends this worker's part in it alone.
+    const bool is_taken = absl::IsFailedPrecondition(lock.status());
     if (lock.ok()) {
+      lock->Sign(holder);
       checkpointer->lock_.emplace(*std::move(lock));
-    } else if (!goes_on) {
-      if (!absl::IsFailedPrecondition(lock.status())) return lock.status();
+    } else if (is_taken && (!goes_on || FolderLock::HolderOf(worker.checkpoint_dir) != holder)) {
       return RefuseFlag("checkpoint_dir", worker.checkpoint_dir, std::string(lock.status().message()));
+    } else if (!goes_on) {
+      return lock.status();
     }
     // A job that has ended while this one waited for the lock may have left its checkpoints.
     if (!goes_on) RETURN_IF_ERROR(CheckCheckpointPlace(worker));
-    // When the run goes on, the rank 0 before, which sleeps, may still have the lock: what it writes when it wakes up
-    // has the same bits. A folder that has become unfit since CheckFolder is a warning of each write, and ends nobody
-    // else's run.
   }
   return checkpointer;
 }

@@ -68,8 +68,9 @@ class Checkpointer {
     bool leaves_writes = false;                    // a write may be in progress at the end, and at the beginning
     std::function<void()> on_wait = nullptr;       // called several times a second while SaveFinal waits for the disk
   };
-  // InvalidArgument as CheckCheckpointPlace, and if another job writes there: rank 0 holds a lock on the folder while
-  // the checkpointer lives.
+  // InvalidArgument as CheckCheckpointPlace, and if another job writes there, which is named: rank 0 holds a lock on
+  // the folder while the checkpointer lives. A rank 0 before it of the same elastic run, which sleeps, may have the
+  // lock.
   static absl::StatusOr<std::unique_ptr<Checkpointer>> Create(Options options);
   // Waits for a write in progress, up to --checkpoint_deadline_s, unless leaves_writes, or SaveFinal has done so.
   ~Checkpointer();

@@ -117,6 +117,10 @@ class FolderLock {
   ~FolderLock();
   FolderLock(FolderLock&& other) noexcept;
   FolderLock& operator=(FolderLock&&) = delete;
+  // Writes into the lock's file whose it is, a line, for HolderOf. What cannot be written stays unsaid.
+  void Sign(const std::string& holder) const;
+  // Who has signed last; empty if nobody has, or it cannot be read. It may have ended: only a Take that fails says so.
+  static std::string HolderOf(const std::string& dir, const std::string& file = ".lock");
   // False if the file system has no locks: then this object keeps nobody out.
   [[nodiscard]] bool is_held() const { return is_held_; }
 

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <filesystem>
 #include <optional>
@@ -26,6 +27,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr char kStep[] = "step-";
+constexpr size_t kHolderBytesMax = 512;
 constexpr char kWriting[] = ".writing-";
 constexpr char kReplaced[] = ".replaced-";
 
@@ -199,8 +201,24 @@ absl::StatusOr<FolderLock> FolderLock::Take(const std::string& dir, absl::Durati
     if (SteadyNow() >= end) break;
     absl::SleepFor(absl::Milliseconds(50));
   }
+  const std::string holder = HolderOf(dir, file);
   return absl::FailedPreconditionError(
-      absl::StrCat("another job writes checkpoints into ", dir, ": name another folder, or wait until it has ended"));
+      absl::StrCat("another job", holder.empty() ? "" : absl::StrCat(", ", holder, ","), " writes checkpoints into ",
+                   dir, ": name another folder, or wait until it has ended"));
+}
+
+void FolderLock::Sign(const std::string& holder) const {
+  if (ftruncate(file_, 0) != 0) return;
+  [[maybe_unused]] const ssize_t written = pwrite(file_, holder.data(), holder.size(), 0);
+}
+
+std::string FolderLock::HolderOf(const std::string& dir, const std::string& file) {
+  const int lock = open(absl::StrCat(dir, "/", file).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+  if (lock < 0) return "";
+  std::array<char, kHolderBytesMax> text;
+  const ssize_t size = pread(lock, text.data(), text.size(), 0);
+  close(lock);
+  return size <= 0 ? "" : std::string(text.data(), static_cast<size_t>(size));
 }
 
 void RemoveOldFolders(const std::string& dir, int64_t newest_step, int kept) {

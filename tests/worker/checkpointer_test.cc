@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "common/check.h"
@@ -485,6 +486,33 @@ TEST_F(CheckpointerTest, CheckpointsThatComeWhileAnotherJobHasTheFolderAreNotMix
   waiting.join();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()), HasSubstr("it holds checkpoints of a run before"));
+}
+
+// Any worker of an elastic run may become its rank 0 later, and may have been given the folder of another job. Of its
+// own run a rank 0 before it may sleep, with the lock.
+TEST_F(CheckpointerTest, ARunThatGoesOnTakesNoFolderOfAnotherJob) {
+  WorkerOptions options;
+  options.checkpoint_dir = dir_;
+  options.elastic = true;
+  options.coordinator = "host:7077";
+  options.run_id = "mine/2";
+  CheckpointWriter writer(absl::Seconds(60));
+  const auto create = [&](bool goes_on) {
+    return Checkpointer::Create({.worker = &options, .writer = &writer, .goes_on = goes_on});
+  };
+  const auto before = create(false).value();
+  options.run_id = "mine/3";
+  EXPECT_EQ(create(true).status(), absl::OkStatus());
+  for (const std::string& other : {std::string("run \"other\""), std::string()}) {
+    const std::string folder = absl::StrCat(dir_, "/", other.size());
+    FolderLock lock = FolderLock::Take(folder, absl::ZeroDuration()).value();
+    lock.Sign(other);
+    options.checkpoint_dir = folder;
+    const absl::Status status = create(true).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr(folder), HasSubstr(other.empty() ? "another job writes" : "another job, " + other)));
+  }
 }
 
 }  // namespace
