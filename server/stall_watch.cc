@@ -32,6 +32,7 @@ void StallWatch::Look(const std::string& waits_for, Time now) {
   if (!root.has_value() || (root->ranks.empty() && waited < 2 * options_.times.report_after)) return;
   is_open_ = true;
   culprits_ = root->ranks;
+  cause_ = root->sentence;
   const std::string sentence = StallSentence(waited, waits_for, root->sentence);
   if (options_.log != nullptr) options_.log(sentence);
   TellOthers(sentence);
@@ -47,7 +48,8 @@ void StallWatch::TellOthers(const std::string& text) const {
 std::string StallWatch::DescribeRoot(Time now) const {
   if (!options_.times.enabled()) return "";
   const std::optional<RollCall::Root> root = roll_.FindRoot(now);
-  return root.has_value() ? absl::StrCat(": ", root->sentence) : "";
+  if (root.has_value()) return absl::StrCat(": ", root->sentence);
+  return is_open_ ? absl::StrCat(": ", cause_) : "";
 }
 
 }  // namespace starring

@@ -40,7 +40,8 @@ class StallWatch {
   // `waits_for`: what the workers wait for; empty: they wait for nothing.
   void Look(const std::string& waits_for, Time now);
 
-  // ": rank 1 does not answer: ...", for the message of an expired deadline; empty if the cause is unknown.
+  // ": rank 1 does not answer: ...", for the message of an expired deadline; empty if the cause is unknown. While a new
+  // question is open, it is the cause that the stall's report has named.
   std::string DescribeRoot(Time now) const;
 
  private:
@@ -51,6 +52,7 @@ class StallWatch {
   Time last_arrival_;
   bool is_open_ = false;       // a stall has been reported and is not over
   std::vector<int> culprits_;  // the ranks that caused it: they are not told
+  std::string cause_;          // as the report has it
 };
 
 }  // namespace starring

@@ -65,6 +65,27 @@ TEST_F(StallWatchTest, AsksInTimeAndTellsAllButTheCulprit) {
   EXPECT_EQ(log_.size(), 2u);
 }
 
+// A deadline may expire at any moment, also while a new question to a living rank is open.
+TEST_F(StallWatchTest, TheCauseStaysKnownWhileRanksAreAskedAgain) {
+  for (int i = 0; i < 40; ++i) {
+    for (const int rank : {0, 2}) Hear(rank, WorkPhase::kExchange);
+    Tick();
+  }
+  ASSERT_EQ(log_.size(), 1u);
+  asked_.clear();
+  for (int i = 0; i < 60; ++i) {
+    Tick();
+    EXPECT_THAT(watch_.DescribeRoot(now_), HasSubstr(": rank 1 does not answer")) << i;
+    // The answers come one tick later.
+    for (const int rank : std::exchange(asked_, {})) {
+      if (rank != 1) Hear(rank, WorkPhase::kExchange);
+    }
+  }
+  watch_.OnArrival(now_);
+  for (int i = 0; i < 25; ++i) Tick();
+  EXPECT_EQ(watch_.DescribeRoot(now_), "") << "the job has gone on since";
+}
+
 // The cause may be another server. The workers see that, so they get time to report it.
 TEST_F(StallWatchTest, WaitsTwiceAsLongWhereAllWorkersWait) {
   for (int i = 0; i < 79; ++i) {
