@@ -26,7 +26,7 @@ int64_t AddressBytesLeft() {
 
 }  // namespace
 
-absl::Status CheckDataFits(const std::string& path, int64_t bytes) {
+absl::Status CheckDataFits(const std::string& path, int64_t bytes, const std::string& root) {
   constexpr double kMega = 1e6;
   const int64_t addresses = AddressBytesLeft();
   if (bytes > addresses) {
@@ -35,7 +35,7 @@ absl::Status CheckDataFits(const std::string& path, int64_t bytes) {
                         "or use fewer data",
                         path, static_cast<double>(bytes) / kMega, static_cast<double>(addresses) / kMega));
   }
-  const absl::StatusOr<int64_t> memory = AvailableMemoryBytes();
+  const absl::StatusOr<int64_t> memory = AvailableMemoryBytes(root);
   if (memory.ok() && bytes > *memory) {
     return absl::ResourceExhaustedError(
         absl::StrFormat("%s needs %.1f MB of memory, and %.1f MB are left to this process by the machine and its "

@@ -14,7 +14,8 @@ namespace starring {
 
 // ResourceExhausted, with both sizes, if this process may not take `bytes` more for the content of `path`: by the
 // memory of the machine and of its control groups (common/host/machine_limits.h), and by its own limit (ulimit -v).
-absl::Status CheckDataFits(const std::string& path, int64_t bytes);
+// `root` is as of AvailableMemoryBytes.
+absl::Status CheckDataFits(const std::string& path, int64_t bytes, const std::string& root = "");
 
 }  // namespace starring
 

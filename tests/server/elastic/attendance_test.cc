@@ -1,7 +1,11 @@
 // Whom a coordinator admits, and what it tells strangers: a server of an elastic run, or its service alone, and raw
 // gRPC clients.
+#include <errno.h>
 #include <grpcpp/grpcpp.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -36,7 +40,24 @@
 namespace starring {
 namespace {
 
+// What flock reports; 0: what the system does.
+std::atomic<int> lock_errno = 0;
+
+}  // namespace
+}  // namespace starring
+
+// In place of the C library's: the file systems of a build machine have locks.
+extern "C" int flock(int file, int operation) {
+  if (starring::lock_errno == 0) return static_cast<int>(syscall(SYS_flock, file, operation));
+  errno = starring::lock_errno;
+  return -1;
+}
+
+namespace starring {
+namespace {
+
 using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::HasSubstr;
 
 constexpr char kKey[] = "a key that the members have";
@@ -380,15 +401,16 @@ class CoordinatorServiceTest : public testing::Test {
   ~CoordinatorServiceTest() override { Stop(); }
 
   void Start() {
-    service_ = std::make_unique<CoordinatorService>(CoordinatorService::Options{.state_dir = folder_,
-                                                                                .run_id = "run",
-                                                                                .shard_count = 2,
-                                                                                .start_deadline = kStartDeadline,
-                                                                                .loss_deadline = kPatience,
-                                                                                .hello_deadline = kPatience,
-                                                                                .admission = &admission_,
-                                                                                .keep = [](const std::string&) {},
-                                                                                .log = [](const std::string&) {}});
+    service_ = std::make_unique<CoordinatorService>(
+        CoordinatorService::Options{.state_dir = folder_,
+                                    .run_id = "run",
+                                    .shard_count = 2,
+                                    .start_deadline = kStartDeadline,
+                                    .loss_deadline = kPatience,
+                                    .hello_deadline = kPatience,
+                                    .admission = &admission_,
+                                    .keep = [](const std::string&) {},
+                                    .log = [this](const std::string& line) { said_.push_back(line); }});
     grpc::ServerBuilder builder;
     int port = 0;
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
@@ -471,6 +493,7 @@ class CoordinatorServiceTest : public testing::Test {
   }
 
   std::string folder_ = absl::StrCat(testing::TempDir(), "/service.XXXXXX");
+  std::vector<std::string> said_;
   Admission admission_{"", 0};
   std::unique_ptr<CoordinatorService> service_;
   std::unique_ptr<grpc::ServerCompletionQueue> queue_;
@@ -556,6 +579,17 @@ TEST_F(CoordinatorServiceTest, KeepsOtherCoordinatorsOutFromItsStart) {
   failing.mutable_worker()->set_failure_code(static_cast<int>(absl::StatusCode::kInternal));
   EXPECT_EQ(OrderFor(failing).code(), static_cast<int>(absl::StatusCode::kInternal));
   EXPECT_EQ(FolderLock::Take(folder_, absl::ZeroDuration()).status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+// As NFS may be. Then a second coordinator finds out only when both write.
+TEST_F(CoordinatorServiceTest, AFileSystemWithoutLocksIsSaid) {
+  v1::MemberReport failing = Worker(7);
+  failing.mutable_worker()->set_failure_code(static_cast<int>(absl::StatusCode::kInternal));
+  lock_errno = ENOLCK;
+  OrderFor(failing);
+  lock_errno = 0;
+  EXPECT_THAT(said_, Contains(absl::StrCat("the file system of --state_dir=", folder_, " has no locks: see to it that ",
+                                           "no other coordinator uses that folder")));
 }
 
 // The folder's lock is held while the log is opened, also if the log turns out to be another run's.

@@ -4,7 +4,9 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <fstream>
+#include <string>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -35,6 +37,26 @@ TEST(DataMemoryTest, TheLimitOfAddressesIsNamed) {
   EXPECT_TRUE(small.ok()) << small;
   EXPECT_EQ(large.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(large.message()), HasSubstr("raise ulimit -v"));
+}
+
+// A machine with 8.2 GB to spare, on which this process's control group has 20 MB left.
+TEST(DataMemoryTest, TheLimitOfTheControlGroupCounts) {
+  const std::string root = testing::TempDir() + "/limited";
+  const auto write = [&](const std::string& path, const std::string& text) {
+    std::filesystem::create_directories(std::filesystem::path(root + "/" + path).parent_path());
+    std::ofstream(root + "/" + path) << text;
+  };
+  write("proc/meminfo", "MemAvailable:    8000000 kB\n");
+  write("proc/self/cgroup", "0::/job\n");
+  write("sys/fs/cgroup/job/memory.max", "120000000\n");
+  write("sys/fs/cgroup/job/memory.current", "100000000\n");
+  EXPECT_TRUE(CheckDataFits("folder/f", 20'000'000, root).ok());
+  const absl::Status status = CheckDataFits("folder/f", 157'000'000, root);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(
+      std::string(status.message()),
+      HasSubstr("folder/f needs 157.0 MB of memory, and 20.0 MB are left to this process by the machine and its "
+                "control group: give it more memory, or use fewer data"));
 }
 
 }  // namespace
