@@ -135,6 +135,7 @@ absl::StatusOr<TcpRendezvousOptions> MakeRendezvousOptions(const WorkerOptions& 
                               .server_count = options.server_ranks,
                               .rendezvous = options.rendezvous,
                               .listener = std::nullopt,
+                              .bound_fd = options.rendezvous_fd,
                               .run_id = options.run_id,
                               .token = options.security.rank_key,
                               .insecure = options.insecure,

@@ -91,6 +91,7 @@ struct WorkerOptions {
   std::vector<std::string> servers;  // star: one address per shard, in shard order; empty: the ranks are the owners
   int server_ranks = 0;              // star over tcp: servers, which are ranks after the workers; 0: as above
   std::string rendezvous;            // tcp: where rank 0 listens for the others
+  int rendezvous_fd = -1;            // rank 0's socket that is bound there; -1: it makes one
   std::string run_id;                // which attempt of which job this is; equal on all workers
   bool check = false;                // dial all peers and end, instead of training
   absl::Duration join_deadline = absl::Seconds(60);
@@ -176,6 +177,8 @@ using Rate = LearningRateSchedule;
 
 // Whatever is finite in float32: people try where training breaks.
 inline constexpr double kLearningRateMax = 1e38;
+// A launcher has fewer descriptors.
+inline constexpr int kInheritedFdMax = 65'535;
 
 inline constexpr FlagRow kRows[] = {
     {"sync", "job",
@@ -188,7 +191,7 @@ inline constexpr FlagRow kRows[] = {
      "mpirun or srun; does not change the bits",
      OneOfAt<kTransports, &W::asked, &Asked::transport>(), kSameOnAllRanks,
      OneOfAt<kResolvedTransports, &W::transport>()},
-    {"rank", "job", "number of this worker, from 0; -1: as mpirun or srun says, else 0, which tcp refuses",
+    {"rank", "job", "the worker's number; -1: as mpirun or srun says, or 0, which tcp refuses",
      WholeAt<&W::asked, &Asked::rank>(-1, kWorldSizeMax - 1), kNotRecorded},
     {"world_size", "job", "number of workers; 0: as mpirun or srun says, else 1, which tcp refuses",
      WholeAt<&W::asked, &Asked::world_size>(0, kWorldSizeMax), kInJobSpec, WholeAt<&W::world_size>(1, kWorldSizeMax)},
@@ -200,6 +203,8 @@ inline constexpr FlagRow kRows[] = {
      "tcp: where rank 0 listens, and the other ranks find it: an address of rank 0's host that they reach, and a free "
      "port",
      TextAt<&W::rendezvous>("host:port")},
+    {"rendezvous_fd", "job", "rank 0 over tcp: an inherited socket that is bound there; -1: none",
+     WholeAt<&W::rendezvous_fd>(-1, kInheritedFdMax), kNotRecorded},
     {"run_id", "job",
      "name of the run, the same on every worker; a server, and rank 0 over tcp, refuses the workers of another run; "
      "empty: the number of the Slurm job, if there is one",

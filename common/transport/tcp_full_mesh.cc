@@ -87,7 +87,9 @@ absl::StatusOr<std::vector<TcpTransport::Link>> TcpFullMesh::Connect() {
 }
 
 absl::Status TcpFullMesh::Lead() {
-  if (!listener_.has_value()) {
+  if (!listener_.has_value() && options_.bound_fd >= 0) {
+    ASSIGN_OR_RETURN(listener_, TcpListener::Adopt(Socket(options_.bound_fd), options_.rendezvous), "--rendezvous_fd");
+  } else if (!listener_.has_value()) {
     ASSIGN_OR_RETURN(listener_, TcpListener::Listen(options_.rendezvous), "--rendezvous");
   }
   const auto is_missing = [](const Member& member) { return !member.connection.has_value(); };

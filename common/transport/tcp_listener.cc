@@ -68,6 +68,24 @@ int Open(sockaddr_storage& place, int port) {
   return listening.Release();
 }
 
+int PortOf(const sockaddr_storage& place) {
+  return ntohs(place.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(place).sin6_port
+                                           : reinterpret_cast<const sockaddr_in&>(place).sin_port);
+}
+
+// Whether the socket listens at `port` from now on.
+bool ListensAt(int fd, int port) {
+  int listens = 0;
+  socklen_t length = sizeof(listens);
+  if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &length) != 0) return false;
+  if (listens != 0) return true;
+  sockaddr_storage place = {};
+  length = sizeof(place);
+  // A socket that is bound to nothing would listen at any port.
+  return getsockname(fd, reinterpret_cast<sockaddr*>(&place), &length) == 0 && PortOf(place) == port &&
+         listen(fd, kBacklog) == 0;
+}
+
 }  // namespace
 
 TcpListener::TcpListener(Socket socket, std::string address)
@@ -88,20 +106,16 @@ absl::StatusOr<TcpListener> TcpListener::Listen(const std::string& address) {
     return absl::InvalidArgumentError(absl::StrCat("cannot listen on ", address, ": ", ErrnoText(errno),
                                                    ": is the port taken, or is the host not this machine's?"));
   }
-  const in_port_t port = place.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(place).sin6_port
-                                                     : reinterpret_cast<const sockaddr_in&>(place).sin_port;
-  return TcpListener(Socket(fd), absl::StrCat(address.substr(0, address.rfind(':')), ":", ntohs(port)));
+  return TcpListener(Socket(fd), absl::StrCat(address.substr(0, address.rfind(':')), ":", PortOf(place)));
 }
 
 absl::StatusOr<TcpListener> TcpListener::Adopt(Socket socket, const std::string& address) {
-  RETURN_IF_ERROR(ParseHostPort(address).status());
-  int listens = 0;
-  socklen_t length = sizeof(listens);
+  ASSIGN_OR_RETURN(const HostPort place, ParseHostPort(address));
   const int flags = fcntl(socket.fd(), F_GETFL);
-  if (flags < 0 || getsockopt(socket.fd(), SOL_SOCKET, SO_ACCEPTCONN, &listens, &length) != 0 || listens == 0 ||
-      fcntl(socket.fd(), F_SETFL, flags | O_NONBLOCK) != 0 || fcntl(socket.fd(), F_SETFD, FD_CLOEXEC) != 0) {
+  if (flags < 0 || fcntl(socket.fd(), F_SETFL, flags | O_NONBLOCK) != 0 ||
+      fcntl(socket.fd(), F_SETFD, FD_CLOEXEC) != 0 || !ListensAt(socket.fd(), place.port)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("descriptor ", socket.fd(), " is no socket that listens at ", address));
+        absl::StrCat("descriptor ", socket.fd(), " is no socket that listens at ", address, " or is bound to it"));
   }
   return TcpListener(std::move(socket), address);
 }

@@ -19,7 +19,8 @@ class TcpListener {
   // InvalidArgument if the port is taken or the address is not this machine's.
   static absl::StatusOr<TcpListener> Listen(const std::string& address);
 
-  // A socket that listens at `address` already. InvalidArgument if it does not listen; it is closed then.
+  // A socket that listens at `address` already, or is bound to it and then listens. InvalidArgument if it is neither;
+  // it is closed then.
   static absl::StatusOr<TcpListener> Adopt(Socket socket, const std::string& address);
 
   int fd() const { return socket_.fd(); }

@@ -51,6 +51,7 @@ struct TcpRendezvousOptions {
   std::string rendezvous;  // host:port, where rank 0 listens
   // Rank 0 listens here already, instead of at `rendezvous`: for a port that the system has chosen.
   std::optional<TcpListener> listener;
+  int bound_fd = -1;   // or a socket that is bound to `rendezvous`, at which rank 0 then listens; -1: none
   std::string run_id;  // of the job; all ranks have the same
   // A key that only processes of the job have (JobSecret::KeyFor). Without one only a loopback address is allowed,
   // unless `insecure`.

@@ -59,6 +59,7 @@ absl::Status ExecError(const std::string& path, int error) {
   const int err = fcntl(spec.stderr_fd, F_DUPFD_CLOEXEC, 3);
   dup2(out, STDOUT_FILENO);
   dup2(err, STDERR_FILENO);
+  if (spec.kept_fd >= 0) fcntl(spec.kept_fd, F_SETFD, 0);
   // The launcher blocks its signals for signalfd and ignores SIGPIPE; exec would hand both on to the program. The calls
   // for SIGKILL and SIGSTOP fail, which does no harm.
   struct sigaction action = {};

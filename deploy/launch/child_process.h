@@ -71,6 +71,7 @@ struct ChildSpec {
   std::vector<int> cores;                // empty: the parent's cores
   int stdout_fd = 1;                     // duplicated into the child
   int stderr_fd = 2;                     // likewise
+  int kept_fd = -1;                      // open in the child under the same number; -1: none
   int death_signal = 9;                  // the signal that the child gets when the parent dies
 };
 

@@ -73,9 +73,8 @@ std::string EndText(const Child& child) {
                       child.exit_code == kExitNotWritten ? ": it has trained, and could not write the result" : "");
 }
 
-// A free port of the loopback interface for --rendezvous. As long as `holder` is open, the system gives the port to no
-// process that asks for any port. Rank 0 can take it all the same: it allows reuse (SO_REUSEADDR), as the holder does,
-// and the holder does not listen.
+// A free port of the loopback interface for --rendezvous. As long as `holder` is open, no other process can have the
+// port: it does not allow reuse (SO_REUSEADDR). Rank 0 inherits it, and listens.
 struct ReservedPort {
   UniqueFd holder;
   int port = 0;
@@ -88,9 +87,8 @@ absl::StatusOr<ReservedPort> ReservePort() {
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t length = sizeof(address);
   auto* const any = reinterpret_cast<sockaddr*>(&address);
-  const int fd = reserved.holder.get(), yes = 1;
-  if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) != 0 || bind(fd, any, length) != 0 ||
-      getsockname(fd, any, &length) != 0) {
+  const int fd = reserved.holder.get();
+  if (fd < 0 || bind(fd, any, length) != 0 || getsockname(fd, any, &length) != 0) {
     return absl::ErrnoToStatus(errno, "cannot find a free port for --rendezvous");
   }
   reserved.port = ntohs(address.sin_port);
@@ -184,12 +182,11 @@ absl::Status Job::Start() {
     }
     case TransportKind::kTcp: {
       ASSIGN_OR_RETURN(ReservedPort reserved, ReservePort());
-      held_open_.push_back(std::move(reserved.holder));
       const std::string rendezvous = absl::StrCat("--rendezvous=127.0.0.1:", reserved.port);
-      if (options_.server_count == 0) return StartWorkers({rendezvous});
+      if (options_.server_count == 0) return StartWorkers({rendezvous}, reserved.holder.get());
       RETURN_IF_ERROR(
           StartServers({"--transport=tcp", rendezvous, absl::StrCat("--world_size=", options_.worker_count)}));
-      return StartWorkers({rendezvous, absl::StrCat("--server_ranks=", options_.server_count)});
+      return StartWorkers({rendezvous, absl::StrCat("--server_ranks=", options_.server_count)}, reserved.holder.get());
     }
     case TransportKind::kMpi:
       return StartMpirun();
@@ -341,7 +338,7 @@ absl::StatusOr<std::vector<std::string>> Job::AwaitServerAddresses() {
                                                   " s (--start_deadline_s)"));
 }
 
-absl::Status Job::StartWorkers(const std::vector<std::string>& meeting) {
+absl::Status Job::StartWorkers(const std::vector<std::string>& meeting, int rendezvous_fd) {
   for (int rank = 0; rank < options_.worker_count; ++rank) {
     ChildSpec spec;
     spec.program = options_.worker_binary;
@@ -352,6 +349,10 @@ absl::Status Job::StartWorkers(const std::vector<std::string>& meeting) {
       spec.argv.push_back(absl::StrCat("--rank=", rank));
       if (!IsElastic()) spec.argv.push_back(absl::StrCat("--world_size=", options_.worker_count));
       spec.argv.insert(spec.argv.end(), context_.admission_flags.begin(), context_.admission_flags.end());
+    }
+    if (rank == 0 && rendezvous_fd >= 0) {
+      spec.argv.push_back(absl::StrCat("--rendezvous_fd=", rendezvous_fd));
+      spec.kept_fd = rendezvous_fd;
     }
     spec.cores = context_.cores->workers[static_cast<size_t>(rank)];
     RETURN_IF_ERROR(StartChild(NameOf('w', rank), Role::kWorker, std::move(spec)));

@@ -92,7 +92,8 @@ class Job {
   absl::StatusOr<std::vector<std::string>> AwaitServerAddresses();
   bool IsElastic() const { return options_.elastic || !options_.join.empty(); }
   // `meeting`: the flags by which the workers find their servers or each other; empty for a worker alone.
-  absl::Status StartWorkers(const std::vector<std::string>& meeting);
+  // Worker 0 inherits `rendezvous_fd`; -1: none.
+  absl::Status StartWorkers(const std::vector<std::string>& meeting, int rendezvous_fd = -1);
   absl::Status StartMpirun();
   absl::Status StartElastic();
   // Starts again what has died and may be. Returns whether the job cannot go on without it.

@@ -79,8 +79,8 @@ absl::Status CheckWorkerFlags(const LaunchOptions& options) {
                        shared == "run_id" ? "drop it, the launcher sets it for both" : "give it before --"));
     }
   }
-  for (const absl::string_view ours :
-       {"sync", "transport", "rendezvous", "rank", "world_size", "servers", "server_ranks", "elastic", "coordinator"}) {
+  for (const absl::string_view ours : {"sync", "transport", "rendezvous", "rendezvous_fd", "rank", "world_size",
+                                       "servers", "server_ranks", "elastic", "coordinator"}) {
     if (HasFlag(worker_flags, ours)) {
       return absl::InvalidArgumentError(
           absl::StrCat("flag --", ours, " is after --, but the launcher sets it for each worker: drop it there"));

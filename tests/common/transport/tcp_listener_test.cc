@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <netdb.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -88,6 +89,24 @@ TEST(TcpListenerTest, ASocketThatListensIsTakenOver) {
   EXPECT_EQ(adopted->address(), first->address());
   EXPECT_TRUE(CanConnect(*adopted, first->address()));
   EXPECT_LT(adopted->Accept().fd(), 0);  // at once
+}
+
+// A launcher that has reserved a port hands it on so.
+TEST(TcpListenerTest, ASocketThatIsBoundListensWhenItIsTakenOver) {
+  const int fd = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in place = {};
+  place.sin_family = AF_INET;
+  place.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof(place);
+  ASSERT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&place), length), 0);
+  ASSERT_EQ(getsockname(fd, reinterpret_cast<sockaddr*>(&place), &length), 0);
+  const int port = ntohs(place.sin_port);
+  const auto elsewhere = TcpListener::Adopt(Socket(dup(fd)), "127.0.0.1:" + std::to_string(port ^ 1));
+  EXPECT_TRUE(absl::IsInvalidArgument(elsewhere.status())) << elsewhere.status();
+  const std::string address = "127.0.0.1:" + std::to_string(port);
+  auto adopted = TcpListener::Adopt(Socket(fd), address);
+  ASSERT_TRUE(adopted.ok()) << adopted.status();
+  EXPECT_TRUE(CanConnect(*adopted, address));
 }
 
 // The rendezvous drops strangers when it has no descriptor left, and only then.

@@ -1,10 +1,12 @@
 // The sockets of ranks that meet: children of fork have none of them, and an address that swallows packets is named.
+#include <netinet/in.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <optional>
 #include <string>
+#include <thread>
 
 #include "common/transport/tcp_handshake.h"
 #include "common/transport/tcp_listener.h"
@@ -56,6 +58,25 @@ TEST(TcpRendezvousSocketsTest, ChildrenOfForkHaveNoneWhileRanksMeet) {
     EXPECT_EQ(OpenSocketsOfAChild(), 0);
   }
   job.Join();
+}
+
+// Without SO_REUSEADDR no other socket could be bound to the port: rank 0 cannot have made one.
+TEST(TcpRendezvousSocketsTest, RankZeroListensAtTheSocketThatItInherits) {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in place = {};
+  place.sin_family = AF_INET;
+  place.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof(place);
+  ASSERT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&place), length), 0);
+  ASSERT_EQ(getsockname(fd, reinterpret_cast<sockaddr*>(&place), &length), 0);
+  const std::string address = "127.0.0.1:" + std::to_string(ntohs(place.sin_port));
+  EXPECT_FALSE(TcpListener::Listen(address).ok());
+  Joined one = absl::UnknownError("");
+  std::thread other([&] { one = ConnectFullMesh({.rank = 1, .world_size = 2, .rendezvous = address}); });
+  const Joined zero = ConnectFullMesh({.rank = 0, .world_size = 2, .rendezvous = address, .bound_fd = fd});
+  other.join();
+  EXPECT_TRUE(zero.ok()) << zero.status();
+  EXPECT_TRUE(one.ok()) << one.status();
 }
 
 // A socket that listens and whose backlog is full: as behind a firewall, no answer comes to a connection.
