@@ -56,9 +56,9 @@ class OpensslSession final : public TlsSession {
   absl::StatusOr<bool> Handshake() override;
   ssize_t Send(std::span<const iovec> parts) override;
   ssize_t Receive(std::span<const iovec> parts) override;
-  void Flush() override;
+  bool Flush() override;
   bool has_unsent() const override { return sealed_begin_ < sealed_.size(); }
-  bool has_unread() const override { return end_.has_value() || SSL_pending(ssl_.get()) > 0; }
+  int64_t unread_bytes() const override;
 
  private:
   static const BIO_METHOD* Method();
@@ -66,7 +66,9 @@ class OpensslSession final : public TlsSession {
   static int ReadSealed(BIO* bio, char* data, int size);
   int ReceiveSealed(BIO* bio, char* data, size_t size);
   bool Seal(const void* data, size_t size);
-  ssize_t FailedSend() const;
+  bool SendSealed();
+  void Release();
+  void Lose(int error);
 
   const std::unique_ptr<SSL, Free> ssl_;
   const int fd_;
@@ -154,8 +156,8 @@ absl::StatusOr<bool> OpensslSession::Handshake() {
   ERR_clear_error();
   const int result = SSL_do_handshake(ssl_.get());
   const int reason = SSL_get_error(ssl_.get(), result);
-  Flush();  // also an alert, which tells the peer why
-  if (send_error_ != 0) end_ = send_error_;
+  // Also an alert, which tells the peer why.
+  if (!Flush()) end_ = errno;
   if (end_.has_value()) {
     ERR_clear_error();
     return absl::UnavailableError(*end_ == 0 ? "has closed the connection"
@@ -177,14 +179,20 @@ bool OpensslSession::Seal(const void* data, size_t size) {
   return ++records_sealed_ % records_per_key_ != 0 || SSL_key_update(ssl_.get(), SSL_KEY_UPDATE_NOT_REQUESTED) == 1;
 }
 
-ssize_t OpensslSession::FailedSend() const {
-  errno = send_error_ != 0 ? send_error_ : EAGAIN;
-  return -1;
+// Drops what waits: an event that says that it may be sent would come for ever.
+void OpensslSession::Lose(int error) {
+  send_error_ = error;
+  sealed_ = std::vector<char>();
+  sealed_begin_ = 0;
+  errno = error;
 }
 
 ssize_t OpensslSession::Send(std::span<const iovec> parts) {
-  Flush();
-  if (send_error_ != 0 || has_unsent()) return FailedSend();
+  if (!SendSealed()) return -1;
+  if (has_unsent()) {
+    errno = EAGAIN;
+    return -1;
+  }
   size_t left = 0;
   for (const iovec& part : parts) left += part.iov_len;
   std::array<char, kRecordBytesMax> gathered;
@@ -211,33 +219,53 @@ ssize_t OpensslSession::Send(std::span<const iovec> parts) {
       }
       if (!Seal(record, size)) {
         ERR_clear_error();
-        send_error_ = EBADMSG;
-        return taken > 0 ? taken : FailedSend();
+        Lose(EBADMSG);
+        return -1;
       }
       left -= size;
       taken += static_cast<ssize_t>(size);
     }
-    Flush();
-    if (send_error_ != 0) return taken;
+    if (!SendSealed()) return -1;
   }
+  Release();
   return taken;
 }
 
-void OpensslSession::Flush() {
-  while (has_unsent() && send_error_ == 0) {
+bool OpensslSession::Flush() {
+  const bool is_well = SendSealed();
+  Release();
+  return is_well;
+}
+
+bool OpensslSession::SendSealed() {
+  if (send_error_ != 0) {
+    Lose(send_error_);
+    return false;
+  }
+  while (has_unsent()) {
     const ssize_t sent =
         send(fd_, sealed_.data() + sealed_begin_, sealed_.size() - sealed_begin_, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (sent < 0 && errno == EINTR) continue;
-    if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+    if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return true;
     if (sent < 0) {
-      send_error_ = errno;
-      break;
+      Lose(errno);
+      return false;
     }
     sealed_begin_ += static_cast<size_t>(sent);
   }
-  // A thousand idle connections hold no memory.
-  sealed_ = {};
+  sealed_.clear();
   sealed_begin_ = 0;
+  return true;
+}
+
+// A thousand idle connections hold no memory.
+void OpensslSession::Release() {
+  if (!has_unsent()) sealed_ = std::vector<char>();
+}
+
+int64_t OpensslSession::unread_bytes() const {
+  const int decrypted = SSL_pending(ssl_.get());
+  return decrypted == 0 && end_.has_value() ? 1 : decrypted;
 }
 
 ssize_t OpensslSession::Receive(std::span<const iovec> parts) {

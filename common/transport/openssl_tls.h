@@ -5,8 +5,8 @@
 // never resumed.
 //
 // Cost. A handshake has one round trip; each end signs and verifies once, some 0.3 ms. A record of 16 KiB is encrypted
-// into memory of the session, and four of them leave by one system call; received records are decrypted where OpenSSL
-// has them and copied once.
+// by OpenSSL and copied to memory of the session; four of them leave by one system call. Received records, each by a
+// call, are decrypted where OpenSSL has them and copied once.
 #ifndef STARRING_COMMON_TRANSPORT_OPENSSL_TLS_H_
 #define STARRING_COMMON_TRANSPORT_OPENSSL_TLS_H_
 

@@ -10,6 +10,7 @@
 #include <sys/types.h>
 #include <sys/uio.h>
 
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <utility>
@@ -42,14 +43,12 @@ class TcpChannel {
   ssize_t Send(std::span<const iovec> parts);
   ssize_t Receive(std::span<const iovec> parts);
 
-  // Sends what a session holds, as far as the kernel takes it.
-  void Flush() {
-    if (tls_ != nullptr) tls_->Flush();
-  }
+  // Sends what a session holds, as far as the kernel takes it. False, with errno: the connection is lost.
+  bool Flush() { return tls_ == nullptr || tls_->Flush(); }
   // Bytes that Send has taken, and the kernel has not.
   bool has_unsent() const { return tls_ != nullptr && tls_->has_unsent(); }
-  // Receive would return something even if nothing more arrives.
-  bool has_unread() const { return tls_ != nullptr && tls_->has_unread(); }
+  // As TlsSession's; 0 in the clear.
+  int64_t unread_bytes() const { return tls_ == nullptr ? 0 : tls_->unread_bytes(); }
 
  private:
   Socket socket_;

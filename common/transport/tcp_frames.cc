@@ -79,7 +79,7 @@ void TcpFrameConnection::Send(TcpFrameKind kind, std::string_view payload) {
 }
 
 void TcpFrameConnection::Flush() {
-  channel_.Flush();
+  if (!channel_.Flush()) return;
   while (!unsent_.empty()) {
     const iovec part = {.iov_base = unsent_.data(), .iov_len = unsent_.size()};
     const ssize_t written = channel_.Send({&part, 1});

@@ -100,6 +100,9 @@ absl::StatusOr<bool> TcpDialer::OnFrame(const TcpFrame& frame) {
     return false;
   }
   if (frame.kind == TcpFrameKind::kBeginTls && tls_ != nullptr && !connection_.is_encrypted() && !is_challenged_) {
+    if (connection_.has_unsent()) {
+      return absl::InvalidArgumentError("is no rank of a job: it answers a hello that it has not heard");
+    }
     connection_.BeginTls(*tls_, TlsContext::Side::kDials);
     is_in_tls_handshake_ = true;
     return false;

@@ -24,7 +24,7 @@
 // tcp_full_mesh_arrivals.cc says which.
 //
 // Cost. 3 (N - 1) connections at rank 0, of which 2 (N - 1) stay, and at most 2 (N - 1) + 1 elsewhere; five round trips
-// one after the other.
+// one after the other, with --tls nine.
 #ifndef STARRING_COMMON_TRANSPORT_TCP_RENDEZVOUS_H_
 #define STARRING_COMMON_TRANSPORT_TCP_RENDEZVOUS_H_
 

@@ -63,7 +63,7 @@ void TcpStream::Push(int tag, std::span<const std::byte> data, Transport::Token 
 }
 
 absl::Status TcpStream::Write(int64_t budget, std::vector<Transport::Token>& sent) {
-  if (outgoing_.empty()) channel_.Flush();
+  if (outgoing_.empty() && !channel_.Flush()) return WriteError(errno);
   while (!outgoing_.empty() && budget > 0) {
     std::array<iovec, kPartsMax> parts;
     size_t part_count = 0;
@@ -83,29 +83,36 @@ absl::Status TcpStream::Write(int64_t budget, std::vector<Transport::Token>& sen
       if (!rest.empty() && allowed > 0) add(rest.data(), std::min(rest.size(), allowed));
     }
     const ssize_t written = channel_.Send({parts.data(), part_count});
-    if (written < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return absl::OkStatus();
-    if (written < 0) return errno == EPIPE ? Closed() : LostError(errno);
-    Retire(static_cast<size_t>(written), sent);
-    if (written < bytes) return absl::OkStatus();  // the kernel takes no more
+    if (written < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
+    if (written < 0) return WriteError(errno);
+    RetireSealed(sent);  // a session takes nothing before the kernel has what was taken before
+    Retire(static_cast<size_t>(written), channel_.is_encrypted() ? sealed_ : sent);
+    if (written < bytes) break;  // the kernel takes no more
     budget -= written;
   }
+  if (!channel_.has_unsent()) RetireSealed(sent);
   return absl::OkStatus();
 }
 
-void TcpStream::Retire(size_t written, std::vector<Transport::Token>& sent) {
+void TcpStream::RetireSealed(std::vector<Transport::Token>& sent) {
+  sent.insert(sent.end(), sealed_.begin(), sealed_.end());
+  sealed_.clear();
+}
+
+void TcpStream::Retire(size_t written, std::vector<Transport::Token>& taken) {
   while (written > 0) {
     Outgoing& message = outgoing_.front();
     const size_t step = std::min(written, message.size() - message.sent);
     message.sent += step;
     written -= step;
     if (message.sent < message.size()) return;
-    sent.push_back(message.token);
+    taken.push_back(message.token);
     outgoing_.pop_front();
   }
 }
 
 std::vector<Transport::Token> TcpStream::DropUnsent() {
-  std::vector<Transport::Token> dropped;
+  std::vector<Transport::Token> dropped = std::exchange(sealed_, {});
   for (const Outgoing& message : outgoing_) dropped.push_back(message.token);
   outgoing_.clear();
   return dropped;
@@ -113,11 +120,13 @@ std::vector<Transport::Token> TcpStream::DropUnsent() {
 
 absl::Status TcpStream::Read(int64_t budget, Receiver& receiver) {
   std::array<std::byte, kStagingBytes> staging;
-  // What is decrypted is received in any case: no event would tell of it later. It is one record at most.
-  while (budget > 0 || channel_.has_unread()) {
+  while (true) {
+    // What is decrypted is received in any case: no event would tell of it later.
+    const int64_t allowed = budget > 0 ? budget : channel_.unread_bytes();
+    if (allowed == 0) return absl::OkStatus();
     std::array<iovec, 2> parts;
     size_t part_count = 0;
-    const int64_t direct = std::min(missing_, budget > 0 ? budget : kTlsRecordBytesMax);
+    const int64_t direct = std::min(missing_, allowed);
     int64_t asked = direct;
     if (direct > 0) {
       parts[part_count++] = {.iov_base = destination_ + (static_cast<int64_t>(header_.length) - missing_),
@@ -125,8 +134,10 @@ absl::Status TcpStream::Read(int64_t budget, Receiver& receiver) {
     }
     // The next header, and what comes with it, in the same call.
     if (direct == missing_) {
-      parts[part_count++] = {.iov_base = staging.data(), .iov_len = staging.size()};
-      asked += static_cast<int64_t>(staging.size());
+      const size_t staged =
+          budget > 0 ? staging.size() : std::min(staging.size(), static_cast<size_t>(allowed - direct));
+      parts[part_count++] = {.iov_base = staging.data(), .iov_len = staged};
+      asked += static_cast<int64_t>(staged);
     }
     const ssize_t got = channel_.Receive({parts.data(), part_count});
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return absl::OkStatus();
@@ -142,9 +153,8 @@ absl::Status TcpStream::Read(int64_t budget, Receiver& receiver) {
     if (in_message_ && missing_ == 0) EndMessage(receiver);
     RETURN_IF_ERROR(Parse({staging.data(), static_cast<size_t>(got - placed)}, receiver));
     // Fewer bytes than asked for: no more have arrived, and another call would only say so.
-    if (got < asked && !channel_.has_unread()) return absl::OkStatus();
+    if (got < asked && channel_.unread_bytes() == 0) return absl::OkStatus();
   }
-  return absl::OkStatus();
 }
 
 // Every byte becomes part of a header or of a message, so that the staging memory is free again.
@@ -208,6 +218,10 @@ absl::Status TcpStream::Closed() const {
   return absl::UnavailableError(absl::StrCat("has closed its connection",
                                              in_the_middle ? " in the middle of a message" : "",
                                              ": its process has ended, and its own output says why"));
+}
+
+absl::Status TcpStream::WriteError(int error_number) const {
+  return error_number == EPIPE ? Closed() : LostError(error_number);
 }
 
 void TcpStream::SayGoodbye() {

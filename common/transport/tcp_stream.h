@@ -73,7 +73,7 @@ class TcpStream {
 
   // Queues a message, which Write sends. `data` belongs to the stream until Write returns the token.
   void Push(int tag, std::span<const std::byte> data, Transport::Token token);
-  // A message may be sent as a whole and wait, encrypted, for the kernel.
+  // Messages are queued, or wait in the channel, encrypted, for the kernel.
   bool has_unsent() const { return !outgoing_.empty() || channel_.has_unsent(); }
   size_t unsent_count() const { return outgoing_.size(); }
   // Sends no more, and returns the tokens of what was queued. For a connection that has failed.
@@ -106,14 +106,18 @@ class TcpStream {
     size_t size() const { return sizeof(header) + data.size(); }
   };
 
-  void Retire(size_t written, std::vector<Transport::Token>& sent);
+  void RetireSealed(std::vector<Transport::Token>& sent);
+  void Retire(size_t written, std::vector<Transport::Token>& taken);
   absl::Status Parse(std::span<const std::byte> bytes, Receiver& receiver);
   absl::Status BeginMessage(Receiver& receiver);
   void EndMessage(Receiver& receiver);
   absl::Status Closed() const;
+  absl::Status WriteError(int error_number) const;
 
   TcpChannel channel_;
   std::deque<Outgoing> outgoing_;
+  // Of messages that the channel holds, encrypted. A process that ends takes them with it: they are not sent.
+  std::vector<Transport::Token> sealed_;
 
   // What is arriving: a header, or the message of a complete header.
   tcp_wire::MessageHeader header_;

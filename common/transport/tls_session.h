@@ -32,17 +32,19 @@ class TlsSession {
   // As sendmsg and recvmsg do: the number of bytes, or -1 and errno. Both need a finished handshake.
   //
   // Send takes all bytes unless the kernel takes no more. Bytes that it has taken may wait in the session, encrypted,
-  // for the next Send or Flush.
+  // for the next Send or Flush: they are sent when has_unsent() is false. -1 with an errno other than EAGAIN: what
+  // waited is lost.
   virtual ssize_t Send(std::span<const iovec> parts) = 0;
   // Receive fills `parts` as far as what has arrived allows. EBADMSG: what has arrived was not sent by the peer, or was
   // changed on the way.
   virtual ssize_t Receive(std::span<const iovec> parts) = 0;
 
-  // Sends what waits, as far as the kernel takes it. An error is returned by the next Send.
-  virtual void Flush() = 0;
+  // Sends what waits, as far as the kernel takes it. False, with errno: the connection is lost, and nothing waits.
+  virtual bool Flush() = 0;
   virtual bool has_unsent() const = 0;
-  // Receive would return something even if nothing more arrives.
-  virtual bool has_unread() const = 0;
+  // How many bytes to ask of Receive for what it returns even if nothing more arrives: the rest of a record, at most
+  // kTlsRecordBytesMax, or 1 for an end or an error. Asked for no more, it decrypts no further record.
+  virtual int64_t unread_bytes() const = 0;
 };
 
 // What all sessions of a process share: its key and certificate.

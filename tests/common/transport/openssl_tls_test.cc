@@ -1,6 +1,8 @@
 #include "common/transport/openssl_tls.h"
 
 #include <errno.h>
+#include <malloc.h>
+#include <openssl/err.h>
 #include <openssl/ssl.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -204,6 +206,7 @@ TEST(OpensslTlsTest, AHostBetweenReadsNothing) {
   EXPECT_EQ(seen.find("gradients"), std::string::npos);
 }
 
+// In the last record: nothing follows that would make the descriptor readable again.
 TEST(OpensslTlsTest, AByteThatIsChangedOnTheWayIsFound) {
   RelayedStreams streams(*FreshTlsContext());
   const std::vector<std::byte> data = Pattern(40'000, 7);
@@ -216,10 +219,10 @@ TEST(OpensslTlsTest, AByteThatIsChangedOnTheWayIsFound) {
   ASSERT_TRUE(Until([&] { return !status.ok() || inbox.complete_count == 1; },
                     [&] {
                       passed += std::ssize(streams.relay.Pass(streams.left.b, streams.right.b, [&](std::string& bytes) {
-                        const int64_t at = 30'000 - passed;
+                        const int64_t at = 39'000 - passed;
                         if (at >= 0 && at < std::ssize(bytes)) bytes[at] = static_cast<char>(bytes[at] ^ 1);
                       }));
-                      status = streams.b->Read(kAnyBudget, inbox);
+                      if (IsReady(streams.b->fd(), POLLIN)) status = streams.b->Read(kAnyBudget, inbox);
                     }));
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal) << status;
   EXPECT_THAT(Text(status), HasSubstr("does not decrypt"));
@@ -247,6 +250,131 @@ TEST(OpensslTlsTest, ABudgetStopsAWriteAndTheRestWaits) {
   for (int i = 0; i < 10; ++i) ASSERT_EQ(streams.a.Write(int64_t{64} << 20, done), absl::OkStatus());
   EXPECT_TRUE(done.empty());
   EXPECT_TRUE(streams.a.has_unsent());
+}
+
+// The decrypted rest of a record is received without a budget, and no further record: other connections, and the
+// thread that computes, would wait for a peer that sends without a pause.
+TEST(OpensslTlsTest, ABudgetStopsARead) {
+  Streams streams(EncryptedChannels(ConnectedSockets(), *FreshTlsContext()));
+  const std::vector<std::byte> data = Pattern(10'000, 1);
+  std::vector<Transport::Token> done;
+  for (uint64_t i = 0; i < 50; ++i) streams.a.Push(1, data, {.operation = i});
+  ASSERT_EQ(streams.a.Write(kAnyBudget, done), absl::OkStatus());
+  Inbox inbox;
+  const size_t records = 2;  // of what one Read receives: that of the budget's end, and the one before
+  const size_t most = records * static_cast<size_t>(kTlsRecordBytesMax) / data.size();
+  ASSERT_TRUE(Until([&] { return inbox.complete_count == 50; },
+                    [&] {
+                      std::vector<Transport::Token> more;
+                      ASSERT_EQ(streams.a.Write(kAnyBudget, more), absl::OkStatus());
+                      const size_t before = inbox.complete_count;
+                      ASSERT_EQ(streams.b.Read(1, inbox), absl::OkStatus());
+                      ASSERT_LE(inbox.complete_count - before, most);
+                    }));
+}
+
+// Its data is the sender's again, but a process that ends now would take the encrypted bytes with it.
+TEST(OpensslTlsTest, AMessageIsSentWhenTheKernelHasIt) {
+  SocketPair pair = ConnectedSockets();
+  Streams streams(EncryptedChannels(std::move(pair), *FreshTlsContext()));
+  const std::vector<std::byte> data = Pattern(10'000, 1);
+  std::vector<Transport::Token> done;
+  uint64_t pushed = 0;
+  while (!streams.a.has_unsent()) {
+    ASSERT_LT(pushed, 100'000u);
+    streams.a.Push(1, data, {.operation = pushed++});
+    ASSERT_EQ(streams.a.Write(kAnyBudget, done), absl::OkStatus());
+  }
+  EXPECT_LT(done.size(), pushed);
+  Inbox inbox;
+  ASSERT_TRUE(Until([&] { return done.size() == pushed; },
+                    [&] {
+                      ASSERT_EQ(streams.b.Read(kAnyBudget, inbox), absl::OkStatus());
+                      ASSERT_EQ(streams.a.Write(kAnyBudget, done), absl::OkStatus());
+                    }));
+  for (uint64_t i = 0; i < pushed; ++i) EXPECT_EQ(done[i].operation, i);
+}
+
+// The connection is lost while encrypted bytes wait, and nothing else is queued.
+TEST(OpensslTlsTest, AMessageThatWaitedInVainIsNotSent) {
+  ChannelPair pair = EncryptedChannels(ConnectedSockets(), *FreshTlsContext());
+  TcpStream stream(std::move(pair.a), kSilenceMs);
+  const std::vector<std::byte> data = Pattern(10'000, 1);
+  std::vector<Transport::Token> done;
+  uint64_t pushed = 0;
+  while (!stream.has_unsent()) {
+    ASSERT_LT(pushed, 100'000u);
+    stream.Push(1, data, {.operation = pushed++});
+    ASSERT_EQ(stream.Write(kAnyBudget, done), absl::OkStatus());
+  }
+  Reset(pair.b.TakeSocket());
+  absl::Status status;
+  ASSERT_TRUE(Until([&] { return !status.ok(); }, [&] { status = stream.Write(kAnyBudget, done); }));
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_LT(done.size(), pushed);
+  EXPECT_EQ(done.size() + stream.DropUnsent().size(), pushed);
+  EXPECT_FALSE(stream.has_unsent());
+}
+
+// A rank of the largest job has two thousand connections.
+TEST(OpensslTlsTest, AnIdleConnectionHoldsNoBuffers) {
+  constexpr int kConnections = 20;
+  const std::shared_ptr<const TlsContext> context = FreshTlsContext();
+  Streams first(EncryptedChannels(ConnectedSockets(), *context));  // what OpenSSL keeps for the process
+  const size_t before = mallinfo2().uordblks;
+  std::vector<Streams> all;
+  for (int i = 0; i < kConnections; ++i) all.emplace_back(EncryptedChannels(ConnectedSockets(), *context));
+  const std::vector<std::byte> data = Pattern(200'000, 1);
+  for (Streams& streams : all) {
+    Inbox inbox;
+    std::vector<Transport::Token> done;
+    streams.a.Push(1, data, {});
+    ASSERT_TRUE(Until([&] { return inbox.complete_count == 1; },
+                      [&] {
+                        ASSERT_EQ(streams.a.Write(kAnyBudget, done), absl::OkStatus());
+                        ASSERT_EQ(streams.b.Read(kAnyBudget, inbox), absl::OkStatus());
+                      }));
+  }
+  // Both ends of each. A session has about 20 KB; OpenSSL's buffers would be 32 KiB more, its own 66 KB.
+  const size_t held = mallinfo2().uordblks - before;
+  EXPECT_LT(held / (2 * kConnections), 32u << 10);
+}
+
+// The lengths of the whole records in `bytes`.
+std::vector<size_t> RecordLengths(const std::string& bytes) {
+  std::vector<size_t> lengths;
+  for (size_t at = 0; at + 5 <= bytes.size(); at += 5 + lengths.back()) {
+    lengths.push_back(static_cast<unsigned char>(bytes[at + 3]) * size_t{256} +
+                      static_cast<unsigned char>(bytes[at + 4]));
+  }
+  return lengths;
+}
+
+TEST(OpensslTlsTest, KeysChangeWhenTheyAreUsedUp) {
+  RelayedStreams streams(*FreshTlsContext(3));
+  const std::vector<std::byte> data = Pattern(12 * kTlsRecordBytesMax, 7);
+  std::vector<Transport::Token> done;
+  streams.a->Push(3, data, {});
+  std::string seen;
+  Inbox inbox;
+  ASSERT_TRUE(Until([&] { return inbox.complete_count == 1; },
+                    [&] {
+                      ASSERT_EQ(streams.a->Write(kAnyBudget, done), absl::OkStatus());
+                      seen += streams.relay.Pass(streams.left.b, streams.right.b);
+                      ASSERT_EQ(streams.b->Read(kAnyBudget, inbox), absl::OkStatus());
+                    }));
+  const std::vector<size_t> lengths = RecordLengths(seen);
+  // KeyUpdate: a head of four bytes, one, its type and a tag (RFC 8446, 4.6.3).
+  EXPECT_EQ(std::count(lengths.begin(), lengths.end(), 4u + 1 + 1 + 16), 4) << lengths.size() << " records";
+}
+
+// OpenSSL has one queue for a thread, in which other parts of the program leave errors.
+TEST(OpensslTlsTest, AnErrorOfAnotherPartIsNotTheConnections) {
+  Streams streams(EncryptedChannels(ConnectedSockets(), *FreshTlsContext()));
+  ERR_raise(ERR_LIB_USER, ERR_R_INTERNAL_ERROR);
+  Inbox inbox;
+  EXPECT_EQ(streams.b.Read(kAnyBudget, inbox), absl::OkStatus()) << "nothing has arrived";
+  ERR_clear_error();
 }
 
 }  // namespace

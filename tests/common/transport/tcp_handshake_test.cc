@@ -1,8 +1,12 @@
 #include "common/transport/tcp_handshake.h"
 
+#include <sys/socket.h>
+
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "common/limits.h"
@@ -457,6 +461,62 @@ TEST(TcpHandshakeTest, AnEncryptedConnectionBelongsToItsHello) {
     EXPECT_TRUE(absl::IsUnauthenticated(open[i].status())) << open[i].status();
     EXPECT_FALSE(dialers[i].may_refuse());
   }
+}
+
+// The rank has then shown its proof in the clear, which is tied to no encrypted connection.
+TEST(TcpHandshakeTest, TlsDoesNotBeginAfterTheChallenge) {
+  const std::shared_ptr<const TlsContext> tls = FreshTlsContext();
+  SocketPair pair = ConnectedSockets();
+  TcpDialer dialer(std::move(pair.a), TlsHello(), kToken, tls.get());
+  TcpFrameConnection impostor(std::move(pair.b));
+  impostor.Send(TcpFrameKind::kChallenge, std::string(64, 'x'));
+  impostor.Send(TcpFrameKind::kBeginTls, "");
+  absl::StatusOr<bool> welcome = false;
+  EXPECT_TRUE(Until([&] { return !welcome.ok() || *welcome; }, [&] { welcome = dialer.Advance(); }));
+  EXPECT_TRUE(absl::IsInvalidArgument(welcome.status())) << welcome.status();
+}
+
+TEST(TcpHandshakeTest, TlsDoesNotBeginTwice) {
+  const std::shared_ptr<const TlsContext> tls = FreshTlsContext();
+  SocketPair pair = ConnectedSockets();
+  TcpDialer dialer(std::move(pair.a), TlsHello(), kToken, tls.get());
+  TcpFrameConnection door(std::move(pair.b));
+  ASSERT_EQ(ReceiveSome(door.socket(), kHeadBytes + kHelloBytes).size(), kHeadBytes + kHelloBytes);
+  door.Send(TcpFrameKind::kBeginTls, "");
+  door.BeginTls(*tls, TlsContext::Side::kIsDialled);
+  absl::StatusOr<bool> encrypted = false, welcome = false;
+  ASSERT_TRUE(Until([&] { return !encrypted.ok() || *encrypted; },
+                    [&] {
+                      welcome = dialer.Advance();
+                      encrypted = door.Handshake();
+                    }));
+  ASSERT_TRUE(encrypted.ok()) << encrypted.status();
+  door.Send(TcpFrameKind::kBeginTls, "");
+  EXPECT_TRUE(Until([&] { return !welcome.ok() || *welcome; }, [&] { welcome = dialer.Advance(); }));
+  EXPECT_TRUE(absl::IsInvalidArgument(welcome.status())) << welcome.status();
+}
+
+// The hello waits for the kernel, and the other end answers before it has heard it.
+TEST(TcpHandshakeTest, TlsThatBeginsBeforeTheHelloIsRefused) {
+  const std::shared_ptr<const TlsContext> tls = FreshTlsContext();
+  SocketPair pair = ConnectedSockets();
+  // Buffers whose size is set do not grow.
+  const int small = 1 << 13;
+  setsockopt(pair.a.fd(), SOL_SOCKET, SO_SNDBUF, &small, sizeof(small));
+  setsockopt(pair.b.fd(), SOL_SOCKET, SO_RCVBUF, &small, sizeof(small));
+  const std::string much(1 << 20, 'x');
+  for (int i = 0; i < 20; ++i) {
+    while (send(pair.a.fd(), much.data(), much.size(), MSG_DONTWAIT) > 0) {
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // some of it moves to the other end
+  }
+  TcpDialer dialer(std::move(pair.a), TlsHello(), kToken, tls.get());
+  ASSERT_TRUE(dialer.connection().has_unsent());
+  TcpFrameConnection impostor(std::move(pair.b));
+  impostor.Send(TcpFrameKind::kBeginTls, "");
+  absl::StatusOr<bool> welcome = false;
+  EXPECT_TRUE(Until([&] { return !welcome.ok() || *welcome; }, [&] { welcome = dialer.Advance(); }));
+  EXPECT_TRUE(absl::IsInvalidArgument(welcome.status())) << welcome.status();
 }
 
 // A frame of TLS means nothing to a rank that was started without it.

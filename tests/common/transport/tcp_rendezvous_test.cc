@@ -86,6 +86,27 @@ TEST(TcpRendezvousTest, OneRankWithoutTlsIsRefused) {
   }
 }
 
+// A stranger that has intercepted a rank's hello can begin TLS with it, and no more.
+TEST(TcpRendezvousTest, AHandshakeOfTlsThatStopsEndsAtItsDeadline) {
+  Job job(2);
+  const std::shared_ptr<const TlsContext> tls = FreshTlsContext();
+  const auto options = [&](int rank) {
+    TcpRendezvousOptions made = job.Options(rank);
+    made.tls = tls;
+    return made;
+  };
+  TcpRendezvousOptions of_rank_0 = options(0);
+  of_rank_0.hello_deadline = absl::Milliseconds(200);
+  job.Start(0, std::move(of_rank_0));
+  TcpHello hello = HelloOf(1, 2);
+  hello.has_tls = true;
+  TcpDialer silent(Dial(job.address()), hello, kToken, tls.get());
+  EXPECT_TRUE(job.AwaitLine("has connected and not said which rank it is within 200ms"));
+  job.Start(1, options(1));
+  job.Join();
+  job.ExpectConnected();
+}
+
 TEST(TcpRendezvousTest, RankZeroMayComeLast) {
   const ReservedAddress address;
   std::vector<Joined> results(3);

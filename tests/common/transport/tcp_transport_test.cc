@@ -788,6 +788,28 @@ TEST(TcpTransportTest, ARankThatOwesAMessageSaysNoGoodbye) {
   EXPECT_TRUE(EndsInOrder(it.peers[0].notices));
 }
 
+// Whatever was sent arrives, though the rank that has sent it has ended: a job's last answer.
+TEST(TcpTransportTest, WhatWasSentOutlivesItsRank) {
+  auto ranks = Ranks(2, {.unexpected_bytes_max = 64 << 20});
+  const std::vector<std::byte> data = Pattern(10'000, 1);
+  Poller sender(ranks[0].get());
+  uint64_t sent = 0;
+  // Until the kernel takes no more.
+  for (; sender.done_count() == sent; ++sent) {
+    ASSERT_LT(sent, 100'000u);
+    ranks[0]->PostSend(1, kTag, data, {.operation = sent});
+    ASSERT_EQ(sender.Poll(), absl::OkStatus());
+  }
+  ranks[0].reset();
+  Poller receiver(ranks[1].get());
+  std::vector<std::byte> got(data.size());
+  for (uint64_t i = 0; i < sender.done_count(); ++i) {
+    ranks[1]->PostReceive(0, kTag, got, {.operation = i});
+    ASSERT_TRUE(receiver.Await(i)) << i << " of " << sender.done_count() << ": " << receiver.Poll();
+  }
+  EXPECT_EQ(got, data);
+}
+
 TEST(TcpTransportTest, ARankThatIsAwaitedMustNotLeave) {
   auto ranks = Ranks(2);
   std::vector<std::byte> data(10);
