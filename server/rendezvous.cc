@@ -135,7 +135,11 @@ std::string Rendezvous::DescribeMissing() const {
   std::vector<std::string> missing;
   std::string refusals;
   int missing_count = 0;
+  const bool some_never_joined = !NeverJoined().empty();
   for (size_t rank = 0; rank < members_.size(); ++rank) {
+    const Member& member = members_[rank];
+    // Its own deadline may have ended just before this server's: the ranks for which it has waited are the cause.
+    if (some_never_joined && member.has_joined && member.refusal.empty()) continue;
     // A status must fit into a line, and into the trailers of a gRPC call, even if a thousand ranks are missing.
     if (members_[rank].joined || ++missing_count > kRanksNamedMax) continue;
     missing.push_back(absl::StrCat(rank));

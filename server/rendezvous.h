@@ -50,7 +50,8 @@ class Rendezvous {
   // worker that has joined and left is not among them.
   std::vector<int> NeverJoined() const;
 
-  // "rank 1 of 4 has not joined", with the reason if its last attempt was refused. REQUIRES: !complete().
+  // "rank 1 of 4 has not joined", with the reason if its last attempt was refused. A rank that has joined and left is
+  // named only if no other is missing. REQUIRES: !complete().
   std::string DescribeMissing() const;
 
   // The job's; meaningful while has_workers().

@@ -22,7 +22,7 @@ from netlab import STAR_PORT, Netlab
 from bench.chaos import processes
 from bench.chaos.elastic_job import Page
 from bench.chaos.job import TICK_S, JobFailed, Outcome
-from bench.chaos.netlab_schedule import ELASTIC, RING, STAR, Cut, Setup, expected_end, faults_of_end
+from bench.chaos.netlab_schedule import ELASTIC, RING, STAR, Cut, Setup, expected_end, faults_of_end, pause_s
 from bench.chaos.timeline import Timeline
 
 # The time after a cut within which a job must go on, beyond as long again as the cut was: TCP pauses so long at most.
@@ -141,6 +141,7 @@ class NetlabJob:
         self._timeline = Timeline()
         self._hurry, self._over = threading.Event(), threading.Event()
         self._begin = time.monotonic()
+        self._cut_end = self._begin  # of the last cut
 
     def __enter__(self) -> NetlabJob:
         return self
@@ -230,7 +231,8 @@ class NetlabJob:
                 self.start()
             if not cut.at_start:
                 self._await_steps(-1, time.monotonic(), END_S)
-                time.sleep(cut.delay_s)
+                pause_over = self._cut_end + pause_s(cuts[number - 1], cut, self._plan.setup) if number > 0 else 0.0
+                time.sleep(max(cut.delay_s, pause_over - time.monotonic()))
             if number > 0 and (cut.at_start or not self._has_room(cut)):
                 break
             if not cut.at_start and self._has_ended():
@@ -282,6 +284,7 @@ class NetlabJob:
                 self._await_end(cut, begin, result)
             else:
                 self._hold(cut, begin, result)
+        self._cut_end = time.monotonic()
         if not expects_end and not result.faults:
             self._recover(cut, begin, result)
         self._hurry.clear()

@@ -36,6 +36,7 @@ DIAL_PART = 0.9  # of the join deadline; then a rank that cannot connect with an
 MEMBER_SILENT_S = 5.0  # a member of an elastic run is given up
 VERDICT_S = 4.0  # the grace of a deadline: another process may have a better reason, and the roll is called
 SILENCE_S = 20.0  # a connection on which nothing is acknowledged is lost
+KEEPALIVE_S = 5.0  # a connection without traffic is probed after this time and then as often
 LAST_ANSWERS_S = 5.0  # how long a server waits for its workers to take their last answers
 # A process needs so long to get to its first connection, and to end, on a machine that also compiles.
 START_S, LOAD_S = 3.0, 8.0
@@ -125,6 +126,14 @@ def _start_deadline_s(cut: Cut, setup: Setup) -> float:
     return setup.join_deadline_s
 
 
+def pause_s(before: Cut, cut: Cut, setup: Setup) -> float:
+    """How long a job has to run between two cuts. A ring's connection for notices, which has no traffic, must be probed
+    between them: else it is silent during both, and the schedule knows the second alone."""
+    silence_s = max(SILENCE_S, setup.exchange_deadline_s)
+    both_s = before.duration_s + KEEPALIVE_S + cut.duration_s
+    return KEEPALIVE_S + 1.0 if setup.topology == RING and both_s > NEAR[0] * silence_s else 0.0
+
+
 def is_near(cut: Cut, setup: Setup) -> bool:
     """Whether the schedule does not say how the job ends."""
     return any(NEAR[0] * deadline_s < cut.duration_s < NEAR[1] * (deadline_s + late_s)
@@ -164,7 +173,8 @@ def _reasons(cut: Cut, setup: Setup) -> tuple[str, ...]:
     late = r"(%ds|%ds)" % (deadline_s, deadline_s + 2)  # a sum's is longer except at rank 0
     return (r"step \d+, bucket \d+ did not come within %ds \(.*\): %s" % (deadline_s, _MISSING),
             r"a sum over all ranks did not end within %s: %s" % (late, _MISSING),
-            r"rank \d+ \(\S+\) cannot be reached any more, connection timed out")
+            # The second is the kernel's word for a neighbour that does not say where it is.
+            r"rank \d+ \(\S+\) cannot be reached any more, (connection timed out|no route to host)")
 
 
 # The beginnings of a line, in their order: the process itself, a server that was told, a rank that was told.

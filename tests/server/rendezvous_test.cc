@@ -32,6 +32,16 @@ JobSpec Job(int rank, int world_size) {
 
 std::string Message(const absl::Status& status) { return std::string(status.message()); }
 
+// Workers' deadlines do not end at one moment, nor with the server's.
+TEST(RendezvousTest, WhoHasGivenUpIsNotTheCause) {
+  Rendezvous rendezvous(0, 1, "");
+  for (const int rank : {0, 1}) EXPECT_TRUE(rendezvous.Join(Request(Job(rank, 4), 10 + rank)).ok());
+  rendezvous.Leave(0, 10);
+  EXPECT_EQ(rendezvous.DescribeMissing(), "ranks 2, 3 of 4 have not joined");
+  for (const int rank : {2, 3}) EXPECT_TRUE(rendezvous.Join(Request(Job(rank, 4), 10 + rank)).ok());
+  EXPECT_EQ(rendezvous.DescribeMissing(), "rank 0 of 4 has not joined");
+}
+
 TEST(RendezvousTest, IsCompleteWhenAllRanksAreThere) {
   Rendezvous rendezvous(0, 1, "");
   EXPECT_FALSE(rendezvous.has_workers());

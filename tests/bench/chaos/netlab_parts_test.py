@@ -10,7 +10,7 @@ from blocks import Flow
 from bench.chaos.log import Log
 from bench.chaos.netlab_log import summary
 from bench.chaos.netlab_schedule import (DIRECTIONS, ELASTIC, KINDS, RING, STAR, TOPOLOGIES, Cut, Setup, blamed,
-                                         expected_end, faults_of_end, is_idle, is_near, make_cuts, reason_of)
+                                         expected_end, faults_of_end, is_idle, is_near, make_cuts, pause_s, reason_of)
 
 
 def setup(topology):
@@ -63,6 +63,11 @@ class ScheduleTest(unittest.TestCase):
                 self.assertTrue(is_near(cut(duration_s=length), setup(topology)), length)
         # A process needs time to come to its deadline.
         self.assertTrue(is_near(cut(duration_s=39, at_start=True), setup(STAR)))
+
+    def test_a_ring_is_heard_between_two_cuts(self):
+        for topology, durations, pause in ((RING, (5.0, 40.0), 6.0), (RING, (9.0, 9.0), 0.0), (STAR, (5.0, 40.0), 0.0)):
+            cuts = [cut(duration_s=duration) for duration in durations]
+            self.assertEqual(pause_s(*cuts, setup(topology)), pause, (topology, durations))
 
     def test_the_packets(self):
         star = setup(STAR)
