@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "common/flags/command_line.h"
 #include "common/host/machine_limits.h"
 #include "worker/check/check_table.h"
@@ -52,7 +53,8 @@ std::string CommonSubnet(const CheckFindings& findings) {
   for (const ProcessReport& report : findings.reports) {
     for (const LinkReport& link : report.links()) {
       // Cuts the port off. An address without a colon stays whole, because substr takes npos as the end.
-      const absl::string_view host = absl::string_view(link.address()).substr(0, link.address().rfind(':'));
+      absl::string_view host = absl::string_view(link.address()).substr(0, link.address().rfind(':'));
+      if (absl::ConsumePrefix(&host, "[")) absl::ConsumeSuffix(&host, "]");
       if (link.means() != LinkReport::TCP || absl::StartsWith(host, "127.")) continue;
       const Pair pair(NameOf(report.facts()), PeerOf(link));
       // A pair counts even if its connection failed: a subnet that does not connect it must not be advised.

@@ -14,12 +14,13 @@ namespace starring {
 
 struct InterfaceAddress {
   std::string interface;
-  std::string address;  // IPv4
+  std::string address;  // IPv4 or IPv6
   int prefix_bits = 0;
   bool loopback = false;
 };
 
-// The IPv4 addresses of the interfaces that are up; empty if the system does not tell them.
+// The addresses of the interfaces that are up, those of IPv4 first; empty if the system does not tell them. Without
+// link-local ones of IPv6 (fe80::), which Open MPI does not use.
 std::vector<InterfaceAddress> ListInterfaceAddresses();
 
 // Selects as Open MPI does by btl_tcp_if_include and btl_tcp_if_exclude, which are names or subnets (10.0.0.0/8)
@@ -28,7 +29,7 @@ std::vector<InterfaceAddress> ListInterfaceAddresses();
 std::vector<InterfaceAddress> SelectAddresses(std::span<const InterfaceAddress> all, absl::string_view include,
                                               absl::string_view exclude);
 
-// The subnet of an address, "10.77.0.0/24"; empty if `address` is not an IPv4 address.
+// The subnet of an address, "10.77.0.0/24" or "fd77::/64"; empty if `address` is no address.
 std::string SubnetOf(absl::string_view address, int prefix_bits);
 
 // The name of the interface with this address; empty if there is none.

@@ -41,22 +41,32 @@ constexpr int kSendBufferBytes = 2 * static_cast<int>(kCheckNoteBytesMax);
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<PeerListener>> PeerListener::Start() {
-  Socket listening(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  if (listening.fd() < 0) return SystemError("make a socket");
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
   // The listener is at every interface, because the check finds out which of them the others can reach. The nonce keeps
   // strangers out.
-  address.sin_addr.s_addr = htonl(INADDR_ANY);
-  socklen_t length = sizeof(address);
-  if (bind(listening.fd(), reinterpret_cast<sockaddr*>(&address), length) != 0) return SystemError("take a port");
+  sockaddr_in6 six = {};
+  six.sin6_family = AF_INET6;
+  sockaddr_in four = {};
+  four.sin_family = AF_INET;
+  auto* address = reinterpret_cast<sockaddr*>(&six);
+  socklen_t length = sizeof(six);
+  Socket listening(socket(AF_INET6, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  const int no = 0;  // IPv4 too
+  if (listening.fd() < 0 || setsockopt(listening.fd(), IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof(no)) != 0 ||
+      bind(listening.fd(), address, length) != 0) {  // a machine without IPv6
+    listening = Socket(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    if (listening.fd() < 0) return SystemError("make a socket");
+    address = reinterpret_cast<sockaddr*>(&four);
+    length = sizeof(four);
+    if (bind(listening.fd(), address, length) != 0) return SystemError("take a port");
+  }
   if (listen(listening.fd(), kBacklog) != 0) return SystemError("listen");
   // The system chose the port, since bind was given port 0. This call returns that port.
-  if (getsockname(listening.fd(), reinterpret_cast<sockaddr*>(&address), &length) != 0) return SystemError("listen");
+  if (getsockname(listening.fd(), address, &length) != 0) return SystemError("listen");
+  const in_port_t port = address->sa_family == AF_INET6 ? six.sin6_port : four.sin_port;
   Socket waker(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (waker.fd() < 0) return SystemError("make an eventfd");
   return std::unique_ptr<PeerListener>(
-      new PeerListener(std::move(listening), std::move(waker), ntohs(address.sin_port), DrawNonce()));
+      new PeerListener(std::move(listening), std::move(waker), ntohs(port), DrawNonce()));
 }
 
 // The thread is the last member, so it starts when all that it uses has been initialised.

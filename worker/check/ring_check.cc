@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/flags/command_line.h"
 #include "common/host/dial.h"
@@ -74,15 +75,29 @@ class ListenerBoard final : public NoteBoard {
   const int rank_ = 0;
 };
 
+bool IsSix(const ProcessFacts::Address& address) { return absl::StrContains(address.address(), ':'); }
+
+std::string PlaceOf(const ProcessFacts::Address& address, int port) {
+  return IsSix(address) ? absl::StrCat("[", address.address(), "]:", port) : absl::StrCat(address.address(), ":", port);
+}
+
 // The addresses at which this rank dials `peer`: loopback if both are on one machine, otherwise every address that Open
-// MPI could use.
+// MPI could use, which needs one of the same family on this host.
 std::vector<ProcessFacts::Address> AddressesOf(const ProcessFacts& own, const ProcessFacts& peer) {
   if (own.machine() == peer.machine()) {
     ProcessFacts::Address loopback;
     loopback.set_address("127.0.0.1");
     return {loopback};
   }
-  return {peer.addresses().begin(), peer.addresses().end()};
+  std::vector<ProcessFacts::Address> addresses;
+  for (const ProcessFacts::Address& address : peer.addresses()) {
+    const bool is_six = IsSix(address);
+    if (std::any_of(own.addresses().begin(), own.addresses().end(),
+                    [&](const ProcessFacts::Address& mine) { return IsSix(mine) == is_six; })) {
+      addresses.push_back(address);
+    }
+  }
+  return addresses;
 }
 
 struct Dial {
@@ -197,7 +212,7 @@ class RingChecker {
     }
     std::vector<std::string> places;
     for (const ProcessFacts::Address& address : AddressesOf(report_.facts(), first.facts())) {
-      places.push_back(absl::StrCat(address.address(), ":", first.facts().port()));
+      places.push_back(PlaceOf(address, first.facts().port()));
     }
     // The first address that answers is enough; the others are closed with their results.
     std::string error = "it has no address";
@@ -224,7 +239,7 @@ class RingChecker {
       const std::optional<ProcessReport> card = meeting.Await(target, CheckStage::kCard, meeting.gather_end());
       if (!card.has_value()) continue;  // rank 0 reports it as missing
       for (const ProcessFacts::Address& address : AddressesOf(report_.facts(), card->facts())) {
-        places.push_back(absl::StrCat(address.address(), ":", card->facts().port()));
+        places.push_back(PlaceOf(address, card->facts().port()));
         nonces.push_back(card->facts().nonce());
         dials_.push_back({.report = LinkTo(target, LinkReport::TCP), .link = std::nullopt});
         dials_.back().report.set_address(places.back());

@@ -86,6 +86,14 @@ class PeerLinkTest : public ::testing::Test {
   std::unique_ptr<PeerListener> listener_;
 };
 
+TEST_F(PeerLinkTest, ListensAtAddressesOfIpv6Too) {
+  if (access("/proc/net/if_inet6", R_OK) != 0) GTEST_SKIP() << "this machine has no IPv6";
+  const std::vector<std::string> addresses = {absl::StrCat("[::1]:", listener_->port())};
+  std::vector<DialResult> dialled = DialAll(addresses, absl::Seconds(20));
+  ASSERT_EQ(dialled[0].error, "");
+  EXPECT_TRUE(PeerLink(std::move(dialled[0].socket), listener_->nonce()).MeasureRoundTrip(Soon()).ok());
+}
+
 TEST_F(PeerLinkTest, MeasuresRoundTripClockAndBandwidth) {
   PeerLink link = Link(listener_->nonce());
   const auto round_trip = link.MeasureRoundTrip(Soon());
