@@ -207,6 +207,7 @@ void ContributionSum::SumAndUpdate(int bucket) {
   // Each contribution is read from front to back, in the pieces in which it arrived.
   for (size_t i = 0; i < contributors_.size(); ++i) {
     sum_.SetInput(static_cast<int>(i), b.contributions[i]->pieces);
+    b.counted_leaves += contributors_[i].leaves.end - contributors_[i].leaves.begin;
   }
   const std::shared_ptr<SealedSlice> buffer = FreeBuffer(bucket);
   const std::span<const float> before = b.sealed->parameters();

@@ -128,6 +128,8 @@ class ContributionSum {
   // The buckets to whose step in progress another worker has contributed and `rank` has not. Kept as contributions
   // arrive, so that it costs the same for any number of buckets.
   int BucketsMissing(int rank) const { return started_count_ - contributed_count_[rank]; }
+  // How many leaves, over all steps since Create, have come to the bucket and are in its sums.
+  int64_t counted_leaves(int bucket) const { return BucketAt(bucket).counted_leaves; }
   // All steps before this one are over, for every bucket.
   int64_t steps_complete() const { return steps_complete_; }
 
@@ -139,6 +141,7 @@ class ContributionSum {
     std::shared_ptr<const SealedSlice> sealed;
     std::vector<std::shared_ptr<SealedSlice>> buffers;  // the sealed one among them; at most kSliceBuffersMax
     std::shared_ptr<SealedSlice> in_place;              // if not null, it is sealed, and there are no buffers
+    int64_t counted_leaves = 0;
   };
 
   ContributionSum(OwnedSlices owned, ReductionOrder reduction, std::vector<Contributor> contributors);

@@ -325,6 +325,7 @@ void ParameterServer::Core::EndIfTold(Clock::time_point now) {
   if (is_elastic()) {
     // What a generation's end means for the run is the coordinator's decision.
     if (job_->status().ok()) {
+      member_->SetCounted(job_->counted());
       member_->SetFinished();
     } else {
       member_->SetTrouble(std::string(job_->status().message()), job_->blamed());

@@ -71,6 +71,7 @@ void ParameterServer::Core::TickElastic(Clock::time_point now) {
   if (coordinator_ != nullptr) coordinator_->Tick(now);
   for (const v1::MemberOrder& order : member_->TakeOrders()) Obey(order);
   if (serving_ > 0) member_->SetUnjoined(rendezvous_->NeverJoined());
+  if (job_ != nullptr) member_->SetCounted(job_->counted());
   MeasureRoom(now);
   member_->Tick();
   if (end_.has_value()) {
@@ -150,6 +151,7 @@ void ParameterServer::Core::LeaveGeneration(int64_t number) {
     lane->id.reset();
     lane->Cancel();
   }
+  if (job_ != nullptr) member_->SetCounted(job_->counted());
   job_.reset();
   UpdateSeatTime();
   start_.reset();

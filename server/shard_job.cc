@@ -389,6 +389,10 @@ void ShardJob::TakeSnapshot(int64_t step, int bucket) {
     slices.push_back(sums_.owned().state(bucket, i));
   }
   options_.snapshots->Take(step, bucket, slices);
+  const int64_t leaves = sums_.counted_leaves(bucket);
+  const auto [counted, is_first] = counted_.try_emplace(step, leaves);
+  if (counted->second != leaves) counted->second = 0;
+  if (std::ssize(counted_) > kSnapshotsReportedMax) counted_.erase(counted_.begin());
 }
 
 absl::Status ShardJob::TakeSideValues(LaneId from, const ReceivedMessage& message) {

@@ -99,6 +99,10 @@ class ShardJob {
   // The ranks whose contribution or connection was waited for in vain, or that sent what no correct worker sends.
   const std::vector<int>& blamed() const { return blamed_; }
 
+  // By the step of a snapshot that has been taken: how many leaves were in the sums of each bucket before it, since the
+  // job began; 0 if the buckets differ. Of the last kSnapshotsReportedMax steps.
+  const std::map<int64_t, int64_t>& counted() const { return counted_; }
+
   int world_size() const { return options_.agreement.world_size; }
   void Describe(v1::GetStatusReply* reply) const;
 
@@ -161,7 +165,8 @@ class ShardJob {
   CollectiveSum sum_;
   CollectiveWait finish_wait_;
   StallWatch stall_;
-  std::vector<double> start_side_values_;          // of the snapshot with which the job began
+  std::vector<double> start_side_values_;  // of the snapshot with which the job began
+  std::map<int64_t, int64_t> counted_;
   std::shared_ptr<const Snapshot> read_snapshot_;  // by the worker that saves a checkpoint; null: none was
 
   State state_ = State::kRunning;

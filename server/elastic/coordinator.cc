@@ -144,7 +144,7 @@ void Coordinator::OnShard(uint64_t id, const ShardReport& report, Time now) {
       if (!shortage_.ok() && generation_->first_step < options_.end_step) return End(shortage_);
       // The shards tell it again until it is written.
       if (IsFull(now)) return;
-      if (IsLogged(options_.log->End(is_last_ ? generation_->first_step : options_.end_step), now)) {
+      if (IsLogged(options_.log->End(is_last_ ? generation_->first_step : options_.end_step, Counts()), now)) {
         End(absl::OkStatus());
       }
       return;

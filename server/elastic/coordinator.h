@@ -72,9 +72,12 @@ struct ShardReport {
   int64_t prepared = 0;          // the generation below which it serves nothing
   std::vector<int64_t> held;     // steps of its snapshots, ascending
   std::vector<int64_t> durable;  // those that survive its process, ascending
-  int64_t generation = 0;        // that it serves, or has served last
-  std::string trouble;           // why that one's exchange has failed there
-  bool finished = false;         // all workers of that one have finished the run
+  // By a step of `held`: how many leaves `generation` had in each sum before it; 0: the sums differ. Those of snapshots
+  // from before that generation are not counted.
+  std::map<int64_t, int64_t> counted;
+  int64_t generation = 0;  // that it serves, or has served last
+  std::string trouble;     // why that one's exchange has failed there
+  bool finished = false;   // all workers of that one have finished the run
   // For how many contributions to a bucket it has memory, and for how many workers descriptors; 0: not known.
   int64_t contributions_max = 0;
   int64_t workers_max = 0;
@@ -285,6 +288,8 @@ class Coordinator {
   // Of these so many as shards have room for, and their shares.
   Generation Deal(std::vector<uint64_t> workers) const;
   std::vector<int64_t> CommonSnapshots() const;  // the run's, that all shards have, ascending
+  // What the shards have counted of the generation.
+  GenerationLog::Counts Counts() const;
   // How far the run has come, as far as it is known. `snapshots`: CommonSnapshots.
   int64_t ReachedStep(const std::vector<int64_t>& snapshots) const;
   // Not OK: the run cannot go on, because it has lost too much.

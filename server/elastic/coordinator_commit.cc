@@ -173,7 +173,7 @@ void Coordinator::CommitIfReady(Time now) {
   next.number = changing_to_;
   next.first_step = *first_step;
   next.snapshot_every = SnapshotEvery(next.workers);
-  if (!IsLogged(options_.log->Commit(next, ReachedStep(snapshots)), now)) return;
+  if (!IsLogged(options_.log->Commit(next, ReachedStep(snapshots), Counts()), now)) return;
   kept_ = std::min(kept_, *first_step);
   Begin(next, /*from_snapshot=*/!snapshots.empty(), now);
 }

@@ -37,6 +37,17 @@ std::vector<int64_t> Coordinator::CommonSnapshots() const {
   return common;
 }
 
+GenerationLog::Counts Coordinator::Counts() const {
+  GenerationLog::Counts counts(static_cast<size_t>(options_.shard_count));
+  for (const auto& [number, id] : shards_) {
+    const ShardReport& shard = members_.at(id).shard;
+    if (generation_.has_value() && shard.generation == generation_->number) {
+      counts[static_cast<size_t>(number)] = shard.counted;
+    }
+  }
+  return counts;
+}
+
 int64_t Coordinator::ReachedStep(const std::vector<int64_t>& snapshots) const {
   int64_t reached = std::max({options_.log->counted_end(), options_.first_step, kept_});
   // A coordinator that was started again does not know what all shards had. What one of them has left shows it.

@@ -28,6 +28,7 @@ namespace {
 
 constexpr char kFileName[] = "generations.log";
 constexpr absl::string_view kCrc = " crc=";
+constexpr char kNotCounted[] = "-";
 
 std::string Hex(uint64_t id) { return absl::StrFormat("%016x", id); }
 
@@ -60,14 +61,20 @@ std::string CommitEntry(const Generation& generation) {
       " owners=", absl::StrJoin(generation.leaf_owners, ","));
 }
 
-std::string CountedEntry(const Generation& generation, int64_t end) {
+std::string CountedEntry(const Generation& generation, int64_t end, const GenerationLog::Counts& counts) {
   std::vector<std::string> leaves;
   for (const Contributor& one : ContributorsOf(generation.leaf_owners)) {
     leaves.push_back(absl::StrCat(one.leaves.begin, "-", one.leaves.end, ":",
                                   Hex(generation.workers[static_cast<size_t>(one.rank)])));
   }
+  std::vector<std::string> by_shard;
+  for (const std::map<int64_t, int64_t>& counted : counts) {
+    const auto found = counted.find(end);
+    by_shard.push_back(found == counted.end() ? kNotCounted : absl::StrCat(found->second));
+  }
   return absl::StrCat("counted ", generation.number, " from=", generation.first_step, " to=", end,
-                      " leaves=", absl::StrJoin(leaves, ","));
+                      " leaves=", absl::StrJoin(leaves, ","),
+                      by_shard.empty() ? "" : " shards=", absl::StrJoin(by_shard, ","));
 }
 
 // A line of the log, taken apart: "KIND NUMBER key=value ...".
@@ -181,6 +188,20 @@ absl::Status CheckLeaves(const Entry& entry, const Generation& generation, int64
       return Wrong("leaf ", leaf, " of steps ", entry.values.at("from"), " to ", entry.values.at("to"), " counted ",
                    times[static_cast<size_t>(leaf)], " times");
     }
+  }
+  return absl::OkStatus();
+}
+
+// Whether each shard has counted the leaves of a `counted` entry once. A log of an older build says nothing of shards.
+absl::Status CheckShards(const Entry& entry, int64_t leaves) {
+  int shard = 0;
+  for (const std::string& text : ListOf(entry, "shards")) {
+    int64_t counted = 0;
+    if (text != kNotCounted && (!absl::SimpleAtoi(text, &counted) || counted != leaves)) {
+      return Wrong("shard ", shard, " counted ", text, " leaves in steps ", entry.values.at("from"), " to ",
+                   entry.values.at("to"), ", which have ", leaves);
+    }
+    ++shard;
   }
   return absl::OkStatus();
 }
@@ -366,12 +387,12 @@ absl::Status GenerationLog::Prepare(int64_t number) {
   return absl::OkStatus();
 }
 
-absl::Status GenerationLog::Commit(const Generation& generation, int64_t reached) {
+absl::Status GenerationLog::Commit(const Generation& generation, int64_t reached, const Counts& counts) {
   CHECK_GE(generation.number, last_number_);
   std::vector<std::string> entries;
   const int64_t end = std::max({reached, counted_end_, generation.first_step});
   if (end > counted_end_) {
-    ASSIGN_OR_RETURN(entries.emplace_back(), CountedUpTo(end));
+    ASSIGN_OR_RETURN(entries.emplace_back(), CountedUpTo(end, counts));
   }
   if (end > generation.first_step) entries.push_back(absl::StrCat("back ", generation.first_step));
   entries.push_back(CommitEntry(generation));
@@ -383,10 +404,10 @@ absl::Status GenerationLog::Commit(const Generation& generation, int64_t reached
   return absl::OkStatus();
 }
 
-absl::Status GenerationLog::End(int64_t step) {
+absl::Status GenerationLog::End(int64_t step, const Counts& counts) {
   std::vector<std::string> entries;
   if (step > counted_end_) {
-    ASSIGN_OR_RETURN(entries.emplace_back(), CountedUpTo(step));
+    ASSIGN_OR_RETURN(entries.emplace_back(), CountedUpTo(step, counts));
   }
   entries.push_back(absl::StrCat("end ", step));
   RETURN_IF_ERROR(Write(entries));
@@ -397,8 +418,10 @@ absl::Status GenerationLog::End(int64_t step) {
 }
 
 // A log whose last lines were lost may say less than the shards' snapshots do.
-absl::StatusOr<std::string> GenerationLog::CountedUpTo(int64_t step) const {
-  if (last_.has_value() && !last_has_counted_ && last_->first_step == counted_end_) return CountedEntry(*last_, step);
+absl::StatusOr<std::string> GenerationLog::CountedUpTo(int64_t step, const Counts& counts) const {
+  if (last_.has_value() && !last_has_counted_ && last_->first_step == counted_end_) {
+    return CountedEntry(*last_, step, counts);
+  }
   return WithPath(Wrong("its last line: the run has come to step ", step, ", and after step ", counted_end_,
                         " the log has no generation"),
                   path_);
@@ -456,6 +479,7 @@ absl::Status CheckExactlyOnce(std::string_view text) {
                    from < counted_end ? "overlap" : "leave a gap");
     }
     RETURN_IF_ERROR(CheckLeaves(entry, generations[entry.number], leaf_count));
+    RETURN_IF_ERROR(CheckShards(entry, (to - from) * leaf_count));
     counted_end = to;
     last_counted = entry.number;
     return absl::OkStatus();

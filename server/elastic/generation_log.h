@@ -7,14 +7,18 @@
 //   run name=digits leaves=8 shards=2 job=SHA256 first=0 flags=... model=... data=... machine=... answer=...
 //                                                             what the run is, and where it begins; the first line
 //   prepare 3                                                 the shards are asked to leave generations below 3
-//   counted 2 from=100 to=240 leaves=0-4:ID,4-8:ID            what became part of the result of generation 2
+//   counted 2 from=100 to=240 leaves=0-4:ID,4-8:ID shards=1120,1120
+//                                                             what became part of the result of generation 2: by the
+//                                                             deal, and how many leaves each shard has counted in its
+//                                                             own sums; "-": it was started again since
 //   commit 3 first=240 every=10 workers=ID,ID owners=0,0,0,0,1,1,1,1
 //   back 200                                                  steps from 200 on count no more: the snapshot of 240 was
 //                                                             lost
 //   end 1000                                                  all steps are done
 //
 // The `counted` lines, cut off where `back` says so, are the proof that every leaf of every step counted once: their
-// steps must cover [first, end) without gap or overlap, and the leaves of each [0, M). CheckExactlyOnce looks.
+// steps must cover [first, end) without gap or overlap, and the leaves of each [0, M), and each shard must have counted
+// M leaves a step. CheckExactlyOnce looks.
 //
 // A line that was cut off by a crash is the last one and no entry: it is removed when the log is opened. Any other
 // damage is an error, also a log that proves nothing any more: its run could not be ended.
@@ -25,6 +29,7 @@
 #define STARRING_SERVER_ELASTIC_GENERATION_LOG_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -92,15 +97,18 @@ class GenerationLog {
   // Whether the folder's lock keeps other coordinators out.
   bool is_locked() const { return is_locked_; }
 
+  // What each shard has counted in its sums, by the step before which; empty if it was started again.
+  using Counts = std::vector<std::map<int64_t, int64_t>>;
+
   // Each is on the disk when it returns. ResourceExhausted: there is no space, nothing was written, and it may be tried
   // again. After any other error the coordinator may not go on: FailedPrecondition if another process has written into
   // the log; DataLoss if steps would have to count that no generation of the log has trained.
   absl::Status Prepare(int64_t number);
   // Writes what the generation before has contributed up to generation.first_step, too. If the run had `reached` more,
-  // writes that it goes back there.
-  absl::Status Commit(const Generation& generation, int64_t reached = 0);
+  // writes that it goes back there. `counts`: of that generation.
+  absl::Status Commit(const Generation& generation, int64_t reached = 0, const Counts& counts = {});
   // The same, and DataLoss if the log does not prove that all steps counted once.
-  absl::Status End(int64_t step);
+  absl::Status End(int64_t step, const Counts& counts = {});
 
  private:
   GenerationLog(std::optional<FolderLock> lock, bool is_locked, std::string path, int file)
@@ -109,7 +117,7 @@ class GenerationLog {
   // All of them, or none.
   absl::Status Write(const std::vector<std::string>& entries);
   absl::Status Append(std::string_view text);
-  absl::StatusOr<std::string> CountedUpTo(int64_t step) const;
+  absl::StatusOr<std::string> CountedUpTo(int64_t step, const Counts& counts) const;
 
   const std::optional<FolderLock> lock_;  // unless the caller has it
   const bool is_locked_;

@@ -81,6 +81,13 @@ absl::StatusOr<ShardReport> ReadShardReport(const v1::MemberReport::Shard& proto
   ASSIGN_OR_RETURN(report.late, ReadRanks("late", proto.late()));
   ASSIGN_OR_RETURN(report.held, ReadSteps("held", proto.held()));
   ASSIGN_OR_RETURN(report.durable, ReadSteps("durable", proto.durable()));
+  if (proto.counted_size() != 0 && proto.counted_size() != proto.held_size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a report counts for ", proto.counted_size(), " of ", proto.held_size(), " snapshots"));
+  }
+  for (int i = 0; i < proto.counted_size(); ++i) {
+    if (proto.counted(i) >= 0) report.counted[proto.held(i)] = proto.counted(i);
+  }
   return report;
 }
 

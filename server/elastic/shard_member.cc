@@ -128,12 +128,19 @@ void ShardMember::SetServing(int64_t generation) {
   report_.set_finished(false);
   // Those after the generation's first step are about to be dropped. Tick tells the others.
   report_.clear_held();
+  report_.clear_counted();
   report_.clear_durable();
+  counted_.clear();
 }
 
 void ShardMember::SetUnjoined(const std::vector<int>& ranks) {
   const MutexLock lock(mutex_);
   report_.mutable_unjoined()->Assign(ranks.begin(), ranks.end());
+}
+
+void ShardMember::SetCounted(const std::map<int64_t, int64_t>& counted) {
+  const MutexLock lock(mutex_);
+  counted_ = counted;
 }
 
 void ShardMember::SetRoom(const Room& room) {
@@ -157,6 +164,10 @@ void ShardMember::SetFinished() {
   {
     const MutexLock lock(mutex_);
     if (report_.finished()) return;
+  }
+  Tick();  // what counts before the last snapshot
+  {
+    const MutexLock lock(mutex_);
     report_.set_finished(true);
   }
   link_->ReportSoon(MemberLink::Then::kAwaitsOrder);
@@ -171,6 +182,11 @@ void ShardMember::Tick() {
   const MutexLock lock(mutex_);
   ticked_ = Clock::now();
   report_.mutable_held()->Assign(held.begin(), held.end());
+  report_.clear_counted();
+  for (const int64_t step : held) {
+    const auto counted = counted_.find(step);
+    report_.add_counted(counted == counted_.end() ? -1 : counted->second);
+  }
   report_.mutable_durable()->Assign(durable.begin(), durable.end());
 }
 

@@ -12,6 +12,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -64,6 +65,8 @@ class ShardMember {
   void SetTrouble(const std::string& text, const std::vector<int>& late = {});
   // The ranks of the generation that have never joined here, while others have.
   void SetUnjoined(const std::vector<int>& ranks);
+  // Of the generation that is served (ShardJob::counted). Told with the snapshots of Tick.
+  void SetCounted(const std::map<int64_t, int64_t>& counted);
   // How many workers this shard can take: for how many contributions to a bucket it has memory, and for how many
   // workers descriptors.
   struct Room {
@@ -95,6 +98,7 @@ class ShardMember {
   std::unique_ptr<SnapshotStore> snapshots_;
   mutable Mutex mutex_;
   v1::MemberReport::Shard report_ ABSL_GUARDED_BY(mutex_);
+  std::map<int64_t, int64_t> counted_ ABSL_GUARDED_BY(mutex_);
   std::vector<v1::MemberOrder> orders_ ABSL_GUARDED_BY(mutex_);
   int64_t told_to_serve_ ABSL_GUARDED_BY(mutex_) = 0;  // the last generation that was ordered
   Clock::time_point ticked_ ABSL_GUARDED_BY(mutex_) = Clock::now();

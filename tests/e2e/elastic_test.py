@@ -138,6 +138,11 @@ class ElasticTest(ElasticRunTest):
         for _ in range(2):
             self.add_worker()
         self.expect_local_outcome()
+        with open(self.path("state/generations.log"), encoding="utf-8") as file:
+            counted = re.findall("^counted.*", file.read(), re.MULTILINE)
+        steps = 10 * self.epochs
+        self.assertEqual(len(counted), 1)
+        self.assertRegex(counted[0], " from=0 to=%d .* shards=%d,%d " % (steps, 8 * steps, 8 * steps))
 
     def test_a_worker_joins(self):
         self.epochs = 36

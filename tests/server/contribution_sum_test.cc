@@ -123,6 +123,8 @@ TEST(ContributionSumTest, TakesEveryNodeOfAShareOnceAndAnswersTheLast) {
   EXPECT_EQ(sums.wait(0).DescribeMissing(), "rank 1 has");
   const ContributeResult last = MustContribute(sums, of_node(1, 1, 100));
   EXPECT_EQ(last.fate, ContributionFate::kSealed);
+  EXPECT_EQ(sums.counted_leaves(0), 8);  // repeats do not count
+  EXPECT_EQ(sums.counted_leaves(1), 0);
   EXPECT_THAT(last.answer_to, ElementsAre(LaneId{0, 7}, LaneId{1, 7}, LaneId{2, 7}));
   EXPECT_EQ(last.sealed->parameters()[0], -(1 + 1 + 1 + 10 + 100));
   // Repeats of a step that is sealed: only the last node's gets the parameters.

@@ -61,6 +61,21 @@ TEST(CoordinatorTest, AWorkerThatDiesCostsAReturnToTheNewestSnapshotOfAllShards)
   EXPECT_TRUE(play.history.back().second.from_snapshot);
 }
 
+TEST(CoordinatorTest, TheLogSaysWhatEachShardHasCounted) {
+  Play play({.shards = 2});
+  play.AddWorker(1);
+  play.AddWorker(2);
+  play.Snapshot(10);
+  for (auto& [id, shard] : play.shards) shard.counted = {{10, 80}};
+  play.shards[1001].counted[10] = 79;
+  play.Kill(1);
+  play.Pass(milliseconds(1'200));
+  ASSERT_EQ(play.generation(), 2);
+  EXPECT_THAT(play.Log(), HasSubstr(" shards=80,79 "));
+  EXPECT_THAT(std::string(CheckExactlyOnce(play.Log()).message()),
+              HasSubstr("shard 1 counted 79 leaves in steps 0 to 10, which have 80"));
+}
+
 TEST(CoordinatorTest, AShardThatDiesIsWaitedForAndComesBackWithItsFiles) {
   Play play({.shards = 2});
   play.AddWorker(1);

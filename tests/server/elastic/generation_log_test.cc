@@ -97,6 +97,26 @@ TEST(GenerationLogTest, RemembersWhatWasWritten) {
   EXPECT_EQ(log->counted_end(), 20);
 }
 
+// Of the shards one was started again, and knows no more.
+TEST(GenerationLogTest, ShardsHaveCountedTheLeavesOfTheirSums) {
+  const std::string folder = NewFolder();
+  const std::unique_ptr<GenerationLog> log = GenerationLog::Open(folder, kRun).value();
+  EXPECT_TRUE(log->Commit({.number = 1, .workers = {0xa1}, .leaf_owners = {0, 0, 0, 0}}).ok());
+  EXPECT_TRUE(log->Commit(Third(), 0, {{{10, 40}, {20, 80}}, {}}).ok());
+  EXPECT_EQ(log->End(50, {{{50, 120}}, {{50, 120}}}), absl::OkStatus());
+  EXPECT_THAT(Content(folder), AllOf(HasSubstr("from=0 to=20 leaves=0-4:00000000000000a1 shards=80,- crc"),
+                                     HasSubstr(" shards=120,120 crc")));
+  const absl::Status status = CheckExactlyOnce(Corrupted(Content(folder), "shards=120,120", "shards=120,116"));
+  EXPECT_TRUE(absl::IsDataLoss(status));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("shard 1 counted 116 leaves in steps 20 to 50, which have 120"));
+}
+
+TEST(GenerationLogTest, ARunDoesNotEndIfAShardHasCountedOtherwise) {
+  const std::unique_ptr<GenerationLog> log = GenerationLog::Open(NewFolder(), kRun).value();
+  EXPECT_TRUE(log->Commit({.number = 1, .workers = {0xa1}, .leaf_owners = {0, 0, 0, 0}}).ok());
+  EXPECT_TRUE(absl::IsDataLoss(log->End(10, {{{10, 40}}, {{10, 44}}})));
+}
+
 TEST(GenerationLogTest, AStepCountsOnceIfTheRunGoesBack) {
   const std::string folder = NewFolder();
   const auto commit = [](GenerationLog& log, int64_t number, int64_t first_step) {

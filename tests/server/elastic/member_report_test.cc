@@ -29,6 +29,7 @@ TEST(MemberReportTest, AShardsFieldsAreRead) {
   proto.set_address("host:7");
   proto.set_prepared(3);
   for (const int64_t step : {20, 10, 20}) proto.add_held(step);
+  for (const int64_t leaves : {80, -1, 80}) proto.add_counted(leaves);
   proto.add_durable(10);
   proto.set_generation(2);
   proto.set_trouble("why");
@@ -43,6 +44,7 @@ TEST(MemberReportTest, AShardsFieldsAreRead) {
   EXPECT_EQ(report.address, "host:7");
   EXPECT_EQ(report.prepared, 3);
   EXPECT_THAT(report.held, ElementsAre(10, 20));
+  EXPECT_THAT(report.counted, ElementsAre(testing::Pair(20, 80)));
   EXPECT_THAT(report.durable, ElementsAre(10));
   EXPECT_EQ(report.generation, 2);
   EXPECT_EQ(report.trouble, "why");
@@ -51,6 +53,13 @@ TEST(MemberReportTest, AShardsFieldsAreRead) {
   EXPECT_EQ(report.workers_max, 6);
   EXPECT_THAT(report.unjoined, ElementsAre(1));
   EXPECT_THAT(report.late, ElementsAre(0, 2));
+}
+
+TEST(MemberReportTest, CountsOfOtherSnapshotsAreRefused) {
+  v1::MemberReport::Shard proto;
+  proto.add_held(10);
+  for (int i = 0; i < 2; ++i) proto.add_counted(80);
+  ExpectRefused(ReadShardReport(proto, 1).status(), "counts for 2 of 1 snapshots");
 }
 
 TEST(MemberReportTest, AWorkersFieldsAreRead) {
