@@ -292,6 +292,7 @@ Place StartServers(Row* rows) {
     auto listener = TcpListener::Listen("127.0.0.1:0");
     CHECK_OK(listener);
     place.listener = *std::move(listener);
+    place.listener->KeepInChildren();
   }
   for (int shard = 0; shard < absl::GetFlag(FLAGS_servers); ++shard) {
     if (IsOverTcp()) {

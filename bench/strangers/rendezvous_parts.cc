@@ -61,6 +61,7 @@ int Start(const std::string& host, int ranks, int deadline_s) {
   absl::StatusOr<TcpListener> listener = TcpListener::Listen(host + ":0");
   CHECK_OK(listener);
   const std::string address = listener->address();
+  listener->KeepInChildren();
   std::printf("%s\n", address.c_str());
   std::fflush(stdout);
   std::string line;

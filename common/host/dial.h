@@ -30,6 +30,7 @@ class Socket {
   int fd() const { return fd_; }
   // From now on children of fork close it (close_on_fork.h).
   void CloseInChildren() { not_in_children_ = CloseOnFork(fd_); }
+  void KeepInChildren() { not_in_children_ = CloseOnFork(); }
   // The socket, which the caller then closes. Children of fork keep it.
   int Release();
 

@@ -170,6 +170,7 @@ absl::Status TcpFullMesh::Round() {
     if (member.connection.has_value()) polled.push_back(Polled(*member.connection));
   }
   poll(polled.data(), polled.size(), PollTimeoutMs());
+  CHECK((polled[0].revents & POLLNVAL) == 0) << "the listener is closed: was it opened before a fork?";
   // Members come first: a rank that has ended and been started again must be forgotten before it registers again. The
   // order within each kind is that of `polled`. What is accepted now comes last.
   size_t next = 1 + arrivals_.size() + dialled_.size();

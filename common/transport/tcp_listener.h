@@ -24,6 +24,8 @@ class TcpListener {
   static absl::StatusOr<TcpListener> Adopt(Socket socket, const std::string& address);
 
   int fd() const { return socket_.fd(); }
+  // For a program that forks its ranks: a child that is to lead finds the socket open. The default is closed.
+  void KeepInChildren() { socket_.KeepInChildren(); }
   // As given to Listen or Adopt, with the port that was bound.
   const std::string& address() const { return address_; }
 
