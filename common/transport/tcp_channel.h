@@ -29,8 +29,6 @@ class TcpChannel {
   int fd() const { return socket_.fd(); }
   const Socket& socket() const { return socket_; }
   void CloseInChildren() { socket_.CloseInChildren(); }
-  // The socket without its session: for connections in the clear.
-  Socket TakeSocket() { return std::move(socket_); }
 
   // From here on everything is encrypted. REQUIRES: `session` has been made for fd(); everything sent has left.
   void Encrypt(std::unique_ptr<TlsSession> session) { tls_ = std::move(session); }

@@ -307,7 +307,7 @@ TEST(OpensslTlsTest, AMessageThatWaitedInVainIsNotSent) {
     stream.Push(1, data, {.operation = pushed++});
     ASSERT_EQ(stream.Write(kAnyBudget, done), absl::OkStatus());
   }
-  Reset(pair.b.TakeSocket());
+  Reset(std::move(pair.b));
   absl::Status status;
   ASSERT_TRUE(Until([&] { return !status.ok(); }, [&] { status = stream.Write(kAnyBudget, done); }));
   EXPECT_TRUE(absl::IsUnavailable(status)) << status;

@@ -81,8 +81,8 @@ TEST(TcpFramesTest, ReadsNoByteBeyondAFrame) {
   ASSERT_TRUE(SendAll(pair.a, WireFrame(TcpFrameKind::kWelcome, "") + "next"));
   TcpFrameConnection connection(std::move(pair.b));
   ASSERT_TRUE(Await(connection).ok());
-  const Socket rest = connection.TakeChannel().TakeSocket();
-  EXPECT_EQ(ReceiveSome(rest, 4), "next");
+  const TcpChannel rest = connection.TakeChannel();
+  EXPECT_EQ(ReceiveSome(rest.socket(), 4), "next");
 }
 
 TEST(TcpFramesTest, RefusesALongFrameByItsHead) {
@@ -130,14 +130,14 @@ TEST(TcpFramesTest, ARefusalArrivesAlsoIfTheFrameWasNotRead) {
   frames.b.Refuse(absl::InvalidArgumentError("too long"));
   frames.b = TcpFrameConnection(Socket());
   EXPECT_EQ(Await(frames.a).status(), absl::InvalidArgumentError("says: too long"));
-  EXPECT_TRUE(EndsInOrder(frames.a.TakeChannel().TakeSocket()));
+  EXPECT_TRUE(EndsInOrder(frames.a.TakeChannel().socket()));
 }
 
 // A send to a peer that has refused and gone must not hide the reason.
 TEST(TcpFramesTest, ARefusalIsReadAlsoIfASendFails) {
   Frames frames;
   frames.b.Refuse(absl::InvalidArgumentError("no"));
-  Reset(frames.b.TakeChannel().TakeSocket());
+  Reset(frames.b.TakeChannel());
   for (int i = 0; i < 3; ++i) frames.a.Send(TcpFrameKind::kReady, "");
   EXPECT_TRUE(frames.a.has_unsent());
   EXPECT_EQ(Await(frames.a).status(), absl::InvalidArgumentError("says: no"));
@@ -166,7 +166,7 @@ TEST(TcpFramesTest, ARefusalWithoutAKnownCodeIsInternal) {
 
 TEST(TcpFramesTest, AnEndIsUnavailable) {
   Frames frames;
-  frames.a.TakeChannel().TakeSocket();
+  frames.a.TakeChannel();
   const absl::Status status = Await(frames.b).status();
   EXPECT_EQ(status, absl::UnavailableError("has closed the connection"));
 }

@@ -181,7 +181,7 @@ class BareRank {
   }
   void Send(TcpFrameKind kind) { dialer_.connection().Send(kind, ""); }
   // What follows the handshake.
-  Socket TakeSocket() { return dialer_.connection().TakeChannel().TakeSocket(); }
+  TcpChannel TakeChannel() { return dialer_.connection().TakeChannel(); }
 
  private:
   TcpDialer dialer_;

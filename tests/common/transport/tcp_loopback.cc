@@ -194,9 +194,9 @@ bool AwaitDelivery(const Socket& socket) {
       [] { std::this_thread::sleep_for(std::chrono::milliseconds(1)); });
 }
 
-void Reset(Socket socket) {
+void Reset(TcpChannel channel) {
   const linger at_once = {.l_onoff = 1, .l_linger = 0};
-  CHECK(setsockopt(socket.fd(), SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once)) == 0);
+  CHECK(setsockopt(channel.fd(), SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once)) == 0);
 }
 
 std::vector<std::byte> Pattern(size_t size, uint64_t seed) {

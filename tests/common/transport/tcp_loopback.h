@@ -65,7 +65,7 @@ bool EndsInOrder(const Socket& socket);
 // Whether all that was sent has arrived at the other end, which need not have read it.
 bool AwaitDelivery(const Socket& socket);
 // Ends a connection with a reset instead of an orderly end.
-void Reset(Socket socket);
+void Reset(TcpChannel channel);
 
 // `size` bytes that depend on the seed.
 std::vector<std::byte> Pattern(size_t size, uint64_t seed);

@@ -315,7 +315,7 @@ TEST(TcpRendezvousStrangersTest, LostConnectionsAreDialledAgainAndToldApartByThe
   job.Join();
   for (const int rank : {0, 2}) ASSERT_TRUE(job.result(rank).ok()) << job.error(rank);
   ExpectMessageOn(**job.result(2), 1, messages->connection().socket());
-  ExpectMessageOn(**job.result(0), 1, to_zero_messages.TakeSocket());
+  ExpectMessageOn(**job.result(0), 1, to_zero_messages.TakeChannel().socket());
 }
 
 // Another program has a rank's port. It is asked again, as that rank may come, but not as often as a rank whose
