@@ -110,7 +110,8 @@ absl::Status CreateFolders(const std::string& dir);
 // ends, even by a crash.
 class FolderLock {
  public:
-  // Makes `dir` if it does not exist. FailedPrecondition when another process still has the lock after `patience`.
+  // Makes `dir` if it does not exist. FailedPrecondition when another process still has the lock after `patience`, and
+  // never for a folder that is unfit.
   // `file`: the name of the lock, a file in `dir`.
   static absl::StatusOr<FolderLock> Take(const std::string& dir, absl::Duration patience,
                                          const std::string& file = ".lock");

@@ -117,6 +117,13 @@ absl::Status TakePlace(const std::string& dir, const std::string& temporary, con
   return absl::OkStatus();
 }
 
+// Abseil calls a file where a folder is expected (ENOTDIR) FailedPrecondition. FolderLock means another job by that
+// code.
+absl::Status UnfitFolder(const absl::Status& status) {
+  if (!absl::IsFailedPrecondition(status)) return status;
+  return absl::InternalError(status.message());
+}
+
 }  // namespace
 
 absl::Status FlushFolder(const std::string& path) {
@@ -187,10 +194,10 @@ FolderLock::~FolderLock() {
 }
 
 absl::StatusOr<FolderLock> FolderLock::Take(const std::string& dir, absl::Duration patience, const std::string& file) {
-  RETURN_IF_ERROR(CreateFolders(dir));
+  RETURN_IF_ERROR(UnfitFolder(CreateFolders(dir)));
   const std::string path = absl::StrCat(dir, "/", file);
   FolderLock lock(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
-  if (lock.file_ < 0) return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", path));
+  if (lock.file_ < 0) return UnfitFolder(absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", path)));
   // The kernel may need a moment to release the lock of a job that was killed.
   for (const absl::Time end = SteadyNow() + patience;;) {
     lock.is_held_ = flock(lock.file_, LOCK_EX | LOCK_NB) == 0;

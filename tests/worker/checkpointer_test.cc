@@ -513,6 +513,10 @@ TEST_F(CheckpointerTest, ARunThatGoesOnTakesNoFolderOfAnotherJob) {
     EXPECT_THAT(std::string(status.message()),
                 AllOf(HasSubstr(folder), HasSubstr(other.empty() ? "another job writes" : "another job, " + other)));
   }
+  // A folder that has become unfit ends no part in the run: each write warns.
+  options.checkpoint_dir = absl::StrCat(dir_, "/file");
+  std::ofstream(options.checkpoint_dir) << "no folder";
+  EXPECT_EQ(create(true).status(), absl::OkStatus());
 }
 
 }  // namespace

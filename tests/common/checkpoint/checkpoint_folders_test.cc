@@ -88,6 +88,18 @@ TEST_F(CheckpointFoldersTest, OneProcessAtATimeHasTheLock) {
   EXPECT_TRUE(ListCheckpointFolders(deep).empty());
 }
 
+// The code of a taken lock, by which a run that goes on leaves, is no other trouble's.
+TEST_F(CheckpointFoldersTest, AnUnfitFolderIsNotTakenByAnotherJob) {
+  ASSERT_TRUE(CreateFolders(dir_).ok());
+  const std::string file = dir_ + "/file";
+  std::ofstream(file) << "no folder";
+  for (const std::string& folder : {file, file + "/below"}) {
+    const absl::Status status = FolderLock::Take(folder, absl::ZeroDuration()).status();
+    EXPECT_FALSE(status.ok());
+    EXPECT_NE(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  }
+}
+
 TEST_F(CheckpointFoldersTest, TheUmaskDecidesWhoMayTakeTheLock) {
   const mode_t before = umask(002);
   const auto lock = FolderLock::Take(dir_ + "/shared", absl::ZeroDuration());
