@@ -416,15 +416,16 @@ TEST(TcpTransportTest, FewNoticesWaitForARankThatTakesNone) {
   RankAndBarePeers it = ConnectBarePeers(1);
   Poller poller(it.rank.get());
   constexpr size_t kCount = 20'000;  // far more than the kernel's buffers hold
+  size_t waiting_most = 0;
   for (uint64_t i = 0; i < kCount; ++i) {
     it.rank->PostSend(1, Transport::kNoticeTag, Bytes(text), {.operation = i});
     if (i % 64 == 0) {
       ASSERT_EQ(poller.Poll(), absl::OkStatus());
+      waiting_most = std::max(waiting_most, i + 1 - poller.done_count());
     }
   }
-  ASSERT_EQ(poller.Poll(), absl::OkStatus());
-  EXPECT_GE(poller.done_count(), kCount - kTcpNoticesUnsentMax);
-  EXPECT_LT(poller.done_count(), kCount);  // some do wait: the test tests something
+  EXPECT_LE(waiting_most, kTcpNoticesUnsentMax);
+  EXPECT_GT(waiting_most, 0u);  // some do wait: the test tests something. At the end the kernel may have taken them
 }
 
 // A process that was stopped finds many. They wait in the kernel, and none is lost.
