@@ -118,9 +118,10 @@ class FolderLock {
   ~FolderLock();
   FolderLock(FolderLock&& other) noexcept;
   FolderLock& operator=(FolderLock&&) = delete;
-  // Writes into the lock's file whose it is, a line, for HolderOf. What cannot be written stays unsaid.
+  // Writes `holder`, the name of this lock's owner, into the lock's file for HolderOf. A write that fails is ignored.
   void Sign(const std::string& holder) const;
-  // Who has signed last; empty if nobody has, or it cannot be read. It may have ended: only a Take that fails says so.
+  // The name that the last owner wrote, as printable text; empty if there is none, or the file cannot be read. That
+  // owner may have ended: only a Take that fails shows that it lives.
   static std::string HolderOf(const std::string& dir, const std::string& file = ".lock");
   // False if the file system has no locks: then this object keeps nobody out.
   [[nodiscard]] bool is_held() const { return is_held_; }

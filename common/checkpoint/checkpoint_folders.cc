@@ -18,6 +18,7 @@
 #include "absl/time/clock.h"
 #include "common/check.h"
 #include "common/checkpoint/checkpoint.h"
+#include "common/printable.h"
 #include "common/status.h"
 #include "common/steady_time.h"
 
@@ -225,7 +226,7 @@ std::string FolderLock::HolderOf(const std::string& dir, const std::string& file
   std::array<char, kHolderBytesMax> text;
   const ssize_t size = pread(lock, text.data(), text.size(), 0);
   close(lock);
-  return size <= 0 ? "" : std::string(text.data(), static_cast<size_t>(size));
+  return size <= 0 ? "" : Printable({text.data(), static_cast<size_t>(size)});
 }
 
 void RemoveOldFolders(const std::string& dir, int64_t newest_step, int kept) {

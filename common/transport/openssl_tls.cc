@@ -26,7 +26,7 @@ namespace {
 
 constexpr size_t kRecordBytesMax = static_cast<size_t>(kTlsRecordBytesMax);
 constexpr size_t kRecordHeadBytes = 5;
-// What a record has beyond its bytes: head, type and tag, rounded up.
+// A record is longer than its content by a head, a type and a tag: 22 bytes, rounded up.
 constexpr size_t kRecordExtraBytes = 32;
 // Encrypted bytes that leave by one call.
 constexpr size_t kSealedBytesMax = 4 * (kRecordBytesMax + kRecordExtraBytes);
@@ -291,7 +291,7 @@ ssize_t OpensslSession::Receive(std::span<const iovec> parts) {
         errno = EAGAIN;
         return -1;
       }
-      // What the network ends has set end_. The rest is a record that does not decrypt, or an alert.
+      // ReceiveSealed has set end_ if the connection ended. Otherwise a record did not decrypt, or was an alert.
       if (!end_.has_value()) end_ = EBADMSG;
       ERR_clear_error();
     }

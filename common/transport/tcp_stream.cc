@@ -121,7 +121,7 @@ std::vector<Transport::Token> TcpStream::DropUnsent() {
 absl::Status TcpStream::Read(int64_t budget, Receiver& receiver) {
   std::array<std::byte, kStagingBytes> staging;
   while (true) {
-    // What is decrypted is received in any case: no event would tell of it later.
+    // The session may hold decrypted bytes. Read takes them even beyond the budget: no event would tell of them later.
     const int64_t allowed = budget > 0 ? budget : channel_.unread_bytes();
     if (allowed == 0) return absl::OkStatus();
     std::array<iovec, 2> parts;

@@ -116,7 +116,7 @@ class TcpStream {
 
   TcpChannel channel_;
   std::deque<Outgoing> outgoing_;
-  // Of messages that the channel holds, encrypted. A process that ends takes them with it: they are not sent.
+  // The tokens of messages that wait in the channel, encrypted. They are not sent yet: a process that ends loses them.
   std::vector<Transport::Token> sealed_;
 
   // What is arriving: a header, or the message of a complete header.
