@@ -16,6 +16,7 @@ struct ExchangeJobOptions {
   int64_t element_count = 1;
   int64_t bucket_bytes = 1 << 20;  // as --bucket_bytes of the worker
   SumOrder sum_order = SumOrder::kChain;
+  int micro_batches = 0;
   bool has_servers = false;
   OptimizerConfig optimizer;
 };
@@ -24,7 +25,8 @@ inline JobSpec MakeExchangeJob(const ExchangeJobOptions& options) {
   JobSpec job{.rank = options.rank,
               .world_size = options.world_size,
               .optimizer = options.optimizer,
-              .sum_order = options.sum_order};
+              .sum_order = options.sum_order,
+              .micro_batches = options.micro_batches};
   auto layout =
       Layout::Create({{.name = "weight", .dims = {options.element_count}, .torch_axes = {}, .torch_shape = {}}});
   CHECK_OK(layout);

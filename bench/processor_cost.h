@@ -40,6 +40,13 @@ inline ProcessorCost ReadProcessorCost() {
   return {us(use.ru_utime) + us(use.ru_stime), static_cast<double>(use.ru_nvcsw), static_cast<double>(use.ru_nivcsw)};
 }
 
+// The largest resident memory of this process so far.
+inline double ReadResidentKib() {
+  rusage use = {};
+  getrusage(RUSAGE_SELF, &use);
+  return static_cast<double>(use.ru_maxrss);
+}
+
 }  // namespace starring
 
 #endif  // STARRING_BENCH_PROCESSOR_COST_H_

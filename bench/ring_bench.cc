@@ -15,10 +15,13 @@
 // With --compute_us, every step computes that long after its Submits, and `exposed` is the step's time beyond it. `cpu`
 // is what a rank's threads spend on a step, on any core; `sleeps` and `gives way` are its voluntary and its involuntary
 // context switches. All three are means over ranks and steps.
+//
+// With --micro_batches the ranks share that many leaves, and the order of sums is a tree; only the stars take them.
 #include <mpi.h>
 #include <stdlib.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <iterator>
@@ -31,9 +34,13 @@
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
 #include "bench/computation.h"
+#include "bench/counting_transport.h"
 #include "bench/exchange_job.h"
+#include "bench/exchange_row.h"
 #include "bench/processor_cost.h"
 #include "common/check.h"
+#include "common/job_spec.h"
+#include "common/leaf_shares.h"
 #include "common/memory.h"
 #include "common/transport/tcp_listener.h"
 #include "common/transport/tcp_rendezvous.h"
@@ -50,6 +57,8 @@ ABSL_FLAG(std::vector<std::string>, syncs, std::vector<std::string>({"library", 
 ABSL_FLAG(std::string, rendezvous, "127.0.0.1:0",
           "for the cells over TCP, which use no secret: an address of rank 0's host that all ranks reach, and a port");
 ABSL_FLAG(int64_t, bucket_bytes, 1 << 30, "as --bucket_bytes of the worker; default: one bucket");
+ABSL_FLAG(std::string, sum_order, "chain", "as --sum_order of the worker");
+ABSL_FLAG(int, micro_batches, 0, "as --micro_batches of the worker; 0: every rank is a leaf");
 ABSL_FLAG(int64_t, compute_us, 0, "how long each step computes between its Submits and its Awaits");
 ABSL_FLAG(int64_t, steps_max, 2000, "measured steps of a size, where its bytes do not ask for fewer");
 ABSL_FLAG(double, momentum, 0.9, "of SGD");
@@ -67,16 +76,22 @@ double MicrosecondsSince(Clock::time_point start) {
 struct Result {
   double p50_us = 0;
   double p95_us = 0;
-  ProcessorCost cost;  // of a rank's step
+  ProcessorCost cost;       // of a rank's step
+  double messages = 0;      // that a rank sends in a step
+  double resident_kib = 0;  // of a rank, so far
 };
 
-ProcessorCost MeanOverRanks(const ProcessorCost& mine) {
-  const double values[] = {mine.cpu_us, mine.voluntary_switches, mine.involuntary_switches};
-  double sums[std::size(values)];
-  MPI_Allreduce(values, sums, static_cast<int>(std::size(values)), MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+// Replaces what this rank has spent by the means over all ranks.
+void TakeMeans(Result& result) {
+  double* const values[] = {&result.cost.cpu_us, &result.cost.voluntary_switches, &result.cost.involuntary_switches,
+                            &result.messages, &result.resident_kib};
   int ranks = 1;
   MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-  return ProcessorCost{sums[0], sums[1], sums[2]} * (1.0 / ranks);
+  for (double* value : values) {
+    double sum = 0;
+    MPI_Allreduce(value, &sum, 1, MPI_DOUBLE, MPI_SUM, MPI_COMM_WORLD);
+    *value = sum / ranks;
+  }
 }
 
 int RepetitionsFor(int64_t bytes) {
@@ -85,12 +100,15 @@ int RepetitionsFor(int64_t bytes) {
 }
 
 // Runs `step` between barriers; the first fifth of the runs is warm-up. A step's time is that of its slowest rank.
+// `messages`: sent by this rank so far.
 template <typename Step>
-Result Measure(int64_t bytes, Step step) {
+Result Measure(int64_t bytes, const std::atomic<int64_t>& messages, Step step) {
   const int repetitions = RepetitionsFor(bytes);
   std::vector<double> times;
   ProcessorCost cost;
+  int64_t messages_before = 0;
   for (int i = 0; i < repetitions + repetitions / 5; ++i) {
+    if (i == repetitions / 5) messages_before = messages;
     MPI_Barrier(MPI_COMM_WORLD);
     // The barrier polls, and is not counted.
     const ProcessorCost before = ReadProcessorCost();
@@ -103,9 +121,13 @@ Result Measure(int64_t bytes, Step step) {
     if (i >= repetitions / 5) times.push_back(slowest);
   }
   std::sort(times.begin(), times.end());
-  return {.p50_us = times[times.size() / 2],
-          .p95_us = times[times.size() * 95 / 100],
-          .cost = MeanOverRanks(cost * (1.0 / repetitions))};
+  Result result = {.p50_us = times[times.size() / 2],
+                   .p95_us = times[times.size() * 95 / 100],
+                   .cost = cost * (1.0 / repetitions),
+                   .messages = static_cast<double>(messages - messages_before) / repetitions,
+                   .resident_kib = ReadResidentKib()};
+  TakeMeans(result);
+  return result;
 }
 
 // Connects the ranks at a port of rank 0, of which MPI tells the others.
@@ -129,7 +151,9 @@ std::unique_ptr<Transport> ConnectOverTcp(const MpiRuntime& mpi) {
   return *std::move(transport);
 }
 
-std::unique_ptr<PeerExchange> CreateExchange(const std::string& sync, const MpiRuntime& mpi) {
+// `messages` outlives the exchange.
+std::unique_ptr<PeerExchange> CreateExchange(const std::string& sync, const MpiRuntime& mpi,
+                                             std::atomic<int64_t>* messages) {
   PeerExchange::Options options;
   if (sync == "ring" || sync == "ring-tcp") {
     options.algorithm = PeerExchange::Algorithm::kRing;
@@ -148,19 +172,24 @@ std::unique_ptr<PeerExchange> CreateExchange(const std::string& sync, const MpiR
     options.algorithm = PeerExchange::Algorithm::kAllreduce;
   }
   if (sync == "ring-tcp" || sync == "star-tcp" || sync == "star-tcp-shm")
-    return std::make_unique<PeerExchange>(ConnectOverTcp(mpi), options);
+    return std::make_unique<PeerExchange>(std::make_unique<CountingTransport>(ConnectOverTcp(mpi), messages), options);
   std::unique_ptr<MpiTransport> transport = CreateMpiTransport(mpi);
   options.mpi = transport.get();
-  return std::make_unique<PeerExchange>(std::move(transport), options);
+  return std::make_unique<PeerExchange>(std::make_unique<CountingTransport>(std::move(transport), messages), options);
 }
 
 Result MeasureExchange(const std::string& sync, int64_t bytes, const MpiRuntime& mpi, Computation& computation) {
-  const std::unique_ptr<PeerExchange> created = CreateExchange(sync, mpi);
+  std::atomic<int64_t> messages = 0;
+  const std::unique_ptr<PeerExchange> created = CreateExchange(sync, mpi, &messages);
   PeerExchange& exchange = *created;
+  const int micro_batches = absl::GetFlag(FLAGS_micro_batches);
+  const bool is_tree = micro_batches > 0 || absl::GetFlag(FLAGS_sum_order) == "tree";
   const JobSpec job = MakeExchangeJob({.rank = mpi.rank(),
                                        .world_size = mpi.world_size(),
                                        .element_count = bytes / 4,
                                        .bucket_bytes = absl::GetFlag(FLAGS_bucket_bytes),
+                                       .sum_order = is_tree ? SumOrder::kTree : SumOrder::kChain,
+                                       .micro_batches = micro_batches,
                                        .optimizer = {.momentum = static_cast<float>(absl::GetFlag(FLAGS_momentum))}});
   // A worker's arrays are in huge pages as well: a copy between processes looks up every page.
   AlignedFloats parameters(job.layout.element_count());
@@ -171,8 +200,15 @@ Result MeasureExchange(const std::string& sync, int64_t bytes, const MpiRuntime&
   const std::span<float> gradient = own.size() == 0 ? exchange.gradient_memory() : own.span();
   std::ranges::fill(gradient, 1e-3f);
   const int buckets = job.buckets.bucket_count();
+  const int nodes = static_cast<int>(ShareOf(mpi.rank(), LeafOwnersOf(job)).size());
   const double compute_us = static_cast<double>(absl::GetFlag(FLAGS_compute_us));
-  const Result result = Measure(bytes, [&](int64_t step) {
+  const Result result = Measure(bytes, messages, [&](int64_t step) {
+    for (int node = 0; node + 1 < nodes; ++node) {
+      for (int b = 0; b < buckets; ++b) {
+        const ElementRange range = job.buckets.bucket(b);
+        exchange.SubmitNode(step, b, node, gradient.subspan(range.begin, range.size()));
+      }
+    }
     for (int b = 0; b < buckets; ++b) {
       const ElementRange range = job.buckets.bucket(b);
       exchange.Submit(step, b, gradient.subspan(range.begin, range.size()));
@@ -190,7 +226,7 @@ Result MeasureLibrary(int64_t bytes, Computation& computation) {
   std::ranges::fill(gradient.span(), 1e-3f);
   AlignedFloats sum(bytes / 4);
   const double compute_us = static_cast<double>(absl::GetFlag(FLAGS_compute_us));
-  return Measure(bytes, [&](int64_t) {
+  return Measure(bytes, /*messages=*/0, [&](int64_t) {
     if (compute_us > 0) computation.Run(compute_us);
     // The call blocks, so nothing of it overlaps with the computation.
     MPI_Allreduce(gradient.data(), sum.data(), static_cast<int>(bytes / 4), MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
@@ -202,16 +238,18 @@ bool PrintsJson() { return absl::GetFlag(FLAGS_format) == "json"; }
 void Print(const char* name, int64_t bytes, int world_size, const Result& result) {
   const double compute_us = static_cast<double>(absl::GetFlag(FLAGS_compute_us));
   const double exposed_us = result.p50_us - compute_us;
-  const double bus_bytes = 2.0 * (world_size - 1) / world_size * static_cast<double>(bytes);
   if (PrintsJson()) {
-    std::printf(
-        "{\"sync\": \"%s\", \"workers\": %d, \"bytes\": %lld, \"latency_us\": %.2f, \"p95_us\": %.2f, "
-        "\"bus_gb_per_s\": %.5f, \"cpu_us\": %.2f, \"voluntary_switches\": %.3f, \"involuntary_switches\": %.3f}\n",
-        name, world_size, static_cast<long long>(bytes), exposed_us, result.p95_us, bus_bytes / exposed_us / 1e3,
-        result.cost.cpu_us, result.cost.voluntary_switches, result.cost.involuntary_switches);
-    std::fflush(stdout);
+    PrintExchangeRow({.sync = name,
+                      .workers = world_size,
+                      .bytes = bytes,
+                      .latency_us = exposed_us,
+                      .p95_us = result.p95_us,
+                      .cost = result.cost,
+                      .messages = result.messages,
+                      .resident_kib = result.resident_kib});
     return;
   }
+  const double bus_bytes = 2.0 * (world_size - 1) / world_size * static_cast<double>(bytes);
   std::printf("%-8s %10lld %12.1f %12.1f %12.1f %10.2f %10.1f %8.2f %10.2f\n", name, static_cast<long long>(bytes),
               result.p50_us, result.p95_us, exposed_us, bus_bytes / exposed_us / 1e3, result.cost.cpu_us,
               result.cost.voluntary_switches, result.cost.involuntary_switches);

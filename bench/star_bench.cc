@@ -16,26 +16,20 @@
 // GB/s is (pushed + pulled bytes of one worker) / time. `cpu` is the time that all processes together spend on a step
 // on any core. Then, for each worker and each server, the mean of the time that it spends on a step, of its voluntary
 // context switches (`sleeps`) and of its involuntary ones (`gives way`); a server's include its start and its end. The
-// servers apply SGD with momentum. With --compute_us every step of a worker computes that long after its Submits, and
-// json's `latency_us` is the step's time beyond it.
+// servers apply SGD with momentum. With --compute_us every step of a worker computes that long after its Submits.
 #include <malloc.h>
-#include <sched.h>
-#include <signal.h>
 #include <stdlib.h>
-#include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -43,7 +37,10 @@
 #include "absl/flags/parse.h"
 #include "absl/strings/numbers.h"
 #include "bench/computation.h"
+#include "bench/counting_transport.h"
 #include "bench/exchange_job.h"
+#include "bench/exchange_row.h"
+#include "bench/processes.h"
 #include "bench/processor_cost.h"
 #include "common/check.h"
 #include "common/memory.h"
@@ -88,19 +85,17 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 void Pin(int process) {
-  if (!absl::GetFlag(FLAGS_pin)) return;
-  cpu_set_t cores;
-  CPU_ZERO(&cores);
-  CPU_SET(process % std::max(1u, std::thread::hardware_concurrency()), &cores);
-  sched_setaffinity(0, sizeof(cores), &cores);
+  if (absl::GetFlag(FLAGS_pin)) PinToCore(process);
 }
 
-// The measurement that a process makes; a server knows its cost alone.
+// The measurement that a process makes; a server knows its cost and its memory alone.
 struct Row {
   double p50_ms = 0;
   double p95_ms = 0;
   int64_t steps = 0;
-  ProcessorCost cost;  // of all steps
+  ProcessorCost cost;    // of all steps
+  int64_t messages = 0;  // sent in all steps
+  double resident_kib = 0;
 };
 
 TransportSecurity Security() {
@@ -150,12 +145,14 @@ int ServerRankProcess(int shard, Place& place, Row* row) {
   ShardRank server(ConnectOverTcp(process, place), {.shard = shard, .shard_count = absl::GetFlag(FLAGS_servers)});
   CHECK_OK(server.Run());
   row->cost = ReadProcessorCost();
+  row->resident_kib = ReadResidentKib();
   return 0;
 }
 
-std::unique_ptr<GradientExchange> MakeExchange(int rank, Place& place) {
+// `messages` counts those over TCP, and outlives the exchange.
+std::unique_ptr<GradientExchange> MakeExchange(int rank, Place& place, std::atomic<int64_t>* messages) {
   if (IsOverTcp()) {
-    return std::make_unique<PeerExchange>(ConnectOverTcp(rank, place),
+    return std::make_unique<PeerExchange>(std::make_unique<CountingTransport>(ConnectOverTcp(rank, place), messages),
                                           PeerExchange::Options{.algorithm = PeerExchange::Algorithm::kDedicated,
                                                                 .server_count = absl::GetFlag(FLAGS_servers)});
   }
@@ -183,6 +180,7 @@ int ServerProcess(int shard, int address_pipe, Row* row) {
   const absl::Status status = (*server)->Wait();
   CHECK_OK(status);
   row->cost = ReadProcessorCost();
+  row->resident_kib = ReadResidentKib();
   return 0;
 }
 
@@ -203,7 +201,8 @@ int WorkerProcess(int rank, int64_t bytes, Place& place, Row* row) {
                        .sum_order = absl::GetFlag(FLAGS_sum_order) == "tree" ? SumOrder::kTree : SumOrder::kChain,
                        .has_servers = true,
                        .optimizer = {.momentum = static_cast<float>(absl::GetFlag(FLAGS_momentum))}});
-  const std::unique_ptr<GradientExchange> exchange = MakeExchange(rank, place);
+  std::atomic<int64_t> messages = 0;
+  const std::unique_ptr<GradientExchange> exchange = MakeExchange(rank, place, &messages);
   // In huge pages, as a worker's arrays are.
   AlignedFloats parameters(job.layout.element_count());
   std::ranges::fill(parameters.span(), 1.0f);
@@ -216,6 +215,7 @@ int WorkerProcess(int rank, int64_t bytes, Place& place, Row* row) {
   const int64_t steps = StepsFor(bytes);
   std::vector<double> times_ms;
   const ProcessorCost before = ReadProcessorCost();
+  const int64_t messages_before = messages;
   for (int64_t step = 0; step < steps; ++step) {
     const Clock::time_point start = Clock::now();
     for (int b = 0; b < job.buckets.bucket_count(); ++b) {
@@ -228,28 +228,16 @@ int WorkerProcess(int rank, int64_t bytes, Place& place, Row* row) {
     times_ms.push_back(std::chrono::duration<double, std::milli>(Clock::now() - start).count());
   }
   const ProcessorCost cost = ReadProcessorCost() - before;
+  const int64_t sent = messages - messages_before;
   CHECK_OK(exchange->Finish());
   std::sort(times_ms.begin(), times_ms.end());
   *row = {.p50_ms = times_ms[times_ms.size() / 2],
           .p95_ms = times_ms[times_ms.size() * 95 / 100],
           .steps = steps,
-          .cost = cost};
+          .cost = cost,
+          .messages = sent,
+          .resident_kib = ReadResidentKib()};
   return 0;
-}
-
-// The parent uses no gRPC, whose threads and locks would not survive a fork. _exit, so that a child does not run the
-// parent's destructors.
-template <typename Body>
-void Fork(Body body) {
-  const pid_t parent = getpid();
-  const pid_t pid = fork();
-  CHECK_GE(pid, 0);
-  if (pid > 0) return;
-  // A time limit, such as that of bench/growth, kills the parent alone. Children that went on would slow the next
-  // measurement.
-  prctl(PR_SET_PDEATHSIG, SIGKILL);
-  if (getppid() != parent) _exit(1);  // the parent ended before the prctl
-  _exit(body());
 }
 
 bool PrintsJson() { return absl::GetFlag(FLAGS_format) == "json"; }
@@ -261,18 +249,24 @@ ProcessorCost StepCost(std::span<const Row> processes, int64_t steps) {
   return sum * (1.0 / static_cast<double>(std::ssize(processes) * steps));
 }
 
-// Computes bus bandwidth as for an allreduce, so that both can be compared: 2 (N - 1) / N * bytes / time, although the
-// star moves other amounts.
-void PrintJson(int64_t bytes, const Row& row, const ProcessorCost& worker) {
-  const int workers = absl::GetFlag(FLAGS_workers);
-  const double bus_bytes = 2.0 * (workers - 1) / workers * static_cast<double>(bytes);
-  const double exposed_us = 1e3 * row.p50_ms - static_cast<double>(absl::GetFlag(FLAGS_compute_us));
-  std::printf(
-      "{\"sync\": \"%s\", \"workers\": %d, \"bytes\": %lld, \"latency_us\": %.2f, \"p95_us\": %.2f, "
-      "\"bus_gb_per_s\": %.5f, \"cpu_us\": %.2f, \"voluntary_switches\": %.3f, \"involuntary_switches\": %.3f}\n",
-      IsOverTcp() ? "star-servers-tcp" : "star", workers, static_cast<long long>(bytes), exposed_us, 1e3 * row.p95_ms,
-      bus_bytes / exposed_us / 1e3, worker.cpu_us, worker.voluntary_switches, worker.involuntary_switches);
-  std::fflush(stdout);
+// `workers` and `servers` are the rows of the processes that this one has started.
+void PrintJson(int64_t bytes, std::span<const Row> workers, std::span<const Row> servers) {
+  const Row& row = workers[0];
+  ExchangeRow printed = {.sync = IsOverTcp() ? "star-servers-tcp" : "star",
+                         .workers = absl::GetFlag(FLAGS_workers),
+                         .bytes = bytes,
+                         .latency_us = 1e3 * row.p50_ms - static_cast<double>(absl::GetFlag(FLAGS_compute_us)),
+                         .p95_us = 1e3 * row.p95_ms,
+                         .cost = StepCost(workers, row.steps)};
+  for (const Row& worker : workers) {
+    printed.messages += static_cast<double>(worker.messages) / static_cast<double>(std::ssize(workers) * row.steps);
+  }
+  for (std::span<const Row> processes : {workers, servers}) {
+    for (const Row& process : processes) {
+      printed.resident_kib += process.resident_kib / static_cast<double>(std::ssize(workers) + std::ssize(servers));
+    }
+  }
+  PrintExchangeRow(printed);
 }
 
 // Runs one worker of a job whose other processes are started elsewhere.
@@ -281,11 +275,11 @@ void MeasureAsOneWorker(int64_t bytes) {
   Row row;
   Place place = {.addresses = absl::GetFlag(FLAGS_addresses), .listener = std::nullopt};
   WorkerProcess(rank, bytes, place, &row);
-  if (rank == 0) PrintJson(bytes, row, StepCost({&row, 1}, row.steps));
+  if (rank == 0) PrintJson(bytes, {&row, 1}, {});
 }
 
 // Starts the servers on this machine. `rows`: by shard, in memory that is shared with them.
-Place StartServers(Row* rows) {
+Place StartServers(std::span<Row> rows) {
   Place place;
   // Worker 0's process takes the listener; in the others it is only an address.
   if (IsOverTcp()) {
@@ -312,37 +306,30 @@ Place StartServers(Row* rows) {
 }
 
 void Measure(int64_t bytes) {
-  // The rows are shared with the other processes: first those of the workers, then those of the servers.
   const size_t worker_count = absl::GetFlag(FLAGS_workers), server_count = absl::GetFlag(FLAGS_servers);
-  const size_t shared_bytes = (worker_count + server_count) * sizeof(Row);
-  Row* const rows =
-      static_cast<Row*>(mmap(nullptr, shared_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
-  CHECK(rows != MAP_FAILED);
+  const SharedArray<Row> rows(worker_count + server_count);
+  const std::span<Row> workers = rows.elements().first(worker_count), servers = rows.elements().subspan(worker_count);
   rusage before;
   // This counts children that have been waited for: the difference is that of this size's processes.
   getrusage(RUSAGE_CHILDREN, &before);
-  Place place = StartServers(rows + worker_count);
+  Place place = StartServers(servers);
   for (int rank = 0; rank < absl::GetFlag(FLAGS_workers); ++rank) {
-    Fork([&] { return WorkerProcess(rank, bytes, place, &rows[rank]); });
+    Fork([&] { return WorkerProcess(rank, bytes, place, &workers[rank]); });
   }
-  int status = 0;
-  while (wait(&status) > 0) CHECK_EQ(status, 0);
+  AwaitChildren();
   rusage after;
   getrusage(RUSAGE_CHILDREN, &after);
   const auto seconds = [](const timeval& time) {
     return static_cast<double>(time.tv_sec) + 1e-6 * static_cast<double>(time.tv_usec);
   };
-  const Row row = rows[0];
-  const ProcessorCost worker = StepCost({rows, worker_count}, row.steps);
-  const ProcessorCost server = StepCost({rows + worker_count, server_count}, row.steps);
-  munmap(rows, shared_bytes);
-  if (PrintsJson()) return PrintJson(bytes, row, worker);
+  if (PrintsJson()) return PrintJson(bytes, workers, servers);
+  const Row& row = workers[0];
   const double steps = static_cast<double>(row.steps);
   std::printf("%12lld %10.3f %10.3f %8.2f %10.3f %10.3f", static_cast<long long>(bytes), row.p50_ms, row.p95_ms,
               2e-6 * static_cast<double>(bytes) / row.p50_ms,
               1e3 * (seconds(after.ru_utime) - seconds(before.ru_utime)) / steps,
               1e3 * (seconds(after.ru_stime) - seconds(before.ru_stime)) / steps);
-  for (const ProcessorCost& cost : {worker, server}) {
+  for (const ProcessorCost& cost : {StepCost(workers, row.steps), StepCost(servers, row.steps)}) {
     std::printf(" %10.3f %8.1f %10.1f", 1e-3 * cost.cpu_us, cost.voluntary_switches, cost.involuntary_switches);
   }
   std::printf("\n");
