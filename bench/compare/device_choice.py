@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import tempfile
+from collections.abc import Sequence
 
 import programs
 
@@ -24,6 +25,15 @@ class Device:
     def flags(self, workers: int) -> list[str]:
         """Flags for worker and peer."""
         return ["--device=" + self.kind] + ["--share_gpus"] * self.shared(workers)
+
+    def backend(self, torch: programs.Torch, workers: Sequence[int]) -> str:
+        """The backends of jobs with these numbers of workers, which bench/ddp/device.py chooses in the same way."""
+        if self.kind == "cpu":
+            return "gloo, cpu" + (f" ({torch.libraries})" if torch.libraries else "")
+        shared = [str(count) for count in workers if self.shared(count) or (count > 1 and not torch.nccl)]
+        nccl = f"nccl {torch.nccl}, " if len(shared) < len(workers) and torch.nccl else ""
+        gloo = f"gloo for {' and '.join(shared)} workers, " if shared else ""
+        return f"{nccl}{gloo}CUDA {torch.cuda}"
 
     def tolerance(self, math: str = "fp32") -> float:
         return TOLERANCE["cpu" if self.kind == "cpu" else math]

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 
 _HERE = os.path.dirname(os.path.realpath(__file__))
 # Started as a script, this file finds its siblings by itself. Imported as bench.compare.main, it does not.
-sys.path[:0] = [_HERE, os.path.join(os.path.dirname(_HERE), "netlab")]
+sys.path[:0] = [_HERE, *(os.path.join(_HERE, room) for room in ("measured", "judgement", "../netlab"))]
 
 import agreement
 import alone
@@ -100,8 +100,8 @@ class Comparison:
         if self.device.note:
             self.note(self.device.note)
         if self.torch is not None:
-            self.results["versions"].update({"torch": self.torch.version, "torch_backend": self.torch.backend(
-                self.device, self.options.workers)})
+            self.results["versions"].update({"torch": self.torch.version, "torch_backend": self.device.backend(
+                self.torch, self.options.workers)})
         elif any(sync in jobs.PEERS for sync in self.options.syncs):
             self.note("no python3 with PyTorch was found, so there is no DDP column. To get one: "
                       f"{programs.HOW_TO_GET_TORCH}, or pip install torch for the python3 on PATH")

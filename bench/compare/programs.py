@@ -8,10 +8,6 @@ import os
 import re
 import subprocess
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:  # device_choice imports this module
-    from device_choice import Device
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 PYTHONS = ("python3", "/usr/bin/python3")
@@ -87,15 +83,6 @@ class Torch:
     def find_all() -> list[Torch]:
         return [Torch(python, **json.loads(run([python, "-c", _ASK_TORCH]).splitlines()[-1]))
                 for python in find_pythons(("numpy", "torch.distributed"))]
-
-    def backend(self, device: Device, workers: Sequence[int]) -> str:
-        """The backends of jobs with these numbers of workers, which bench/ddp/device.py chooses in the same way."""
-        if device.kind == "cpu":
-            return "gloo, cpu" + (f" ({self.libraries})" if self.libraries else "")
-        shared = [str(count) for count in workers if device.shared(count) or (count > 1 and not self.nccl)]
-        nccl = f"nccl {self.nccl}, " if len(shared) < len(workers) and self.nccl else ""
-        gloo = f"gloo for {' and '.join(shared)} workers, " if shared else ""
-        return f"{nccl}{gloo}CUDA {self.cuda}"
 
 
 def library_versions() -> dict[str, str]:

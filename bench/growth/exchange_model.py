@@ -1,7 +1,7 @@
 """Predicts a step: how long the exchange of a cell takes, and how much of it computing does not hide.
 
-Words. A *place* is a cell with its placement (bench/compare/sync_cells.py). A *load* counts what one step asks of one
-host. *Costs* are seconds per unit of a load; cost_fit.py finds them from measurements.
+Words. A *place* is a cell with its placement (bench/compare/measured/sync_cells.py). A *load* counts what one step asks
+of one host. *Costs* are seconds per unit of a load; cost_fit.py finds them from measurements.
 
 The exchange alone takes
 

@@ -22,7 +22,8 @@ from collections.abc import Callable, Sequence
 
 _HERE = os.path.dirname(os.path.realpath(__file__))
 _BENCH = os.path.dirname(_HERE)
-sys.path[:0] = [_HERE, os.path.join(_BENCH, "compare"), os.path.join(_BENCH, "netlab")]
+sys.path[:0] = [_HERE, *(os.path.join(_BENCH, room)
+                         for room in ("compare", "compare/measured", "compare/judgement", "netlab"))]
 
 import cost_book
 import emulated_hosts

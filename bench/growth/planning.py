@@ -79,7 +79,7 @@ def places(cluster: Cluster) -> list[cells.Cell]:
 
 
 def line_name(place: cells.Cell) -> str:
-    """star/grpc on own hosts: what comes before the first space is the cell's name (compare/predictions.py)."""
+    """star/grpc on own hosts: what comes before the first space is the cell's name (predictions.py)."""
     where = {cells.RANKS: "", cells.SERVERS: " with the workers", cells.OWN_HOSTS: " on own hosts"}
     return plan_name(place) + where[place.placement]
 
@@ -219,7 +219,7 @@ def verdict(plan: Plan) -> list[str]:
 
 
 def to_json(plan: Plan) -> Mapping[str, Any]:
-    """What bench/compare/predictions.py reads, and more. Numbers of workers that some line cannot have are left out."""
+    """What predictions.py reads, and more, without the numbers of workers that some line cannot have."""
     batch = plan.workload.batch
     cluster = plan.cluster
     kept = [index for index in range(len(plan.workers)) if all(line.points[index] for line in plan.lines)]

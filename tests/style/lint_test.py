@@ -25,7 +25,7 @@ MYPY = ["/usr/bin/mypy", "--no-error-summary", "--cache-dir=/dev/null"]
 # Scripts of one folder import each other without a package, so mypy sees each such folder in a run of its own.
 # {search path: the folders that are checked with it}
 MYPY_RUNS = {
-    "bench/compare:bench/netlab:bench/growth:bench/gate":
+    "bench/compare:bench/compare/measured:bench/compare/judgement:bench/netlab:bench/growth:bench/gate":
         ("bench/compare/", "bench/netlab/", "bench/growth/", "bench/gate/"),
     "bench/ddp:worker/python": ("bench/ddp/", "worker/python/"),
     ".:tests/style": ("",),

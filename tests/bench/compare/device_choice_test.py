@@ -76,10 +76,10 @@ class MatrixTest(unittest.TestCase):
 
     def test_the_backend_is_named(self):
         gpus = device_choice.Device("cuda", 2)
-        self.assertEqual(CPU_TORCH.backend(device_choice.Device(), [1, 2]), "gloo, cpu (oneDNN)")
-        self.assertEqual(GPU_TORCH.backend(gpus, [1, 2]), "nccl 2.20.5, CUDA 12.4")
-        self.assertEqual(GPU_TORCH.backend(gpus, [2, 4]), "nccl 2.20.5, gloo for 4 workers, CUDA 12.4")
-        self.assertEqual(GPU_TORCH.backend(gpus, [4]), "gloo for 4 workers, CUDA 12.4")
+        self.assertEqual(device_choice.Device().backend(CPU_TORCH, [1, 2]), "gloo, cpu (oneDNN)")
+        self.assertEqual(gpus.backend(GPU_TORCH, [1, 2]), "nccl 2.20.5, CUDA 12.4")
+        self.assertEqual(gpus.backend(GPU_TORCH, [2, 4]), "nccl 2.20.5, gloo for 4 workers, CUDA 12.4")
+        self.assertEqual(gpus.backend(GPU_TORCH, [4]), "gloo for 4 workers, CUDA 12.4")
 
     def test_tolerance(self):
         self.assertEqual(device_choice.Device().tolerance(), 1e-4)

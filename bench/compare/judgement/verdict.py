@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import TYPE_CHECKING
 
 import bottleneck
 import ratios
 import regimes
 import results as schema
 import sync_cells as cells
+from groups import Group, Row
 from report import labels
-
-if TYPE_CHECKING:  # analysis imports this module
-    from analysis import Group, Row
 
 NAMES = {**{cell.sync: cell.name for cell in cells.NAMED}, "mpi": "MPI_Allreduce (mpi)", "local": "one process",
          "ddp": "PyTorch DDP as it comes", "ddp-tuned": "tuned PyTorch DDP",

@@ -11,16 +11,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 import ratios
 import results as schema
 import sync_cells as cells
+from groups import Group
 from predictions import Prediction
 from report import labels
-
-if TYPE_CHECKING:  # analysis imports verdict, which imports this module
-    from analysis import Group
 
 MEASURED, PLANNED = "Measured here", "Planned by bench:plan and not measured"
 TIE = "tie"
