@@ -17,7 +17,7 @@ SIZES = (4096, 262144, 4194304)
 SIZES_MANY = (262144, 4194304)
 SIZE_OF_MEMORY = 16777216  # large enough to stand out from the libraries of a process
 BUCKETS = "--bucket_bytes=1048576"
-STEPS = "--steps_max=300"
+STEPS = {2: 100, 4: 60, 8: 30}  # by ranks: so that the whole gate takes less than 20 minutes
 STEPS_BYTES = f"--steps_bytes={256 << 20}"
 
 
@@ -48,10 +48,14 @@ _RING_BENCH = {"ring": ("ring", "MPI"), "ring-tcp": ("ring", "TCP"), "mpi": ("co
                "star-mpi-shm": ("star in memory", "MPI"), "star-tcp-shm": ("star in memory", "TCP")}
 
 
+def _steps(ranks: int) -> str:
+    return f"--steps_max={STEPS[ranks]}"
+
+
 def _of_ring_bench(ranks: int, sizes: str, syncs: tuple[str, ...], more: tuple[str, ...], suffix: str) -> Run:
     names = {sync: (kind, way + suffix) for sync, (kind, way) in _RING_BENCH.items() if sync in syncs}
-    return Run("ring_bench", ranks, ("--format=json", STEPS, BUCKETS, sizes, "--syncs=" + ",".join(syncs), *more),
-               names)
+    return Run("ring_bench", ranks,
+               ("--format=json", _steps(ranks), BUCKETS, sizes, "--syncs=" + ",".join(syncs), *more), names)
 
 
 def _ring_benches(ranks: int, sizes: str) -> Iterator[Run]:
@@ -65,16 +69,17 @@ def _star_benches(ranks: int, sizes: str) -> Iterator[Run]:
     for way, flags in (("gRPC, shared memory", ()), ("gRPC", ("--shared_memory=false",)), ("TCP", ("--transport=tcp",)),
                        ("TCP, tree", ("--transport=tcp", "--sum_order=tree"))):
         names = {sync: ("star with servers", way) for sync in ("star", "star-servers-tcp")}
-        yield Run("star_bench", ranks, ("--format=json", STEPS, STEPS_BYTES, sizes, f"--workers={ranks}", "--servers=2",
-                                        *flags), names)
+        yield Run("star_bench", ranks, ("--format=json", _steps(ranks), STEPS_BYTES, sizes, f"--workers={ranks}",
+                                        "--servers=2", *flags), names)
 
 
 def _sum_benches(ranks: int, sizes: str) -> Iterator[Run]:
     for way, flags in (("star", ()), ("star of servers", ("--servers=2",)), ("ring", ("--topology=ring",)),
                        ("star, bfloat16", ("--element_type=bfloat16",))):
-        for place, more in (("memory", ()), ("sockets", ("--shared_memory=false",))):
+        places = (("memory", ()), ("sockets", ("--shared_memory=false",)))
+        for place, more in places if "bfloat16" not in way else places[1:]:
             names = {sync: ("libstarring", f"{way}, {place}") for sync in ("sum-star", "sum-star-servers", "sum-ring")}
-            yield Run("sum_bench", ranks, (STEPS, STEPS_BYTES, sizes, f"--ranks={ranks}", *flags, *more), names)
+            yield Run("sum_bench", ranks, (_steps(ranks), STEPS_BYTES, sizes, f"--ranks={ranks}", *flags, *more), names)
 
 
 def runs(ranks: int, sizes: tuple[int, ...]) -> list[Run]:

@@ -33,7 +33,7 @@ from cells import Cell, Run
 
 RUN_SECONDS_MAX = 120
 MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
-REPEATS_MANY, REPEATS_MEMORY = 5, 3
+REPEATS_MANY, REPEATS_MEMORY = 3, 2
 
 Rows = dict[Cell, list[dict[str, Any]]]
 Start = Callable[[Run, str], list[dict[str, Any]]]
