@@ -14,6 +14,7 @@ from cells import Cell
 KIND_MAX = 1.01  # the geometric mean of a kind's ratios
 CELL_MAX = 1.03  # no cell's 95 % interval is wholly above
 MEMORY_MAX = 1.02
+MESSAGES_MAX = 1.01  # a message at either end of the measured steps may be counted or not
 
 # By repeat: what the old program measured, and what the new one did, one shortly after the other.
 Pairs = Mapping[Cell, Sequence[tuple[float, float]]]

@@ -67,7 +67,7 @@ class GateTest(unittest.TestCase):
 
     def test_processor_time_messages_and_memory_count(self):
         for field, factor, text in (("cpu_us", 1.05, "the processor time of a step of"),
-                                    ("messages", 1.01, "messages of"), ("resident_kib", 1.03, "resident KiB of")):
+                                    ("messages", 1.02, "messages of"), ("resident_kib", 1.03, "resident KiB of")):
             with self.subTest(field):
                 self.assertTrue(all(line.startswith(text) for line in failures(MadePrograms(**{field: factor}))))
                 self.assertTrue(failures(MadePrograms(**{field: factor})))

@@ -28,6 +28,8 @@ class ProgramsTest(unittest.TestCase):
                     kind, way = run.names[row["sync"]]
                     carries = kind not in ("control", "star in memory") and not way.startswith("gRPC")
                     self.assertEqual(row["messages"] > 0, carries, row)
+                    if kind == "ring":
+                        self.assertEqual(row["messages"], 2, row)  # 2 (N - 1)
 
 
 if __name__ == "__main__":
