@@ -18,9 +18,9 @@
 #include "common/arithmetic/optimizer.h"
 #include "common/arithmetic/reduction_order.h"
 #include "common/arithmetic/sum_in_order.h"
-#include "common/check.h"
-#include "common/memory.h"
-#include "server/contribution_sum.h"
+#include "common/base/check.h"
+#include "common/base/memory.h"
+#include "server/shard/contribution_sum.h"
 
 namespace starring {
 namespace {

@@ -21,7 +21,7 @@
 #include "absl/strings/match.h"
 #include "common/arithmetic/instruction_set.h"
 #include "common/arithmetic/optimizer.h"
-#include "common/check.h"
+#include "common/base/check.h"
 #include "dnnl.hpp"
 #include "kernels/cpu/cpu_context.h"
 #include "kernels/cpu/cpu_device.h"

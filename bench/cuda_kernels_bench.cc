@@ -24,7 +24,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/arithmetic/optimizer.h"
-#include "common/check.h"
+#include "common/base/check.h"
 #include "kernels/cuda/cuda_device.h"
 
 namespace starring {

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <utility>
 
-#include "common/check.h"
-#include "common/job_spec.h"
+#include "common/base/check.h"
+#include "common/job/job_spec.h"
 
 namespace starring {
 

@@ -17,7 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "benchmark/benchmark.h"
 #include "common/arithmetic/instruction_set.h"
-#include "common/check.h"
+#include "common/base/check.h"
 #include "kernels/cpu/cpu_device.h"
 
 ABSL_FLAG(std::string, isa, "auto", "baseline, avx2 or avx512; auto: the best of this machine");

@@ -13,7 +13,7 @@
 
 #include "benchmark/benchmark.h"
 #include "common/arithmetic/instruction_set.h"
-#include "common/check.h"
+#include "common/base/check.h"
 #include "worker/data/crop_flip.h"
 #include "worker/data/dataset.h"
 #include "worker/data/loader.h"

@@ -17,7 +17,7 @@
 #include <span>
 #include <thread>
 
-#include "common/check.h"
+#include "common/base/check.h"
 
 namespace starring {
 

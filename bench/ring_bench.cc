@@ -38,15 +38,15 @@
 #include "bench/exchange_job.h"
 #include "bench/exchange_row.h"
 #include "bench/processor_cost.h"
-#include "common/check.h"
-#include "common/job_spec.h"
-#include "common/leaf_shares.h"
-#include "common/memory.h"
-#include "common/transport/tcp_listener.h"
-#include "common/transport/tcp_rendezvous.h"
-#include "worker/exchange/peer/mpi_runtime.h"
+#include "common/base/check.h"
+#include "common/base/memory.h"
+#include "common/host/launcher_environment.h"
+#include "common/job/job_spec.h"
+#include "common/job/leaf_shares.h"
+#include "common/transport/mpi/mpi_runtime.h"
+#include "common/transport/tcp/tcp_listener.h"
+#include "common/transport/tcp/tcp_rendezvous.h"
 #include "worker/exchange/peer/peer_exchange.h"
-#include "worker/launcher_environment.h"
 
 ABSL_FLAG(std::vector<std::string>, bytes,
           std::vector<std::string>({"4096", "65536", "262144", "1048576", "4194304", "16777216", "67108864"}),

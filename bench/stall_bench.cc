@@ -9,9 +9,9 @@
 #include <string>
 
 #include "benchmark/benchmark.h"
-#include "common/progress_state.h"
 #include "common/transport/peer_watch.h"
-#include "worker/straggler_watch.h"
+#include "common/watch/progress_state.h"
+#include "worker/train/straggler_watch.h"
 
 namespace starring {
 namespace {

@@ -27,13 +27,13 @@
 #include "bench/exchange_row.h"
 #include "bench/processes.h"
 #include "bench/processor_cost.h"
-#include "common/check.h"
-#include "common/memory.h"
-#include "common/transport/tcp_listener.h"
-#include "common/transport/tcp_rendezvous.h"
-#include "worker/python/element_sum.h"
+#include "common/base/check.h"
+#include "common/base/memory.h"
+#include "common/reduce/element_sum.h"
+#include "common/reduce/reduction.h"
+#include "common/transport/tcp/tcp_listener.h"
+#include "common/transport/tcp/tcp_rendezvous.h"
 #include "worker/python/group.h"
-#include "worker/python/reduction.h"
 
 ABSL_FLAG(std::vector<std::string>, bytes,
           std::vector<std::string>({"4096", "65536", "262144", "1048576", "4194304", "16777216", "67108864"}),

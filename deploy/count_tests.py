@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Counts Bazel's tests: `count_tests.py NAME[:BUDGET_S]=EVENTS...`, one build event file (JSON) for each run.
+"""Counts Bazel's tests: `count_tests.py [--pace=P] NAME[:BUDGET_S]=EVENTS...`, a build event file (JSON) for each run.
 
 Bazel itself counts targets, but one target has many cases of GoogleTest or Python's unittest. Here each case is a test.
 Prints every failed and skipped test, for each run a line with its time and its ten slowest tests, and last, over all
@@ -12,7 +12,7 @@ No problem may look like success, so one failure is counted for
   - a test that failed although each of its cases passed (a leak found at exit, a crash, a timeout),
   - a test that ran no case at all,
   - a run that Bazel did not finish, or that ended with an error that belongs to no target,
-  - a run that took more than 1.5 times its budget: people run a slow suite less often.
+  - a run that took more than 1.5 P times its budget (machine_pace.py): people run a slow suite less often.
 A test that is incompatible with a configuration is not counted. In a run of clang-tidy every target whose sources it
 approved is a test that passed.
 
@@ -21,6 +21,7 @@ Exit status: 0 if at least one test passed and none failed, else 1.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import re
@@ -165,14 +166,19 @@ def read_events(path: str) -> list[dict[str, Any]]:
 
 
 def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--pace", type=float, default=1)
+    parser.add_argument("runs", nargs="*")
+    options = parser.parse_args(arguments)
     total = Count()
-    for argument in arguments:
+    for argument in options.runs:
         name, path = argument.split("=", 1)
         name, _, budget = name.partition(":")
         count = count_run(read_events(path))
-        if budget and count.seconds > 1.5 * float(budget):
-            count.failed.append(f"the whole run took {count.seconds:.0f} s, its budget is {budget} s: shrink or tag "
-                                "the slowest tests `long`, or say in deploy/test.sh why the budget grows")
+        if budget and count.seconds > 1.5 * options.pace * float(budget):
+            count.failed.append(f"the whole run took {count.seconds:.0f} s, its budget is {budget} s, on this machine "
+                                f"{options.pace} times that: shrink or tag the slowest tests `long`, or say in "
+                                "deploy/test.sh why the budget grows")
         for kind in ("failed", "skipped"):
             for what in getattr(count, kind):
                 print(f"{name}: {kind}: {what}")

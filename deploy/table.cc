@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "common/base/status.h"
 #include "common/flags/command_line.h"
 #include "common/host/standard_streams.h"
-#include "common/status.h"
 #include "deploy/run_record_table.h"
 
 namespace starring {

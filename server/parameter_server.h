@@ -15,11 +15,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/base/limits.h"
 #include "common/host/machine_limits.h"
-#include "common/limits.h"
+#include "common/metrics/trace.h"
 #include "common/security/transport_security.h"
-#include "common/trace.h"
-#include "server/server_metrics.h"
+#include "server/shard/server_metrics.h"
 
 namespace starring {
 

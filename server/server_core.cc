@@ -5,13 +5,13 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "common/check.h"
-#include "common/host/address.h"
+#include "common/base/check.h"
+#include "common/base/limits.h"
+#include "common/base/nonce.h"
+#include "common/base/printable.h"
+#include "common/base/status.h"
 #include "common/host/machine_limits.h"
-#include "common/limits.h"
-#include "common/nonce.h"
-#include "common/printable.h"
-#include "common/status.h"
+#include "common/network/address.h"
 
 namespace starring {
 namespace {

@@ -5,11 +5,11 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "common/host/address.h"
+#include "common/base/limits.h"
+#include "common/base/nonce.h"
+#include "common/base/status.h"
 #include "common/host/machine_limits.h"
-#include "common/limits.h"
-#include "common/nonce.h"
-#include "common/status.h"
+#include "common/network/address.h"
 #include "server/server_core.h"
 
 namespace starring {

@@ -4,11 +4,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/host/address.h"
+#include "common/base/limits.h"
+#include "common/base/status.h"
+#include "common/base/steady_time.h"
 #include "common/host/machine_limits.h"
-#include "common/limits.h"
-#include "common/status.h"
-#include "common/steady_time.h"
+#include "common/network/address.h"
 #include "server/server_core.h"
 
 namespace starring {

@@ -1,10 +1,10 @@
 #include "server/server_options.h"
 
 #include "absl/strings/str_cat.h"
+#include "common/base/limits.h"
+#include "common/base/status.h"
 #include "common/flags/command_line.h"
-#include "common/host/address.h"
-#include "common/limits.h"
-#include "common/status.h"
+#include "common/network/address.h"
 
 namespace starring {
 namespace {

@@ -8,11 +8,11 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/base/limits.h"
 #include "common/flags/flag_table.h"
-#include "common/limits.h"
+#include "common/job/sync.h"
 #include "common/security/security_flags.h"
 #include "common/security/transport_security.h"
-#include "common/sync.h"
 
 namespace starring {
 

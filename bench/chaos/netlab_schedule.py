@@ -31,7 +31,7 @@ AT_START = 0.15  # the fraction of cuts that are there before a job begins; not 
 JOIN = 0.4  # the fraction of cuts of ELASTIC during which a worker joins
 JOIN_AT = (0.0, 0.8)  # fractions of the cut
 
-# Times of the programs that no flag sets (common/limits.h, common/transport, server/elastic).
+# Times of the programs that no flag sets (common/base/limits.h, common/transport, server/elastic).
 DIAL_PART = 0.9  # of the join deadline; then a rank that cannot connect with another one ends the meeting
 MEMBER_SILENT_S = 5.0  # a member of an elastic run is given up
 VERDICT_S = 4.0  # the grace of a deadline: another process may have a better reason, and the roll is called

@@ -21,7 +21,7 @@ STEPS = 14
 
 
 def of_vector(vector_bytes: int, bucket_bytes: int) -> list[int]:
-    """The sizes of our buckets, as common/bucket_map.h cuts them: all are full but bucket 0, which leaves first."""
+    """The sizes of our buckets, as common/job/bucket_map.h cuts them: all are full but bucket 0, which leaves first."""
     count = -(-vector_bytes // bucket_bytes)
     return [vector_bytes - (count - 1) * bucket_bytes, *[bucket_bytes] * (count - 1)] if count else []
 

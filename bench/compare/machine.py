@@ -48,7 +48,7 @@ def describe(gpus: Gpus) -> schema.Machine:
     """The `machine` of results.json. The caller fills in load_after and clock_mhz at the end."""
     memory_kib = float((_field("/proc/meminfo", "MemTotal").split() or ["0"])[0])
     system = f"{_field_of_os('PRETTY_NAME') or platform.system()}, Linux {platform.release()}"
-    # MPI and Gloo have it on this host, and we do unless it is BBR (common/host/congestion_control.h).
+    # MPI and Gloo have it on this host, and we do unless it is BBR (common/network/congestion_control.h).
     if control := _read("/proc/sys/net/ipv4/tcp_congestion_control").strip():
         system += f", on the host TCP with {control}"
     return {"name": platform.node(), "cpu": _field("/proc/cpuinfo", "model name") or platform.processor(),

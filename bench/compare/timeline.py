@@ -2,9 +2,9 @@
 
     python3 bench/compare/timeline.py out/trace.*.json --out=out/merged.json      # .json.gz: compressed
 
-Workers come first, then servers. Files from one machine share a clock (common/trace.h) and are not shifted. Files from
-other machines are shifted by the difference of the wall clocks, which is as exact as these clocks agree. Arrows lead
-from a bucket's `send` to its `receive`, in both directions. Time 0 is the beginning of the first event.
+Workers come first, then servers. Files from one machine share a clock (common/metrics/trace.h) and are not shifted.
+Files from other machines are shifted by the difference of the wall clocks, which is as exact as these clocks agree.
+Arrows lead from a bucket's `send` to its `receive`, in both directions. Time 0 is the beginning of the first event.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Chooses the device of a process of the peer, by the rules of worker/device_choice.h, and the backend of its exchange.
+"""Chooses the device of a process of the peer, by the rules of worker/options/device_choice.h, and the backend of its
+exchange.
 
 Processes that each have a GPU use NCCL. NCCL refuses two processes on one GPU, so processes that share a GPU use Gloo,
 as on the CPU.

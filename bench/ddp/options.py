@@ -42,7 +42,7 @@ def core_lists(text: str) -> list[list[int]]:
 
 
 def _worker_flags() -> Dict[str, Dict[str, Any]]:
-    """What the worker's declaration says about each flag; written by bazel run //worker:flag_pages."""
+    """What the worker's declaration says about each flag; written by bazel run //worker/options:flag_pages."""
     with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "worker_flags.json"), encoding="utf-8") as file:
         return json.load(file)
 

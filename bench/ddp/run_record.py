@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-ALIGNMENT_ELEMENTS = 16  # common/layout.h: each tensor starts on a 64-byte boundary
+ALIGNMENT_ELEMENTS = 16  # common/job/layout.h: each tensor starts on a 64-byte boundary
 
 
 def _in_our_order(name: str, tensor: torch.Tensor, flattened: dict[str, tuple[int, int, int]]) -> np.ndarray:

@@ -33,7 +33,7 @@ from torch.nn import functional as F
 
 EVALUATION_BATCH = 1000
 PACKAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "worker", "python")  # starring
-WARMUP_STEPS_MAX = 10  # not timed; the same number as in worker/trainer.cc
+WARMUP_STEPS_MAX = 10  # not timed; the same number as in worker/train/trainer.cc
 
 
 def make_optimizer(flags: argparse.Namespace, parameters: Iterable[torch.nn.Parameter],

@@ -9,7 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "bench/gpu_wait_spike/gpu.h"
 #include "bench/gpu_wait_spike/parts.h"
-#include "common/status.h"
+#include "common/base/status.h"
 
 namespace starring::gpu_wait {
 namespace {

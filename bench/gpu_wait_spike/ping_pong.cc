@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "bench/gpu_wait_spike/gpu.h"
 #include "bench/gpu_wait_spike/parts.h"
-#include "common/status.h"
+#include "common/base/status.h"
 
 // Streams that pace each other take kChunk rounds at a time. All of a chunk is enqueued before its first round begins,
 // else the time of the host's calls would be measured. Process 0 stamps the time at the begin of each round.

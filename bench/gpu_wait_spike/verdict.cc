@@ -11,7 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "common/check.h"
+#include "common/base/check.h"
 
 namespace starring::gpu_wait {
 namespace {

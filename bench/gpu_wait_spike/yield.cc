@@ -6,7 +6,7 @@
 
 #include "bench/gpu_wait_spike/gpu.h"
 #include "bench/gpu_wait_spike/parts.h"
-#include "common/status.h"
+#include "common/base/status.h"
 
 // Whether a wait of process 1 takes the GPU from process 0: process 0 runs the same kernels while process 1 is idle and
 // while it waits, in turns.

@@ -55,7 +55,7 @@ KERNELS = ("sum_byte", "apply_byte")
 EAGER_BYTES = 4095  # MPI and gRPC hand over longer messages in another way; MPI's 4,096 has a header, too
 # The worker's forward is about a third of its computing: backward does two products where forward does one.
 FORWARD_SHARE = 1 / 3
-HUGE_PAGE_BYTES = 2 << 20  # shorter arrays are in pages of 4 KiB (common/memory.cc), each of which is looked up
+HUGE_PAGE_BYTES = 2 << 20  # shorter arrays are in pages of 4 KiB (common/base/memory.cc), each of which is looked up
 COPIES = 3  # gradient, parameters, and what the optimizer keeps: a worker's working set in units of M
 
 
@@ -149,7 +149,7 @@ def _of_ranks(job: Job, cluster: Cluster, total: int, asked_bucket: int, load: L
 def loads(job: Job, cluster: Cluster, total: int, asked_bucket: int) -> list[Load]:
     """The load of each kind of host: the workers', and the servers' where these have hosts of their own."""
     place, workers, servers = job.place, job.workers, job.servers
-    cut_for = 1 if place.has_servers else workers  # servers own no chunks of blocks (common/bucket_map.h)
+    cut_for = 1 if place.has_servers else workers  # servers own no chunks of blocks (common/job/bucket_map.h)
     buckets = bucket_count(total, asked_bucket, cut_for)
     hosts = cluster.hosts_of(workers)
     here = -(-workers // hosts)

@@ -18,7 +18,7 @@ SERVER_GAIN_MIN = 0.03
 GAIN_MIN = 1.1
 DOUBLING_GAIN_MIN = 1.25  # of twice as many workers
 BAND_MAX = 0.9
-# What our programs refuse (common/limits.h): more servers, and over TCP, where servers are ranks too, more ranks.
+# What our programs refuse (common/base/limits.h): more servers, and over TCP, where servers are ranks too, more ranks.
 SERVERS_MAX = 256
 RANKS_MAX = 1024
 

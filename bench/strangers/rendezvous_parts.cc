@@ -30,12 +30,12 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/time/time.h"
-#include "common/check.h"
-#include "common/host/address.h"
-#include "common/host/dial.h"
-#include "common/transport/tcp_handshake.h"
-#include "common/transport/tcp_listener.h"
-#include "common/transport/tcp_rendezvous.h"
+#include "common/base/check.h"
+#include "common/network/address.h"
+#include "common/network/dial.h"
+#include "common/transport/tcp/tcp_handshake.h"
+#include "common/transport/tcp/tcp_listener.h"
+#include "common/transport/tcp/tcp_rendezvous.h"
 
 namespace starring {
 namespace {

@@ -6,8 +6,8 @@
 #include <cstddef>
 
 #include "common/arithmetic/instruction_set.h"
-#include "common/check.h"
-#include "common/memory.h"
+#include "common/base/check.h"
+#include "common/base/memory.h"
 
 #ifdef __SSE2__
 #include <emmintrin.h>

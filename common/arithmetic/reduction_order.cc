@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <bit>
 
-#include "common/check.h"
+#include "common/base/check.h"
 
 namespace starring {
 

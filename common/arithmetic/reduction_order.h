@@ -8,10 +8,10 @@
 // ring.
 //
 // *Tree*: the leaves are the workers, in the order of their ranks, or the micro-batches of a global batch
-// (common/leaf_shares.h). The sum of the leaves [a, b) is the sum of [a, m) plus the sum of [m, b), where m - a is the
-// largest power of two below b - a. The order is the same for every element. A sum of n terms has a chain of at most
-// log2(n) + 1 roundings instead of n - 1. A ring cannot add in this order: its partial sums pass through the ranks one
-// by one. With two leaves both orders give the same bits, because a + b = b + a.
+// (common/job/leaf_shares.h). The sum of the leaves [a, b) is the sum of [a, m) plus the sum of [m, b), where m - a is
+// the largest power of two below b - a. The order is the same for every element. A sum of n terms has a chain of at
+// most log2(n) + 1 roundings instead of n - 1. A ring cannot add in this order: its partial sums pass through the ranks
+// one by one. With two leaves both orders give the same bits, because a + b = b + a.
 //
 // Where an element is in the vector decides its order, so neither the size of a bucket nor the number of server shards
 // changes a bit of the result. Ranks own chunks, so a bucket of theirs is a whole number of blocks. In one of many
@@ -26,7 +26,7 @@
 #include <cstdint>
 
 #include "absl/functional/function_ref.h"
-#include "common/element_range.h"
+#include "common/base/element_range.h"
 
 namespace starring {
 
@@ -68,7 +68,7 @@ inline constexpr int64_t kChunkBytesMin = 4 << 10;
 // From 65 ranks on a chunk has 4 KiB, a page, and the block grows.
 //
 // The size depends on nothing but the number of ranks. It decides bits: the agreement of the ranks contains it
-// (common/job_spec.h). REQUIRES: world_size >= 1.
+// (common/job/job_spec.h). REQUIRES: world_size >= 1.
 constexpr int64_t ChunkBytesFor(int world_size) {
   if (world_size <= 4) return kChunkBytesMax;
   const uint64_t fair_share = (uint64_t{256} << 10) / static_cast<uint64_t>(world_size);

@@ -6,8 +6,8 @@
 #include <cstring>
 #include <utility>
 
-#include "common/check.h"
-#include "common/limits.h"
+#include "common/base/check.h"
+#include "common/base/limits.h"
 
 namespace starring {
 namespace {

@@ -29,7 +29,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "common/layout.h"
+#include "common/job/layout.h"
 
 namespace starring {
 

@@ -16,11 +16,11 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
-#include "common/check.h"
+#include "common/base/check.h"
+#include "common/base/printable.h"
+#include "common/base/status.h"
+#include "common/base/steady_time.h"
 #include "common/checkpoint/checkpoint.h"
-#include "common/printable.h"
-#include "common/status.h"
-#include "common/steady_time.h"
 
 namespace starring {
 namespace {

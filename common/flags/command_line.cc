@@ -16,9 +16,9 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
-#include "common/check.h"
-#include "common/not_written.h"
-#include "common/status.h"
+#include "common/base/check.h"
+#include "common/base/not_written.h"
+#include "common/base/status.h"
 
 namespace starring {
 namespace {

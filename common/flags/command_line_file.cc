@@ -12,9 +12,9 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "common/base/limits.h"
+#include "common/base/status.h"
 #include "common/flags/command_line.h"
-#include "common/limits.h"
-#include "common/status.h"
 
 namespace starring {
 namespace {

@@ -10,8 +10,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "common/status.h"
-#include "common/utf8.h"
+#include "common/base/status.h"
+#include "common/base/utf8.h"
 
 namespace starring {
 namespace {

@@ -27,7 +27,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "common/check.h"
+#include "common/base/check.h"
 
 namespace starring {
 
@@ -359,7 +359,7 @@ absl::StatusOr<std::string> HelpText(const FlagTable& table, absl::string_view w
 
 // A table in Markdown of all flags with default, meaning, limits and traits, for a page. Begins and ends with the lines
 // below, by which a program finds an older table to replace.
-inline constexpr char kFlagsMarkdownBegin[] = "<!-- flags: written by bazel run //worker:flag_pages -->";
+inline constexpr char kFlagsMarkdownBegin[] = "<!-- flags: written by bazel run //worker/options:flag_pages -->";
 inline constexpr char kFlagsMarkdownEnd[] = "<!-- end of flags -->";
 std::string FlagsMarkdown(const FlagTable& table);
 

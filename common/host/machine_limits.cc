@@ -17,7 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
-#include "common/limits.h"
+#include "common/base/limits.h"
 
 namespace starring {
 namespace {

@@ -11,9 +11,9 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "common/check.h"
-#include "common/nonce.h"
-#include "common/status.h"
+#include "common/base/check.h"
+#include "common/base/nonce.h"
+#include "common/base/status.h"
 
 namespace starring {
 namespace {

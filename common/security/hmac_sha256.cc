@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "common/check.h"
+#include "common/base/check.h"
 
 namespace starring {
 namespace {

@@ -10,10 +10,10 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "common/limits.h"
+#include "common/base/limits.h"
+#include "common/base/status.h"
 #include "common/security/hmac_sha256.h"
 #include "common/security/sha256.h"
-#include "common/status.h"
 
 namespace starring {
 namespace {

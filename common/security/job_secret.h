@@ -53,7 +53,7 @@ class JobSecret {
 
   enum class KeyUse {
     kRequests,  // of a star over gRPC: common/wire/request_proof.h
-    kRanks,     // over TCP: common/transport/tcp_handshake.h
+    kRanks,     // over TCP: common/transport/tcp/tcp_handshake.h
   };
   std::string KeyFor(KeyUse use) const;  // 32 bytes
   const std::string& private_key() const { return pair_.private_key; }

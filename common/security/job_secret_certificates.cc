@@ -10,9 +10,9 @@
 #include <memory>
 
 #include "absl/strings/str_cat.h"
-#include "common/check.h"
+#include "common/base/check.h"
+#include "common/base/status.h"
 #include "common/security/job_secret.h"
-#include "common/status.h"
 
 namespace starring {
 namespace {

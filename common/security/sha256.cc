@@ -5,7 +5,7 @@
 #include <bit>
 
 #include "absl/strings/escaping.h"
-#include "common/check.h"
+#include "common/base/check.h"
 
 namespace starring {
 

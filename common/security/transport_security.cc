@@ -2,9 +2,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "common/base/status.h"
 #include "common/flags/command_line.h"
 #include "common/security/job_secret.h"
-#include "common/status.h"
 
 namespace starring {
 namespace {

@@ -8,12 +8,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/check.h"
-#include "common/limits.h"
-#include "common/roll_call.h"
-#include "common/running_clock.h"
-#include "common/status.h"
-#include "common/steady_time.h"
+#include "common/base/check.h"
+#include "common/base/limits.h"
+#include "common/base/running_clock.h"
+#include "common/base/status.h"
+#include "common/base/steady_time.h"
+#include "common/watch/roll_call.h"
 
 namespace starring {
 namespace {

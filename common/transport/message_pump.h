@@ -33,9 +33,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "common/stall_report.h"
 #include "common/transport/peer_watch.h"
 #include "common/transport/transport.h"
+#include "common/watch/stall_report.h"
 
 namespace starring {
 
@@ -98,8 +98,8 @@ class MessagePump final : private Transport::Poster {
 
   // Pumps until `done()`, and sleeps in Transport::Wait when nothing arrives for longer than a wake-up costs. A lock
   // that the caller holds stays locked. DeadlineExceeded, without a message, at the deadline: the caller knows for what
-  // it waited. Time in which this process did not run does not count (common/running_clock.h). A stall is reported as a
-  // wait for `what`; with an empty `what` none is reported.
+  // it waited. Time in which this process did not run does not count (common/base/running_clock.h). A stall is reported
+  // as a wait for `what`; with an empty `what` none is reported.
   absl::Status PumpUntil(absl::FunctionRef<bool()> done, Clock::time_point deadline, const std::string& what);
 
   // Counts a call that all ranks make in the same order. The roll call compares the counts.

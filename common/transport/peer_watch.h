@@ -20,9 +20,9 @@
 #include <utility>
 #include <vector>
 
-#include "common/progress_state.h"
-#include "common/roll_call.h"
-#include "common/stall_report.h"
+#include "common/watch/progress_state.h"
+#include "common/watch/roll_call.h"
+#include "common/watch/stall_report.h"
 
 namespace starring {
 

@@ -5,7 +5,8 @@
 //   worker                              server
 //   ShardJoin, agreement           ─▶   its verdict goes to rank 0, which tells all
 //   rank 0: state and parameters   ─▶   of every slice, bucket by bucket
-//   gradient of a slice            ─▶   one for each node of the worker's share (common/leaf_shares.h), in its order
+//   gradient of a slice            ─▶   one for each node of the worker's share (common/job/leaf_shares.h), in its
+//   order
 //                                  ◀─   its parameters, when all workers' gradients are there
 //   ShardRequest                   ─▶
 //                                  ◀─   kFetchState: the vector's slice; kFinish: one byte, when all have sent theirs

@@ -1,5 +1,5 @@
 // Point-to-point messages between the ranks of one job, posted now and completed later. The exchange's algorithms know
-// this interface only. There are two networks: MPI (worker/exchange/peer/mpi_transport.h) and TCP (tcp_transport.h);
+// this interface only. There are two networks: MPI (common/transport/mpi/mpi_transport.h) and TCP (tcp_transport.h);
 // tests have one in memory.
 //
 // Words. An *operation* is one posted send or receive. Its *poster* is the object that posted it and gave it a number;

@@ -11,9 +11,9 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "common/check.h"
-#include "common/limits.h"
-#include "common/status.h"
+#include "common/base/check.h"
+#include "common/base/limits.h"
+#include "common/base/status.h"
 
 namespace starring {
 namespace {

@@ -23,7 +23,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/progress_state.h"
+#include "common/watch/progress_state.h"
 #include "proto/starring/v1/parameter_server.pb.h"
 
 namespace starring {

@@ -1,7 +1,7 @@
 #include "common/wire/request_proof.h"
 
 #include "absl/strings/str_cat.h"
-#include "common/check.h"
+#include "common/base/check.h"
 #include "common/security/hmac_sha256.h"
 #include "common/wire/exchange_message.h"
 

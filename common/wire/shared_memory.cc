@@ -1,7 +1,7 @@
 #include "common/wire/shared_memory.h"
 
-#include "common/check.h"
-#include "common/status.h"
+#include "common/base/check.h"
+#include "common/base/status.h"
 
 namespace starring {
 namespace {

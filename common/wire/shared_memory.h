@@ -18,7 +18,7 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
-#include "common/element_range.h"
+#include "common/base/element_range.h"
 #include "common/host/sealed_memory.h"
 #include "proto/starring/v1/parameter_server.pb.h"
 

@@ -18,10 +18,10 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/base/status.h"
 #include "common/flags/command_line.h"
 #include "common/host/exhausted.h"
 #include "common/host/machine_limits.h"
-#include "common/status.h"
 #include "deploy/launch/mpi_rank.h"
 #include "deploy/launch/run_state.h"
 

@@ -14,10 +14,10 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "common/base/limits.h"
+#include "common/base/status.h"
 #include "common/flags/command_line.h"
-#include "common/host/address.h"
-#include "common/limits.h"
-#include "common/status.h"
+#include "common/network/address.h"
 
 namespace starring {
 namespace {

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "common/mutex.h"
+#include "common/base/mutex.h"
 #include "common/security/transport_security.h"
 #include "common/wire/run_client.h"
 

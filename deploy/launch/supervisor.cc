@@ -14,8 +14,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "common/base/status.h"
 #include "common/host/stop_signals.h"
-#include "common/status.h"
 
 namespace starring {
 namespace {

@@ -17,8 +17,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/arithmetic/instruction_set.h"
-#include "common/memory.h"
-#include "common/status.h"
+#include "common/base/memory.h"
+#include "common/base/status.h"
 #include "kernels/cpu/cpu_context.h"
 #include "kernels/cpu/cpu_operations.h"
 #include "kernels/shape_checks.h"

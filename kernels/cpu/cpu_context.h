@@ -15,7 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "common/arithmetic/instruction_set.h"
-#include "common/memory.h"
+#include "common/base/memory.h"
 #include "dnnl.hpp"
 
 namespace starring {

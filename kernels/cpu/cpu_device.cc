@@ -10,9 +10,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/check.h"
-#include "common/memory.h"
-#include "common/status.h"
+#include "common/base/check.h"
+#include "common/base/memory.h"
+#include "common/base/status.h"
 #include "dnnl.hpp"
 #include "kernels/cpu/cpu_context.h"
 #include "kernels/cpu/cpu_operations.h"

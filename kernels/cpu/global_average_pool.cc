@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "common/arithmetic/instruction_set.h"
-#include "common/status.h"
+#include "common/base/status.h"
 #include "kernels/cpu/cpu_context.h"
 #include "kernels/cpu/cpu_operations.h"
 #include "kernels/shape_checks.h"

@@ -1,6 +1,6 @@
 #include "kernels/cpu/onednn_primitive.h"
 
-#include "common/check.h"
+#include "common/base/check.h"
 #include "kernels/cpu/cpu_context.h"
 
 namespace starring {

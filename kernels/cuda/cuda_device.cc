@@ -7,7 +7,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
-#include "common/status.h"
+#include "common/base/status.h"
 #include "kernels/cuda/cuda_context.h"
 #include "kernels/cuda/cuda_memory.h"
 #include "kernels/cuda/cuda_operations.h"

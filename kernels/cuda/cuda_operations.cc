@@ -4,8 +4,8 @@
 #include <limits>
 #include <utility>
 
-#include "common/check.h"
-#include "common/status.h"
+#include "common/base/check.h"
+#include "common/base/status.h"
 #include "kernels/cuda/batch_norm.h"
 #include "kernels/cuda/cuda_memory.h"
 #include "kernels/cuda/elementwise.h"

@@ -2,7 +2,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/status.h"
+#include "common/base/status.h"
 #include "kernels/cuda/cuda_operations.h"
 #include "kernels/cuda/cudnn_product.h"
 #include "kernels/cuda/matrix_product.h"

@@ -17,7 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/status.h"
+#include "common/base/status.h"
 #include "kernels/cuda/gpu_libraries.h"
 
 namespace starring {

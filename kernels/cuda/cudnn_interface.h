@@ -3,7 +3,7 @@
 //
 // It is declared here and not included, because no CUDA toolkit has cuDNN's headers: a build would need cuDNN. The
 // numbers are the binary interface of libcudnn.so.9, from cudnn_graph.h of 9.19.0; cuDNN adds numbers, but changes
-// none. tests/kernels/cudnn_interface_test.cc compares them with that header where it is installed.
+// none. tests/kernels/cuda/cudnn_interface_test.cc compares them with that header where it is installed.
 #ifndef STARRING_KERNELS_CUDA_CUDNN_INTERFACE_H_
 #define STARRING_KERNELS_CUDA_CUDNN_INTERFACE_H_
 

@@ -5,8 +5,8 @@
 #include <type_traits>
 
 #include "absl/strings/str_cat.h"
-#include "common/status.h"
-#include "kernels/cuda/library_search.h"
+#include "common/base/status.h"
+#include "common/host/library_search.h"
 
 namespace starring {
 namespace {

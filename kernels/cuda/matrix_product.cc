@@ -6,8 +6,8 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
-#include "common/check.h"
-#include "common/status.h"
+#include "common/base/check.h"
+#include "common/base/status.h"
 #include "kernels/cuda/bias_gradient.h"
 #include "kernels/cuda/elementwise.h"
 

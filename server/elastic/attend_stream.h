@@ -15,9 +15,9 @@
 #include <string>
 #include <utility>
 
-#include "common/limits.h"
+#include "common/base/limits.h"
 #include "proto/starring/v1/coordinator.grpc.pb.h"
-#include "server/server_stream.h"
+#include "server/door/server_stream.h"
 
 namespace starring {
 

@@ -5,8 +5,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "common/check.h"
-#include "common/leaf_shares.h"
+#include "common/base/check.h"
+#include "common/job/leaf_shares.h"
 
 namespace starring {
 namespace {

@@ -52,8 +52,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/error_origin.h"
-#include "common/generation.h"
+#include "common/base/error_origin.h"
+#include "common/job/generation.h"
 #include "server/elastic/generation_log.h"
 #include "server/elastic/trouble_ledger.h"
 

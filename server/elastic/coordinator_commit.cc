@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/leaf_shares.h"
-#include "common/status.h"
+#include "common/base/status.h"
+#include "common/job/leaf_shares.h"
 #include "server/elastic/coordinator.h"
 #include "server/elastic/deal_apart.h"
 

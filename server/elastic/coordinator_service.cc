@@ -6,10 +6,10 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "common/job_spec.h"
-#include "common/limits.h"
+#include "common/base/limits.h"
+#include "common/base/status.h"
+#include "common/job/job_spec.h"
 #include "common/security/sha256.h"
-#include "common/status.h"
 #include "common/wire/exchange_message.h"
 #include "server/elastic/member_report.h"
 

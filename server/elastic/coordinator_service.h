@@ -19,11 +19,11 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "common/checkpoint/checkpoint.h"
-#include "server/admission.h"
+#include "server/door/admission.h"
+#include "server/door/unary_call.h"
 #include "server/elastic/attend_stream.h"
 #include "server/elastic/coordinator.h"
 #include "server/elastic/generation_log.h"
-#include "server/unary_call.h"
 
 namespace starring {
 

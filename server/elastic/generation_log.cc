@@ -17,11 +17,11 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "common/check.h"
+#include "common/base/check.h"
+#include "common/base/limits.h"
+#include "common/base/status.h"
 #include "common/checkpoint/crc32c.h"
-#include "common/leaf_shares.h"
-#include "common/limits.h"
-#include "common/status.h"
+#include "common/job/leaf_shares.h"
 
 namespace starring {
 namespace {

@@ -41,7 +41,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/checkpoint/checkpoint.h"
-#include "common/generation.h"
+#include "common/job/generation.h"
 
 namespace starring {
 

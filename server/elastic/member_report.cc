@@ -8,9 +8,9 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "common/error_origin.h"
-#include "common/limits.h"
-#include "common/status.h"
+#include "common/base/error_origin.h"
+#include "common/base/limits.h"
+#include "common/base/status.h"
 
 namespace starring {
 namespace {

@@ -7,9 +7,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/arithmetic/optimizer.h"
-#include "common/nonce.h"
+#include "common/base/nonce.h"
+#include "common/base/status.h"
 #include "common/security/sha256.h"
-#include "common/status.h"
 #include "common/wire/exchange_message.h"
 
 namespace starring {

@@ -19,8 +19,8 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "common/job_spec.h"
-#include "common/mutex.h"
+#include "common/base/mutex.h"
+#include "common/job/job_spec.h"
 #include "common/security/transport_security.h"
 #include "common/wire/member_link.h"
 #include "proto/starring/v1/coordinator.pb.h"

@@ -34,9 +34,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/base/memory.h"
+#include "common/base/mutex.h"
 #include "common/checkpoint/checkpoint.h"
-#include "common/memory.h"
-#include "common/mutex.h"
 #include "server/elastic/write_choice.h"
 
 namespace starring {

@@ -31,8 +31,8 @@
 #include <string>
 #include <vector>
 
-#include "common/error_origin.h"
-#include "common/generation.h"
+#include "common/base/error_origin.h"
+#include "common/job/generation.h"
 
 namespace starring {
 

@@ -5,7 +5,7 @@
 #include <signal.h>
 #include <sys/resource.h>
 
-#include "common/check.h"
+#include "common/base/check.h"
 
 namespace starring {
 

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
-#include "common/bucket_map.h"
-#include "common/job_spec.h"
-#include "common/status.h"
+#include "common/base/status.h"
+#include "common/job/bucket_map.h"
+#include "common/job/job_spec.h"
 #include "kernels/cuda/cuda_device.h"
 #include "tests/cuda_emulation/emulated_gpu.h"
 #include "worker/data/dataset.h"

@@ -134,6 +134,8 @@ class CountTestsTest(unittest.TestCase):
                             for event in [started, *self.events_of("//a", "PASSED", PASSING), finished])
         self.assertEqual(count_tests.main([f"plain:40={path}"]), 0)  # 1.5 times the budget is still allowed
         self.assertEqual(count_tests.main([f"plain:39={path}"]), 1)
+        self.assertEqual(count_tests.main(["--pace=2", f"plain:20={path}"]), 0)
+        self.assertEqual(count_tests.main(["--pace=2", f"plain:19={path}"]), 1)
 
     def test_exit_status(self):
         path = os.path.join(self._folder.name, "events")

@@ -33,8 +33,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "common/check.h"
-#include "common/progress_state.h"
+#include "common/base/check.h"
+#include "common/watch/progress_state.h"
 #include "worker/model/network.h"
 
 namespace starring {

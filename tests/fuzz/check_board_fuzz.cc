@@ -1,9 +1,9 @@
 // The notes that checking workers write to a server's board, as the server passes them on.
 #include <string>
 
-#include "common/check.h"
+#include "common/base/check.h"
 #include "proto/starring/v1/parameter_server.pb.h"
-#include "server/check_service.h"
+#include "server/door/check_service.h"
 #include "tests/fuzz/fuzz_input.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

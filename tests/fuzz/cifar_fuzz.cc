@@ -1,6 +1,6 @@
 // Two files of CIFAR-10's records: a length, the first file, then the second. If the first byte says so, a short block
 // is repeated to whole records, since a fuzzer would hardly produce 3073 bytes.
-#include "common/check.h"
+#include "common/base/check.h"
 #include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/memory_file.h"
 #include "worker/data/dataset_readers.h"

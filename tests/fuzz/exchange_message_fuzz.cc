@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "common/check.h"
+#include "common/base/check.h"
 #include "common/wire/exchange_message.h"
 #include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/reached.h"

@@ -13,9 +13,9 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_format.h"
-#include "common/check.h"
+#include "common/base/check.h"
+#include "common/base/limits.h"
 #include "common/checkpoint/crc32c.h"
-#include "common/limits.h"
 #include "server/elastic/generation_log.h"
 #include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/memory_folder.h"

@@ -1,5 +1,5 @@
 // Both files of an IDX data set: a length, the labels, then the images.
-#include "common/check.h"
+#include "common/base/check.h"
 #include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/memory_file.h"
 #include "worker/data/dataset_readers.h"

@@ -4,9 +4,9 @@
 #include <string>
 
 #include "absl/strings/str_split.h"
-#include "common/check.h"
+#include "common/base/check.h"
+#include "common/host/launcher_environment.h"
 #include "tests/fuzz/fuzz_input.h"
-#include "worker/launcher_environment.h"
 
 namespace {
 

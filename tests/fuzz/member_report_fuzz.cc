@@ -8,8 +8,8 @@
 #include <set>
 #include <string>
 
-#include "common/check.h"
-#include "common/limits.h"
+#include "common/base/check.h"
+#include "common/base/limits.h"
 #include "proto/starring/v1/coordinator.pb.h"
 #include "server/elastic/coordinator.h"
 #include "server/elastic/generation_log.h"

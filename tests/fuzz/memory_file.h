@@ -11,7 +11,7 @@
 #include <string>
 #include <string_view>
 
-#include "common/check.h"
+#include "common/base/check.h"
 
 namespace starring {
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <system_error>
 
-#include "common/check.h"
+#include "common/base/check.h"
 
 namespace starring {
 

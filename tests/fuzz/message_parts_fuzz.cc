@@ -4,8 +4,8 @@
 // The input is the length of the whole payload, then five bytes for each message.
 #include <memory>
 
-#include "common/check.h"
-#include "common/limits.h"
+#include "common/base/check.h"
+#include "common/base/limits.h"
 #include "common/wire/exchange_message.h"
 #include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/reached.h"

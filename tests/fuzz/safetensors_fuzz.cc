@@ -1,7 +1,7 @@
 // A safetensors file. An accepted file is written again, and must be read again with the same tensors.
 #include <string>
 
-#include "common/check.h"
+#include "common/base/check.h"
 #include "common/checkpoint/safetensors.h"
 #include "tests/fuzz/fuzz_input.h"
 

@@ -11,9 +11,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "common/check.h"
+#include "common/base/check.h"
+#include "common/base/memory.h"
 #include "common/checkpoint/crc32c.h"
-#include "common/memory.h"
 #include "server/elastic/snapshot_store.h"
 #include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/memory_folder.h"

@@ -7,8 +7,8 @@
 #include <string>
 #include <utility>
 
-#include "common/check.h"
-#include "common/transport/tcp_handshake.h"
+#include "common/base/check.h"
+#include "common/transport/tcp/tcp_handshake.h"
 #include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/reached.h"
 

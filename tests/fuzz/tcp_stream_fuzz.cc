@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "common/check.h"
-#include "common/transport/tcp_stream.h"
+#include "common/base/check.h"
+#include "common/transport/tcp/tcp_stream.h"
 #include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/reached.h"
 

@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "common/arithmetic/philox.h"
-#include "common/check.h"
+#include "common/base/check.h"
 
 namespace starring {
 

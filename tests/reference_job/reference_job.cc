@@ -15,17 +15,17 @@
 #include "absl/strings/numbers.h"
 #include "common/arithmetic/optimizer.h"
 #include "common/arithmetic/reduction_order.h"
-#include "common/check.h"
-#include "common/limits.h"
+#include "common/base/check.h"
+#include "common/base/limits.h"
+#include "common/base/status.h"
 #include "common/security/sha256.h"
-#include "common/status.h"
 #include "kernels/cpu/cpu_device.h"
 #include "worker/data/dataset.h"
 #include "worker/data/loader.h"
 #include "worker/data/normalization.h"
 #include "worker/model/layer_file.h"
 #include "worker/model/network.h"
-#include "worker/worker_options.h"
+#include "worker/options/worker_options.h"
 
 namespace starring {
 namespace {

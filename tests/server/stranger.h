@@ -18,9 +18,9 @@
 
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "common/check.h"
-#include "common/host/address.h"
-#include "common/job_spec.h"
+#include "common/base/check.h"
+#include "common/job/job_spec.h"
+#include "common/network/address.h"
 #include "common/wire/exchange_message.h"
 #include "gtest/gtest.h"
 #include "proto/starring/v1/parameter_server.grpc.pb.h"

@@ -1,6 +1,6 @@
 """Every header has a test of its name, or is in a list with the reason why it has none.
 
-common/layout.h is tested by tests/common/layout_test.cc (or .py, .sh), or by a suite that several tests run,
+common/job/layout.h is tested by tests/common/job/layout_test.cc (or .py, .sh), or by a suite that several tests run,
 tests/common/<stem>_suite.cc. The test may also be in the folder above.
 
 The list, headers_without_tests.txt, has paragraphs: a reason, which ends in a colon and may have several lines, then

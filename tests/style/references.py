@@ -3,12 +3,12 @@
 What counts as a reference, so that ordinary words do not:
 
     [text](path#anchor)      in a page: the file, relative to the page, and the heading in it
-    common/limits.h          in a page or a comment: a word with a slash whose first part is a folder of our top level.
-                             It is alive if it names a file, a folder, files without their suffix (common/layout), or
-                             a target (deploy/launch). `*` stands for anything, {a,b} for either; a word with <...>,
+    common/base/limits.h     in a page or a comment: a word with a slash whose first part is a folder of our top level.
+                             It is alive if it names a file, a folder, files without their suffix (common/job/layout),
+                             or a target (deploy/launch). `*` stands for anything, {a,b} for either; a word with <...>,
                              $... or %... in it is a pattern for other words and is not looked up.
     wire/lane.h              the same where wire/ is a folder next to the page or source
-    //common:limits          in a page or a comment: a Bazel label, as are //common/wire and //common/...
+    //common/base:limits     in a page or a comment: a Bazel label, as are //common/wire and //common/...
     layout.cc                in a page or a comment: a source's name without its folder. It is alive if a file of ours
                              has it, or if a source of ours includes a file of that name.
     server/README.md#limits  anywhere, strings included: a page, and the heading in it
@@ -104,7 +104,7 @@ class Tree:
         self._files = files
         self._folders = {"/".join(path.split("/")[:i]) for path in files for i in range(1, path.count("/") + 1)}
         self._top = sorted({path.split("/")[0] for path in files if "/" in path and not path.startswith(".")})
-        # A path without its suffixes: common/layout for common/layout.h and common/layout.cc.
+        # A path without its suffixes: common/job/layout for common/job/layout.h and common/job/layout.cc.
         self._stems = {posixpath.join(posixpath.dirname(path), posixpath.basename(path).split(".")[0])
                        for path in files if posixpath.basename(path).split(".")[0]}
         self._anchors = {path: anchors_of(text or "") for path, text in files.items() if path.endswith(".md")}
@@ -216,7 +216,7 @@ def _outputs_of(build: str) -> list[str]:
 
 
 def _alternatives(word: str) -> list[str]:
-    """common/layout.{h,cc} -> common/layout.h and common/layout.cc: one that exists is enough."""
+    """common/job/layout.{h,cc} -> common/job/layout.h and common/job/layout.cc: one that exists is enough."""
     match = re.search(r"\{([^{}]*)\}", word)
     if not match:
         return [word]

@@ -118,13 +118,13 @@ def check_tests_can_be_seen(path, text):
 
 
 # What a person or another program reads as a date.
-DATES = ("worker/report/dashboards_tensorboard.cc", "common/steady_time.h")
+DATES = ("worker/report/dashboards_tensorboard.cc", "common/base/steady_time.h")
 
 
 def check_clock(path, text):
     if path.endswith(CPP) and path.startswith(("common/", "server/", "worker/", "deploy/")) and path not in DATES:
         for number, _ in _lines(text, r"absl::Now\(\)"):
-            yield f"{number}: a wall clock can be set: SteadyNow() of common/steady_time.h"
+            yield f"{number}: a wall clock can be set: SteadyNow() of common/base/steady_time.h"
 
 
 CHECKS = [check for name, check in sorted(globals().items()) if name.startswith("check_")]

@@ -8,7 +8,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "worker/worker_options.h"
+#include "worker/options/worker_options.h"
 
 namespace starring {
 

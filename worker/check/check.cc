@@ -12,9 +12,9 @@
 #include "common/flags/command_line.h"
 #include "common/host/host_identity.h"
 #include "common/host/process_facts.h"
+#include "common/transport/mpi/mpi_probe.h"
 #include "worker/check/host_network.h"
 #include "worker/check/topology_check.h"
-#include "worker/exchange/peer/mpi_probe.h"
 #include "worker/exchange/star/check_client.h"
 
 namespace starring {

@@ -13,11 +13,11 @@
 #include <functional>
 #include <string>
 
-#include "common/transport/tcp_rendezvous.h"
+#include "common/host/launcher_environment.h"
+#include "common/transport/mpi/mpi_runtime.h"
+#include "common/transport/tcp/tcp_rendezvous.h"
 #include "proto/starring/v1/check.pb.h"
-#include "worker/exchange/peer/mpi_runtime.h"
-#include "worker/launcher_environment.h"
-#include "worker/worker_options.h"
+#include "worker/options/worker_options.h"
 
 namespace starring {
 

@@ -9,7 +9,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "common/steady_time.h"
+#include "common/base/steady_time.h"
 
 namespace starring {
 namespace {

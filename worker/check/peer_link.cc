@@ -8,10 +8,10 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/limits.h"
+#include "common/base/status.h"
+#include "common/base/steady_time.h"
 #include "common/host/process_facts.h"
-#include "common/limits.h"
-#include "common/status.h"
-#include "common/steady_time.h"
 
 namespace starring {
 namespace {

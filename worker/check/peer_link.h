@@ -19,8 +19,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "common/host/dial.h"
-#include "common/mutex.h"
+#include "common/base/mutex.h"
+#include "common/network/dial.h"
 
 namespace starring {
 
@@ -73,7 +73,7 @@ class PeerLink {
   // Each fails with DeadlineExceeded if the peer has not answered at `end`, and with Unavailable if it closes the
   // connection: then another program listens there.
   absl::StatusOr<RoundTrip> MeasureRoundTrip(absl::Time end);
-  // Bytes per second towards the peer. Sends for `seconds`, but no more than common/limits.h allows.
+  // Bytes per second towards the peer. Sends for `seconds`, but no more than common/base/limits.h allows.
   absl::StatusOr<double> MeasureBandwidth(double seconds, absl::Time end);
   absl::Status Put(int rank, int stage, const std::string& text, absl::Time end);
   absl::StatusOr<std::optional<std::string>> Get(int rank, int stage, absl::Time end);

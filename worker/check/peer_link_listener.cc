@@ -10,9 +10,9 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/limits.h"
+#include "common/base/nonce.h"
 #include "common/host/process_facts.h"
-#include "common/limits.h"
-#include "common/nonce.h"
 #include "worker/check/peer_link.h"
 
 namespace starring {

@@ -8,14 +8,14 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "common/base/status.h"
+#include "common/base/steady_time.h"
 #include "common/flags/command_line.h"
-#include "common/host/dial.h"
-#include "common/status.h"
-#include "common/steady_time.h"
+#include "common/network/dial.h"
+#include "common/transport/mpi/mpi_probe.h"
 #include "worker/check/host_network.h"
 #include "worker/check/peer_link.h"
 #include "worker/check/topology_check.h"
-#include "worker/exchange/peer/mpi_probe.h"
 
 namespace starring {
 namespace {

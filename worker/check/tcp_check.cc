@@ -12,13 +12,13 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/limits.h"
+#include "common/base/status.h"
 #include "common/flags/command_line.h"
-#include "common/limits.h"
-#include "common/stall_report.h"
-#include "common/status.h"
 #include "common/transport/collectives.h"
 #include "common/transport/message_pump.h"
-#include "common/transport/tcp_rendezvous.h"
+#include "common/transport/tcp/tcp_rendezvous.h"
+#include "common/watch/stall_report.h"
 #include "worker/check/topology_check.h"
 
 namespace starring {

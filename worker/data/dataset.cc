@@ -16,7 +16,7 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
-#include "common/status.h"
+#include "common/base/status.h"
 #include "worker/data/dataset_readers.h"
 
 namespace starring {

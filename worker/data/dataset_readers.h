@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/limits.h"
+#include "common/base/limits.h"
 #include "worker/data/dataset.h"
 
 namespace starring {
@@ -26,8 +26,8 @@ struct IdxFiles {
 // IDX files, the format of MNIST and Fashion-MNIST (http://yann.lecun.com/exdb/mnist): big-endian 32-bit words, then
 // unsigned bytes. Images: 0x00000803, count, rows, columns, then pixels. Labels: 0x00000801, count, then labels.
 // The images have one channel. The files must contain exactly what their headers say. DataLoss: a wrong magic number,
-// no images or more than common/limits.h allows, data that ends early or is too long, counts that disagree, a label
-// that is not below `classes`.
+// no images or more than common/base/limits.h allows, data that ends early or is too long, counts that disagree, a
+// label that is not below `classes`.
 absl::StatusOr<Dataset> ReadIdx(const IdxFiles& files);
 
 struct CifarFiles {
@@ -51,7 +51,7 @@ absl::StatusOr<Dataset> ReadCifar10(const CifarFiles& files);
 // patterns.
 //
 // Uses the synthetic fields and the seed. InvalidArgument naming the field for a size below 1, more than 256 classes,
-// a side above kImageSideMax, or a set above kDatasetBytesMax (common/limits.h).
+// a side above kImageSideMax, or a set above kDatasetBytesMax (common/base/limits.h).
 absl::StatusOr<TrainAndTest> MakeSynthetic(const DatasetOptions& options);
 
 }  // namespace starring

@@ -5,9 +5,9 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_format.h"
-#include "common/check.h"
+#include "common/base/check.h"
+#include "common/base/status.h"
 #include "common/checkpoint/crc32c.h"
-#include "common/status.h"
 #include "worker/data/data_memory.h"
 #include "worker/data/dataset_readers.h"
 #include "worker/data/file_kind.h"

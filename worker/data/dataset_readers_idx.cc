@@ -7,9 +7,9 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/base/limits.h"
+#include "common/base/status.h"
 #include "common/checkpoint/crc32c.h"
-#include "common/limits.h"
-#include "common/status.h"
 #include "worker/data/data_memory.h"
 #include "worker/data/dataset_readers.h"
 #include "worker/data/file_kind.h"
@@ -46,7 +46,7 @@ absl::Status CheckDims(const FileStream& stream, const Expected& expected, const
   const int64_t promised = count * rows * columns;
   if (promised > kDatasetBytesMax) {
     return absl::DataLossError(
-        absl::StrFormat("%s says that it holds %d bytes of %s, the limit is %d (common/limits.h)", stream.path(),
+        absl::StrFormat("%s says that it holds %d bytes of %s, the limit is %d (common/base/limits.h)", stream.path(),
                         promised, expected.what, kDatasetBytesMax));
   }
   // A header of 16 bytes may promise gigabytes; the file's own size bounds what can be true, before any allocation.

@@ -5,9 +5,9 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/string_view.h"
 #include "common/arithmetic/philox.h"
+#include "common/base/limits.h"
+#include "common/base/status.h"
 #include "common/checkpoint/crc32c.h"
-#include "common/limits.h"
-#include "common/status.h"
 #include "worker/data/data_memory.h"
 #include "worker/data/dataset_readers.h"
 namespace starring {

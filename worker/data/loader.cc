@@ -10,10 +10,10 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
-#include "common/check.h"
-#include "common/limits.h"
-#include "common/memory.h"
-#include "common/status.h"
+#include "common/base/check.h"
+#include "common/base/limits.h"
+#include "common/base/memory.h"
+#include "common/base/status.h"
 #include "worker/data/crop_flip.h"
 
 namespace starring {

@@ -22,8 +22,8 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "common/memory.h"
-#include "common/trace.h"
+#include "common/base/memory.h"
+#include "common/metrics/trace.h"
 #include "worker/data/dataset.h"
 #include "worker/data/normalization.h"
 #include "worker/data/prefetcher.h"
@@ -86,7 +86,7 @@ class Loader {
   };
 
   // Allocates everything, prefetch_depth + 1 times the memory of the largest batch: images and labels are not allocated
-  // later. InvalidArgument for threads or prefetch_depth outside common/limits.h, or a normalization of another
+  // later. InvalidArgument for threads or prefetch_depth outside common/base/limits.h, or a normalization of another
   // number of channels; ResourceExhausted with the number of bytes if the batches do not fit.
   // REQUIRES: dataset; sampler.sample_count <= dataset->count.
   static absl::StatusOr<std::unique_ptr<Loader>> Create(const Options& options);

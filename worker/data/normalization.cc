@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "common/arithmetic/instruction_set.h"
-#include "common/check.h"
+#include "common/base/check.h"
 
 namespace starring {
 namespace {

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "common/arithmetic/philox.h"
-#include "common/check.h"
+#include "common/base/check.h"
 
 namespace starring {
 

@@ -3,7 +3,7 @@
 // Each epoch visits every sample once. Global batch k of an epoch is order[k * global_batch, ...); the last one is
 // smaller if global_batch does not divide sample_count, and is used all the same. A batch of n samples is divided among
 // the ranks contiguously: rank r of N takes positions [n * r / N, n * (r + 1) / N), which may be none. There is no
-// overlap, no padding and no repetition. The micro-batches of a job are cut in the same way (common/leaf_shares.h):
+// overlap, no padding and no repetition. The micro-batches of a job are cut in the same way (common/job/leaf_shares.h):
 // here they are ranks, too.
 //
 // The order of epoch e is 0 .. sample_count - 1 itself (kSequential), or a permutation (kShuffled) by the Fisher-Yates

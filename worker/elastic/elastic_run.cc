@@ -4,14 +4,14 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/bucket_map.h"
-#include "common/error_origin.h"
-#include "common/job_spec.h"
-#include "common/leaf_shares.h"
-#include "common/status.h"
+#include "common/base/error_origin.h"
+#include "common/base/status.h"
+#include "common/job/bucket_map.h"
+#include "common/job/job_spec.h"
+#include "common/job/leaf_shares.h"
 #include "worker/elastic/loss_check.h"
-#include "worker/elastic/run_history.h"
 #include "worker/exchange/star/shard_reach.h"
+#include "worker/train/run_history.h"
 
 namespace starring {
 namespace {

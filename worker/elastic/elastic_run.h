@@ -7,14 +7,14 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "common/progress_state.h"
+#include "common/watch/progress_state.h"
 #include "worker/data/dataset.h"
 #include "worker/data/normalization.h"
-#include "worker/deciding_facts.h"
 #include "worker/elastic/worker_member.h"
 #include "worker/model/network.h"
-#include "worker/trainer.h"
-#include "worker/worker_options.h"
+#include "worker/options/deciding_facts.h"
+#include "worker/options/worker_options.h"
+#include "worker/train/trainer.h"
 
 namespace starring {
 

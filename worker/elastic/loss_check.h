@@ -15,7 +15,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "common/error_origin.h"
+#include "common/base/error_origin.h"
 
 namespace starring {
 

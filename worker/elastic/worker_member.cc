@@ -6,12 +6,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/error_origin.h"
+#include "common/base/error_origin.h"
+#include "common/base/nonce.h"
+#include "common/base/status.h"
 #include "common/host/host_identity.h"
-#include "common/nonce.h"
-#include "common/roll_call.h"
-#include "common/stall_report.h"
-#include "common/status.h"
+#include "common/watch/roll_call.h"
+#include "common/watch/stall_report.h"
 #include "common/wire/exchange_message.h"
 #include "proto/starring/v1/coordinator.pb.h"
 

@@ -18,10 +18,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "common/generation.h"
-#include "common/mutex.h"
-#include "common/progress_state.h"
+#include "common/base/mutex.h"
+#include "common/job/generation.h"
 #include "common/security/transport_security.h"
+#include "common/watch/progress_state.h"
 #include "common/wire/member_link.h"
 
 namespace starring {

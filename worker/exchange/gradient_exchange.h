@@ -19,10 +19,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/check.h"
-#include "common/job_spec.h"
-#include "common/limits.h"
-#include "common/sync.h"
+#include "common/base/check.h"
+#include "common/base/limits.h"
+#include "common/job/job_spec.h"
+#include "common/job/sync.h"
 
 namespace starring {
 

@@ -15,9 +15,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "common/limits.h"
+#include "common/base/limits.h"
+#include "common/base/status.h"
 #include "common/security/sha256.h"
-#include "common/status.h"
 #include "proto/starring/v1/layer_file.pb.h"
 
 namespace starring {

@@ -4,10 +4,10 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/check.h"
-#include "common/limits.h"
-#include "common/memory.h"
-#include "common/status.h"
+#include "common/base/check.h"
+#include "common/base/limits.h"
+#include "common/base/memory.h"
+#include "common/base/status.h"
 #include "worker/model/layer_file.h"
 #include "worker/model/network_graph.h"
 #include "worker/model/network_plan.h"

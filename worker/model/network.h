@@ -4,7 +4,7 @@
 // layer l + 1. So, once backward has finished layer l, every gradient element from LayerRange(l).begin on is final.
 //
 // Each batch size has its own plan, made at its first use (for the largest size by Create). Making a plan allocates;
-// running it does not. At most kNetworkPlansMax plans (common/limits.h) are kept; the least recently used one is
+// running it does not. At most kNetworkPlansMax plans (common/base/limits.h) are kept; the least recently used one is
 // dropped for a new one. All plans share the arena.
 //
 // Device operations are enqueued on a GPU, and finished when a call returns on a CPU. Result waits for them.
@@ -22,8 +22,8 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/layout.h"
-#include "common/trace.h"
+#include "common/job/layout.h"
+#include "common/metrics/trace.h"
 #include "kernels/device.h"
 
 namespace starring {

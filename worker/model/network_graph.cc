@@ -7,9 +7,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/arithmetic/philox.h"
-#include "common/check.h"
-#include "common/limits.h"
-#include "common/status.h"
+#include "common/base/check.h"
+#include "common/base/limits.h"
+#include "common/base/status.h"
 #include "proto/starring/v1/layer_file.pb.h"
 
 namespace starring {

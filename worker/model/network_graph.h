@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/layout.h"
+#include "common/job/layout.h"
 #include "kernels/device.h"
 #include "worker/model/layer_file.h"
 

@@ -4,8 +4,8 @@
 #include <type_traits>
 #include <utility>
 
-#include "common/check.h"
-#include "common/status.h"
+#include "common/base/check.h"
+#include "common/base/status.h"
 
 namespace starring {
 namespace {

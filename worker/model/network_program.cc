@@ -4,9 +4,9 @@
 #include <numeric>
 #include <utility>
 
-#include "common/check.h"
-#include "common/layout.h"
-#include "common/memory.h"
+#include "common/base/check.h"
+#include "common/base/memory.h"
+#include "common/job/layout.h"
 
 namespace starring {
 namespace {

@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/check.h"
-#include "common/limits.h"
-#include "common/status.h"
+#include "common/base/check.h"
+#include "common/base/limits.h"
+#include "common/base/status.h"
 #include "worker/data/sampler.h"
 
 namespace starring {

@@ -20,8 +20,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/memory.h"
-#include "common/mutex.h"
+#include "common/base/memory.h"
+#include "common/base/mutex.h"
 #include "worker/data/dataset.h"
 #include "worker/data/loader.h"
 

@@ -10,15 +10,15 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/check.h"
-#include "common/limits.h"
-#include "common/status.h"
-#include "common/steady_time.h"
+#include "common/base/check.h"
+#include "common/base/limits.h"
+#include "common/base/status.h"
+#include "common/base/steady_time.h"
+#include "common/reduce/piece_memory.h"
+#include "common/reduce/ring_memory.h"
+#include "common/reduce/star_cut.h"
 #include "common/transport/collectives.h"
-#include "common/transport/tcp_transport.h"
-#include "worker/python/piece_memory.h"
-#include "worker/python/ring_memory.h"
-#include "worker/python/star_cut.h"
+#include "common/transport/tcp/tcp_transport.h"
 
 namespace starring {
 namespace {

@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/base/memory.h"
 #include "common/host/host_identity.h"
 #include "common/host/sealed_memory.h"
-#include "common/memory.h"
 #include "common/transport/collectives.h"
 #include "common/transport/message_pump.h"
 

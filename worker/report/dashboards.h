@@ -14,7 +14,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/metrics/metrics.h"
-#include "worker/report/progress.h"
+#include "worker/train/progress.h"
 
 namespace starring {
 

@@ -9,9 +9,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "worker/data/dataset.h"
-#include "worker/deciding_facts.h"
-#include "worker/trainer.h"
-#include "worker/worker_options.h"
+#include "worker/options/deciding_facts.h"
+#include "worker/options/worker_options.h"
+#include "worker/train/trainer.h"
 
 namespace starring {
 

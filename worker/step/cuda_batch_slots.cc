@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "absl/memory/memory.h"
-#include "common/check.h"
-#include "common/status.h"
+#include "common/base/check.h"
+#include "common/base/status.h"
 
 namespace starring {
 namespace {

@@ -6,9 +6,9 @@
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
-#include "common/check.h"
-#include "common/status.h"
-#include "common/trace.h"
+#include "common/base/check.h"
+#include "common/base/status.h"
+#include "common/metrics/trace.h"
 
 namespace starring {
 namespace {

@@ -15,7 +15,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/arithmetic/optimizer.h"
-#include "common/job_spec.h"
+#include "common/job/job_spec.h"
 #include "kernels/cuda/cuda_device.h"
 
 namespace starring {

@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "common/check.h"
-#include "common/status.h"
+#include "common/base/check.h"
+#include "common/base/status.h"
 #include "worker/step/cuda_batch_slots.h"
 #include "worker/step/cuda_bucket_transfers.h"
 #include "worker/step/cuda_input.h"

@@ -5,9 +5,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/arithmetic/array_passes.h"
-#include "common/check.h"
-#include "common/error_origin.h"
-#include "common/status.h"
+#include "common/base/check.h"
+#include "common/base/error_origin.h"
+#include "common/base/status.h"
 
 namespace starring {
 

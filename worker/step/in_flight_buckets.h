@@ -13,14 +13,14 @@
 
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
-#include "common/bucket_map.h"
-#include "common/layout.h"
+#include "common/job/bucket_map.h"
+#include "common/job/layout.h"
 #include "worker/exchange/gradient_exchange.h"
 #include "worker/step/step_timer.h"
 
 namespace starring {
 
-// What a gradient is the sum of: a node of the worker's share (common/leaf_shares.h), or all of it.
+// What a gradient is the sum of: a node of the worker's share (common/job/leaf_shares.h), or all of it.
 struct ShareNode {
   int number = 0;
   bool is_last = true;  // of the share: its buckets are awaited, and those of the others with them

@@ -4,8 +4,8 @@
 #include <array>
 
 #include "common/arithmetic/sum_in_order.h"
-#include "common/check.h"
-#include "common/status.h"
+#include "common/base/check.h"
+#include "common/base/status.h"
 
 namespace starring {
 namespace {

@@ -1,5 +1,5 @@
-// The sum of a node's leaves (common/leaf_shares.h), made while they are computed, one after the other: gradients layer
-// by layer, as backward finishes them and while they are in the cache, and a few float64 a leaf besides.
+// The sum of a node's leaves (common/job/leaf_shares.h), made while they are computed, one after the other: gradients
+// layer by layer, as backward finishes them and while they are in the cache, and a few float64 a leaf besides.
 //
 // A node of one leaf costs nothing: backward writes where the sum is to be.
 //
@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/element_range.h"
-#include "common/leaf_shares.h"
+#include "common/base/element_range.h"
+#include "common/job/leaf_shares.h"
 #include "kernels/device.h"
 
 namespace starring {

@@ -9,8 +9,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "common/progress_state.h"
-#include "common/trace.h"
+#include "common/metrics/trace.h"
+#include "common/watch/progress_state.h"
 
 namespace starring {
 

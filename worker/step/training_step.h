@@ -16,10 +16,10 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/bucket_map.h"
-#include "common/check.h"
-#include "common/job_spec.h"
-#include "common/trace.h"
+#include "common/base/check.h"
+#include "common/job/bucket_map.h"
+#include "common/job/job_spec.h"
+#include "common/metrics/trace.h"
 #include "kernels/device.h"
 #include "worker/data/loader.h"
 #include "worker/data/normalization.h"
@@ -106,8 +106,8 @@ struct TrainingStepParts {
   const BucketMap* buckets = nullptr;
   int rank = 0;
   int world_size = 1;
-  // Above 0: the worker computes the leaves of its share (common/leaf_shares.h), and the batches of Run are theirs, in
-  // this order. 0: there is one batch a step, of this worker's part of the samples.
+  // Above 0: the worker computes the leaves of its share (common/job/leaf_shares.h), and the batches of Run are theirs,
+  // in this order. 0: there is one batch a step, of this worker's part of the samples.
   int micro_batches = 0;
   std::vector<int> leaf_owners;   // by leaf the rank that computes it; empty: dealt evenly
   std::function<void()> on_leaf;  // called when a leaf is computed; may be null

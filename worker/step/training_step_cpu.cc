@@ -5,9 +5,9 @@
 #include <utility>
 #include <vector>
 
-#include "common/check.h"
-#include "common/leaf_shares.h"
-#include "common/status.h"
+#include "common/base/check.h"
+#include "common/base/status.h"
+#include "common/job/leaf_shares.h"
 #include "worker/step/in_flight_buckets.h"
 #include "worker/step/node_sum.h"
 #include "worker/step/training_step.h"

@@ -37,22 +37,23 @@ class SourcesTest(unittest.TestCase):
                 self.assertRaises(programs.ProgramError):
             measured_facts.model_facts("mlp", "fashion-mnist", 64, 1)
         style, = re.findall(r"--progress=(\w+)", " ".join(run.call_args[0][0]))
-        self.assertTrue(f'{{"{style}", ProgressStyle::k{style.capitalize()}}}' in read("worker/worker_options.h"))
+        self.assertTrue(f'{{"{style}", ProgressStyle::k{style.capitalize()}}}' in
+                        read("worker/options/worker_options.h"))
         self.assertNotEqual(style, "none")
 
     def test_limits(self):
-        self.assertEqual(planning.SERVERS_MAX, constant("common/limits.h", "kShardCountMax"))
-        self.assertEqual(planning.RANKS_MAX, constant("common/limits.h", "kWorldSizeMax"))
+        self.assertEqual(planning.SERVERS_MAX, constant("common/base/limits.h", "kShardCountMax"))
+        self.assertEqual(planning.RANKS_MAX, constant("common/base/limits.h", "kWorldSizeMax"))
 
     def test_blocks(self):
         order = "common/arithmetic/reduction_order.h"
         self.assertEqual(workload.MESSAGE_BYTES, constant(order, "kChunkBytesMax"))
         self.assertEqual(workload.CHUNK_BYTES_MIN, constant(order, "kChunkBytesMin"))
         self.assertIn(f"if (world_size <= {workload.SMALL_WORLD}) return kChunkBytesMax;", read(order))
-        self.assertEqual(workload.SLICE_BYTES_MIN, constant("common/block_owners.h", "kSliceBytesMin"))
+        self.assertEqual(workload.SLICE_BYTES_MIN, constant("common/job/block_owners.h", "kSliceBytesMin"))
 
     def test_default_buckets(self):
-        options = read("worker/worker_options.cc")
+        options = read("worker/options/worker_options.cc")
         found = re.search(r"return shares \? (\d+) << 20 : (\d+) << 20;", options)
         self.assertEqual([workload.SHARED_BUCKET_BYTES, workload.BUCKET_BYTES],
                          [int(one) << 20 for one in found.groups()])
@@ -61,7 +62,8 @@ class SourcesTest(unittest.TestCase):
                          [1 << int(one) for one in found.groups()])
 
     def test_stars_without_servers_are_measured_as_they_are_by_default(self):
-        self.assertTrue("has_grpc ? SameHost::kSharedMemory : SameHost::kSocket" in read("worker/worker_options.cc"))
+        self.assertTrue("has_grpc ? SameHost::kSharedMemory : SameHost::kSocket" in
+                        read("worker/options/worker_options.cc"))
         with unittest.mock.patch.object(programs, "binary", lambda name: name):
             command = growth_runs.Run(("star-mpi",), "memory", 2, 0, (4096,)).command()
         self.assertIn("--syncs=star-mpi", command)

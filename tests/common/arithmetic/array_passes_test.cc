@@ -4,7 +4,7 @@
 #include <numeric>
 #include <vector>
 
-#include "common/memory.h"
+#include "common/base/memory.h"
 #include "gtest/gtest.h"
 
 namespace starring {

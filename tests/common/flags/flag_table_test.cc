@@ -187,7 +187,7 @@ TEST(CheckFlagTableTest, FindsWhatIsTwiceApartOrWrong) {
 TEST(FlagsMarkdownTest, HasALineForEveryFlag) {
   const FlagRow rows[] = {kReal, kText};
   EXPECT_EQ(FlagsMarkdown(Table(rows)),
-            "<!-- flags: written by bazel run //worker:flag_pages -->\n"
+            "<!-- flags: written by bazel run //worker/options:flag_pages -->\n"
             "| flag and default | meaning | limits | ranks | resumed | peer |\n"
             "| --- | --- | --- | --- | --- | --- |\n"
             "| **numbers** | | | | | |\n"

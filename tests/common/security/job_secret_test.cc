@@ -9,7 +9,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "common/limits.h"
+#include "common/base/limits.h"
 #include "common/security/hmac_sha256.h"
 #include "common/security/sha256.h"
 #include "gmock/gmock.h"

@@ -8,7 +8,7 @@
 #include <openssl/x509.h>
 #include <openssl/x509v3.h>
 
-#include "common/check.h"
+#include "common/base/check.h"
 
 namespace starring {
 namespace {

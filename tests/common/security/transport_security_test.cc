@@ -6,7 +6,7 @@
 #include <fstream>
 
 #include "absl/strings/str_cat.h"
-#include "common/limits.h"
+#include "common/base/limits.h"
 #include "common/security/job_secret.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

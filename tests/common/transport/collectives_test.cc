@@ -8,11 +8,11 @@
 #include <thread>
 #include <vector>
 
-#include "common/check.h"
-#include "common/limits.h"
+#include "common/base/check.h"
+#include "common/base/limits.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/worker/exchange/peer/in_memory_transport.h"
+#include "tests/common/transport/in_memory_transport.h"
 
 namespace starring {
 namespace {

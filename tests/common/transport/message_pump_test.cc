@@ -11,12 +11,12 @@
 #include <utility>
 #include <vector>
 
-#include "common/check.h"
-#include "common/running_clock.h"
+#include "common/base/check.h"
+#include "common/base/running_clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/common/transport/tcp_loopback.h"
-#include "tests/worker/exchange/peer/in_memory_transport.h"
+#include "tests/common/transport/in_memory_transport.h"
+#include "tests/common/transport/tcp/tcp_loopback.h"
 
 namespace starring {
 namespace {

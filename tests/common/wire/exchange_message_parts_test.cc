@@ -1,4 +1,4 @@
-#include "common/limits.h"
+#include "common/base/limits.h"
 #include "common/wire/exchange_message.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

@@ -4,7 +4,7 @@
 #include <random>
 
 #include "absl/strings/match.h"
-#include "common/limits.h"
+#include "common/base/limits.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

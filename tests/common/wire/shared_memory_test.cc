@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "common/check.h"
+#include "common/base/check.h"
 #include "gtest/gtest.h"
 
 namespace starring {

@@ -11,7 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "common/leaf_shares.h"
+#include "common/job/leaf_shares.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/server/elastic/played_members.h"

@@ -7,8 +7,8 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "common/error_origin.h"
-#include "common/leaf_shares.h"
+#include "common/base/error_origin.h"
+#include "common/job/leaf_shares.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/elastic/coordinator.h"

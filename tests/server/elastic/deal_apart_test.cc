@@ -6,7 +6,7 @@
 #include <set>
 #include <vector>
 
-#include "common/leaf_shares.h"
+#include "common/job/leaf_shares.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "common/error_origin.h"
-#include "common/limits.h"
+#include "common/base/error_origin.h"
+#include "common/base/limits.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

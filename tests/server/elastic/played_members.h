@@ -22,7 +22,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "common/error_origin.h"
+#include "common/base/error_origin.h"
 #include "gtest/gtest.h"
 #include "server/elastic/coordinator.h"
 #include "server/elastic/generation_log.h"

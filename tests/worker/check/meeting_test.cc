@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "common/steady_time.h"
+#include "common/base/steady_time.h"
 
 namespace starring {
 namespace {

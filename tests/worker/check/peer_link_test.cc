@@ -19,10 +19,10 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "common/host/dial.h"
+#include "common/base/limits.h"
+#include "common/base/steady_time.h"
 #include "common/host/machine_limits.h"
-#include "common/limits.h"
-#include "common/steady_time.h"
+#include "common/network/dial.h"
 
 static std::atomic<bool> writes_fail = false;
 static std::atomic<bool> slow_name_may_end = false;

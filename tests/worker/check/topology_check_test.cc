@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "common/check.h"
+#include "common/base/check.h"
+#include "common/base/steady_time.h"
 #include "common/flags/command_line.h"
-#include "common/steady_time.h"
-#include "common/transport/tcp_listener.h"
-#include "common/transport/tcp_rendezvous.h"
+#include "common/transport/tcp/tcp_listener.h"
+#include "common/transport/tcp/tcp_rendezvous.h"
 #include "worker/check/meeting.h"
 
 namespace starring {

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "common/check.h"
+#include "common/base/check.h"
 #include "gtest/gtest.h"
 
 namespace starring {

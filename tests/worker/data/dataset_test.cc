@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "common/check.h"
+#include "common/base/check.h"
 #include "common/checkpoint/crc32c.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

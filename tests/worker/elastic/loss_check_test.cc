@@ -3,7 +3,7 @@
 #include <limits>
 #include <string>
 
-#include "common/error_origin.h"
+#include "common/base/error_origin.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 

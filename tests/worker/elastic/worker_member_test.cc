@@ -15,7 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
-#include "common/progress_state.h"
+#include "common/watch/progress_state.h"
 #include "gtest/gtest.h"
 #include "proto/starring/v1/coordinator.grpc.pb.h"
 

@@ -20,10 +20,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/arithmetic/optimizer.h"
-#include "common/check.h"
+#include "common/base/check.h"
+#include "common/base/memory.h"
 #include "common/checkpoint/checkpoint.h"
 #include "common/checkpoint/safetensors.h"
-#include "common/memory.h"
 #include "kernels/cpu/cpu_device.h"
 #include "tests/worker/model/reference_device.h"
 #include "worker/model/layer_file.h"

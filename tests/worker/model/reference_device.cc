@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "common/arithmetic/philox.h"
-#include "common/check.h"
+#include "common/base/check.h"
 
 namespace starring {
 namespace {

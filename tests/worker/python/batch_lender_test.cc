@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "common/limits.h"
+#include "common/base/limits.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/data/dataset.h"

@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "common/stall_report.h"
+#include "common/watch/stall_report.h"
 #include "gtest/gtest.h"
-#include "tests/common/transport/tcp_loopback.h"
+#include "tests/common/transport/tcp/tcp_loopback.h"
 
 namespace starring {
 namespace {

@@ -14,12 +14,12 @@
 #include <utility>
 #include <vector>
 
-#include "common/stall_report.h"
 #include "common/transport/collectives.h"
 #include "common/transport/message_pump.h"
+#include "common/watch/stall_report.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/common/transport/tcp_loopback.h"
+#include "tests/common/transport/tcp/tcp_loopback.h"
 #include "tests/worker/python/summing_ranks.h"
 
 namespace starring {

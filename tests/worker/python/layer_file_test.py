@@ -15,7 +15,7 @@ MNIST = layer_graph.Shape(28, 28, 1)
 CIFAR = layer_graph.Shape(32, 32, 3)
 PROTO = "proto/starring/v1/layer_file.proto"
 CASES = "tests/worker/model/layer_file_test.cc"
-LIMITS = "common/limits.h"
+LIMITS = "common/base/limits.h"
 PARAMETERS = {"logreg": 7850, "mlp": 1863690, "lenet5": 61706, "mnist_cnn": 1199882, "resnet20": 272474}
 EVERYTHING = """# Every kind of layer, and every field.
 name: 'every\\tthing "here"',

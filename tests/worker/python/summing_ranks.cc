@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "common/arithmetic/reduction_order.h"
-#include "common/check.h"
-#include "worker/python/ring_memory.h"
+#include "common/base/check.h"
+#include "common/reduce/ring_memory.h"
 
 namespace starring {
 namespace {

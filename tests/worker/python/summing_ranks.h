@@ -8,17 +8,17 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "common/memory.h"
+#include "common/base/memory.h"
+#include "common/reduce/element_sum.h"
+#include "common/reduce/piece_memory.h"
+#include "common/reduce/reduce_machine.h"
+#include "common/reduce/reduce_ring.h"
+#include "common/reduce/reduce_star.h"
+#include "common/reduce/reduction.h"
+#include "common/reduce/sum_server.h"
 #include "common/transport/transport.h"
-#include "tests/worker/exchange/peer/in_memory_transport.h"
-#include "worker/python/element_sum.h"
+#include "tests/common/transport/in_memory_transport.h"
 #include "worker/python/group.h"
-#include "worker/python/piece_memory.h"
-#include "worker/python/reduce_machine.h"
-#include "worker/python/reduce_ring.h"
-#include "worker/python/reduce_star.h"
-#include "worker/python/reduction.h"
-#include "worker/python/sum_server.h"
 
 namespace starring {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "common/not_written.h"
+#include "common/base/not_written.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/worker/one_flag_changed.h"

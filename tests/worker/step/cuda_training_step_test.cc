@@ -8,10 +8,10 @@
 #include <utility>
 #include <vector>
 
-#include "common/bucket_map.h"
-#include "common/job_spec.h"
-#include "common/limits.h"
-#include "common/status.h"
+#include "common/base/limits.h"
+#include "common/base/status.h"
+#include "common/job/bucket_map.h"
+#include "common/job/job_spec.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cuda_emulation/emulated_gpu.h"

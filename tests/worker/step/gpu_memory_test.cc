@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "common/bucket_map.h"
+#include "common/job/bucket_map.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cuda_emulation/emulated_gpu.h"

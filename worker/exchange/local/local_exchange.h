@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include "common/trace.h"
+#include "common/metrics/trace.h"
 #include "worker/exchange/gradient_exchange.h"
 
 namespace starring {

@@ -4,7 +4,7 @@
 #include <chrono>
 
 #include "common/arithmetic/reduction_order.h"
-#include "common/check.h"
+#include "common/base/check.h"
 
 namespace starring {
 namespace {

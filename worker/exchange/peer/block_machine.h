@@ -32,11 +32,11 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
-#include "common/bucket_map.h"
-#include "common/trace.h"
+#include "common/job/bucket_map.h"
+#include "common/metrics/trace.h"
 #include "common/transport/transport.h"
 #include "worker/exchange/peer/bucket_machine.h"
-#include "worker/exchange/peer/slice_owner.h"
+#include "worker/exchange/slice_owner.h"
 
 namespace starring {
 

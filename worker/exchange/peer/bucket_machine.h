@@ -12,13 +12,13 @@
 #include <span>
 #include <vector>
 
-#include "common/bucket_map.h"
-#include "common/check.h"
-#include "common/trace.h"
+#include "common/base/check.h"
+#include "common/job/bucket_map.h"
+#include "common/metrics/trace.h"
+#include "common/transport/mpi/mpi_transport.h"
 #include "common/transport/transport.h"
 #include "worker/exchange/gradient_exchange.h"
-#include "worker/exchange/peer/mpi_transport.h"
-#include "worker/exchange/peer/slice_owner.h"
+#include "worker/exchange/slice_owner.h"
 
 namespace starring {
 

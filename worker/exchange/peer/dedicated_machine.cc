@@ -4,8 +4,8 @@
 #include <limits>
 #include <optional>
 
-#include "common/check.h"
-#include "common/limits.h"
+#include "common/base/check.h"
+#include "common/base/limits.h"
 #include "common/transport/shard_wire.h"
 
 namespace starring {

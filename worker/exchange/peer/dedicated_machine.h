@@ -1,4 +1,4 @@
-// The dedicated star among the ranks of one world: the last ranks are servers (server/shard_rank.h), one for each
+// The dedicated star among the ranks of one world: the last ranks are servers (server/shard/shard_rank.h), one for each
 // shard.
 //
 // A *contribution* is this worker's gradient of one slice: the part of a bucket that a server owns
@@ -22,8 +22,8 @@
 #include <span>
 #include <vector>
 
-#include "common/bucket_map.h"
-#include "common/trace.h"
+#include "common/job/bucket_map.h"
+#include "common/metrics/trace.h"
 #include "common/transport/transport.h"
 #include "worker/exchange/peer/bucket_machine.h"
 

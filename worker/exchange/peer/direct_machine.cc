@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "common/arithmetic/reduction_order.h"
-#include "common/layout.h"
-#include "common/limits.h"
+#include "common/base/limits.h"
+#include "common/job/layout.h"
 
 namespace starring {
 namespace {

@@ -28,8 +28,8 @@
 // sent; few answers are earlier than that.
 //
 // Few owners. If the chunks of the vector's last block are very short, only some ranks own parts of it
-// (common/block_owners.h), and only in those rounds messages travel that are to or from an owner. An owner has chunks
-// whose sums begin with different ranks, so it adds when it has all contributions: each has a place of its own.
+// (common/job/block_owners.h), and only in those rounds messages travel that are to or from an owner. An owner has
+// chunks whose sums begin with different ranks, so it adds when it has all contributions: each has a place of its own.
 //
 // There is no deadlock inside a group that all ranks have started. Take the smallest round with a contribution that has
 // not been received. All contributions of the rounds before it have been sent, received and added, so its sender has
@@ -44,9 +44,9 @@
 #include <vector>
 
 #include "common/arithmetic/reduction_order.h"
-#include "common/block_owners.h"
+#include "common/job/block_owners.h"
+#include "common/reduce/tree_places.h"
 #include "worker/exchange/peer/block_machine.h"
-#include "worker/exchange/peer/tree_places.h"
 
 namespace starring {
 

@@ -8,11 +8,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "common/bucket_map.h"
-#include "common/check.h"
+#include "common/base/check.h"
+#include "common/base/status.h"
 #include "common/host/host_identity.h"
-#include "common/leaf_shares.h"
-#include "common/status.h"
+#include "common/job/bucket_map.h"
+#include "common/job/leaf_shares.h"
 
 namespace starring {
 namespace {

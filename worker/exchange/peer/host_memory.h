@@ -17,9 +17,9 @@
 #include "common/host/host_identity.h"
 #include "common/host/machine_limits.h"
 #include "common/transport/collectives.h"
+#include "common/transport/memory/host_board.h"
 #include "common/transport/message_pump.h"
 #include "common/wire/shared_memory.h"
-#include "worker/exchange/peer/host_board.h"
 #include "worker/exchange/peer/memory_machine.h"
 
 namespace starring {

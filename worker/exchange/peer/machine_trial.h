@@ -12,12 +12,12 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "common/arithmetic/optimizer.h"
-#include "common/bucket_map.h"
-#include "common/layout.h"
+#include "common/job/bucket_map.h"
+#include "common/job/layout.h"
 #include "common/transport/collectives.h"
 #include "common/transport/message_pump.h"
 #include "worker/exchange/peer/bucket_machine.h"
-#include "worker/exchange/peer/slice_owner.h"
+#include "worker/exchange/slice_owner.h"
 
 namespace starring {
 
@@ -32,7 +32,7 @@ class MachineTrial {
     std::vector<std::vector<ElementRange>> slices;  // what this rank owns, as in OwnedSlices::Options
     OptimizerConfig optimizer;
     std::span<float> own_gradient;  // where the machine likes to find gradients; empty: anywhere
-    int node_count = 1;             // of this rank's share (common/leaf_shares.h)
+    int node_count = 1;             // of this rank's share (common/job/leaf_shares.h)
   };
   static absl::StatusOr<std::unique_ptr<MachineTrial>> Create(Options options);
 

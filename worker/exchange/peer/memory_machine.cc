@@ -4,9 +4,9 @@
 #include <chrono>
 
 #include "common/arithmetic/sum_in_order.h"
-#include "common/check.h"
-#include "common/leaf_shares.h"
-#include "common/owned_slices.h"
+#include "common/base/check.h"
+#include "common/job/leaf_shares.h"
+#include "common/job/owned_slices.h"
 
 namespace starring {
 namespace {

@@ -28,20 +28,21 @@
 #include <vector>
 
 #include "common/arithmetic/reduction_order.h"
-#include "common/bucket_map.h"
-#include "common/trace.h"
+#include "common/job/bucket_map.h"
+#include "common/metrics/trace.h"
+#include "common/transport/memory/host_board.h"
+#include "common/transport/memory/host_transport.h"
 #include "worker/exchange/peer/bucket_machine.h"
-#include "worker/exchange/peer/host_board.h"
-#include "worker/exchange/peer/host_transport.h"
-#include "worker/exchange/peer/slice_owner.h"
+#include "worker/exchange/slice_owner.h"
 
 namespace starring {
 
 // Arrays that all ranks of a host map, each at least as long as the parameter vector.
 struct HostArrays {
-  std::vector<std::span<const float>> gradients;  // by contributor (common/leaf_shares.h): by rank, or node of a share
-  std::vector<std::span<float>> own_gradients;    // this rank's, to write, by node of its share
-  std::span<float> parameters;                    // one for all
+  std::vector<std::span<const float>>
+      gradients;  // by contributor (common/job/leaf_shares.h): by rank, or node of a share
+  std::vector<std::span<float>> own_gradients;  // this rank's, to write, by node of its share
+  std::span<float> parameters;                  // one for all
 };
 
 class MemoryMachine final : public BucketMachine {

@@ -10,10 +10,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/arithmetic/reduction_order.h"
-#include "common/check.h"
-#include "common/limits.h"
-#include "common/owned_slices.h"
-#include "common/status.h"
+#include "common/base/check.h"
+#include "common/base/limits.h"
+#include "common/base/status.h"
+#include "common/job/owned_slices.h"
 #include "common/transport/collectives.h"
 #include "worker/exchange/peer/block_machine.h"
 #include "worker/exchange/peer/cuda_aware/cuda_aware_owner.h"
@@ -82,7 +82,7 @@ PeerExchange::PeerExchange(std::unique_ptr<HostTransport> transport, Options opt
       transport_(std::move(transport)) {
   CHECK(way_.algorithm != Algorithm::kAllreduce || mpi_ != nullptr) << "only MPI has an allreduce of its own";
   CHECK_EQ(way_.algorithm == Algorithm::kDedicated, options.server_count > 0);
-  CHECK_LT(pump_.rank(), pump_.worker_count()) << "servers run server/shard_rank.h";
+  CHECK_LT(pump_.rank(), pump_.worker_count()) << "servers run server/shard/shard_rank.h";
 }
 
 PeerExchange::~PeerExchange() { StopBackground(); }

@@ -31,28 +31,28 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
-#include "common/mutex.h"
-#include "common/owned_slices.h"
-#include "common/stall_report.h"
-#include "common/trace.h"
+#include "common/base/mutex.h"
+#include "common/job/owned_slices.h"
+#include "common/metrics/trace.h"
+#include "common/transport/memory/host_transport.h"
 #include "common/transport/message_pump.h"
+#include "common/transport/mpi/mpi_transport.h"
 #include "common/transport/transport.h"
+#include "common/watch/stall_report.h"
 #include "kernels/cuda/cuda_device.h"
 #include "worker/exchange/gradient_exchange.h"
 #include "worker/exchange/peer/bucket_machine.h"
 #include "worker/exchange/peer/host_memory.h"
-#include "worker/exchange/peer/host_transport.h"
 #include "worker/exchange/peer/machine_trial.h"
-#include "worker/exchange/peer/mpi_transport.h"
-#include "worker/exchange/peer/slice_owner.h"
+#include "worker/exchange/slice_owner.h"
 
 namespace starring {
 
 class PeerExchange final : public GradientExchange {
  public:
   // kDirect is the co-located star, kDedicated the one with servers. kRing and kDirect over messages have the same
-  // owners, but for a short last block (common/block_owners.h). The job's order of sums is a chain, or with a star a
-  // tree; kAllreduce leaves it to the library. kFastest: whichever of kRing and kDirect takes least time at the start
+  // owners, but for a short last block (common/job/block_owners.h). The job's order of sums is a chain, or with a star
+  // a tree; kAllreduce leaves it to the library. kFastest: whichever of kRing and kDirect takes least time at the start
   // of those that add in the job's order; choice() says which.
   enum class Algorithm { kRing, kDirect, kDedicated, kAllreduce, kFastest };
   // kRequired: kDirect goes through memory that all ranks map (memory_machine.h), or Start fails with InvalidArgument.

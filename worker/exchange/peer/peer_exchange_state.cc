@@ -4,9 +4,9 @@
 #include <span>
 #include <vector>
 
-#include "common/check.h"
-#include "common/owned_slices.h"
-#include "common/status.h"
+#include "common/base/check.h"
+#include "common/base/status.h"
+#include "common/job/owned_slices.h"
 #include "common/transport/collectives.h"
 #include "worker/exchange/peer/host_memory.h"
 #include "worker/exchange/peer/peer_exchange.h"

@@ -2,7 +2,7 @@
 
 #include <span>
 
-#include "common/limits.h"
+#include "common/base/limits.h"
 
 namespace starring {
 

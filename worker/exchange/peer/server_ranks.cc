@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "common/arithmetic/optimizer.h"
-#include "common/check.h"
-#include "common/status.h"
-#include "common/steady_time.h"
+#include "common/base/check.h"
+#include "common/base/status.h"
+#include "common/base/steady_time.h"
 #include "common/transport/collectives.h"
 #include "common/transport/shard_wire.h"
 

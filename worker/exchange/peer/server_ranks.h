@@ -1,5 +1,5 @@
 // What a worker has to say to the servers of a dedicated star that are ranks of its world, apart from gradients
-// (dedicated_machine.h). common/transport/shard_wire.h has the messages, server/shard_rank.h the other end.
+// (dedicated_machine.h). common/transport/shard_wire.h has the messages, server/shard/shard_rank.h the other end.
 //
 // Every call is collective over the workers, blocks, and has a deadline; an error has been told to the peers, or is
 // known to them. After an error the spans belong to the pump until it is destroyed.
@@ -11,7 +11,7 @@
 #include <string>
 
 #include "absl/status/status.h"
-#include "common/job_spec.h"
+#include "common/job/job_spec.h"
 #include "common/transport/message_pump.h"
 
 namespace starring {

@@ -4,9 +4,9 @@
 
 #include "common/arithmetic/reduction_order.h"
 #include "common/arithmetic/sum_in_order.h"
-#include "common/check.h"
-#include "common/layout.h"
-#include "common/limits.h"
+#include "common/base/check.h"
+#include "common/base/limits.h"
+#include "common/job/layout.h"
 
 namespace starring {
 namespace {

@@ -1,5 +1,5 @@
 // The co-located star of a job with micro-batches: direct_machine.h's way of the messages, for ranks of which each
-// contributes the nodes of its share (common/leaf_shares.h).
+// contributes the nodes of its share (common/job/leaf_shares.h).
 //
 // Words: direct_machine.h's. A group is one block. Of a group every rank sends each owner a contribution for each node
 // of its share, in the order of the share, and gets one answer. They leave when the last node is submitted: a share
@@ -18,8 +18,8 @@
 #include <span>
 #include <vector>
 
-#include "common/block_owners.h"
-#include "common/leaf_shares.h"
+#include "common/job/block_owners.h"
+#include "common/job/leaf_shares.h"
 #include "worker/exchange/peer/block_machine.h"
 
 namespace starring {

@@ -6,13 +6,13 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/host/address.h"
-#include "common/host/congestion_control.h"
+#include "common/base/limits.h"
+#include "common/base/status.h"
+#include "common/base/steady_time.h"
+#include "common/base/wall_time.h"
 #include "common/host/process_facts.h"
-#include "common/limits.h"
-#include "common/status.h"
-#include "common/steady_time.h"
-#include "common/wall_time.h"
+#include "common/network/address.h"
+#include "common/network/congestion_control.h"
 #include "common/wire/challenge.h"
 #include "common/wire/exchange_message.h"
 #include "common/wire/grpc_transport.h"
@@ -127,7 +127,7 @@ class StarCheckClient::Calls {
     return ToStatus(flight->status);
   }
 
-  // The server's address in the connection of the last call, as common/host/address.h spells it.
+  // The server's address in the connection of the last call, as common/network/address.h spells it.
   const std::string& peer() const { return peer_; }
 
  private:

@@ -42,7 +42,7 @@ class StarCheckClient {
   // Bytes per second to the server, measured for `seconds` or kCheckBandwidthBytesMax of limits.h. The server then
   // knows this worker, as after Put and Get.
   absl::StatusOr<double> MeasureBandwidth(double seconds, absl::Time end);
-  // The server's board of notes: server/check_service.h.
+  // The server's board of notes: server/door/check_service.h.
   absl::Status Put(int stage, const std::string& text, absl::Time end);
   absl::StatusOr<std::optional<std::string>> Get(int rank, int stage, absl::Time end);
   // Removes this worker's notes. Returns how many workers still have notes.

@@ -5,9 +5,9 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/check.h"
-#include "common/host/address.h"
-#include "common/limits.h"
+#include "common/base/check.h"
+#include "common/base/limits.h"
+#include "common/network/address.h"
 #include "common/wire/exchange_message.h"
 
 namespace starring {

@@ -1,6 +1,6 @@
 // A *lane* is one connection of a worker to one shard, with one gRPC stream at a time. It sends requests in order, with
 // a bounded number of them unanswered. When the connection breaks, it opens a new stream and sends the unanswered
-// requests again; the shard recognises repeated ones. server/exchange_lane.h is the other end.
+// requests again; the shard recognises repeated ones. server/shard/exchange_lane.h is the other end.
 //
 // Thread safety: none; StarClient's mutex guards its lanes, and who holds it polls the completion queue.
 #ifndef STARRING_WORKER_EXCHANGE_STAR_LANE_H_
@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "common/trace.h"
+#include "common/metrics/trace.h"
 #include "common/wire/exchange_message.h"
 #include "common/wire/grpc_transport.h"
 
@@ -107,7 +107,7 @@ class Lane {
   // Why there is no connection, or OK.
   const absl::Status& connection() const { return connection_; }
 
-  // The server's address in the newest connection, as common/host/address.h spells it; empty before the first one.
+  // The server's address in the newest connection, as common/network/address.h spells it; empty before the first one.
   const std::string& peer() const { return peer_; }
   // Whether the lane has been opened since the last call.
   [[nodiscard]] bool TakeNewConnection() { return std::exchange(is_new_connection_, false); }

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "common/roll_call.h"
+#include "common/watch/roll_call.h"
 
 namespace starring {
 

@@ -6,8 +6,8 @@
 #include <memory>
 
 #include "absl/strings/str_cat.h"
-#include "common/steady_time.h"
-#include "common/wall_time.h"
+#include "common/base/steady_time.h"
+#include "common/base/wall_time.h"
 #include "common/wire/grpc_transport.h"
 
 namespace starring {

@@ -10,12 +10,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/check.h"
-#include "common/error_origin.h"
-#include "common/host/address.h"
-#include "common/host/congestion_control.h"
-#include "common/limits.h"
-#include "common/steady_time.h"
+#include "common/base/check.h"
+#include "common/base/error_origin.h"
+#include "common/base/limits.h"
+#include "common/base/steady_time.h"
+#include "common/network/address.h"
+#include "common/network/congestion_control.h"
 #include "common/wire/exchange_message.h"
 
 namespace starring {

@@ -4,8 +4,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "common/error_origin.h"
-#include "common/host/address.h"
+#include "common/base/error_origin.h"
+#include "common/network/address.h"
 #include "common/wire/exchange_message.h"
 #include "worker/exchange/star/star_client.h"
 

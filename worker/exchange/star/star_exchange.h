@@ -17,9 +17,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/metrics/trace.h"
 #include "common/security/transport_security.h"
-#include "common/stall_report.h"
-#include "common/trace.h"
+#include "common/watch/stall_report.h"
 #include "worker/exchange/gradient_exchange.h"
 #include "worker/exchange/star/same_host.h"
 

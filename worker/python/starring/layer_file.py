@@ -35,7 +35,7 @@ SCHEMA: Dict[str, Dict[str, str]] = {
 KINDS = [field for field in SCHEMA["Layer"] if field not in ("name", "input")]
 IMAGE = "input"  # the name by which a layer reads the image
 
-# common/limits.h; the same test compares them.
+# common/base/limits.h; the same test compares them.
 LIMITS = {"kLayerFileBytesMax": 1 << 20, "kLayerCountMax": 4096, "kLayerNameBytesMax": 255, "kLayerWidthMax": 1 << 20,
           "kLayerKernelMax": 1 << 12, "kSampleElementsMax": 1 << 31, "kElementCountMax": 1 << 36}
 

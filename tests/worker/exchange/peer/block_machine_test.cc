@@ -21,16 +21,16 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "common/arithmetic/reduction_order.h"
-#include "common/check.h"
-#include "common/limits.h"
-#include "common/trace.h"
+#include "common/base/check.h"
+#include "common/base/limits.h"
+#include "common/metrics/trace.h"
 #include "common/transport/transport.h"
 #include "gtest/gtest.h"
 #include "tests/worker/exchange/peer/example_job.h"
 #include "tests/worker/exchange/peer/machine_ranks.h"
 #include "worker/exchange/peer/direct_machine.h"
 #include "worker/exchange/peer/ring_machine.h"
-#include "worker/exchange/peer/slice_owner.h"
+#include "worker/exchange/slice_owner.h"
 
 namespace starring {
 namespace {

@@ -4,10 +4,10 @@
 #include <memory>
 #include <vector>
 
-#include "common/check.h"
+#include "common/base/check.h"
 #include "gtest/gtest.h"
+#include "tests/common/transport/in_memory_transport.h"
 #include "tests/worker/exchange/peer/example_job.h"
-#include "tests/worker/exchange/peer/in_memory_transport.h"
 
 namespace starring {
 namespace {

@@ -1,5 +1,5 @@
-// What a worker sends to servers and takes from them; tests/server/shard_rank_test.cc has the real servers and the
-// bits.
+// What a worker sends to servers and takes from them; tests/server/shard/shard_rank_test.cc has the real servers and
+// the bits.
 #include "worker/exchange/peer/dedicated_machine.h"
 
 #include <cstdint>
@@ -8,12 +8,12 @@
 #include <utility>
 #include <vector>
 
-#include "common/check.h"
-#include "common/limits.h"
+#include "common/base/check.h"
+#include "common/base/limits.h"
 #include "common/transport/shard_wire.h"
 #include "gtest/gtest.h"
+#include "tests/common/transport/in_memory_transport.h"
 #include "tests/worker/exchange/peer/example_job.h"
-#include "tests/worker/exchange/peer/in_memory_transport.h"
 
 namespace starring {
 namespace {

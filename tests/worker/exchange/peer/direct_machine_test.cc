@@ -6,11 +6,11 @@
 #include <vector>
 
 #include "common/arithmetic/reduction_order.h"
-#include "common/limits.h"
+#include "common/base/limits.h"
+#include "common/reduce/tree_places.h"
 #include "gtest/gtest.h"
 #include "tests/worker/exchange/peer/example_job.h"
 #include "tests/worker/exchange/peer/machine_ranks.h"
-#include "worker/exchange/peer/tree_places.h"
 
 namespace starring {
 namespace {

@@ -8,8 +8,8 @@
 #include "bench/exchange_job.h"
 #include "common/arithmetic/philox.h"
 #include "common/arithmetic/reduction_order.h"
-#include "common/check.h"
-#include "common/leaf_shares.h"
+#include "common/base/check.h"
+#include "common/job/leaf_shares.h"
 
 namespace starring {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "common/arithmetic/reduction_order.h"
-#include "common/job_spec.h"
+#include "common/job/job_spec.h"
 
 namespace starring {
 
@@ -35,7 +35,7 @@ struct ExampleJob {
   std::vector<float> InitialParameters() const;
   // Of a rank, or of a micro-batch.
   std::vector<float> Gradient(int leaf, int64_t step) const;
-  // What a rank contributes to a step: a sum for each node of its share (common/leaf_shares.h).
+  // What a rank contributes to a step: a sum for each node of its share (common/job/leaf_shares.h).
   std::vector<std::vector<float>> Contributions(int rank, int64_t step) const;
 
   // The parameters that all ranks must have after `step_count` steps. `state`, if not null, takes the optimizer's

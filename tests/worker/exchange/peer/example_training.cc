@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <span>
 
-#include "common/bucket_map.h"
-#include "common/status.h"
+#include "common/base/status.h"
+#include "common/job/bucket_map.h"
 
 namespace starring {
 namespace {

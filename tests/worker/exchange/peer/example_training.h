@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "common/job_spec.h"
+#include "common/job/job_spec.h"
 #include "tests/worker/exchange/peer/example_job.h"
 #include "worker/exchange/gradient_exchange.h"
 

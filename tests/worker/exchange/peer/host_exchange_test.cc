@@ -13,9 +13,9 @@
 #include "common/arithmetic/reduction_order.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/common/transport/in_memory_transport.h"
 #include "tests/worker/exchange/peer/example_job.h"
 #include "tests/worker/exchange/peer/example_training.h"
-#include "tests/worker/exchange/peer/in_memory_transport.h"
 #include "worker/exchange/peer/peer_exchange.h"
 
 namespace starring {

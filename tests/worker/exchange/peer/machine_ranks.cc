@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "common/check.h"
+#include "common/base/check.h"
 #include "worker/exchange/peer/direct_machine.h"
 #include "worker/exchange/peer/ring_machine.h"
 #include "worker/exchange/peer/share_machine.h"

@@ -11,12 +11,12 @@
 #include <span>
 #include <vector>
 
-#include "common/bucket_map.h"
-#include "common/trace.h"
+#include "common/job/bucket_map.h"
+#include "common/metrics/trace.h"
+#include "tests/common/transport/in_memory_transport.h"
 #include "tests/worker/exchange/peer/example_job.h"
-#include "tests/worker/exchange/peer/in_memory_transport.h"
 #include "worker/exchange/peer/block_machine.h"
-#include "worker/exchange/peer/slice_owner.h"
+#include "worker/exchange/slice_owner.h"
 
 namespace starring {
 

@@ -5,12 +5,12 @@
 #include <thread>
 #include <vector>
 
-#include "common/check.h"
+#include "common/base/check.h"
 #include "common/transport/message_pump.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/common/transport/in_memory_transport.h"
 #include "tests/worker/exchange/peer/example_job.h"
-#include "tests/worker/exchange/peer/in_memory_transport.h"
 #include "worker/exchange/peer/ring_machine.h"
 
 namespace starring {

@@ -14,14 +14,14 @@
 #include <vector>
 
 #include "common/arithmetic/reduction_order.h"
-#include "common/check.h"
-#include "common/owned_slices.h"
+#include "common/base/check.h"
+#include "common/job/owned_slices.h"
+#include "common/transport/memory/host_board.h"
+#include "common/transport/memory/host_transport.h"
 #include "gtest/gtest.h"
+#include "tests/common/transport/in_memory_transport.h"
 #include "tests/worker/exchange/peer/example_job.h"
-#include "tests/worker/exchange/peer/in_memory_transport.h"
-#include "worker/exchange/peer/host_board.h"
-#include "worker/exchange/peer/host_transport.h"
-#include "worker/exchange/peer/slice_owner.h"
+#include "worker/exchange/slice_owner.h"
 
 namespace starring {
 namespace {

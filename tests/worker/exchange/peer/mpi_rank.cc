@@ -8,10 +8,10 @@
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
+#include "common/host/launcher_environment.h"
+#include "common/transport/mpi/mpi_runtime.h"
 #include "tests/worker/exchange/peer/example_rank.h"
-#include "worker/exchange/peer/mpi_runtime.h"
 #include "worker/exchange/peer/peer_exchange.h"
-#include "worker/launcher_environment.h"
 
 ABSL_FLAG(std::string, sync, "ring", "ring, star (the co-located one), memory (that star in shared memory) or mpi");
 

@@ -11,14 +11,14 @@
 #include <vector>
 
 #include "common/arithmetic/reduction_order.h"
-#include "common/block_owners.h"
-#include "common/check.h"
-#include "common/limits.h"
+#include "common/base/check.h"
+#include "common/base/limits.h"
+#include "common/job/block_owners.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/common/transport/in_memory_transport.h"
 #include "tests/worker/exchange/peer/example_job.h"
 #include "tests/worker/exchange/peer/example_training.h"
-#include "tests/worker/exchange/peer/in_memory_transport.h"
 #include "worker/exchange/local/local_exchange.h"
 
 namespace starring {
@@ -71,7 +71,7 @@ std::vector<Outcome> RunAll(const Training& training, Algorithm algorithm, uint6
 class PeerExchangeRanks : public testing::TestWithParam<int> {
  protected:
   static int64_t Block() { return ReductionBlockElements(GetParam()); }
-  // The last block of a vector is short, and yet so long that every rank owns a part of it (common/block_owners.h).
+  // The last block of a vector is short, and yet so long that every rank owns a part of it (common/job/block_owners.h).
   static int64_t Short() { return GetParam() * BlockOwners::kSliceBytesMin / static_cast<int64_t>(sizeof(float)); }
 };
 

@@ -2,7 +2,7 @@
 #include "worker/exchange/peer/ring_machine.h"
 
 #include "common/arithmetic/reduction_order.h"
-#include "common/limits.h"
+#include "common/base/limits.h"
 #include "gtest/gtest.h"
 #include "tests/worker/exchange/peer/example_job.h"
 #include "tests/worker/exchange/peer/machine_ranks.h"

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "common/arithmetic/reduction_order.h"
-#include "common/leaf_shares.h"
-#include "common/limits.h"
+#include "common/base/limits.h"
+#include "common/job/leaf_shares.h"
 #include "gtest/gtest.h"
 #include "tests/worker/exchange/peer/example_job.h"
 #include "tests/worker/exchange/peer/machine_ranks.h"

@@ -11,12 +11,12 @@
 #include <vector>
 
 #include "common/arithmetic/reduction_order.h"
-#include "common/job_spec.h"
-#include "common/leaf_shares.h"
+#include "common/job/job_spec.h"
+#include "common/job/leaf_shares.h"
 #include "common/transport/message_pump.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/common/transport/tcp_loopback.h"
+#include "tests/common/transport/tcp/tcp_loopback.h"
 #include "tests/worker/exchange/peer/example_job.h"
 #include "tests/worker/exchange/peer/example_training.h"
 #include "worker/exchange/peer/peer_exchange.h"

@@ -13,11 +13,11 @@
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
-#include "common/check.h"
-#include "common/status.h"
-#include "common/transport/tcp_listener.h"
-#include "common/transport/tcp_rendezvous.h"
-#include "server/shard_rank.h"
+#include "common/base/check.h"
+#include "common/base/status.h"
+#include "common/transport/tcp/tcp_listener.h"
+#include "common/transport/tcp/tcp_rendezvous.h"
+#include "server/shard/shard_rank.h"
 #include "tests/worker/exchange/peer/example_rank.h"
 #include "worker/exchange/peer/peer_exchange.h"
 

@@ -9,8 +9,8 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
-#include "common/limits.h"
-#include "common/steady_time.h"
+#include "common/base/limits.h"
+#include "common/base/steady_time.h"
 #include "gtest/gtest.h"
 #include "proto/starring/v1/parameter_server.grpc.pb.h"
 

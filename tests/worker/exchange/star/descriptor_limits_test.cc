@@ -1,7 +1,7 @@
 // Servers and workers ask for descriptors on machines that allow more or fewer than they need.
 #include <sys/resource.h>
 
-#include "common/limits.h"
+#include "common/base/limits.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/worker/exchange/star/star_fixture.h"

@@ -15,9 +15,9 @@
 #include <tuple>
 
 #include "common/arithmetic/optimizer.h"
-#include "common/host/address.h"
-#include "common/host/dial.h"
-#include "common/limits.h"
+#include "common/base/limits.h"
+#include "common/network/address.h"
+#include "common/network/dial.h"
 #include "gtest/gtest.h"
 #include "tests/worker/exchange/star/star_fixture.h"
 #include "tests/worker/exchange/star/tcp_proxy.h"

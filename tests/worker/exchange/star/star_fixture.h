@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "common/check.h"
+#include "common/base/check.h"
 #include "server/parameter_server.h"
 #include "tests/worker/exchange/star/star_job.h"
 #include "worker/exchange/star/star_exchange.h"

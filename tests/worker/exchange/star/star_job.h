@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "bench/exchange_job.h"
-#include "common/check.h"
-#include "common/job_spec.h"
-#include "server/contribution_sum.h"
+#include "common/base/check.h"
+#include "common/job/job_spec.h"
+#include "server/shard/contribution_sum.h"
 
 namespace starring {
 

@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <array>
 
-#include "common/check.h"
+#include "common/base/check.h"
 
 namespace starring {
 namespace {

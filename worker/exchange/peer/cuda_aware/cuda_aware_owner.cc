@@ -9,7 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "common/arithmetic/reduction_order.h"
-#include "common/status.h"
+#include "common/base/status.h"
 #include "worker/exchange/peer/cuda_aware/cuda_slice_owner.h"
 
 namespace starring {

@@ -12,12 +12,12 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
-#include "common/owned_slices.h"
+#include "common/job/owned_slices.h"
 #include "common/transport/collectives.h"
 #include "common/transport/message_pump.h"
+#include "common/transport/mpi/mpi_transport.h"
 #include "kernels/cuda/cuda_device.h"
-#include "worker/exchange/peer/mpi_transport.h"
-#include "worker/exchange/peer/slice_owner.h"
+#include "worker/exchange/slice_owner.h"
 
 namespace starring {
 

@@ -6,8 +6,8 @@
 #include "absl/memory/memory.h"
 #include "common/arithmetic/optimizer.h"
 #include "common/arithmetic/reduction_order.h"
-#include "common/check.h"
-#include "common/status.h"
+#include "common/base/check.h"
+#include "common/base/status.h"
 
 namespace starring {
 namespace {

@@ -19,9 +19,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/owned_slices.h"
+#include "common/job/owned_slices.h"
 #include "kernels/cuda/cuda_device.h"
-#include "worker/exchange/peer/slice_owner.h"
+#include "worker/exchange/slice_owner.h"
 
 namespace starring {
 

@@ -11,15 +11,15 @@
 
 #include "absl/time/time.h"
 #include "common/arithmetic/reduction_order.h"
-#include "common/check.h"
-#include "common/status.h"
+#include "common/base/check.h"
+#include "common/base/status.h"
 #include "common/transport/message_pump.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/cuda/cuda_device.h"
+#include "tests/common/transport/in_memory_transport.h"
 #include "tests/cuda_emulation/emulated_gpu.h"
 #include "tests/worker/exchange/peer/example_job.h"
-#include "tests/worker/exchange/peer/in_memory_transport.h"
 #include "worker/exchange/peer/peer_exchange.h"
 
 namespace starring {

@@ -1,0 +1,216 @@
+#include "common/job/owned_slices.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/arithmetic/sum_in_order.h"
+#include "common/base/check.h"
+#include "common/base/limits.h"
+#include "common/base/status.h"
+
+namespace starring {
+namespace {
+
+using Ranges = std::vector<ElementRange>;
+
+// A ring of one rank owns block after block: joined, they make one long piece instead of one piece per block.
+Ranges Merge(const Ranges& ranges) {
+  Ranges merged;
+  for (const ElementRange& range : ranges) {
+    if (range.size() == 0) continue;
+    if (!merged.empty() && merged.back().end == range.begin) {
+      merged.back().end = range.end;
+    } else {
+      merged.push_back(range);
+    }
+  }
+  return merged;
+}
+
+// There are two checks: first every bucket by itself, whose ranges must ascend, then all ranges together.
+absl::Status ValidateSlices(const std::vector<Ranges>& slices, int64_t element_count) {
+  Ranges all;
+  for (size_t b = 0; b < slices.size(); ++b) {
+    for (size_t i = 0; i < slices[b].size(); ++i) {
+      const ElementRange& range = slices[b][i];
+      if (range.begin < 0 || range.end < range.begin || range.end > element_count ||
+          (i > 0 && range.begin < slices[b][i - 1].end)) {
+        return absl::InvalidArgumentError(absl::StrCat("range ", i, " of bucket ", b, " is [", range.begin, ", ",
+                                                       range.end, "), ranges ascend inside [0, ", element_count, ")"));
+      }
+      if (range.size() > 0) all.push_back(range);
+    }
+  }
+  // An element in two slices would be updated twice a step. Sorted by position, such slices are neighbours.
+  std::sort(all.begin(), all.end(), [](const ElementRange& a, const ElementRange& b) { return a.begin < b.begin; });
+  for (size_t i = 1; i < all.size(); ++i) {
+    if (all[i].begin < all[i - 1].end) {
+      return absl::InvalidArgumentError(absl::StrCat("element ", all[i].begin, " is owned in two buckets"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateOptions(const OwnedSlices::Options& options) {
+  const auto between = [](const char* name, int64_t value, int64_t low, int64_t high) {
+    if (low <= value && value <= high) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat(name, " is ", value, ", it must be ", low, " to ", high));
+  };
+  RETURN_IF_ERROR(between("bucket count", std::ssize(options.slices), 1, kBucketCountMax));
+  RETURN_IF_ERROR(between("element_count", options.element_count, 1, kElementCountMax));
+  // The bound is one less than the largest number, because the optimizer counts its updates from 1: step + 1 must not
+  // overflow.
+  RETURN_IF_ERROR(between("first_step", options.first_step, 0, INT64_MAX - 1));
+  RETURN_IF_ERROR(ValidateOptimizer(options.optimizer));
+  RETURN_IF_ERROR(ValidateSchedule(options.schedule));
+  return ValidateSlices(options.slices, options.element_count);
+}
+
+// Where `piece` begins in the slice whose ranges begin at `offsets`; -1 if it is empty or not inside one range. A
+// binary search, because a rank of a ring owns one range of each block, hundreds of them in a large bucket.
+int64_t OffsetOf(ElementRange piece, const Ranges& ranges, const std::vector<int64_t>& offsets) {
+  // `after` is the first range that begins after the piece does, so the range before it is the only candidate.
+  const auto after = std::upper_bound(ranges.begin(), ranges.end(), piece.begin,
+                                      [](int64_t element, const ElementRange& range) { return element < range.begin; });
+  if (after == ranges.begin() || piece.size() <= 0) return -1;
+  const ElementRange& owned = *std::prev(after);
+  return piece.end <= owned.end ? offsets[&owned - ranges.data()] + piece.begin - owned.begin : -1;
+}
+
+}  // namespace
+
+absl::StatusOr<OwnedSlices> OwnedSlices::Create(Options options) {
+  RETURN_IF_ERROR(ValidateOptions(options), "owned slices");
+  return OwnedSlices(std::move(options));
+}
+
+OwnedSlices::OwnedSlices(Options options) : options_(std::move(options)) {
+  int64_t owned_count = 0;
+  // Buckets are packed one after another in each state vector, so a process allocates state for what it owns alone.
+  for (const Ranges& slice : options_.slices) {
+    Bucket& bucket = buckets_.emplace_back();
+    bucket.ranges = Merge(slice);
+    for (const ElementRange& range : bucket.ranges) {
+      bucket.offsets.push_back(bucket.element_count);
+      bucket.element_count += range.size();
+    }
+    bucket.state_offset = owned_count;
+    bucket.step = options_.first_step;
+    // A bucket's state is aligned as its parameters are, so that the optimizer's loads of both are.
+    owned_count += (bucket.element_count + Layout::kAlignmentElements - 1) / Layout::kAlignmentElements *
+                   Layout::kAlignmentElements;
+  }
+  for (int i = 0; i < StateVectorCount(options_.optimizer); ++i) state_.emplace_back(owned_count);
+}
+
+const OwnedSlices::Bucket& OwnedSlices::BucketAt(int bucket) const {
+  CHECK(0 <= bucket && bucket < bucket_count()) << "bucket " << bucket << " of " << bucket_count();
+  return buckets_[bucket];
+}
+
+void OwnedSlices::Update(const SlicePiece& piece) {
+  const int64_t count = std::ssize(piece.gradient);
+  const Bucket& at = BucketAt(piece.bucket);
+  // The step is checked, though callers count steps themselves: an update with another step's learning rate would go
+  // unnoticed.
+  CHECK_EQ(piece.step, at.step) << "in bucket " << piece.bucket;
+  CHECK(piece.offset >= 0 && piece.offset + count <= at.element_count) << piece.offset << " in bucket " << piece.bucket;
+  CHECK_EQ(std::ssize(piece.parameters_in), count);
+  CHECK_EQ(std::ssize(piece.parameters_out), count);
+  Bucket& bucket = buckets_[piece.bucket];
+  // Elements are not marked one by one, so only a sum that exceeds the slice shows that a piece came twice.
+  bucket.updated_count += count;
+  CHECK_LE(bucket.updated_count, bucket.element_count) << "a piece of bucket " << piece.bucket << " was applied twice";
+  std::array<std::span<float>, 2> part;  // of each state vector; an array, because this runs thousands of times a step
+  CHECK_LE(state_.size(), part.size());
+  for (size_t i = 0; i < state_.size(); ++i) {
+    part[i] = state(piece.bucket, static_cast<int>(i)).subspan(piece.offset, count);
+  }
+  ApplyOptimizer(options_.optimizer, {.learning_rate = LearningRateAt(options_.schedule, piece.step),
+                                      .update = piece.step + 1,
+                                      .gradient = piece.gradient,
+                                      .parameters_in = piece.parameters_in,
+                                      .parameters_out = piece.parameters_out,
+                                      .state = std::span(part).first(state_.size())});
+  // Pieces come in any order, and there may be one or thousands of them, so their lengths tell when the step is over.
+  if (bucket.updated_count < bucket.element_count) return;
+  bucket.updated_count = 0;
+  ++bucket.step;
+}
+
+void OwnedSlices::Apply(const ApplyArgs& args) {
+  CHECK_EQ(args.sum.size(), args.range.size());
+  if (!args.last.empty()) CHECK_EQ(args.last.size(), args.range.size());
+  CHECK_EQ(args.parameters.size(), args.range.size());
+  const Bucket& bucket = BucketAt(args.bucket);
+  const int64_t offset = OffsetOf(args.range, bucket.ranges, bucket.offsets);
+  CHECK_GE(offset, 0) << "[" << args.range.begin << ", " << args.range.end << ") is not owned in bucket "
+                      << args.bucket;
+  const auto update = [&](int64_t begin, std::span<const float> gradient) {
+    const std::span<float> parameters = args.parameters.subspan(begin, gradient.size());
+    Update({.step = args.step,
+            .bucket = args.bucket,
+            .offset = offset + begin,
+            .gradient = gradient,
+            .parameters_in = parameters,
+            .parameters_out = parameters});
+  };
+  // The last addend is added piece by piece, so that the sum is still in the L1 cache when the optimizer reads it.
+  if (args.last.empty()) return update(0, args.sum);
+  alignas(64) float sum[kPassElements];
+  // `sum` is on the stack: 4 KiB, which every pass uses again.
+  for (int64_t begin = 0; begin < args.range.size(); begin += kPassElements) {
+    const std::span<float> part(sum, std::min(kPassElements, args.range.size() - begin));
+    const std::byte* const inputs[] = {std::as_bytes(args.sum.subspan(begin)).data(),
+                                       std::as_bytes(args.last.subspan(begin)).data()};
+    // `last` is the right operand: in reduction order an owner's own contribution comes last
+    // (common/arithmetic/reduction_order.h).
+    SumInOrder(inputs, part);
+    update(begin, part);
+  }
+}
+
+std::span<float> OwnedSlices::state(int bucket, int vector) {
+  CHECK(0 <= vector && vector < std::ssize(state_)) << vector;
+  return state_[vector].span().subspan(BucketAt(bucket).state_offset, BucketAt(bucket).element_count);
+}
+
+std::span<const float> OwnedSlices::state(int bucket, int vector) const {
+  CHECK(0 <= vector && vector < std::ssize(state_)) << vector;
+  return state_[vector].span().subspan(BucketAt(bucket).state_offset, BucketAt(bucket).element_count);
+}
+
+void OwnedSlices::CopyStateOut(std::span<const std::span<float>> whole) const {
+  CHECK_EQ(whole.size(), state_.size());
+  for (size_t i = 0; i < whole.size(); ++i) {
+    CHECK_EQ(whole[i].size(), options_.element_count);
+    for (int b = 0; b < bucket_count(); ++b) {
+      // A slice's state is contiguous; its elements are not, in a ring.
+      const float* from = state(b, static_cast<int>(i)).data();
+      for (const ElementRange& range : buckets_[b].ranges) {
+        std::copy_n(from, range.size(), whole[i].begin() + range.begin);
+        from += range.size();
+      }
+    }
+  }
+}
+
+// This is CopyStateOut the other way round. The state of gaps and foreign elements in `whole` is not read.
+void OwnedSlices::CopyStateIn(std::span<const std::span<const float>> whole) {
+  CHECK_EQ(whole.size(), state_.size());
+  for (size_t i = 0; i < whole.size(); ++i) {
+    CHECK_EQ(whole[i].size(), options_.element_count);
+    for (int b = 0; b < bucket_count(); ++b) {
+      float* to = state(b, static_cast<int>(i)).data();
+      for (const ElementRange& range : buckets_[b].ranges) {
+        std::copy_n(whole[i].begin() + range.begin, range.size(), to);
+        to += range.size();
+      }
+    }
+  }
+}
+
+}  // namespace starring

@@ -1,0 +1,103 @@
+// The slices of the parameter vector that one process owns: their optimizer state and their updates. This is the one
+// owner that a star's server, a ring's rank and a local run share. The parameters themselves are lent by the caller.
+//
+// Every bucket advances alone: there is no barrier over buckets. A bucket's *step in progress* is the step whose update
+// is not complete yet; it starts at Options::first_step.
+//
+// Thread safety: one thread at a time.
+#ifndef STARRING_COMMON_JOB_OWNED_SLICES_H_
+#define STARRING_COMMON_JOB_OWNED_SLICES_H_
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/arithmetic/optimizer.h"
+#include "common/base/memory.h"
+#include "common/job/layout.h"
+
+namespace starring {
+
+// One piece of a bucket's update. All spans have the length of the piece.
+struct SlicePiece {
+  int64_t step = 0;
+  int bucket = 0;
+  int64_t offset = 0;                    // of the piece in the bucket's slice
+  std::span<const float> gradient;       // summed over all workers
+  std::span<const float> parameters_in;  // before the update
+  std::span<float> parameters_out;       // after it; may be `parameters_in`
+};
+
+// The same, in place, for a piece that is named by its elements of the parameter vector.
+struct ApplyArgs {
+  int64_t step = 0;
+  int bucket = 0;
+  ElementRange range;           // inside one range that is owned of `bucket`
+  std::span<const float> sum;   // the gradient, summed over all workers, or over all but the one of `last`
+  std::span<const float> last;  // empty, or the last worker's gradient: it is added in the same pass over memory
+  std::span<float> parameters;
+};
+
+class OwnedSlices {
+ public:
+  struct Options {
+    // slices[b]: what is owned of bucket b, ascending. Star: one range. Ring: one range per block. May be empty.
+    std::vector<std::vector<ElementRange>> slices;
+    int64_t element_count = 0;  // of the whole parameter vector
+    int64_t first_step = 0;
+    OptimizerConfig optimizer;
+    LearningRateSchedule schedule;
+  };
+  // A sum of this many elements stays in the L1 cache, where the optimizer reads it at once. Half as many cost a tenth
+  // when everything is in the L2 cache, twice as many a tenth when nothing is (bench/common_bench.cc).
+  static constexpr int64_t kPassElements = 1024;
+
+  // Optimizer state starts at zero. InvalidArgument if an option is out of bounds, or if a range overlaps another one
+  // or exceeds the vector.
+  static absl::StatusOr<OwnedSlices> Create(Options options);
+
+  int bucket_count() const { return static_cast<int>(buckets_.size()); }
+  int64_t first_step() const { return options_.first_step; }
+  int64_t element_count() const { return options_.element_count; }
+
+  // What is owned of `bucket`, ascending; adjacent ranges are joined. REQUIRES: 0 <= bucket < bucket_count().
+  const std::vector<ElementRange>& ranges(int bucket) const { return BucketAt(bucket).ranges; }
+  int64_t slice_element_count(int bucket) const { return BucketAt(bucket).element_count; }
+
+  // Applies the optimizer to one piece. The bucket's step is over when its pieces add up to the slice.
+  // REQUIRES: `step` is the bucket's step in progress; every element is updated once a step.
+  void Update(const SlicePiece& piece);
+  void Apply(const ApplyArgs& args);
+
+  // State vector `vector` of the bucket's slice, ascending by element. Changes with each Update.
+  // REQUIRES: 0 <= vector < StateVectorCount(options.optimizer).
+  std::span<float> state(int bucket, int vector);
+  std::span<const float> state(int bucket, int vector) const;
+
+  // Copies the state of everything owned to or from vectors of element_count elements; other elements are left alone.
+  // REQUIRES: one span per state vector.
+  void CopyStateOut(std::span<const std::span<float>> whole) const;
+  void CopyStateIn(std::span<const std::span<const float>> whole);
+
+ private:
+  struct Bucket {
+    std::vector<ElementRange> ranges;
+    std::vector<int64_t> offsets;  // of each range in the slice
+    int64_t element_count = 0;
+    int64_t state_offset = 0;   // in every state vector
+    int64_t step = 0;           // in progress
+    int64_t updated_count = 0;  // elements that are updated already in that step
+  };
+
+  explicit OwnedSlices(Options options);
+  const Bucket& BucketAt(int bucket) const;
+
+  Options options_;
+  std::vector<AlignedFloats> state_;  // each: everything owned, bucket after bucket
+  std::vector<Bucket> buckets_;
+};
+
+}  // namespace starring
+
+#endif  // STARRING_COMMON_JOB_OWNED_SLICES_H_

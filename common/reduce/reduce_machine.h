@@ -1,0 +1,94 @@
+// A reduce machine carries out a rank's reductions (reduction.h), driven by a transport's completions. There are two:
+// the star (reduce_star.h) and the ring (reduce_ring.h). They differ from the machines of worker/exchange/peer, which
+// turn gradients of one parameter vector into parameters: here arrays of any lengths come and go, and are only added.
+//
+// Heads. When a rank begins a reduction it sends the head to its right neighbour, and compares its own with the one
+// that comes from the left; if ranks disagree, at least one of them finds it. With servers all ranks send theirs to all
+// servers, which compare (sum_server.h). Messages with elements have tags that follow from the head. So elements of
+// reductions on which ranks disagree are never added; they stay with the transport until the difference is found.
+//
+// A machine never waits and starts no thread. Thread safety: none; one thread at a time.
+#ifndef STARRING_COMMON_REDUCE_REDUCE_MACHINE_H_
+#define STARRING_COMMON_REDUCE_REDUCE_MACHINE_H_
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/reduce/reduction.h"
+#include "common/transport/message_pump.h"
+#include "common/transport/transport.h"
+
+namespace starring {
+
+class ReduceMachine : public Transport::Poster {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // Both are used from here on; all other control messages have tags below.
+  static constexpr int kHeadTag = MessagePump::kFirstDataTag;
+  static constexpr int kFirstElementTag = kHeadTag + 1;
+
+  virtual ~ReduceMachine() = default;
+
+  // Begins a reduction: all ranks begin theirs in the order of their numbers. Its data belong to the machine until
+  // TakeCompleted returns the number. With servers, the last head may be a kEnd.
+  void Begin(const Reduction& reduction);
+
+  bool IsIdle() const { return in_flight_.empty(); }
+  // The head of the reduction with the lowest number. REQUIRES: !IsIdle().
+  const ReductionHead& Oldest() const { return in_flight_.begin()->second.reduction.head; }
+
+  // The numbers of the reductions that are complete, each of them once.
+  bool has_completed() const { return !completed_.empty(); }
+  std::vector<int64_t> TakeCompleted() { return std::exchange(completed_, {}); }
+
+  // InvalidArgument once ranks disagree about a reduction.
+  const absl::Status& status() const { return status_; }
+  // When a reduction began while none was in flight, or an operation completed. REQUIRES: !IsIdle().
+  Clock::time_point last_progress() const { return last_progress_; }
+
+  void OnCompletion(uint64_t operation) final;
+
+ protected:
+  // Posts the reduction's first operations.
+  virtual void Start(const Reduction& reduction) = 0;
+  // An operation that the machine has posted is complete. Numbers of operations are below 2^62.
+  virtual void Advance(uint64_t operation) = 0;
+
+  // `transport` outlives the machine. The last `server_count` ranks of its world are servers.
+  explicit ReduceMachine(Transport* transport, int server_count = 0);
+
+  // The reduction is complete after that many further calls of Complete.
+  void Expect(int64_t number, int64_t calls);
+  void Complete(int64_t number);
+  void NoteProgress() { last_progress_ = Clock::now(); }
+
+  Transport& transport() const { return transport_; }
+  int rank() const { return transport_.rank(); }
+  int server_count() const { return server_count_; }
+  int worker_count() const { return transport_.world_size() - server_count_; }
+
+ private:
+  struct InFlight {
+    Reduction reduction;
+    ReductionHead left;   // of the left neighbour
+    int64_t missing = 0;  // calls of Complete
+  };
+
+  void SendHeads(InFlight& in_flight);
+
+  Transport& transport_;
+  const int server_count_;
+  std::map<int64_t, InFlight> in_flight_;  // by number
+  std::vector<int64_t> completed_;
+  absl::Status status_;
+  Clock::time_point last_progress_;
+};
+
+}  // namespace starring
+
+#endif  // STARRING_COMMON_REDUCE_REDUCE_MACHINE_H_

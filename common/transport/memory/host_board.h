@@ -1,0 +1,96 @@
+// Where the ranks of one host tell each other, in memory that all of them map, how far each bucket is; and how a rank
+// sleeps until another one tells something.
+//
+// Words. A bucket's *arrivals* count the ranks that have submitted it, its *updates* count the owners that have written
+// their slice of it: over all steps, so that neither is ever set back. Each rank has a *bell*, a number that others
+// increase when a count is complete for which that rank may wait, and on which it sleeps (a futex).
+//
+// Order of memory. What a rank has written before Arrive or Update is seen by a rank that has read the new count.
+//
+// No wake-up is lost: a rank reads its bell before it looks at the counts, and sleeps only if the bell still has that
+// value. Ring first increases the bell and then looks whether a thread sleeps; a sleeper first says that it sleeps and
+// then compares the bell. While one thread of a rank *looks*, again and again, and sleeps in between, its others are
+// not woken: that thread finds what there is, and to wake another one costs more than a small bucket. A thread that
+// stops looking first says so and then compares the bell.
+//
+// A rank that dies leaves its counts as they are, and nobody is blocked: the memory has no lock.
+//
+// Thread safety: any thread of any process.
+#ifndef STARRING_COMMON_TRANSPORT_MEMORY_HOST_BOARD_H_
+#define STARRING_COMMON_TRANSPORT_MEMORY_HOST_BOARD_H_
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+namespace starring {
+
+class HostBoard {
+ public:
+  struct Options {
+    int rank = 0;
+    int world_size = 1;
+    int bucket_count = 0;
+  };
+  // `memory` is the same on all ranks, zeroed before the first of them uses it, has Bytes(options) bytes, begins at a
+  // cache line and outlives the board.
+  HostBoard(std::span<std::byte> memory, const Options& options);
+  HostBoard(const HostBoard&) = delete;
+  HostBoard& operator=(const HostBoard&) = delete;
+
+  static int64_t Bytes(const Options& options);
+
+  // Counts one more rank, or owner, and returns the new count.
+  int64_t Arrive(int bucket) { return buckets_[bucket].arrivals.fetch_add(1) + 1; }
+  int64_t Update(int bucket) { return buckets_[bucket].updates.fetch_add(1) + 1; }
+
+  // The counts, for as long as the memory. They are read with acquire order.
+  const std::atomic<int64_t>& arrivals(int bucket) const { return buckets_[bucket].arrivals; }
+  const std::atomic<int64_t>& updates(int bucket) const { return buckets_[bucket].updates; }
+
+  // Sets all counts to zero. REQUIRES: no rank uses them, and no rank will before it hears from this one.
+  void Clear();
+
+  // Wakes `rank`, if it sleeps and does not look.
+  void Ring(int rank);
+  // Wakes this rank's sleepers, also while one of its threads looks.
+  void RingHere();
+  // This rank's bell, to be read before the counts are looked at.
+  uint32_t bell() const { return bells_[rank_].value.load(); }
+  // Between the two, a thread of this rank looks at the counts without a pause of more than microseconds. EndLooking
+  // wakes the other threads if the bell is not `seen` any more.
+  void BeginLooking() { bells_[rank_].watch.store(kWatched); }
+  void EndLooking(uint32_t seen);
+  // Sleeps until the bell has another value than `seen`, or for `longest`. May return early. kLooking: between
+  // BeginLooking and EndLooking; then a bell wakes this thread alone.
+  enum class Sleeper { kLooking, kOther };
+  void Sleep(uint32_t seen, std::chrono::microseconds longest, Sleeper sleeper = Sleeper::kOther);
+
+ private:
+  // Each on a cache line of its own, because different ranks write them.
+  struct Bucket {
+    alignas(64) std::atomic<int64_t> arrivals;
+    alignas(64) std::atomic<int64_t> updates;
+  };
+  struct Bell {
+    alignas(64) std::atomic<uint32_t> value;
+    std::atomic<uint32_t> sleeper_count;  // of kind kOther
+    std::atomic<uint32_t> watch;
+  };
+  // Of a bell: no thread looks, one does, or it sleeps.
+  static constexpr uint32_t kUnwatched = 0, kWatched = 1, kWatcherSleeps = 2;
+  static void WakeOthers(Bell& bell);
+  static void Wake(Bell& bell, uint32_t kinds);
+  static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free,
+                "a lock of the library would be one of this process only");
+
+  const int rank_;
+  const std::span<Bucket> buckets_;
+  const std::span<Bell> bells_;  // by rank
+};
+
+}  // namespace starring
+
+#endif  // STARRING_COMMON_TRANSPORT_MEMORY_HOST_BOARD_H_

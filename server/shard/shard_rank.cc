@@ -1,0 +1,389 @@
+#include "server/shard/shard_rank.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/arithmetic/optimizer.h"
+#include "common/base/check.h"
+#include "common/base/limits.h"
+#include "common/base/status.h"
+#include "common/base/steady_time.h"
+#include "common/job/leaf_shares.h"
+#include "common/transport/collectives.h"
+
+namespace starring {
+namespace {
+
+using v1::ExchangeMessage;
+
+// How often deadlines are looked at.
+constexpr std::chrono::milliseconds kTick(100);
+// How long the last answers may take to leave: a worker that is gone never takes them.
+constexpr std::chrono::seconds kLinger(5);
+
+// An operation's number: kind << 56 | node << 44 | rank << 32 | bucket, or the number of an answer.
+enum class Kind : uint64_t { kContribution, kRequest, kAnswer };
+constexpr int kKindShift = 56;
+constexpr int kNodeShift = 44;
+constexpr int kRankShift = 32;
+static_assert(kWorldSizeMax < 1 << (kNodeShift - kRankShift));
+
+uint64_t Operation(Kind kind, uint64_t number) { return static_cast<uint64_t>(kind) << kKindShift | number; }
+uint64_t Operation(Kind kind, int rank, int bucket, int node = 0) {
+  return Operation(kind, static_cast<uint64_t>(node) << kNodeShift | static_cast<uint64_t>(rank) << kRankShift |
+                             static_cast<uint64_t>(bucket));
+}
+
+std::chrono::milliseconds DeadlineOf(int64_t ms) {
+  return absl::ToChronoMilliseconds(BoundedDeadline(absl::Milliseconds(ms)));
+}
+
+}  // namespace
+
+ShardRank::ShardRank(std::unique_ptr<Transport> transport, Options options)
+    : options_(std::move(options)),
+      rendezvous_(options_.shard, options_.shard_count, "",
+                  [this](const Agreement& agreement, int) { return CheckAffordable(agreement); }),
+      // The workers find and report this server's stalls. Its own are ShardJob's, which asks by way of the pump.
+      pump_(transport.get(),
+            {.progress = &progress_,
+             .on_heard =
+                 [this](int rank, const WorkState& state) {
+                   if (job_ == nullptr || rank >= worker_count()) return;
+                   ExchangeMessage fields;
+                   fields.set_kind(ExchangeMessage::PROGRESS);
+                   SetProgress(state, fields.mutable_progress());
+                   Feed(rank, std::move(fields), {});
+                 }},
+            options_.shard_count),
+      transport_(std::move(transport)) {
+  CHECK_GE(worker_count(), 1);
+  CHECK_EQ(pump_.rank(), worker_count() + options_.shard);
+  progress_.Enter(WorkPhase::kExchange, Clock::now());
+}
+
+absl::Status ShardRank::Run() {
+  RETURN_IF_ERROR(Agree());
+  absl::Status status = Begin();
+  if (status.ok() && options_.on_begin != nullptr) options_.on_begin();
+  if (status.ok()) status = TakeStart();
+  if (status.ok()) status = Serve();
+  if (status.ok()) return EndJob();
+  Log(absl::StrCat("the job failed: ", std::string(status.message())));
+  pump_.Abort(status);  // no effect if another process has given up first
+  return status;
+}
+
+absl::Status ShardRank::Agree() {
+  const CollectiveOptions join = {.what = "joining", .deadline = options_.join_deadline, .with_servers = true};
+  std::string mine;
+  if (const absl::Status joined = TakeJoins(); !joined.ok()) {
+    // Nothing works after a failure of the pump. A refusal is for rank 0, which tells all.
+    if (!pump_.failure().ok()) return joined;
+    mine = absl::StrCat(ProcessName(pump_.rank(), worker_count()), ": ", std::string(joined.message()));
+  }
+  RETURN_IF_ERROR(GatherTextToRoot(pump_, mine, join).status());
+  std::string verdict;
+  RETURN_IF_ERROR(SendTextFromRoot(pump_, verdict, join));
+  if (verdict.empty()) return absl::OkStatus();
+  pump_.PeersKnow();
+  return absl::InvalidArgumentError(verdict);
+}
+
+// Every worker is compared with the first one, as over gRPC. All messages are taken before the first refusal.
+absl::Status ShardRank::TakeJoins() {
+  const CollectiveOptions join = {.what = "joining", .deadline = options_.join_deadline};
+  std::vector<ShardJoin> heads(worker_count());
+  std::vector<MessagePump::Token> tokens;
+  for (int rank = 0; rank < worker_count(); ++rank) {
+    tokens.push_back(pump_.Receive(rank, ControlTag::kShardJoin, sizeof(ShardJoin)));
+  }
+  RETURN_IF_ERROR(AwaitAll(pump_, tokens, join));
+  for (int rank = 0; rank < worker_count(); ++rank) {
+    std::ranges::copy(pump_.Take(tokens[rank]), std::as_writable_bytes(std::span(&heads[rank], 1)).begin());
+    if (heads[rank].wire_version != kShardWireVersion) {
+      return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " speaks version ", heads[rank].wire_version,
+                                                     " of the wire, this server version ", kShardWireVersion,
+                                                     ": start servers and workers of one build"));
+    }
+    // The length comes from another process, and is looked at before memory is taken.
+    if (heads[rank].agreement_bytes > static_cast<uint64_t>(kJoinBytesMax)) {
+      return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " has an agreement of ",
+                                                     heads[rank].agreement_bytes, " bytes, at most ", kJoinBytesMax));
+    }
+  }
+  tokens.clear();
+  for (int rank = 0; rank < worker_count(); ++rank) {
+    const auto bytes = static_cast<int64_t>(heads[rank].agreement_bytes);
+    tokens.push_back(pump_.Receive(rank, ControlTag::kShardAgreement, bytes));
+  }
+  RETURN_IF_ERROR(AwaitAll(pump_, tokens, join));
+  for (int rank = 0; rank < worker_count(); ++rank) {
+    const ShardJoin& head = heads[rank];
+    const std::vector<std::byte> agreement = pump_.Take(tokens[rank]);
+    v1::JoinRequest request;
+    request.set_rank(rank);
+    request.set_worker_id(static_cast<uint64_t>(rank) + 1);
+    request.set_shard(head.shard);
+    request.set_shard_count(head.shard_count);
+    request.set_agreement(agreement.data(), agreement.size());
+    request.set_join_deadline_ms(head.join_deadline_ms);
+    request.set_exchange_deadline_ms(head.exchange_deadline_ms);
+    request.set_stall_report_ms(head.stall_report_ms);
+    request.set_lanes(1);
+    RETURN_IF_ERROR(rendezvous_.Join(request));
+  }
+  if (rendezvous_.complete()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("the workers have --world_size=", rendezvous_.agreement().world_size,
+                                                 ", this server has ", worker_count(),
+                                                 ": start all processes with the same"));
+}
+
+absl::Status ShardRank::CheckAffordable(const Agreement& agreement) const {
+  int64_t bytes = options_.memory_bytes_max;
+  if (bytes == 0) {
+    const absl::StatusOr<int64_t> available = options_.available_memory();
+    // The servers of one job begin at the same time, and each finds the same memory free.
+    const int servers = std::min(options_.servers_here(), options_.shard_count);
+    bytes = available.ok() ? *available / servers : std::numeric_limits<int64_t>::max();
+  }
+  return CheckShardMemory(agreement, options_.shard, options_.shard_count, bytes);
+}
+
+absl::Status ShardRank::Begin() {
+  Log("all workers have joined");
+  const std::chrono::milliseconds stall_report(rendezvous_.stall_report_ms());
+  ASSIGN_OR_RETURN(job_, ShardJob::Create({.agreement = rendezvous_.agreement(),
+                                           .shard = options_.shard,
+                                           .shard_count = options_.shard_count,
+                                           .exchange_deadline = DeadlineOf(rendezvous_.exchange_deadline_ms()),
+                                           .join_deadline = DeadlineOf(rendezvous_.join_deadline_ms()),
+                                           .send = [this](Answer answer) { Answered(std::move(answer)); },
+                                           .now = clock_.Read(Clock::now()),
+                                           .stall_times = {.report_after = stall_report},
+                                           .log = options_.log,
+                                           .track = AddTrack(options_.trace, {.name = "shard"}),
+                                           .metrics = options_.metrics}));
+  // The transport says when a worker is gone. To the job each has one lane, which is open as long as the job lasts.
+  for (int rank = 0; rank < worker_count(); ++rank) job_->OnLaneOpen({.rank = rank, .lane = 0});
+  return absl::OkStatus();
+}
+
+// What the run starts from, from rank 0. When the barrier lets the workers go, every receive is posted.
+absl::Status ShardRank::TakeStart() {
+  const absl::Duration deadline = absl::Milliseconds(rendezvous_.join_deadline_ms());
+  const CollectiveOptions start = {.what = "rank 0's parameters", .deadline = deadline, .with_servers = true};
+  std::byte has_state{0};
+  RETURN_IF_ERROR(Transfer(pump_, {.from = 0, .to = pump_.rank()}, {&has_state, 1}, start));
+  const int vectors = has_state == std::byte{0} ? 0 : StateVectorCount(rendezvous_.agreement().optimizer);
+  for (int b = 0; b < buckets().bucket_count(); ++b) {
+    ExchangeMessage fields;
+    fields.set_bucket(b);
+    fields.set_kind(ExchangeMessage::INITIAL_STATE);
+    for (int vector = 0; vector < vectors; ++vector) {
+      fields.set_vector(vector);
+      RETURN_IF_ERROR(TakeInitial(fields, SliceOf(b).size()));
+    }
+    fields.set_kind(ExchangeMessage::INITIAL_PARAMETERS);
+    fields.set_vector(0);
+    RETURN_IF_ERROR(TakeInitial(fields, SliceOf(b).size()));
+    if ((b + 1) % kShardStartBuckets == 0) RETURN_IF_ERROR(Barrier(pump_, start));
+  }
+  scratch_ = {};
+  std::vector<int> node_counts(worker_count());
+  for (const Contributor& one : ContributorsOf(LeafOwnersOf(rendezvous_.agreement()))) {
+    ++node_counts[one.rank];
+  }
+  slots_.resize(worker_count());
+  requests_.resize(worker_count());
+  for (int rank = 0; rank < worker_count(); ++rank) {
+    slots_[rank].resize(buckets().bucket_count());
+    PostRequest(rank);
+    for (int b = 0; b < buckets().bucket_count(); ++b) {
+      if (SliceOf(b).size() == 0) continue;
+      Slot& slot = slots_[rank][b];
+      slot.step = rendezvous_.agreement().first_step;
+      for (int node = 0; node < node_counts[rank]; ++node) slot.gradients.emplace_back(SliceOf(b).size());
+      PostContributions(rank, b);
+    }
+  }
+  return Barrier(pump_, start);
+}
+
+absl::Status ShardRank::TakeInitial(ExchangeMessage fields, int64_t count) {
+  if (count == 0) return absl::OkStatus();
+  scratch_.resize(count);
+  const absl::Duration deadline = absl::Milliseconds(rendezvous_.join_deadline_ms());
+  for (int64_t begin = 0; begin < count; begin += kShardPieceElements) {
+    const auto piece = std::span(scratch_).subspan(begin, std::min(kShardPieceElements, count - begin));
+    RETURN_IF_ERROR(Transfer(pump_, {.from = 0, .to = pump_.rank()}, std::as_writable_bytes(piece),
+                             {.what = "rank 0's parameters", .deadline = deadline}));
+  }
+  Feed(0, std::move(fields), std::as_bytes(std::span(scratch_)));
+  return job_->status();
+}
+
+absl::Status ShardRank::Serve() {
+  while (job_->state() == ShardJob::State::kRunning) {
+    const Clock::time_point tick = Clock::now() + kTick;
+    // The clock is looked at in every round: a busy server keeps its deadlines too.
+    const auto is_due = [&] {
+      return job_->state() != ShardJob::State::kRunning || fetch_.has_value() || Clock::now() >= tick;
+    };
+    const absl::Status status = pump_.PumpUntil(is_due, tick, "");
+    // Without a message it is only the tick.
+    if (!status.ok() && !(absl::IsDeadlineExceeded(status) && status.message().empty())) return status;
+    // Not where the request arrives: a transfer pumps, and completions must not pump inside each other.
+    if (fetch_.has_value()) RETURN_IF_ERROR(SendState(*std::exchange(fetch_, std::nullopt)));
+    job_->CheckDeadlines(clock_.Read(Clock::now()));
+  }
+  return job_->status();
+}
+
+absl::Status ShardRank::SendState(const Fetch& fetch) {
+  const CollectiveOptions options = {.what = "rank 0 to take the optimizer's state",
+                                     .deadline = absl::Milliseconds(rendezvous_.exchange_deadline_ms())};
+  for (int64_t begin = 0; begin < fetch.count; begin += kShardPieceElements) {
+    scratch_.resize(std::min(kShardPieceElements, fetch.count - begin));
+    fetch.make(begin, scratch_);
+    RETURN_IF_ERROR(
+        Transfer(pump_, {.from = pump_.rank(), .to = 0}, std::as_writable_bytes(std::span(scratch_)), options));
+  }
+  return absl::OkStatus();
+}
+
+// Every worker has finished. The process may end when the last answers have left.
+absl::Status ShardRank::EndJob() {
+  Log("all workers have finished");
+  const auto have_left = [&] {
+    return std::ranges::all_of(finished_, [&](MessagePump::Token token) { return pump_.IsComplete(token); });
+  };
+  // A worker may have taken its answer and left, so an error here means no more than that the others are told too.
+  (void)pump_.PumpUntil(have_left, Clock::now() + kLinger, "");
+  return absl::OkStatus();
+}
+
+void ShardRank::OnCompletion(uint64_t operation) {
+  const uint64_t number = operation & ((uint64_t{1} << kKindShift) - 1);
+  const int rank = static_cast<int>(number >> kRankShift & ((uint64_t{1} << (kNodeShift - kRankShift)) - 1));
+  switch (static_cast<Kind>(operation >> kKindShift)) {
+    case Kind::kContribution:
+      return OnContribution(rank, static_cast<int>(number & std::numeric_limits<uint32_t>::max()),
+                            static_cast<int>(number >> kNodeShift));
+    case Kind::kRequest:
+      return OnRequest(rank);
+    case Kind::kAnswer:
+      answering_.erase(number);
+      return;
+  }
+}
+
+// A slice longer than one message of the star's wire goes to the job in parts, as it would come there.
+void ShardRank::OnContribution(int rank, int bucket, int node) {
+  Slot& slot = slots_[rank][bucket];
+  ExchangeMessage fields;
+  fields.set_kind(ExchangeMessage::GRADIENT);
+  // A worker's messages of one bucket come in the order of steps and nodes, so neither travels. All nodes of a step are
+  // received at once, and may complete in any order.
+  fields.set_step(slot.step);
+  fields.set_bucket(bucket);
+  fields.set_node(node);
+  Feed(rank, std::move(fields), std::as_bytes(slot.gradients[node].span()));
+}
+
+void ShardRank::Feed(int rank, ExchangeMessage fields, std::span<const std::byte> payload) {
+  const Clock::time_point now = clock_.Read(Clock::now());
+  const int64_t bytes = std::ssize(payload);
+  for (int part = 0; part < PartCount(bytes); ++part) {
+    fields.set_part(part);
+    ReceivedMessage message = {.fields = fields, .payload = {}, .payload_bytes = PartBytes(bytes, part), .keeper = {}};
+    // No keeper: the memory lasts until the job has summed it, or copied it.
+    if (message.payload_bytes > 0) message.payload.push_back(payload.subspan(PartBegin(part), message.payload_bytes));
+    job_->OnMessage({.rank = rank, .lane = 0}, message, now);
+  }
+}
+
+void ShardRank::OnRequest(int rank) {
+  const ShardRequest request = requests_[rank];
+  PostRequest(rank);
+  ExchangeMessage fields;
+  switch (request.kind) {
+    case ShardRequest::Kind::kFetchState:
+      // One copy is made at a time, for rank 0, which writes the checkpoint.
+      if (rank != 0 || fetch_.has_value()) {
+        return job_->Fail(
+            absl::InvalidArgumentError(absl::StrCat("shard ", options_.shard, " got a wrong message from rank ", rank,
+                                                    ": state is asked by rank 0 alone, one vector at a time")));
+      }
+      fields.set_kind(ExchangeMessage::FETCH_STATE);
+      fields.set_bucket(request.bucket);
+      fields.set_vector(request.vector);
+      break;
+    case ShardRequest::Kind::kFinish:
+      fields.set_kind(ExchangeMessage::FINISH);
+      break;
+    default:
+      return job_->Fail(absl::InvalidArgumentError(absl::StrCat("shard ", options_.shard, " got a request of kind ",
+                                                                static_cast<int>(request.kind), " from rank ", rank,
+                                                                ": start servers and workers of one build")));
+  }
+  Feed(rank, std::move(fields), {});
+}
+
+void ShardRank::Answered(Answer answer) {
+  switch (answer.fields.kind()) {
+    case ExchangeMessage::PARAMETERS:
+      return SendParameters(std::move(answer));
+    case ExchangeMessage::STATE:
+      fetch_ = Fetch{.make = std::move(answer.make), .count = answer.made_count};
+      return;
+    case ExchangeMessage::FINISHED: {
+      const std::byte one{1};
+      finished_.push_back(pump_.Send(answer.to.rank, ControlTag::kShardAnswer, {&one, 1}));
+      return;
+    }
+    case ExchangeMessage::ASK_PROGRESS:
+      return pump_.AskProgress(answer.to.rank);
+    default:
+      // A worker knows without an answer that what it sent has arrived; it finds stalls itself (PeerWatch); and it
+      // learns from Run's Abort that the job has failed.
+      return;
+  }
+}
+
+void ShardRank::SendParameters(Answer answer) {
+  const int rank = answer.to.rank;
+  const int bucket = answer.fields.bucket();
+  // The contributions are in the sum, so their memory is free. The worker may send the next ones when it has the
+  // answer.
+  slots_[rank][bucket].step = answer.fields.step() + 1;
+  PostContributions(rank, bucket);
+  const uint64_t number = next_answer_++;
+  answering_.emplace(number, std::move(answer.keeper));
+  transport_->PostSend(rank, ParametersTag(MessagePump::kFirstDataTag, bucket), answer.payload,
+                       {.poster = this, .operation = Operation(Kind::kAnswer, number)});
+}
+
+// Messages of one tag match in the order in which their receives are posted.
+void ShardRank::PostContributions(int rank, int bucket) {
+  std::vector<AlignedFloats>& gradients = slots_[rank][bucket].gradients;
+  for (int node = 0; node < std::ssize(gradients); ++node) {
+    transport_->PostReceive(rank, GradientTag(MessagePump::kFirstDataTag, bucket),
+                            std::as_writable_bytes(gradients[node].span()),
+                            {.poster = this, .operation = Operation(Kind::kContribution, rank, bucket, node)});
+  }
+}
+
+void ShardRank::PostRequest(int rank) {
+  transport_->PostReceive(rank, static_cast<int>(ControlTag::kShardRequest),
+                          std::as_writable_bytes(std::span(&requests_[rank], 1)),
+                          {.poster = this, .operation = Operation(Kind::kRequest, rank, 0)});
+}
+
+void ShardRank::Log(const std::string& line) const {
+  if (options_.log != nullptr) options_.log(line);
+}
+
+}  // namespace starring

@@ -1,0 +1,128 @@
+// A server as a rank of the workers' world (--transport=tcp): takes the workers' messages from a Transport and feeds
+// them to the same ShardJob as the server over gRPC, so sums, order and bits are the same. In a world of W workers and
+// S servers rank W + s is the server of shard s. common/transport/shard_wire.h has the messages,
+// worker/exchange/peer/server_ranks.h the other end.
+//
+// Life. The workers' agreements are compared as a Join is (rendezvous.h), and the memory is checked, before anything is
+// allocated. Rank 0 collects the verdicts of all servers and tells them to all processes. Then rank 0 sends what the
+// run starts from, contributions and requests come in any order, and the job ends when every worker has finished.
+//
+// Memory: what ShardMemoryNeeded counts. A receive for the contribution of each worker to each bucket is always posted,
+// into memory that lasts as long as the job; a correct worker has no more under way. The receive is posted again before
+// the answer leaves, after which the worker may send the next step's. A message that no correct worker sends is an
+// error of the transport, or fails the job.
+//
+// Faults. A process that is gone ends the job with an error that names it. A job that fails tells all processes why. A
+// stall is reported as over gRPC (stall_watch.h): the workers' answers to a roll call are this server's reports of
+// progress.
+//
+// Thread safety: one thread.
+#ifndef STARRING_SERVER_SHARD_SHARD_RANK_H_
+#define STARRING_SERVER_SHARD_SHARD_RANK_H_
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/base/memory.h"
+#include "common/base/running_clock.h"
+#include "common/host/machine_limits.h"
+#include "common/metrics/trace.h"
+#include "common/transport/message_pump.h"
+#include "common/transport/shard_wire.h"
+#include "common/transport/transport.h"
+#include "common/watch/progress_state.h"
+#include "server/door/rendezvous.h"
+#include "server/shard/server_metrics.h"
+#include "server/shard/shard_job.h"
+
+namespace starring {
+
+class ShardRank final : private Transport::Poster {
+ public:
+  struct Options {
+    int shard = 0;
+    int shard_count = 1;
+    // As ParameterServer::Options.
+    int64_t memory_bytes_max = 0;
+    std::function<absl::StatusOr<int64_t>()> available_memory = [] { return AvailableMemoryBytes(); };
+    std::function<int()> servers_here = CountProcessesOfThisProgram;
+    absl::Duration join_deadline = absl::InfiniteDuration();  // for the workers, once they are connected
+    std::function<void(const std::string&)> log;              // gets lines for people; null: no log
+    std::function<void()> on_begin;                           // all have agreed; null: not wanted
+    ServerMetrics* metrics = nullptr;                         // outlives this; null: there are none
+    Trace* trace = nullptr;                                   // likewise; the caller writes it
+  };
+  // REQUIRES: the transport's rank is that of the shard, and there is at least one worker.
+  ShardRank(std::unique_ptr<Transport> transport, Options options);
+
+  // Serves the job; called once. OK: all workers have finished. InvalidArgument if the processes do not agree or this
+  // server has too little memory; else why the job failed, of which the others have been told.
+  absl::Status Run();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  // The contributions of one worker to one bucket that are arriving.
+  struct Slot {
+    std::vector<AlignedFloats> gradients;  // by node of the worker's share
+    int64_t step = 0;                      // of all of them
+  };
+  // Optimizer state that rank 0 has asked for.
+  struct Fetch {
+    std::function<void(int64_t begin, std::span<float> out)> make;
+    int64_t count = 0;
+  };
+
+  absl::Status Agree();
+  absl::Status TakeJoins();
+  absl::Status CheckAffordable(const Agreement& agreement) const;
+  absl::Status Begin();
+  absl::Status TakeStart();
+  absl::Status TakeInitial(v1::ExchangeMessage fields, int64_t count);
+  absl::Status Serve();
+  absl::Status SendState(const Fetch& fetch);
+  absl::Status EndJob();
+
+  void OnCompletion(uint64_t operation) override;
+  void OnContribution(int rank, int bucket, int node);
+  void OnRequest(int rank);
+  void Answered(Answer answer);
+  void SendParameters(Answer answer);
+  void Feed(int rank, v1::ExchangeMessage fields, std::span<const std::byte> payload);
+  void PostContributions(int rank, int bucket);
+  void PostRequest(int rank);
+  void Log(const std::string& line) const;
+
+  int worker_count() const { return pump_.worker_count(); }
+  const BucketMap& buckets() const { return rendezvous_.agreement().buckets; }
+  ElementRange SliceOf(int bucket) const { return buckets().ShardSlice(bucket, options_.shard, options_.shard_count); }
+
+  const Options options_;
+  RunningClock clock_{Clock::now()};  // the job's time
+  ProgressState progress_;  // a server waits for workers, always: of others it is asked only whether it answers
+  Rendezvous rendezvous_;
+  std::vector<ShardRequest> requests_;                         // by rank: the one that is arriving
+  std::vector<std::vector<Slot>> slots_;                       // by rank and bucket
+  std::map<uint64_t, std::shared_ptr<const void>> answering_;  // what keeps the parameters that are being sent
+  uint64_t next_answer_ = 0;
+  std::vector<float> scratch_;  // a piece of the start's arrays or of the state
+  std::optional<Fetch> fetch_;
+  std::vector<MessagePump::Token> finished_;  // the last answers
+  std::unique_ptr<ShardJob> job_;
+  MessagePump pump_;
+  // Is destroyed first: until then it may write into the buffers above.
+  const std::unique_ptr<Transport> transport_;
+};
+
+}  // namespace starring
+
+#endif  // STARRING_SERVER_SHARD_SHARD_RANK_H_

@@ -1,0 +1,71 @@
+#include "worker/checkpoint/checkpoint_place.h"
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <system_error>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/checkpoint/checkpoint.h"
+#include "common/flags/command_line.h"
+
+namespace starring {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string NameOfStep(int64_t step) { return absl::StrFormat("step-%09d", step); }
+
+// "a/b/" and "a/b" are one folder, whose name is b.
+fs::path WithoutSlash(const fs::path& path) { return path.has_filename() ? path : path.parent_path(); }
+
+absl::Status RefuseACheckpoint(const std::string& dir, int64_t step) {
+  const fs::path path = WithoutSlash(dir);
+  const std::string parent = path.has_parent_path() ? path.parent_path().string() : ".";
+  const std::string name = NameOfStep(step);
+  const std::string rename =
+      path.filename() == name ? "" : absl::StrCat("rename it to ", parent == "." ? "" : parent + "/", name, " and ");
+  return RefuseFlag("checkpoint_dir", dir,
+                    absl::StrCat("it is itself a checkpoint: ", rename, "give its folder, --checkpoint_dir=", parent));
+}
+
+// A checkpoint in `dir` that has not the name of one, and its step.
+struct Misnamed {
+  std::string path;
+  int64_t step = 0;
+};
+std::optional<Misnamed> FindMisnamed(const std::string& dir) {
+  std::error_code error;
+  fs::directory_iterator entry(dir, error);
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
+    // What begins with a dot is unfinished.
+    if (absl::StartsWith(entry->path().filename().string(), ".")) continue;
+    if (const std::optional<int64_t> step = StepOfCheckpoint(entry->path().string())) {
+      return Misnamed{.path = entry->path().string(), .step = *step};
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+absl::Status CheckCheckpointPlace(const WorkerOptions& worker) {
+  const std::string& dir = worker.checkpoint_dir;
+  if (dir.empty()) return absl::OkStatus();
+  if (const std::optional<int64_t> step = StepOfCheckpoint(dir)) return RefuseACheckpoint(dir, *step);
+  if (HasCheckpoint(dir)) {
+    if (worker.resume) return absl::OkStatus();
+    return RefuseFlag("checkpoint_dir", dir,
+                      "it holds checkpoints of a run before: add --resume to go on with it, or name another folder");
+  }
+  const std::optional<Misnamed> found = worker.resume ? FindMisnamed(dir) : std::nullopt;
+  if (!found.has_value()) return absl::OkStatus();
+  return RefuseFlag(
+      "checkpoint_dir", dir,
+      absl::StrCat(found->path, " is a checkpoint under another name: rename it to ",
+                   (fs::path(dir) / NameOfStep(found->step)).string(), " to resume it, or drop --resume"));
+}
+
+}  // namespace starring

@@ -1,0 +1,68 @@
+// What a rank does to floats that pass through it: it adds its own gradient to a partial sum, and, as the owner of a
+// slice, applies the optimizer and keeps the optimizer's state. The floats are in host memory (HostSliceOwner) or in
+// the memory of a GPU (cuda_aware/cuda_aware_owner.h); the bits are the same.
+//
+// Thread safety: one thread at a time, any thread.
+#ifndef STARRING_WORKER_EXCHANGE_SLICE_OWNER_H_
+#define STARRING_WORKER_EXCHANGE_SLICE_OWNER_H_
+
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/base/memory.h"
+#include "common/job/owned_slices.h"
+
+namespace starring {
+
+class SliceOwner {
+ public:
+  virtual ~SliceOwner() = default;
+
+  // `count` floats in the owner's memory, valid as long as the owner. Empty, with the reason in status(), if there is
+  // not enough memory.
+  virtual std::span<float> Allocate(int64_t count) = 0;
+
+  // Both have completed when they return, so that the result may be sent, or read by the training step, at once.
+  virtual void Add(std::span<const float> own, std::span<float> sum) = 0;  // sum += own
+  virtual void Apply(const ApplyArgs& args) = 0;                           // as OwnedSlices::Apply
+  // The first error of all calls. After an error no result may be used.
+  virtual absl::Status status() const = 0;
+
+  // The parameter vector where the owner keeps it; empty if the parameters stay in the host memory that the exchange
+  // was started with.
+  virtual std::span<float> own_parameters() { return {}; }
+  // Copies `parameters` into own_parameters(), if there are any.
+  virtual void CopyParametersIn(std::span<const float>) {}
+  // Called on every thread but the one that made the owner, before that thread polls the transport.
+  virtual void EnterThread() {}
+
+  // Optimizer state, from and to host memory; as in OwnedSlices.
+  virtual void CopyState(int bucket, int vector, std::span<float> out) = 0;
+  virtual void CopyStateOut(std::span<const std::span<float>> whole) = 0;
+  virtual void CopyStateIn(std::span<const std::span<const float>> whole) = 0;
+};
+
+// Floats in host memory.
+class HostSliceOwner final : public SliceOwner {
+ public:
+  explicit HostSliceOwner(OwnedSlices owned) : owned_(std::move(owned)) {}
+
+  std::span<float> Allocate(int64_t count) override;
+  void Add(std::span<const float> own, std::span<float> sum) override;
+  void Apply(const ApplyArgs& args) override { owned_.Apply(args); }
+  absl::Status status() const override { return absl::OkStatus(); }
+  void CopyState(int bucket, int vector, std::span<float> out) override;
+  void CopyStateOut(std::span<const std::span<float>> whole) override { owned_.CopyStateOut(whole); }
+  void CopyStateIn(std::span<const std::span<const float>> whole) override { owned_.CopyStateIn(whole); }
+
+ private:
+  OwnedSlices owned_;
+  std::vector<AlignedFloats> allocated_;
+};
+
+}  // namespace starring
+
+#endif  // STARRING_WORKER_EXCHANGE_SLICE_OWNER_H_

@@ -1,0 +1,422 @@
+#include "worker/options/worker_options.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "common/base/limits.h"
+#include "common/base/status.h"
+#include "common/flags/command_line.h"
+#include "common/job/leaf_shares.h"
+#include "common/network/address.h"
+#include "common/security/security_flags.h"
+
+namespace starring {
+namespace {
+
+// CheckServers or CheckRendezvous has parsed the address, so it has a port after its last colon.
+bool IsLoopback(const std::string& address) { return IsLoopbackHost(address.substr(0, address.rfind(':'))); }
+
+absl::Status ResolveOptimizer(OptimizerConfig& optimizer) {
+  const bool sgd = optimizer.kind == OptimizerKind::kSgd;
+  // The update computes in float32. Ranks, checkpoints and the record compare the numbers that it uses.
+  const auto round = [](double value) { return static_cast<double>(static_cast<float>(value)); };
+  // AdamW has no momentum. With 0 the comparison of ranks does not depend on a flag without effect.
+  optimizer.momentum = sgd ? round(optimizer.momentum) : 0;
+  optimizer.weight_decay = round(optimizer.weight_decay);
+  optimizer.beta1 = round(optimizer.beta1);
+  optimizer.beta2 = round(optimizer.beta2);
+  optimizer.epsilon = round(optimizer.epsilon);
+  if (!sgd && optimizer.nesterov)
+    return RefuseFlag("nesterov", "true", "--optimizer=adamw has no momentum to look ahead with");
+  return ValidateOptimizer(optimizer);
+}
+
+absl::Status CheckServers(const std::vector<std::string>& servers) {
+  if (servers.size() > kShardCountMax) {
+    return RefuseFlag("servers", absl::StrCat(servers.size(), " addresses"),
+                      absl::StrCat("at most ", kShardCountMax, " servers"));
+  }
+  for (const std::string& server : servers) {
+    ASSIGN_OR_RETURN(const HostPort host_port, ParseHostPort(server), "--servers");
+    if (host_port.port == 0)
+      return RefuseFlag("servers", server, "no server listens on port 0: give the one it prints");
+  }
+  return absl::OkStatus();
+}
+
+// Over TCP the ranks find each other by these flags alone. A job in which each worker took itself for the only one
+// would train that many models.
+absl::Status CheckRendezvous(const LauncherEnvironment& launcher, const WorkerOptions& options) {
+  if (options.rendezvous.empty()) {
+    return RefuseFlag("transport", "tcp",
+                      "it needs --rendezvous=host:port, where rank 0 listens (deploy/launch gives it)");
+  }
+  RETURN_IF_ERROR(ParseHostPort(options.rendezvous).status(), "--rendezvous");
+  if (launcher.launcher != Launcher::kNone) return absl::OkStatus();
+  constexpr absl::string_view kNoLauncher = "no launcher says which of how many workers this one is: over tcp ";
+  if (options.asked.world_size == 0) {
+    return RefuseFlag("world_size", "0", absl::StrCat(kNoLauncher, "give every worker the number of all"));
+  }
+  if (options.asked.rank < 0 && options.world_size > 1) {
+    return RefuseFlag("rank", "-1",
+                      absl::StrCat(kNoLauncher, "give each worker a number, from 0 to ", options.world_size - 1));
+  }
+  return absl::OkStatus();
+}
+
+// Servers over TCP are no addresses: they register at the rendezvous, as the workers do.
+absl::Status CheckServerRanks(const WorkerOptions& options) {
+  if (options.transport == TransportKind::kTcp && !options.servers.empty()) {
+    return RefuseFlag("servers", absl::StrJoin(options.servers, ","),
+                      "over tcp the servers meet the workers at --rendezvous: give their number, --server_ranks, or "
+                      "--transport=grpc");
+  }
+  if (options.server_ranks == 0) return absl::OkStatus();
+  const std::string count = absl::StrCat(options.server_ranks);
+  if (options.sync != Sync::kStar) {
+    return RefuseFlag("server_ranks", count,
+                      absl::StrCat("--sync=", SyncName(options.sync), " has no servers: drop one of the two"));
+  }
+  if (options.transport != TransportKind::kTcp) {
+    return RefuseFlag("server_ranks", count,
+                      absl::StrCat("over --transport=", TransportName(options.transport),
+                                   options.transport == TransportKind::kGrpc
+                                       ? " the workers dial the addresses of --servers: drop one of the two"
+                                       : " the ranks own the parameters: drop it, or give --transport=tcp"));
+  }
+  if (options.world_size + options.server_ranks > kWorldSizeMax) {
+    return RefuseFlag("server_ranks", count,
+                      absl::StrCat("with ", options.world_size, " workers there are over ", kWorldSizeMax,
+                                   " processes: take fewer servers"));
+  }
+  if (options.check) {
+    return RefuseFlag("check", "true",
+                      "it does not know servers over tcp: check the hosts with --server_ranks=0 and a worker in place "
+                      "of each server");
+  }
+  return absl::OkStatus();
+}
+
+// Whether --transport, --servers and --rendezvous go together, and with the resolved --sync.
+absl::Status CheckTransport(const LauncherEnvironment& launcher, const WorkerOptions& options) {
+  const char* const transport = TransportName(options.transport);
+  const std::string servers = absl::StrJoin(options.servers, ",");
+  if (!options.servers.empty() && options.sync != Sync::kStar) {
+    return RefuseFlag("servers", servers,
+                      absl::StrCat("--sync=", SyncName(options.sync), " has no servers: drop one of the two"));
+  }
+  if (!options.rendezvous.empty() && options.transport != TransportKind::kTcp) {
+    return RefuseFlag("rendezvous", options.rendezvous,
+                      absl::StrCat("--transport=", transport, " has no rendezvous: drop it, or give --transport=tcp"));
+  }
+  RETURN_IF_ERROR(CheckServerRanks(options));
+  switch (options.transport) {
+    case TransportKind::kNone:
+      break;
+    case TransportKind::kGrpc:
+      if (options.sync != Sync::kStar) {
+        return RefuseFlag("transport", transport,
+                          absl::StrCat("it goes to the servers of a star, and --sync=", SyncName(options.sync),
+                                       " has none: choose mpi or tcp"));
+      }
+      if (options.servers.empty()) {
+        return RefuseFlag("transport", transport, "it needs --servers=host:port,... (deploy/launch starts them)");
+      }
+      break;
+    case TransportKind::kMpi:
+      if (!options.servers.empty()) {
+        return RefuseFlag("servers", servers, "over --transport=mpi the ranks own the parameters: drop one of the two");
+      }
+      break;
+    case TransportKind::kTcp:
+      if (options.sync == Sync::kMpi) {
+        return RefuseFlag("transport", transport, "--sync=mpi is MPI's own allreduce: drop it, or choose ring or star");
+      }
+      return CheckRendezvous(launcher, options);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ResolveTransport(const LauncherEnvironment& launcher, WorkerOptions& options) {
+  const std::optional<TransportKind> asked = options.asked.transport;
+  if (options.sync == Sync::kLocal) {
+    constexpr absl::string_view kExchangesNothing = "--sync=local exchanges nothing: drop it";
+    if (asked.has_value()) return RefuseFlag("transport", NameOf(kTransports, asked), kExchangesNothing);
+    if (!options.rendezvous.empty()) return RefuseFlag("rendezvous", options.rendezvous, kExchangesNothing);
+    return CheckTransport(launcher, options);
+  }
+  const TransportKind usual = !options.servers.empty()      ? TransportKind::kGrpc
+                              : !options.rendezvous.empty() ? TransportKind::kTcp
+                                                            : TransportKind::kMpi;
+  options.transport = asked.value_or(usual);
+  // A process that no launcher has started would be a star of one, which is hardly meant.
+  if (options.sync == Sync::kStar && options.UsesMpi() && !asked.has_value() && launcher.launcher == Launcher::kNone) {
+    return RefuseFlag("sync", "star",
+                      "it needs --servers=host:port,... (deploy/launch starts them), or mpirun or --rendezvous for a "
+                      "star whose ranks own the parameters");
+  }
+  return CheckTransport(launcher, options);
+}
+
+// How many leaves the sum of a step has. They bring the tree along: another order would depend on who adds.
+absl::Status ResolveMicroBatches(const ParsedFlags& flags, WorkerOptions& options) {
+  // Who computes a leaf of an elastic run changes, and its bits must not.
+  if (options.elastic && options.asked.micro_batches == 0) options.asked.micro_batches = std::nullopt;
+  options.micro_batches = options.asked.micro_batches.value_or(AutoMicroBatches(options.global_batch));
+  if (options.micro_batches == 0) return absl::OkStatus();
+  const std::string value = absl::StrCat(options.micro_batches);
+  if (options.micro_batches > options.global_batch) {
+    return RefuseFlag("micro_batches", value,
+                      absl::StrCat("--global_batch=", options.global_batch, " has not as many samples: give fewer"));
+  }
+  if (options.device == DeviceKind::kCuda) {
+    return RefuseFlag("micro_batches", value, "--device=cuda computes a step's batch at once: give --device=cpu");
+  }
+  // The default gives way to the tree. A person who asks for the chain expects its bits.
+  if (flags.given.contains("sum_order") && options.sum_order == SumOrder::kChain) {
+    return RefuseFlag(
+        "sum_order", "chain",
+        absl::StrCat("--micro_batches=", value, " adds as a tree",
+                     options.elastic ? ", and --elastic needs it: drop --sum_order" : ": drop one of the two"));
+  }
+  options.sum_order = SumOrder::kTree;
+  return absl::OkStatus();
+}
+
+// The coordinator decides who is in, and where the servers are.
+absl::Status ResolveElastic(WorkerOptions& options) {
+  const WorkerOptions::Asked& asked = options.asked;
+  if (options.coordinator.empty()) {
+    return RefuseFlag("elastic", "true", "it needs --coordinator=host:port, where shard 0 listens");
+  }
+  RETURN_IF_ERROR(ParseHostPort(options.coordinator).status(), "--coordinator");
+  if (asked.sync.has_value() && *asked.sync != Sync::kStar) {
+    return RefuseFlag("elastic", "true",
+                      absl::StrCat("--sync=", SyncName(*asked.sync), " has a fixed set of ranks: give --sync=star"));
+  }
+  if (asked.transport.has_value() && *asked.transport != TransportKind::kGrpc) {
+    return RefuseFlag("elastic", "true", "it needs servers that are reached by --transport=grpc");
+  }
+  if (!options.servers.empty() || asked.world_size > 0) {
+    return RefuseFlag("elastic", "true",
+                      "number of workers and servers come from the coordinator: drop --world_size and --servers");
+  }
+  options.rank = std::max(asked.rank, 0);  // until a generation says more
+  options.sync = Sync::kStar;
+  options.transport = TransportKind::kGrpc;
+  options.same_host = asked.same_host.value_or(SameHost::kSharedMemory);
+  options.servers = {options.coordinator};  // until a generation says more
+  return absl::OkStatus();
+}
+
+// A worker that does not know its launcher would train alone, and so would each of the others.
+absl::Status CheckLauncher(const LauncherEnvironment& launcher, const WorkerOptions::Asked& asked) {
+  if (launcher.foreign.empty() || asked.sync == Sync::kLocal || (asked.rank >= 0 && asked.world_size > 0)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the environment has ", launcher.foreign,
+      ", so this process is one of several, and this worker does not read those variables: give --rank, --world_size "
+      "and --rendezvous or --servers, give --sync=local to train alone, or unset them"));
+}
+
+// Which worker this process is, of how many, and how they exchange gradients.
+absl::Status ResolveTopology(const LauncherEnvironment& launcher, WorkerOptions& options) {
+  const WorkerOptions::Asked& asked = options.asked;
+  if (options.elastic) return ResolveElastic(options);
+  if (!options.coordinator.empty()) {
+    return RefuseFlag("coordinator", options.coordinator, "only an elastic run has one: drop it, or --elastic=false");
+  }
+  RETURN_IF_ERROR(CheckLauncher(launcher, asked));
+  const bool has_grpc = !options.servers.empty() || asked.transport == TransportKind::kGrpc;
+  const bool has_servers = has_grpc || options.server_ranks > 0;
+  const bool has_peers = launcher.world_size > 1 || !options.rendezvous.empty() || asked.transport.has_value();
+  // A ring can neither add as a tree nor use shared memory.
+  const bool needs_star = options.sum_order == SumOrder::kTree || asked.same_host == SameHost::kSharedMemory;
+  const Sync usual = has_servers || (has_peers && needs_star) ? Sync::kStar : has_peers ? Sync::kRing : Sync::kLocal;
+  options.sync = asked.sync.value_or(usual);
+  options.same_host = asked.same_host.value_or(has_grpc ? SameHost::kSharedMemory : SameHost::kSocket);
+  options.rank = asked.rank >= 0 ? asked.rank : launcher.rank;
+  options.world_size = asked.world_size > 0 ? asked.world_size : launcher.world_size;
+  if (options.world_size > kWorldSizeMax) {
+    return RefuseFlag("world_size", absl::StrCat(options.world_size),
+                      absl::StrCat("at most ", kWorldSizeMax, " workers"));
+  }
+  if (options.rank >= options.world_size) {
+    return RefuseFlag("rank", absl::StrCat(options.rank),
+                      absl::StrCat("ranks count from 0 to world_size - 1, and --world_size is ", options.world_size));
+  }
+  if (options.micro_batches > 0 && options.world_size > options.micro_batches) {
+    return RefuseFlag("micro_batches", absl::StrCat(options.micro_batches),
+                      absl::StrCat("each of ", options.world_size,
+                                   " workers computes one at least: give more, or "
+                                   "start fewer workers"));
+  }
+  if (options.sum_order == SumOrder::kTree && (options.sync == Sync::kRing || options.sync == Sync::kMpi)) {
+    return RefuseFlag(
+        options.micro_batches > 0 ? "micro_batches" : "sum_order",
+        options.micro_batches > 0 ? absl::StrCat(options.micro_batches) : "tree",
+        absl::StrCat("--sync=", SyncName(options.sync),
+                     options.sync == Sync::kRing ? " passes partial sums from rank to rank, which is a chain"
+                                                 : " leaves the order to MPI",
+                     ": give --sync=star, or ",
+                     options.micro_batches > 0 ? "no --micro_batches" : "--sum_order=chain"));
+  }
+  RETURN_IF_ERROR(ResolveTransport(launcher, options));
+  if (!options.servers.empty()) return CheckServers(options.servers);
+  if (options.sync == Sync::kLocal && options.world_size > 1) {
+    return RefuseFlag("sync", NameOf(kSyncs, asked.sync),
+                      absl::StrCat("one process cannot be one of ", options.world_size,
+                                   " workers: give --servers or --rendezvous, or start with mpirun for the ring"));
+  }
+  // MPI numbers the processes itself. The exchange would refuse another number too, but only after the data has been
+  // read.
+  if (options.UsesMpi() && (options.rank != launcher.rank || options.world_size != launcher.world_size)) {
+    return RefuseFlag("rank", absl::StrCat(asked.rank, "\" of \"", asked.world_size),
+                      absl::StrCat("the launcher says rank ", launcher.rank, " of ", launcher.world_size,
+                                   ": over MPI mpirun numbers the workers, drop --rank and --world_size"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSameHost(const WorkerOptions& options) {
+  if (options.asked.same_host != SameHost::kSharedMemory || options.sync == Sync::kLocal || !options.servers.empty()) {
+    return absl::OkStatus();
+  }
+  if (options.sync != Sync::kStar) {
+    return RefuseFlag("same_host", "shared_memory",
+                      absl::StrCat("--sync=", SyncName(options.sync), " sends messages: drop it, or give --sync=star"));
+  }
+  if (options.server_ranks > 0) {
+    return RefuseFlag("same_host", "shared_memory",
+                      "over tcp workers and servers send messages: drop it, give --transport=grpc with --servers, or "
+                      "leave out --server_ranks, so that the ranks own the parameters");
+  }
+  if (options.cuda_aware_mpi == CudaAwareMpi::kAuto) {
+    return RefuseFlag("cuda_aware_mpi", "auto", "--same_host=shared_memory is memory of the host: drop one of the two");
+  }
+  return absl::OkStatus();
+}
+
+// What protects the connections to the servers, or between the ranks.
+absl::Status ResolveSecurity(const LauncherEnvironment& launcher, WorkerOptions& options) {
+  if (options.run_id.empty()) options.run_id = launcher.run_id;
+  if (options.run_id.size() > kRunIdBytesMax) {
+    return RefuseFlag("run_id", options.run_id, absl::StrCat("it may have at most ", kRunIdBytesMax, " bytes"));
+  }
+  if (options.transport != TransportKind::kGrpc && options.transport != TransportKind::kTcp) {
+    // The flags are refused and not ignored, because a person who gives them expects protected connections.
+    const bool is_local = options.transport == TransportKind::kNone;
+    RETURN_IF_ERROR(RefuseSecurityFlags(options.security_files,
+                                        absl::StrCat("--sync=", SyncName(options.sync), is_local ? "" : " --transport=",
+                                                     is_local ? "" : TransportName(options.transport))));
+  }
+  if (options.insecure && options.transport != TransportKind::kTcp) {
+    return RefuseFlag("insecure", "true", "only --transport=tcp has a --rendezvous that strangers may reach: drop it");
+  }
+  if (options.transport == TransportKind::kTcp) RETURN_IF_ERROR(RefuseSiteCertificates(options.security_files));
+  ASSIGN_OR_RETURN(options.security, LoadTransportSecurity(options.security_files));
+  return absl::OkStatus();
+}
+
+// Small buckets overlap the exchange with computation better. In shared memory a bucket is only a message to every
+// server and one back, and on few cores these messages cost more than the overlap gains.
+//
+// Between hosts each server gets and sends 128 KiB of a bucket at a time. Of a longer slice of parameters the kernel
+// queues a part, and the rest may wait behind the gradients of the worker beside the server; the worker that needs it
+// is then late in every step. And the last bucket's parameters leave when its gradient has come, while links are idle.
+// An elastic run does not know its servers yet.
+int64_t DefaultBucketBytes(const WorkerOptions& options) {
+  const bool shares = options.ServersAreHere() && options.same_host == SameHost::kSharedMemory;
+  if (options.JobIsHere() || options.ServerCount() == 0 || options.elastic) return shares ? 4 << 20 : 1 << 20;
+  return std::min<int64_t>(int64_t{options.ServerCount()} << 17, 1 << 20);
+}
+
+// To try several sizes, the owners must take another one in the middle of the run.
+absl::Status CheckAutoBuckets(const WorkerOptions& options) {
+  if (options.asked.bucket_bytes.has_value() || options.sync == Sync::kLocal || options.RanksAreOwners()) {
+    return absl::OkStatus();
+  }
+  return RefuseFlag("bucket_bytes", "auto",
+                    options.sync == Sync::kMpi
+                        ? "MPI may add in another order if a bucket has another size: give a number, or --sync=ring"
+                        : "servers cut the parameters when the workers join, and keep to that: give a number, or leave "
+                          "out --servers and --server_ranks, so that the ranks own the parameters");
+}
+
+absl::Status CheckDevice(const WorkerOptions& options) {
+  if (options.isa.has_value() && options.device == DeviceKind::kCuda) {
+    return RefuseFlag("isa", InstructionSetName(options.isa), "--device=cuda computes on the GPU: drop one of the two");
+  }
+  if (options.device != DeviceKind::kCpu) return absl::OkStatus();
+  if (options.math != CudaMath::kFp32) {
+    return RefuseFlag("math", NameOf(kMaths, options.math), "--device=cpu computes in fp32: drop one of the two");
+  }
+  if (options.conv == CudaConvolutions::kCudnn) {
+    return RefuseFlag("conv", "cudnn", "--device=cpu has no cuDNN: drop one of the two");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+const char* InstructionSetName(std::optional<InstructionSet> isa) { return NameOf(kInstructionSets, isa); }
+
+bool WorkerOptions::ServersAreHere() const {
+  return !servers.empty() && std::all_of(servers.begin(), servers.end(), IsLoopback);
+}
+
+bool WorkerOptions::RanksChoose() const {
+  return RanksAreOwners() && !asked.sync.has_value() && asked.same_host != SameHost::kSharedMemory;
+}
+
+bool WorkerOptions::JobIsHere() const {
+  return ServersAreHere() || (transport == TransportKind::kTcp && IsLoopback(rendezvous));
+}
+
+const FlagTable& WorkerFlags() {
+  // The table points to the defaults, so both live as long as the process.
+  static const WorkerOptions defaults;
+  static const FlagTable table = MakeFlagTable("worker", "one training process.", worker_flags::kAllRows, &defaults);
+  return table;
+}
+
+absl::StatusOr<WorkerOptions> ParseWorkerOptions(int argc, const char* const* argv,
+                                                 const LauncherEnvironment& launcher) {
+  WorkerOptions options;
+  ASSIGN_OR_RETURN(const ParsedFlags flags, ParseFlags(argc, argv, WorkerFlags(), &options, FlagFilePart::kWorker));
+  // --elastic=false next to --coordinator is a contradiction, which ResolveTopology refuses.
+  if (!options.coordinator.empty() && !flags.given.contains("elastic")) options.elastic = true;
+  RETURN_IF_ERROR(ResolveMicroBatches(flags, options));
+  // The topology comes first: security and the default size of a bucket depend on it.
+  RETURN_IF_ERROR(ResolveTopology(launcher, options));
+  RETURN_IF_ERROR(CheckSameHost(options));
+  RETURN_IF_ERROR(ResolveSecurity(launcher, options));
+  RETURN_IF_ERROR(CheckAutoBuckets(options));
+  const int64_t asked_bytes = options.asked.bucket_bytes.value_or(0);
+  options.bucket_bytes = asked_bytes > 0 ? asked_bytes : DefaultBucketBytes(options);
+  options.prefetch_depth = options.asked.prefetch_depth;
+  // Without a core to spare, the loader's threads would only take turns with the trainer's.
+  if (options.prefetch_depth < 0) options.prefetch_depth = launcher.cores > options.threads ? 3 : 0;
+  // One flag, --synthetic_size, sets both.
+  options.dataset.synthetic_width = options.dataset.synthetic_height;
+  options.dataset.seed = options.seed;
+  // The rank is added here and not where the port is opened, so that a wrong port is refused before training.
+  if (options.metrics_port + options.rank > kPortMax) {
+    return RefuseFlag("metrics_port", absl::StrCat(options.metrics_port),
+                      absl::StrCat("rank ", options.rank, " would take ", options.metrics_port + options.rank,
+                                   ", and ports end at ", kPortMax));
+  }
+  if (options.resume && options.checkpoint_dir.empty())
+    return RefuseFlag("resume", "true", "it needs --checkpoint_dir");
+  RETURN_IF_ERROR(CheckDevice(options));
+  RETURN_IF_ERROR(ResolveOptimizer(options.optimizer));
+  if (options.schedule.kind == ScheduleKind::kStep && options.schedule.decay_steps == 0) {
+    return RefuseFlag("decay_steps", "0", "--schedule=step needs at least 1");
+  }
+  return options;
+}
+
+}  // namespace starring

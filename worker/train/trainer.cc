@@ -1,0 +1,671 @@
+#include "worker/train/trainer.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <iterator>
+#include <numeric>
+#include <optional>
+#include <set>
+#include <span>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "common/base/check.h"
+#include "common/base/error_origin.h"
+#include "common/base/limits.h"
+#include "common/base/not_written.h"
+#include "common/base/status.h"
+#include "common/base/steady_time.h"
+#include "common/job/generation.h"
+#include "common/job/leaf_shares.h"
+#include "common/security/sha256.h"
+#include "worker/checkpoint/checkpointer.h"
+#include "worker/data/loader.h"
+#include "worker/data/sampler.h"
+#include "worker/step/in_flight_buckets.h"
+#include "worker/train/ranks_agree.h"
+#include "worker/train/run_buckets.h"
+#include "worker/train/run_history.h"
+#include "worker/train/stop_request.h"
+
+namespace starring {
+namespace {
+
+// The first steps make operations, fill caches and open connections, so their times say nothing about later steps.
+constexpr int64_t kWarmupStepsMax = 10;
+constexpr absl::Duration kStragglerInterval = absl::Minutes(1);
+static_assert(2 + StragglerWatch::kShared * kWorldSizeMax <= kSumValuesMax);  // the values of one vote
+
+// The part of `count` samples that belongs to `rank`, divided as the sampler divides a batch.
+ElementRange PartOf(int64_t count, int rank, int world_size) {
+  return {count * rank / world_size, count * (rank + 1) / world_size};
+}
+
+// `count` samples in batches of `global_batch`, of which the last may be smaller, are divided among `world_size` ranks.
+// Returns the numbers of samples that a rank may have in a batch, largest first.
+std::vector<int64_t> ShareSizes(int64_t count, int64_t global_batch, int world_size) {
+  std::set<int64_t, std::greater<>> sizes;
+  // A batch is full, or it is the last of an epoch. The shares of each differ by one at most.
+  for (const int64_t batch : {std::min(count, global_batch), count % global_batch}) {
+    sizes.insert({(batch + world_size - 1) / world_size, batch / world_size});
+  }
+  sizes.erase(0);
+  return {sizes.begin(), sizes.end()};
+}
+
+int64_t EndStep(const WorkerOptions& worker, int64_t steps_per_epoch) {
+  const int64_t end = steps_per_epoch * worker.epochs;
+  return worker.max_steps > 0 ? std::min(end, worker.max_steps) : end;
+}
+
+// In how many parts a global batch is cut.
+int PartCount(const WorkerOptions& worker) {
+  return worker.micro_batches > 0 ? static_cast<int>(worker.micro_batches) : worker.world_size;
+}
+
+// The leaves that this worker computes, in the order in which it does; none without --micro_batches.
+std::vector<int> LeavesOf(const WorkerOptions& worker, const Segment* segment) {
+  std::vector<int> leaves;
+  if (worker.micro_batches == 0) return leaves;
+  const std::vector<int> owners = segment != nullptr
+                                      ? segment->leaf_owners
+                                      : DealLeavesEvenly(static_cast<int>(worker.micro_batches), worker.world_size);
+  for (const LeafRange& node : ShareOf(worker.rank, owners)) {
+    for (int leaf = node.begin; leaf < node.end; ++leaf) leaves.push_back(leaf);
+  }
+  return leaves;
+}
+
+class Trainer {
+ public:
+  explicit Trainer(const TrainOptions& options)
+      : options_(options),
+        worker_(*options.worker),
+        data_(*options.data),
+        network_(*options.network),
+        exchange_(*options.exchange),
+        training_step_(*options.step),
+        steps_per_epoch_((data_.train.count + worker_.global_batch - 1) / worker_.global_batch),
+        end_step_(EndStep(worker_, steps_per_epoch_)),
+        checkpoints_({.steps_per_epoch = steps_per_epoch_,
+                      .every_epochs = worker_.checkpoint_every_epochs,
+                      .every_steps = worker_.checkpoint_every_steps}),
+        progress_({.style = options.progress,
+                   .out = stdout,
+                   .epochs = worker_.epochs,
+                   .steps_per_epoch = steps_per_epoch_,
+                   .end_step = end_step_}),
+        buckets_({.worker = &worker_, .buckets = options.buckets, .exchange = &exchange_, .step = &training_step_}),
+        straggler_watch_(worker_.world_size) {}
+
+  absl::StatusOr<TrainResult> Run();
+
+ private:
+  absl::Status RunToEnd();
+  absl::StatusOr<JobSpec> DescribeJob();
+  absl::Status StartExchange();
+  absl::Status PlanEveryShape();
+  absl::StatusOr<Normalization> MeasurePixels();
+  absl::Status StartSteps();
+  absl::Status TrainSteps();
+  absl::Status TrainStep();
+  void NameStraggler();
+  void TakeFinished();
+  absl::Status FinishEpoch();
+  absl::Status Evaluate(std::span<double, 3> sums);
+  absl::Status SaveCheckpoint();
+  absl::Status AverageBuffers();
+  absl::Status SumLosses();
+  absl::Status FinishRun();
+  absl::Status CheckParameters();
+  absl::Status GatherUse();
+
+  // Of an elastic run: what the snapshot of first_step has besides parameters, and what that of step_ is to have.
+  absl::Status RestoreHistory();
+  absl::Status SubmitHistory();
+  bool IsElastic() const { return options_.segment != nullptr; }
+  bool HasSnapshot(int64_t step) const {
+    return IsElastic() && IsSnapshotStep(step, options_.segment->snapshot_every, steps_per_epoch_);
+  }
+  // Whether there is a checkpoint of `step`, the next or the last one. An elastic run never goes back behind one, so it
+  // waits there for the next snapshot.
+  bool SavesAt(int64_t step) const {
+    const bool is_due = checkpoints_.IsDue(step);
+    return IsElastic() ? (is_due || checkpoint_is_due_) && HasSnapshot(step) : is_due;
+  }
+  // Whether the epoch that ended before step_ has been evaluated.
+  bool IsEvaluated() const { return !result_.epochs.empty() && result_.epochs.back().epoch == epoch(); }
+
+  // Tells stall reports what this worker is doing outside its steps. In a step, the timer tells them.
+  void Enter(WorkPhase phase) {
+    if (options_.state != nullptr) options_.state->Enter(phase, std::chrono::steady_clock::now());
+  }
+  const Layout& layout() const { return network_.layout(); }
+  // What a step's losses and a test are must not depend on the number of workers (--micro_batches).
+  bool has_leaves() const { return worker_.micro_batches > 0; }
+  int64_t epoch() const { return (step_ - 1) / steps_per_epoch_; }  // of the step that has just finished
+  // After `step_count` steps an epoch ends, or the run in the middle of one.
+  bool EndsEpoch(int64_t step_count) const { return step_count % steps_per_epoch_ == 0 || step_count == end_step_; }
+
+  const TrainOptions options_;
+  const WorkerOptions& worker_;
+  const TrainAndTest& data_;
+  Network& network_;
+  GradientExchange& exchange_;
+  TrainingStep& training_step_;
+  const int64_t steps_per_epoch_;
+  const int64_t end_step_;
+  const CheckpointSchedule checkpoints_;
+
+  Normalization normalization_;
+  std::unique_ptr<Loader> train_loader_;
+  Progress progress_;
+  RunBuckets buckets_;
+  std::unique_ptr<Checkpointer> checkpointer_;  // after progress_: its destructor may have a warning to print
+  std::optional<StepTimer> timer_;
+  StragglerWatch straggler_watch_;
+  absl::Time next_straggler_ = absl::InfinitePast();
+  ProcessorUse processor_use_;
+  int64_t first_step_ = 0;  // of this process
+  int64_t first_measured_step_ = 0;
+
+  int64_t step_ = 0;                // the next one
+  bool checkpoint_is_due_ = false;  // since a step that has no snapshot
+  absl::Time epoch_begin_;
+  int64_t epoch_samples_ = 0;           // of all ranks, by this process in this epoch
+  double epoch_loss_sum_ = 0;           // over this rank's samples
+  std::vector<FinishedStep> finished_;  // not taken by TakeFinished yet
+  double seconds_before_epoch_ = 0;     // of training
+  double epoch_seconds_ = 0;            // of the epoch in progress, by generations before this one
+  size_t losses_summed_ = 0;            // result_.losses up to here are sums over ranks, the others are this rank's
+  TrainResult result_;
+};
+
+absl::StatusOr<TrainResult> Trainer::Run() {
+  const absl::Status status = RunToEnd();
+  if (!status.ok()) {
+    // The other ranks wait for this one's messages. Abort tells them the reason now; without it they would find out at
+    // their deadlines, and not why.
+    exchange_.Abort(status);
+    return status;
+  }
+  return std::move(result_);
+}
+
+absl::Status Trainer::RunToEnd() {
+  RETURN_IF_ERROR(StartExchange());
+  ASSIGN_OR_RETURN(normalization_, MeasurePixels());
+  RETURN_IF_ERROR(StartSteps());
+  RETURN_IF_ERROR(TrainSteps());
+  if (!result_.segment_over) return FinishRun();
+  result_.next_step = step_;
+  RETURN_IF_ERROR(checkpointer_->AwaitSnapshot(&exchange_));
+  return exchange_.Leave();
+}
+
+// The job without its first step and state. Tells the checkpointer what decides its numbers.
+absl::StatusOr<JobSpec> Trainer::DescribeJob() {
+  JobSpec job{.rank = worker_.rank,
+              .world_size = worker_.world_size,
+              .optimizer = worker_.optimizer,
+              .schedule = worker_.schedule,
+              .sum_order = worker_.sum_order,
+              .micro_batches = static_cast<int>(worker_.micro_batches),
+              .layout = layout(),
+              .agreed_flags = AgreedFlags(WorkerFlags(), &worker_),
+              .join_deadline = worker_.join_deadline,
+              .exchange_deadline = worker_.exchange_deadline};
+  // Facts are compared as flags are, so that a rank that differs is refused by name.
+  std::ranges::copy(options_.facts, std::back_inserter(job.agreed_flags));
+  Facts deciding = options_.machine_facts;
+  if (options_.device_facts != nullptr) {
+    RETURN_IF_ERROR(PlanEveryShape());
+    ASSIGN_OR_RETURN(const Facts facts, options_.device_facts());
+    std::ranges::copy(facts, std::back_inserter(job.agreed_flags));
+    std::ranges::copy(facts, std::back_inserter(deciding));
+  }
+  std::ranges::copy(options_.facts, std::back_inserter(deciding));
+  // The owners know steps but not epochs, so the end of a cosine is told to them in steps.
+  if (job.schedule.kind == ScheduleKind::kCosine && job.schedule.total_steps == 0) {
+    job.schedule.total_steps = steps_per_epoch_ * worker_.epochs;
+    deciding.emplace_back("total_steps", absl::StrCat(job.schedule.total_steps));
+  }
+  checkpointer_->set_facts(std::move(deciding));
+  RETURN_IF_ERROR(ValidateSchedule(job.schedule));
+  return job;
+}
+
+absl::Status Trainer::StartExchange() {
+  Enter(WorkPhase::kStart);
+  const std::span<float> parameters = training_step_.initial_parameters();
+  network_.InitializeParameters(worker_.seed, parameters);
+  // The folder is checked before the ranks meet, so that a wrong one ends this rank at once and not after the join.
+  ASSIGN_OR_RETURN(checkpointer_, Checkpointer::Create({.worker = &worker_,
+                                                        .network = &network_,
+                                                        .buckets = &buckets_.current(),
+                                                        .writer = options_.checkpoint_writer,
+                                                        .steps_per_epoch = steps_per_epoch_,
+                                                        .end_step = end_step_,
+                                                        .gather_optimizer_state =
+                                                            [this](std::span<const std::span<float>> state) {
+                                                              return training_step_.GatherOptimizerState(state);
+                                                            },
+                                                        .warn =
+                                                            [this](const std::string& text) {
+                                                              if (worker_.rank == 0) progress_.Message(text);
+                                                            },
+                                                        .goes_on = IsElastic() && options_.segment->number > 1,
+                                                        .leaves_writes = IsElastic(),
+                                                        .on_wait = IsElastic() ? options_.segment->on_leaf : nullptr}));
+  ASSIGN_OR_RETURN(JobSpec job, DescribeJob());
+  result_.total_steps = end_step_;
+  std::vector<std::vector<float>> state;
+  if (IsElastic()) {
+    job.first_step = options_.segment->first_step;
+    job.leaf_owners = options_.segment->leaf_owners;
+    job.owners_have_parameters = options_.segment->from_snapshot;
+  }
+  if (worker_.resume && !job.owners_have_parameters) {
+    // Every rank reads the checkpoint, since each needs the buffers. The exchange compares the first steps.
+    ASSIGN_OR_RETURN(job.first_step, checkpointer_->Restore(parameters, &state));
+    job.optimizer_state.assign(state.begin(), state.end());
+    result_.resumed_from_step = job.first_step;
+    result_.resume_notes = checkpointer_->resume_notes();
+    if (IsElastic() && job.first_step != options_.segment->first_step) {
+      return absl::InvalidArgumentError(absl::StrCat("the newest checkpoint in ", worker_.checkpoint_dir,
+                                                     " is of step ", job.first_step, ", the run began at step ",
+                                                     options_.segment->first_step, ": start the whole job again"));
+    }
+  }
+  step_ = job.first_step;
+  RETURN_IF_ERROR(buckets_.Plan(end_step_ - step_, checkpointer_.get(), &job));
+  RETURN_IF_ERROR(exchange_.Start(job, parameters));
+  if (job.owners_have_parameters) RETURN_IF_ERROR(RestoreHistory());
+  return training_step_.StartOptimizer(job);
+}
+
+absl::Status Trainer::RestoreHistory() {
+  ASSIGN_OR_RETURN(const std::vector<double> values, exchange_.FetchSideValues());
+  ASSIGN_OR_RETURN(RunHistory history, FromValues(values, network_.statistics_size()));
+  std::span<const float> next = history.statistics;
+  for (const NetworkBuffer& buffer : network_.buffers()) {
+    RETURN_IF_ERROR(network_.WriteBuffer(buffer, next.first(buffer.values.size())));
+    next = next.subspan(buffer.values.size());
+  }
+  epoch_loss_sum_ = history.epoch_loss_sum;
+  epoch_samples_ = history.epoch_samples;
+  seconds_before_epoch_ = history.seconds;
+  epoch_seconds_ = history.epoch_seconds;
+  result_.epochs = std::move(history.epochs);
+  result_.losses = std::move(history.losses);
+  return absl::OkStatus();
+}
+
+// Before the evaluation at the end of an epoch, which a generation that begins there makes again.
+absl::Status Trainer::SubmitHistory() {
+  if (worker_.rank != 0) return absl::OkStatus();
+  const TraceSpan span(options_.track, "history", {.step = step_});
+  RunHistory history{.epoch_loss_sum = epoch_loss_sum_,
+                     .epoch_samples = epoch_samples_,
+                     .seconds = seconds_before_epoch_,
+                     .epoch_seconds = absl::ToDoubleSeconds(SteadyNow() - epoch_begin_),
+                     .epochs = result_.epochs,
+                     .losses = result_.losses};
+  for (const NetworkBuffer& buffer : network_.buffers()) {
+    std::vector<float> values(buffer.values.size());
+    RETURN_IF_ERROR(network_.ReadBuffer(buffer, values));
+    history.statistics.insert(history.statistics.end(), values.begin(), values.end());
+  }
+  exchange_.SubmitSideValues(step_, ToValues(history));
+  return absl::OkStatus();
+}
+
+// The ranks compare the engines that their devices chose for each shape. A rank meets only the batch sizes of its own
+// shares, so each rank plans for the sizes of all ranks: otherwise their lists would differ.
+absl::Status Trainer::PlanEveryShape() {
+  for (const int64_t batch : ShareSizes(data_.train.count, worker_.global_batch, PartCount(worker_))) {
+    RETURN_IF_ERROR(network_.PlanTraining(batch));
+  }
+  const int divided_by = has_leaves() ? 1 : worker_.world_size;
+  for (const int64_t batch : ShareSizes(data_.test.count, kEvaluationBatch * divided_by, divided_by)) {
+    RETURN_IF_ERROR(network_.PlanEvaluation(batch));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Normalization> Trainer::MeasurePixels() {
+  if (options_.normalization.has_value()) return *options_.normalization;
+  // Each rank reads only its part of the pixels. The sums are integers, so the result does not depend on the division.
+  const ElementRange part = PartOf(data_.train.count, worker_.rank, worker_.world_size);
+  std::vector<double> sums = PixelSums(data_.train, part.begin, part.end);
+  RETURN_IF_ERROR(exchange_.Sum(SumPurpose::kPixels, sums));
+  return NormalizationFromSums(sums);
+}
+
+absl::Status Trainer::StartSteps() {
+  first_step_ = step_;
+  // At most half of the steps are warm-up, so that a short run has a summary too.
+  first_measured_step_ =
+      step_ + std::min(std::max(kWarmupStepsMax, buckets_.trial_step_count()), (end_step_ - step_) / 2);
+  // From here on the loader's threads, if it has any, fill batches, while Begin below prepares the step.
+  ASSIGN_OR_RETURN(train_loader_, Loader::Create({.dataset = &data_.train,
+                                                  .sampler = {.sample_count = data_.train.count,
+                                                              .global_batch = worker_.global_batch,
+                                                              .rank = has_leaves() ? 0 : worker_.rank,
+                                                              .world_size = PartCount(worker_),
+                                                              .seed = worker_.seed},
+                                                  .parts = LeavesOf(worker_, options_.segment),
+                                                  .normalization = normalization_,
+                                                  .augment = worker_.augment,
+                                                  .format = training_step_.batch_format(),
+                                                  .threads = worker_.loader_threads,
+                                                  .prefetch_depth = worker_.prefetch_depth,
+                                                  .first_step = step_,
+                                                  .end_step = end_step_,
+                                                  .trace = options_.trace,
+                                                  .memory = training_step_.batch_memory()}));
+  timer_.emplace(first_measured_step_ - step_, options_.track, options_.state);
+  return training_step_.Begin({.normalization = normalization_, .timer = &*timer_, .end_step = end_step_});
+}
+
+absl::Status Trainer::TrainSteps() {
+  StopVote vote(worker_.world_size, step_, &exchange_,
+                {.rank = worker_.rank,
+                 .count = StragglerWatch::kShared,
+                 .give = [this](std::span<double> mine) { straggler_watch_.Share(mine); },
+                 .take =
+                     [this](int64_t steps, std::span<const double> all) {
+                       straggler_watch_.Take(steps, all);
+                       NameStraggler();
+                     }});
+  epoch_begin_ = SteadyNow() - absl::Seconds(epoch_seconds_);
+  // The generation before ended between the last step of an epoch and the end of its evaluation.
+  if (IsElastic() && options_.segment->from_snapshot && EndsEpoch(step_) && !IsEvaluated()) {
+    RETURN_IF_ERROR(FinishEpoch());
+  }
+  checkpoint_is_due_ = IsElastic() && options_.segment->from_snapshot && checkpointer_->IsOverdue(checkpoints_, step_);
+  bool stops = false;  // at the next snapshot
+  result_.stopped_early = IsElastic() && options_.segment->ends_run && step_ < end_step_;
+  while (step_ < end_step_ && !result_.stopped_early) {
+    // Evaluations and checkpoints have paused the measurement. Resume has no effect while it goes on.
+    if (step_ >= first_measured_step_) processor_use_.Resume();
+    timer_->BeginStep();
+    if (options_.state != nullptr) options_.state->set_step(step_);
+    // The vote waits for the other ranks' messages, as a bucket does. If it were not counted, that time would be
+    // missing from every step.
+    timer_->Enter(StepPart::kExposedExchange);
+    const bool is_asked = IsElastic() ? options_.segment->stop() : options_.stop_requested();
+    ASSIGN_OR_RETURN(const bool stop, vote.Agree(step_, is_asked));
+    timer_->Enter(StepPart::kOther);
+    // The ranks have voted before the same step, so they all stop with the same parameters.
+    stops = stops || stop;
+    if (IsElastic() && stops && step_ > options_.segment->first_step && HasSnapshot(step_)) {
+      result_.segment_over = true;
+      break;
+    }
+    if (!IsElastic() && stop) {
+      result_.stopped_early = true;
+      break;
+    }
+    const absl::Time step_begin = SteadyNow();
+    RETURN_IF_ERROR(TrainStep());
+    ++step_;
+    RETURN_IF_ERROR(buckets_.AfterStep(SteadyNow() - step_begin, step_));
+    if (IsElastic()) {
+      const std::array<double, kStepPartCount>& parts = timer_->part_seconds();
+      options_.segment->on_step(
+          step_, absl::ToDoubleSeconds(SteadyNow() - step_begin),
+          parts[static_cast<int>(StepPart::kForward)] + parts[static_cast<int>(StepPart::kBackward)]);
+    }
+    if (HasSnapshot(step_)) RETURN_IF_ERROR(SubmitHistory());
+    if (IsElastic()) RETURN_IF_ERROR(checkpointer_->PollSnapshot(&exchange_));
+    // The end of the epoch comes before the checkpoint of the same step, which then has the averaged statistics.
+    if (EndsEpoch(step_)) RETURN_IF_ERROR(FinishEpoch());
+    // The last step's checkpoint is FinishRun's, which all ranks wait for.
+    const bool saves = SavesAt(step_);
+    checkpoint_is_due_ = !saves && (checkpoint_is_due_ || checkpoints_.IsDue(step_));
+    if (step_ != end_step_ && saves) RETURN_IF_ERROR(SaveCheckpoint());
+  }
+  processor_use_.Pause();
+  if (result_.segment_over) return training_step_.Settle(&finished_);
+  if (!result_.stopped_early) return absl::OkStatus();
+  // The last step before the end of an epoch has settled; a step before which the run was stopped has not.
+  RETURN_IF_ERROR(training_step_.Settle(&finished_));
+  RETURN_IF_ERROR(SumLosses());
+  // The checkpoint of a stop needs averaged statistics. At the end of an epoch FinishEpoch has averaged them.
+  return EndsEpoch(step_) ? absl::OkStatus() : AverageBuffers();
+}
+
+absl::Status Trainer::TrainStep() {
+  const TraceSpan span(options_.track, "step", {.step = step_});
+  RETURN_IF_ERROR(training_step_.Run(step_, train_loader_.get(), &finished_));
+  if (EndsEpoch(step_ + 1) || SavesAt(step_ + 1) || buckets_.MayChangeAfterNextStep()) {
+    // This exchange is counted as part of the step, because no later step overlaps with it.
+    RETURN_IF_ERROR(training_step_.Settle(&finished_));
+  }
+  timer_->EndStep();
+  straggler_watch_.AddStep(timer_->part_seconds());
+  for (const FinishedStep& done : finished_) {
+    if (IsElastic()) RETURN_IF_ERROR(options_.segment->check_loss(done.step, done.loss.loss_sum));
+  }
+  TakeFinished();
+  return absl::OkStatus();
+}
+
+// In the live line and for the run record; at most once a minute.
+void Trainer::NameStraggler() {
+  // All ranks have the same numbers, so only rank 0 shows and records them.
+  const absl::Time now = SteadyNow();
+  if (worker_.rank != 0 || now < next_straggler_) return;
+  const std::optional<Straggler> straggler = straggler_watch_.Find();
+  progress_.Note(straggler.has_value() ? DescribeStraggler(*straggler) : "");
+  if (!straggler.has_value()) return;
+  next_straggler_ = now + kStragglerInterval;
+  RecordStraggler(*straggler, step_, &result_.stragglers);
+}
+
+void Trainer::TakeFinished() {
+  // Observers are called after every step, also if no loss has arrived: they add up where the time went.
+  for (RunObserver* const observer : options_.observers) {
+    observer->OnStep({.finished = finished_, .part_seconds = timer_->part_seconds(), .exchange = &exchange_});
+  }
+  for (const FinishedStep& done : finished_) {
+    epoch_loss_sum_ += done.loss.loss_sum;
+    epoch_samples_ += done.global_count;
+    const absl::Time now = SteadyNow();
+    progress_.Step(done, now);
+    if (worker_.record_losses) {
+      result_.losses.push_back({.step = done.step,
+                                .seconds = seconds_before_epoch_ + absl::ToDoubleSeconds(now - epoch_begin_),
+                                .loss = done.loss.loss_sum / static_cast<double>(done.global_count)});
+    }
+  }
+  finished_.clear();
+}
+
+absl::Status Trainer::AverageBuffers() {
+  // Every rank has normalised its own samples by their own mean and variance. Running statistics are linear in those of
+  // the batches, so their mean over the ranks is the result that one worker would have from the means over the ranks.
+  // With leaves every rank has added the statistics of all.
+  if (worker_.world_size == 1 || has_leaves()) return absl::OkStatus();
+  for (const NetworkBuffer& buffer : network_.buffers()) {
+    std::vector<float> mine(buffer.values.size());
+    RETURN_IF_ERROR(network_.ReadBuffer(buffer, mine));
+    // The sum is in double and in the order of ranks, so that every rank gets the same bits.
+    std::vector<double> values(mine.begin(), mine.end());
+    RETURN_IF_ERROR(SumInParts(SumPurpose::kRunningStatistics, values, &exchange_));
+    for (size_t i = 0; i < values.size(); ++i) mine[i] = static_cast<float>(values[i] / worker_.world_size);
+    RETURN_IF_ERROR(network_.WriteBuffer(buffer, mine));
+  }
+  return absl::OkStatus();
+}
+
+// Adds this rank's part of the test set to `sums`: the loss, the number of correct answers, the number of samples.
+absl::Status Trainer::Evaluate(std::span<double, 3> sums) {
+  const TraceSpan span(options_.track, "evaluate");
+  // Every batch is divided among the ranks; with leaves, whole batches are, so that the same are computed by whomever.
+  const int divided_by = has_leaves() ? 1 : worker_.world_size;
+  const Sampler::Options sampler{.sample_count = data_.test.count,
+                                 .global_batch = kEvaluationBatch * divided_by,
+                                 .rank = has_leaves() ? 0 : worker_.rank,
+                                 .world_size = divided_by,
+                                 .order = Sampler::Order::kSequential};
+  const int64_t batch_count = Sampler(sampler).steps_per_epoch();
+  const ElementRange mine =
+      has_leaves() ? PartOf(batch_count, worker_.rank, worker_.world_size) : ElementRange{0, batch_count};
+  // This loader has no trace, since the whole evaluation is one span, and has memory of its own, which the step copies.
+  // It lives for one evaluation, so that its threads take no core from training.
+  ASSIGN_OR_RETURN(const std::unique_ptr<Loader> batches, Loader::Create({.dataset = &data_.test,
+                                                                          .sampler = sampler,
+                                                                          .normalization = normalization_,
+                                                                          .format = training_step_.batch_format(),
+                                                                          .threads = worker_.loader_threads,
+                                                                          .prefetch_depth = worker_.prefetch_depth,
+                                                                          .first_step = mine.begin,
+                                                                          .end_step = mine.end}));
+  std::vector<double> losses(static_cast<size_t>(batch_count)), correct(losses.size());
+  for (int64_t i = mine.begin; i < mine.end; ++i) {
+    Enter(WorkPhase::kEvaluation);  // again for every batch: only an evaluation that stops is a stall
+    if (IsElastic()) {
+      options_.segment->on_leaf();
+      if (options_.segment->is_over()) {
+        return WithOrigin(absl::UnavailableError("the generation is over"), {.kind = ErrorOrigin::Kind::kExchange});
+      }
+    }
+    ASSIGN_OR_RETURN(const Batch* batch, batches->Next());
+    // The last batch may have no sample for this rank.
+    if (batch->plan.samples.empty()) continue;
+    ASSIGN_OR_RETURN(const LossResult loss, training_step_.Evaluate(*batch));
+    losses[static_cast<size_t>(i)] = loss.loss_sum;
+    correct[static_cast<size_t>(i)] = static_cast<double>(loss.correct);
+    sums[2] += static_cast<double>(batch->plan.samples.size());
+  }
+  Enter(WorkPhase::kExchange);  // a worker that waits for slower ones is not stuck
+  if (has_leaves()) {
+    // Zeros from all ranks but one make the sum a gather. Everyone then has all losses, to be added in the same order.
+    RETURN_IF_ERROR(SumInParts(SumPurpose::kEvaluation, losses, &exchange_));
+  }
+  sums[0] += std::accumulate(losses.begin(), losses.end(), 0.0);
+  sums[1] += std::accumulate(correct.begin(), correct.end(), 0.0);
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::FinishEpoch() {
+  const double seconds = absl::ToDoubleSeconds(SteadyNow() - epoch_begin_);
+  seconds_before_epoch_ += seconds;
+  processor_use_.Pause();
+  // The evaluation reads the statistics, and every rank must evaluate its part with the same network.
+  RETURN_IF_ERROR(AverageBuffers());
+  // Losses are summed once an epoch and not once a step, because every sum is a barrier.
+  RETURN_IF_ERROR(SumLosses());
+  // One sum carries all four values, because each sum costs a round trip through all ranks.
+  std::array<double, 4> sums = {epoch_loss_sum_, 0, 0, 0};  // training loss, test loss, correct, tested
+  RETURN_IF_ERROR(Evaluate(std::span(sums).subspan<1, 3>()));
+  // With leaves every rank has the losses of all.
+  if (has_leaves() && worker_.rank > 0) sums[0] = sums[1] = 0;
+  RETURN_IF_ERROR(exchange_.Sum(SumPurpose::kEpoch, sums));
+  CHECK_EQ(static_cast<int64_t>(sums[3]), data_.test.count);  // the ranks agreed on the data at Start
+  const EpochSummary summary{.epoch = epoch(),
+                             .train_loss = sums[0] / static_cast<double>(epoch_samples_),
+                             .test_loss = sums[1] / sums[3],
+                             .test_accuracy = sums[2] / sums[3],
+                             .seconds = seconds,
+                             .samples_per_second = static_cast<double>(epoch_samples_) / seconds};
+  result_.epochs.push_back(summary);
+  progress_.EpochDone(summary);
+  for (RunObserver* const observer : options_.observers) observer->OnEpoch(summary, step_);
+  // The next epoch's clock starts after the evaluation and the observers, whose time belongs to no epoch.
+  epoch_loss_sum_ = 0;
+  epoch_samples_ = 0;
+  epoch_begin_ = SteadyNow();
+  return absl::OkStatus();
+}
+
+// Called between two steps, when no bucket is in flight. Its time does not count as the epoch's.
+absl::Status Trainer::SaveCheckpoint() {
+  Enter(WorkPhase::kCheckpoint);
+  if (IsElastic()) return checkpointer_->SaveSnapshot(step_, training_step_.parameters(), &exchange_);
+  const absl::Time begin = SteadyNow();
+  processor_use_.Pause();
+  // A checkpoint in the middle of an epoch needs the statistics of every rank too. They are averaged at the same steps
+  // whether it is written or skipped, so a run that resumes there has the bits of a run that was never interrupted.
+  if (!EndsEpoch(step_)) RETURN_IF_ERROR(AverageBuffers());
+  RETURN_IF_ERROR(checkpointer_->SavePeriodic(step_, training_step_.parameters(), &exchange_));
+  // The epoch's beginning is moved, so that its seconds and its rate exclude the checkpoint.
+  epoch_begin_ += SteadyNow() - begin;
+  return absl::OkStatus();
+}
+
+// Turns the losses of the last steps from sums over this rank's samples into sums over all ranks' samples. Each value
+// is divided by the global batch already, so the sum is the mean.
+absl::Status Trainer::SumLosses() {
+  if (has_leaves()) return absl::OkStatus();  // they are of all samples already
+  const std::span<StepLoss> losses = std::span(result_.losses).subspan(losses_summed_);
+  std::vector<double> values(losses.size());
+  for (size_t i = 0; i < values.size(); ++i) values[i] = losses[i].loss;
+  RETURN_IF_ERROR(SumInParts(SumPurpose::kLosses, values, &exchange_));
+  for (size_t i = 0; i < values.size(); ++i) losses[i].loss = values[i];
+  losses_summed_ = result_.losses.size();
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::FinishRun() {
+  result_.steps = step_ - first_step_;
+  result_.next_step = step_;
+  // The comparison comes before the checkpoint: parameters on which the ranks do not agree are not saved.
+  RETURN_IF_ERROR(CheckParameters());
+  // A resumed run that had nothing left to do would only save what it has read. A generation may have to save what the
+  // one before it has trained.
+  const bool from_snapshot = IsElastic() && options_.segment->from_snapshot;
+  if (result_.steps > 0 || result_.stopped_early || from_snapshot) {
+    // The ranks agree that it is not written, and end in good order: servers and peers have done their part.
+    result_.reported = checkpointer_->SaveFinal(step_, training_step_.parameters(), &exchange_);
+    if (!result_.reported.ok() && !IsNotWritten(result_.reported)) return result_.reported;
+  }
+  result_.step_summary = timer_->Summary();
+  result_.exchange = exchange_.counters();
+  RETURN_IF_ERROR(GatherUse());
+  result_.checkpoint_saved = checkpointer_->is_saved();
+  result_.generation = IsElastic() ? options_.segment->number : 0;
+  progress_.EndLine();
+  // This rank's disk must not end what the others have trained to the end.
+  result_.reported.Update(options_.report(result_));
+  // Finish comes last, because the ranks cannot exchange anything after it.
+  return exchange_.Finish();
+}
+
+absl::Status Trainer::CheckParameters() {
+  result_.parameter_sha256 = Sha256Hex(std::as_bytes(training_step_.parameters()));
+  result_.steps_per_epoch = steps_per_epoch_;
+  result_.bucket_bytes = buckets_.current().bucket_bytes();
+  result_.tried_buckets = buckets_.tried();
+  // Equal parameters that are all NaN would agree too.
+  RETURN_IF_ERROR(CheckFinite(layout(), step_, training_step_.parameters()));
+  return CheckRanksAgree(result_.parameter_sha256, worker_.rank, worker_.world_size, &exchange_);
+}
+
+// Each rank writes its values to its own places and leaves zeros elsewhere, so the sum over ranks is a gather.
+absl::Status Trainer::GatherUse() {
+  static_assert(2 * kWorldSizeMax <= kSumValuesMax);
+  const auto part_ms = [this](StepPart part) { return result_.step_summary.part_ms[static_cast<int>(part)]; };
+  const auto rank = static_cast<size_t>(worker_.rank);
+  std::vector<double> values(2 * static_cast<size_t>(worker_.world_size));
+  values[2 * rank] = part_ms(StepPart::kForward) + part_ms(StepPart::kBackward);
+  values[2 * rank + 1] = processor_use_.percent();
+  RETURN_IF_ERROR(exchange_.Sum(SumPurpose::kWorkerUse, values));
+  for (size_t i = 0; i < values.size(); i += 2) {
+    result_.workers.push_back({.compute_ms = values[i], .cpu_percent = values[i + 1]});
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<TrainResult> Train(const TrainOptions& options) { return Trainer(options).Run(); }
+
+}  // namespace starring
