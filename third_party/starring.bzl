@@ -15,7 +15,7 @@
         size = "small",                    # every test has one
         srcs = ["layout_test.cc"],
         tags = ["tsan"],                   # runs under ThreadSanitizer too: has threads, and neither gRPC nor MPI
-        deps = ["//common/job:layout"],        # gtest, gmock and a main are added
+        deps = ["//common/job:layout"],    # gtest, gmock and a main are added
     )
 
 Messages and services (proto_library and cc_proto_library are native: no load):

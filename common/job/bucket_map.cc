@@ -7,7 +7,6 @@
 #include "common/arithmetic/reduction_order.h"
 #include "common/base/check.h"
 #include "common/base/limits.h"
-#include "common/job/block_owners.h"
 
 namespace starring {
 
@@ -65,63 +64,9 @@ int BucketMap::BucketOf(int64_t element) const {
   return bucket_count() - 1 - static_cast<int>(element / bucket_elements_);
 }
 
-ElementRange BucketMap::ShardSlice(int b, int shard, int shard_count) const {
-  CHECK_GE(shard, 0);
-  CHECK_LT(shard, shard_count);
-  const ElementRange& range = bucket(b);
-  // Slices are whole lines, so that no two shards write to one cache line, and so that slices stay aligned for vector
-  // loads.
-  const int64_t lines = (range.size() + Layout::kAlignmentElements - 1) / Layout::kAlignmentElements;
-  // A shard's slice ends where the next one's begins, so the slices cover the bucket.
-  const auto first_of = [&](int64_t s) {
-    return std::min(range.begin + lines * s / shard_count * Layout::kAlignmentElements, range.end);
-  };
-  return {first_of(shard), first_of(shard + 1)};
-}
-
-std::vector<ElementRange> BucketMap::RingSlice(int b, int rank) const {
-  return SliceOfBlocks(b, rank, [&](ElementRange block) { return RingChunk(block, rank, world_size_); });
-}
-
-std::vector<ElementRange> BucketMap::DirectSlice(int b, int rank) const {
-  return SliceOfBlocks(b, rank, [&](ElementRange block) { return BlockOwners(block, world_size_).SliceOf(rank); });
-}
-
-std::vector<ElementRange> BucketMap::SliceOfBlocks(int b, int rank,
-                                                   absl::FunctionRef<ElementRange(ElementRange block)> slice_of) const {
-  CHECK_GE(rank, 0);
-  CHECK_LT(rank, world_size_);
-  const ElementRange& range = bucket(b);
-  const int64_t block_elements = ReductionBlockElements(world_size_);
-  std::vector<ElementRange> slice;
-  // A bucket begins where a reduction block begins, so the blocks are counted from the bucket's begin.
-  slice.reserve((range.size() + block_elements - 1) / block_elements);
-  for (int64_t begin = range.begin; begin < range.end; begin += block_elements) {
-    const ElementRange of_block = slice_of({begin, std::min(begin + block_elements, range.end)});
-    if (of_block.size() > 0) slice.push_back(of_block);
-  }
-  return slice;
-}
-
 ElementRange BucketMap::last_block() const {
   const int64_t block_elements = ReductionBlockElements(world_size_);
   return {(element_count_ - 1) / block_elements * block_elements, element_count_};
-}
-
-int BucketMap::RankSliceCount(int b) const {
-  const int64_t bytes = bucket(b).size() * static_cast<int64_t>(sizeof(float));
-  return static_cast<int>(std::clamp<int64_t>(bytes / kRankSliceBytesMin, 1, world_size_));
-}
-
-ElementRange BucketMap::RankSlice(int b, int rank) const {
-  CHECK_GE(rank, 0);
-  CHECK_LT(rank, world_size_);
-  const int64_t count = RankSliceCount(b);
-  // The owners of a bucket begin after those of the bucket before, so that they take turns.
-  const int64_t first = b * count % world_size_;
-  const int64_t slice = (rank - first + world_size_) % world_size_;
-  if (slice >= count) return {bucket(b).end, bucket(b).end};
-  return ShardSlice(b, static_cast<int>(slice), static_cast<int>(count));
 }
 
 }  // namespace starring

@@ -1,4 +1,4 @@
-// The memory in which an owner of a star adds pieces (star_cut.h): a few places, each with an array for every rank's
+// The memory in which an owner of a star adds pieces (star_pieces.h): a few places, each with an array for every rank's
 // contribution and one for the sum. Ranks of the owner's host can map it: then they write their contributions into it
 // and read the sums from it, and messages only say that this has happened.
 //
@@ -16,7 +16,7 @@
 #include <span>
 
 #include "common/base/check.h"
-#include "common/reduce/star_cut.h"
+#include "common/reduce/star_pieces.h"
 
 namespace starring {
 

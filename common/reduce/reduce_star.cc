@@ -36,10 +36,9 @@ ReduceStar::ReduceStar(Options options)
 }
 
 void ReduceStar::Start(const Reduction& reduction) {
-  const StarCut cut(reduction, owner_count());
   // Receives are posted before anything is sent. Ranks begin with different owners, so that not all send to one.
   if (own_sums_.has_value()) {
-    const ElementRange own = cut.SliceOf(rank());
+    const ElementRange own = SliceOf(reduction, rank(), owner_count());
     if (own.size() > 0) {
       Expect(reduction.number, 1);
       own_sums_->Begin(reduction, own);
@@ -52,7 +51,7 @@ void ReduceStar::Start(const Reduction& reduction) {
 }
 
 void ReduceStar::Ask(const Reduction& reduction, int owner) {
-  const ElementRange slice = StarCut(reduction, owner_count()).SliceOf(owner);
+  const ElementRange slice = SliceOf(reduction, owner, owner_count());
   if (slice.size() == 0) return;
   const int64_t element_bytes = ElementBytes(reduction.head.type);
   const int64_t bytes = slice.size() * element_bytes;

@@ -1,5 +1,5 @@
-// The star: every rank sends its contribution to a slice (star_cut.h) straight to the slice's owner, and gets the sum
-// back. The ranks are the owners (sum_owner.h), or servers are (sum_server.h).
+// The star: every rank sends its contribution to a slice (star_pieces.h) straight to the slice's owner, and gets the
+// sum back. The ranks are the owners (sum_owner.h), or servers are (sum_server.h).
 //
 // Cost of L elements with N ranks as owners: each sends and receives 2 L (N - 1) / N elements, as in a ring, but only
 // two messages follow one after the other; it adds L (N - 1) / N elements. With S servers each rank sends and receives
@@ -25,7 +25,7 @@
 #include "common/reduce/piece_memory.h"
 #include "common/reduce/reduce_machine.h"
 #include "common/reduce/reduction.h"
-#include "common/reduce/star_cut.h"
+#include "common/reduce/star_pieces.h"
 #include "common/reduce/sum_owner.h"
 
 namespace starring {

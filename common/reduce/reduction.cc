@@ -7,8 +7,14 @@
 #include "absl/strings/str_format.h"
 #include "common/base/check.h"
 #include "common/base/limits.h"
+#include "common/reduce/owner_map.h"
 
 namespace starring {
+
+ElementRange SliceOf(const Reduction& reduction, int owner, int owner_count) {
+  return OwnerMap::Ranges(owner_count, ElementBytes(reduction.head.type))
+      .RangeOf({.elements = {0, reduction.head.count}, .number = reduction.number}, owner);
+}
 
 absl::Status CheckHead(const ReductionHead& head) {
   if (head.step < 0 || head.step > kStepCountMax) {

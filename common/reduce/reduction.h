@@ -12,6 +12,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "common/base/element_range.h"
 #include "common/reduce/element_sum.h"
 
 namespace starring {
@@ -38,6 +39,9 @@ struct Reduction {
   ReductionHead head;
   std::byte* data = nullptr;  // the contribution, and then the sum: head.count elements, aligned for their type
 };
+
+// The elements that `owner`, one of `owner_count`, adds. REQUIRES: CheckHead accepts the head.
+ElementRange SliceOf(const Reduction& reduction, int owner, int owner_count);
 
 // InvalidArgument, with the way out, for a head that no rank may have.
 absl::Status CheckHead(const ReductionHead& head);

@@ -1,5 +1,5 @@
-// An owner of a star that only adds: takes the contributions of all ranks to its slices (star_cut.h), adds each piece
-// as a tree, and answers the sum to all of them. The ranks are owners themselves, or servers are.
+// An owner of a star that only adds: takes the contributions of all ranks to its slices (star_pieces.h), adds each
+// piece as a tree, and answers the sum to all of them. The ranks are owners themselves, or servers are.
 //
 // Pieces go through the places of a PieceMemory, in order. A rank's own contribution is in its array, where the sum
 // goes; a server has neither.
@@ -23,7 +23,7 @@
 #include "common/base/element_range.h"
 #include "common/reduce/piece_memory.h"
 #include "common/reduce/reduction.h"
-#include "common/reduce/star_cut.h"
+#include "common/reduce/star_pieces.h"
 #include "common/transport/transport.h"
 
 namespace starring {

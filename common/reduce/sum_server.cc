@@ -7,7 +7,7 @@
 #include "common/base/limits.h"
 #include "common/base/status.h"
 #include "common/reduce/reduce_machine.h"
-#include "common/reduce/star_cut.h"
+#include "common/reduce/star_pieces.h"
 
 namespace starring {
 
@@ -63,8 +63,7 @@ absl::Status SumServer::TakeHead(int rank) {
 }
 
 void SumServer::BeginSlice(const Reduction& reduction) {
-  const StarCut cut(reduction, server_count_);
-  const ElementRange slice = cut.SliceOf(transport_.rank() - worker_count_);
+  const ElementRange slice = SliceOf(reduction, transport_.rank() - worker_count_, server_count_);
   if (slice.size() == 0) return;
   ++slice_count_;
   owner_.Begin(reduction, slice);

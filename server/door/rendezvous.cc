@@ -10,6 +10,7 @@
 #include "common/base/limits.h"
 #include "common/base/status.h"
 #include "common/job/leaf_shares.h"
+#include "common/reduce/owner_map.h"
 
 namespace starring {
 namespace {
@@ -166,8 +167,9 @@ ShardMemory CountShardMemory(const Agreement& agreement, int shard, int shard_co
   constexpr int64_t kBytesPerBucket = 1024;
   constexpr int64_t kBytesPerContribution = 256;
   int64_t owned = 0;
+  const OwnerMap owners = OwnerMap::ShardRanges(shard_count);
   for (int b = 0; b < agreement.buckets.bucket_count(); ++b) {
-    owned += agreement.buckets.ShardSlice(b, shard, shard_count).size() * static_cast<int64_t>(sizeof(float));
+    owned += owners.RangeOf(agreement.buckets.sum(b), shard).size() * static_cast<int64_t>(sizeof(float));
   }
   // Buffers of the parameters and a copy in shared memory, the optimizer's state.
   const int64_t state = StateVectorCount(agreement.optimizer);

@@ -9,6 +9,7 @@
 #include "common/arithmetic/optimizer.h"
 #include "common/base/nonce.h"
 #include "common/base/status.h"
+#include "common/reduce/owner_map.h"
 #include "common/security/sha256.h"
 #include "common/wire/exchange_message.h"
 
@@ -87,8 +88,9 @@ absl::Status ShardMember::Learn(const v1::RunTerms& terms) {
   const int vector_count = StateVectorCount(agreement.optimizer);
   int64_t snapshot_bytes = 0;
   std::vector<int64_t> slice_elements;
+  const OwnerMap owners = OwnerMap::ShardRanges(options_.shard_count);
   for (int b = 0; b < agreement.buckets.bucket_count(); ++b) {
-    slice_elements.push_back(agreement.buckets.ShardSlice(b, options_.shard, options_.shard_count).size());
+    slice_elements.push_back(owners.RangeOf(agreement.buckets.sum(b), options_.shard).size());
     snapshot_bytes += slice_elements.back() * (1 + vector_count) * static_cast<int64_t>(sizeof(float));
   }
   MayRead(SnapshotStore::kFilesMax * snapshot_bytes);  // those of earlier processes

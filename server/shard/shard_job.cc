@@ -10,6 +10,7 @@
 #include "common/base/limits.h"
 #include "common/base/status.h"
 #include "common/job/generation.h"
+#include "common/reduce/owner_map.h"
 #include "common/wire/exchange_message.h"
 #include "common/wire/shared_memory.h"
 
@@ -41,9 +42,10 @@ absl::Status GivenUp(int rank, const ExchangeMessage& abort) {
 // What the shard owns, by bucket.
 std::vector<ElementRange> OwnedRanges(const ShardJob::Options& options) {
   const BucketMap& buckets = options.agreement.buckets;
+  const OwnerMap owners = OwnerMap::ShardRanges(options.shard_count);
   std::vector<ElementRange> slices;
   for (int b = 0; b < buckets.bucket_count(); ++b) {
-    slices.push_back(buckets.ShardSlice(b, options.shard, options.shard_count));
+    slices.push_back(owners.RangeOf(buckets.sum(b), options.shard));
   }
   return slices;
 }

@@ -36,6 +36,7 @@
 #include "common/base/running_clock.h"
 #include "common/host/machine_limits.h"
 #include "common/metrics/trace.h"
+#include "common/reduce/owner_map.h"
 #include "common/transport/message_pump.h"
 #include "common/transport/shard_wire.h"
 #include "common/transport/transport.h"
@@ -104,7 +105,9 @@ class ShardRank final : private Transport::Poster {
 
   int worker_count() const { return pump_.worker_count(); }
   const BucketMap& buckets() const { return rendezvous_.agreement().buckets; }
-  ElementRange SliceOf(int bucket) const { return buckets().ShardSlice(bucket, options_.shard, options_.shard_count); }
+  ElementRange SliceOf(int bucket) const {
+    return OwnerMap::ShardRanges(options_.shard_count).RangeOf(buckets().sum(bucket), options_.shard);
+  }
 
   const Options options_;
   RunningClock clock_{Clock::now()};  // the job's time

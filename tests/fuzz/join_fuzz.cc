@@ -68,7 +68,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   CHECK_GE(agreement.world_size, 1);
   int64_t owned = 0;
   for (int b = 0; b < agreement.buckets.bucket_count(); ++b) {
-    const starring::ElementRange slice = agreement.buckets.ShardSlice(b, shard, shard_count);
+    const starring::ElementRange slice =
+        starring::OwnerMap::ShardRanges(shard_count).RangeOf(agreement.buckets.sum(b), shard);
     CHECK_LE(slice.begin, slice.end);
     owned += slice.size();
   }

@@ -126,7 +126,9 @@ class Driver {
     shape_ = ShapeOf(first, second);
     const Agreement agreement = AgreementOf(shape_, first);
     for (int b = 0; b < agreement.buckets.bucket_count(); ++b) {
-      slice_bytes_.push_back(agreement.buckets.ShardSlice(b, shape_.shard, shape_.shard_count).size() * 4);
+      slice_bytes_.push_back(
+          starring::OwnerMap::ShardRanges(shape_.shard_count).RangeOf(agreement.buckets.sum(b), shape_.shard).size() *
+          4);
     }
     newest_.assign(slice_bytes_.size(), shape_.first_step - 1);
     for (int rank = 0; rank < shape_.world_size; ++rank) {

@@ -14,6 +14,7 @@
 #include "common/base/status.h"
 #include "common/base/steady_time.h"
 #include "common/flags/command_line.h"
+#include "common/reduce/owner_map.h"
 #include "worker/checkpoint/checkpoint_place.h"
 #include "worker/step/in_flight_buckets.h"
 
@@ -121,36 +122,23 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> Checkpointer::Create(Options optio
 
 // The element ranges that each owner updates; adjacent ranges are joined.
 std::vector<std::vector<ElementRange>> Checkpointer::OwnerRanges(const GradientExchange& exchange) const {
-  const WorkerOptions& worker = *options_.worker;
   const BucketMap& buckets = *options_.buckets;
-  // With --sync=auto the ranks have chosen.
-  const std::optional<ExchangeChoice> choice = exchange.choice();
-  const Sync sync = choice.has_value() ? choice->sync : worker.sync;
-  const int shard_count = worker.ServerCount();
-  const int owner_count = worker.RanksAreOwners() ? worker.world_size : std::max(1, shard_count);
-  std::vector<std::vector<ElementRange>> owners(owner_count);
-  for (int owner = 0; owner < owner_count; ++owner) {
+  const OwnerMap owners = exchange.owners();
+  std::vector<std::vector<ElementRange>> ranges(owners.owner_count());
+  for (int owner = 0; owner < owners.owner_count(); ++owner) {
+    std::vector<ElementRange>& of_owner = ranges[owner];
     // Bucket 0 is the end of the vector, so this order is ascending, and adjacent slices meet.
     for (int b = buckets.bucket_count() - 1; b >= 0; --b) {
-      std::vector<ElementRange> slice = {buckets.bucket(b)};
-      if (worker.RanksAreOwners() && exchange.counters().shared_memory) {
-        slice = {buckets.RankSlice(b, owner)};
-      } else if (worker.RanksAreOwners()) {
-        slice = sync == Sync::kStar ? buckets.DirectSlice(b, owner) : buckets.RingSlice(b, owner);
-      } else if (shard_count > 0) {
-        slice = {buckets.ShardSlice(b, owner, shard_count)};
-      }
-      for (const ElementRange& range : slice) {
-        if (range.size() == 0) continue;
-        if (!owners[owner].empty() && owners[owner].back().end == range.begin) {
-          owners[owner].back().end = range.end;
+      for (const ElementRange& range : owners.SliceOf(buckets.sum(b), owner)) {
+        if (!of_owner.empty() && of_owner.back().end == range.begin) {
+          of_owner.back().end = range.end;
         } else {
-          owners[owner].push_back(range);
+          of_owner.push_back(range);
         }
       }
     }
   }
-  return owners;
+  return ranges;
 }
 
 absl::StatusOr<int64_t> Checkpointer::Restore(std::span<float> parameters, std::vector<std::vector<float>>* state) {

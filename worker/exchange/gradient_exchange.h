@@ -23,6 +23,7 @@
 #include "common/base/limits.h"
 #include "common/job/job_spec.h"
 #include "common/job/sync.h"
+#include "common/reduce/owner_map.h"
 
 namespace starring {
 
@@ -123,6 +124,9 @@ class GradientExchange {
   virtual absl::Status Finish() = 0;
 
   virtual ExchangeCounters counters() const = 0;
+
+  // Who owns which elements of a bucket: servers, or ranks. Valid after Start.
+  virtual OwnerMap owners() const { return OwnerMap(); }
 
   // Empty if there was nothing to choose. Valid after Start.
   virtual std::optional<ExchangeChoice> choice() const { return std::nullopt; }

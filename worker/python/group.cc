@@ -16,7 +16,7 @@
 #include "common/base/steady_time.h"
 #include "common/reduce/piece_memory.h"
 #include "common/reduce/ring_memory.h"
-#include "common/reduce/star_cut.h"
+#include "common/reduce/star_pieces.h"
 #include "common/transport/collectives.h"
 #include "common/transport/tcp/tcp_transport.h"
 

@@ -50,7 +50,7 @@ class SourcesTest(unittest.TestCase):
         self.assertEqual(workload.MESSAGE_BYTES, constant(order, "kChunkBytesMax"))
         self.assertEqual(workload.CHUNK_BYTES_MIN, constant(order, "kChunkBytesMin"))
         self.assertIn(f"if (world_size <= {workload.SMALL_WORLD}) return kChunkBytesMax;", read(order))
-        self.assertEqual(workload.SLICE_BYTES_MIN, constant("common/job/block_owners.h", "kSliceBytesMin"))
+        self.assertEqual(workload.SLICE_BYTES_MIN, constant("common/reduce/owner_map.h", "kSliceBytesMin"))
 
     def test_default_buckets(self):
         options = read("worker/options/worker_options.cc")

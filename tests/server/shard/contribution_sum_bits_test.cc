@@ -118,7 +118,7 @@ Model RunStar(const Job& job, const Cut& cut, Model model, int64_t step_count) {
   for (int s = 0; s < cut.shard_count; ++s) {
     OwnedSlices::Options options = OptionsOf(job, model);
     for (int b = 0; b < buckets.bucket_count(); ++b)
-      options.slices.push_back({buckets.ShardSlice(b, s, cut.shard_count)});
+      options.slices.push_back({OwnerMap::ShardRanges(cut.shard_count).RangeOf(buckets.sum(b), s)});
     ContributionSum sums = ContributionSum::Create(options, {.order = job.sum_order, .world_size = job.world_size},
                                                    job.leaf_count > 0 ? DealLeavesEvenly(job.leaf_count, job.world_size)
                                                                       : std::vector<int>())
@@ -176,7 +176,8 @@ Model RunRing(const Job& job, int64_t bucket_bytes, Model model, int64_t step_co
   std::vector<OwnedSlices> owned;
   for (int rank = 0; rank < job.world_size; ++rank) {
     OwnedSlices::Options options = OptionsOf(job, model);
-    for (int b = 0; b < buckets.bucket_count(); ++b) options.slices.push_back(buckets.RingSlice(b, rank));
+    for (int b = 0; b < buckets.bucket_count(); ++b)
+      options.slices.push_back(OwnerMap::SplitChunks(buckets.world_size()).SliceOf(buckets.sum(b), rank));
     owned.push_back(OwnedSlices::Create(options).value());
     owned.back().CopyStateIn(std::vector<std::span<const float>>(model.state.begin(), model.state.end()));
   }
@@ -185,7 +186,7 @@ Model RunRing(const Job& job, int64_t bucket_bytes, Model model, int64_t step_co
     for (int rank = 0; rank < job.world_size; ++rank) gradients.push_back(Gradient(job, rank, model.step));
     for (int b = 0; b < buckets.bucket_count(); ++b) {
       for (int rank = 0; rank < job.world_size; ++rank) {
-        for (const ElementRange& range : buckets.RingSlice(b, rank)) {
+        for (const ElementRange& range : OwnerMap::SplitChunks(buckets.world_size()).SliceOf(buckets.sum(b), rank)) {
           std::vector<float> sum(range.size());
           for (int64_t e = range.begin; e < range.end; ++e) {
             float travelling = gradients[(rank + 1) % job.world_size][e];

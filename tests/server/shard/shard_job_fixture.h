@@ -134,7 +134,7 @@ class Shard {
   }
 
   std::span<const std::byte> Slice(const std::vector<float>& whole, int bucket) const {
-    const ElementRange range = spec.buckets.ShardSlice(bucket, place.index, place.count);
+    const ElementRange range = OwnerMap::ShardRanges(place.count).RangeOf(spec.buckets.sum(bucket), place.index);
     return std::as_bytes(std::span(whole).subspan(range.begin, range.size()));
   }
 

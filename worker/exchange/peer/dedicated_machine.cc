@@ -27,6 +27,7 @@ DedicatedMachine::DedicatedMachine(const Options& options)
       parameters_(options.parameters),
       transport_(*options.transport),
       server_count_(options.server_count),
+      owners_(OwnerMap::ShardRanges(server_count_)),
       track_(options.track),
       first_tag_(options.first_tag),
       servers_(options.server_count),
@@ -63,7 +64,7 @@ void DedicatedMachine::Send(int bucket, std::span<const float> gradient, Awaits 
   const int worker_count = transport_.world_size() - server_count_;
   for (int i = 0; i < server_count_; ++i) {
     const int shard = (transport_.rank() + i) % server_count_;
-    const ElementRange slice = buckets_.ShardSlice(bucket, shard, server_count_);
+    const ElementRange slice = owners_.RangeOf(buckets_.sum(bucket), shard);
     // A short bucket may have nothing for some servers, which then expect nothing.
     if (slice.size() == 0) continue;
     const Contribution contribution = {

@@ -24,6 +24,7 @@
 
 #include "common/job/bucket_map.h"
 #include "common/metrics/trace.h"
+#include "common/reduce/owner_map.h"
 #include "common/transport/transport.h"
 #include "worker/exchange/peer/bucket_machine.h"
 
@@ -72,6 +73,7 @@ class DedicatedMachine final : public BucketMachine {
   const std::span<float> parameters_;
   Transport& transport_;
   const int server_count_;
+  const OwnerMap owners_;
   TraceTrack* const track_;
   const int first_tag_;
   std::vector<Server> servers_;  // by shard

@@ -23,7 +23,9 @@ int HeldMax(SumOrder order, const Transport& transport) {
 
 int64_t RoundedToLines(int64_t elements) { return (elements + kLineElements - 1) / kLineElements * kLineElements; }
 
-BlockOwners LastOwners(const BucketMap& buckets) { return {buckets.last_block(), buckets.world_size()}; }
+bool HasFewOwners(const BucketMap& buckets) {
+  return OwnerMap::JoinedChunks(buckets.world_size()).OwnersOfBlock(buckets.last_block()) < buckets.world_size();
+}
 
 }  // namespace
 
@@ -32,8 +34,8 @@ DirectMachine::DirectMachine(const Options& options, SumOrder order)
                              .scratch_elements = ScratchElements(options, order),
                              // Every contribution is sent from the gradient.
                              .gradient_sends = options.transport->world_size() - 1,
-                             .last_block_is_apart = LastOwners(*options.buckets).are_few()}),
-      last_owners_(LastOwners(*options.buckets)),
+                             .last_block_is_apart = HasFewOwners(*options.buckets)}),
+      owners_(OwnerMap::JoinedChunks(world_size())),
       held_max_(HeldMax(order, *options.transport)),
       progress_(slot_count()) {
   for (Progress& progress : progress_) {
@@ -52,10 +54,11 @@ int64_t DirectMachine::ScratchElements(const Options& options, SumOrder order) {
   // No contribution needs more than a place, so two ranks need one and three need two.
   const int64_t usual =
       std::min(HeldMax(order, transport) * message_elements + kWindowElements, others * message_elements);
-  const BlockOwners last = LastOwners(*options.buckets);
   // Few owners have a place for each contribution.
-  const int64_t few = last.are_few() ? others * RoundedToLines(last.SliceOf(transport.rank()).size()) : 0;
-  return std::max(usual, few);
+  if (!HasFewOwners(*options.buckets)) return usual;
+  const ElementRange last =
+      OwnerMap::JoinedChunks(transport.world_size()).SliceOfBlock(options.buckets->last_block(), transport.rank());
+  return std::max(usual, others * RoundedToLines(last.size()));
 }
 
 int DirectMachine::PeerOf(Operation operation) const {
@@ -180,7 +183,7 @@ std::span<float> DirectMachine::Place(const Group& group, const Progress& progre
 }
 
 void DirectMachine::StartFew(Group& group, Progress& progress) {
-  const int64_t mine = last_owners_.SliceOf(rank()).size();
+  const int64_t mine = LastSliceOf(rank()).size();
   progress.place_elements = RoundedToLines(mine);
   progress.added_count = 0;
   if (progress.tree.has_value()) progress.tree->Begin(round_count());
@@ -210,16 +213,16 @@ void DirectMachine::OnFewContribution(Group& group, Progress& progress) {
   if (progress.tree.has_value()) {
     ApplyFewAsTree(group, progress);
   } else {
-    const BlockOwners::Chunks chunks = last_owners_.ChunksOf(rank());
+    const OwnerMap::ChunkRun chunks = owners_.ChunksOf(buckets().last_block(), rank());
     for (int chunk = chunks.begin; chunk < chunks.end; ++chunk) ApplyFewInChain(group, progress, chunk);
   }
   for (int round = 0; round < round_count(); ++round) {
-    Send(group, {.phase = Phase::kGatherSend, .round = round}, Parameters(last_owners_.SliceOf(rank())));
+    Send(group, {.phase = Phase::kGatherSend, .round = round}, Parameters(LastSliceOf(rank())));
   }
 }
 
 void DirectMachine::ApplyFewAsTree(const Group& group, Progress& progress) {
-  const ElementRange slice = last_owners_.SliceOf(rank());
+  const ElementRange slice = LastSliceOf(rank());
   const auto add = [&](int from, int into) {
     const std::span<const float> data =
         from == TreePlaces::kOwn ? Gradient(group, slice) : FewPlace(group, progress, from);
@@ -236,7 +239,7 @@ void DirectMachine::ApplyFewAsTree(const Group& group, Progress& progress) {
 void DirectMachine::ApplyFewInChain(const Group& group, const Progress& progress, int chunk) {
   const ElementRange range = RingChunk(group.range, chunk, world_size());
   if (range.size() == 0) return;
-  const int64_t begin_at = range.begin - last_owners_.SliceOf(rank()).begin;
+  const int64_t begin_at = range.begin - LastSliceOf(rank()).begin;
   const auto place_of = [&](int from) {
     const int round = (from - rank() - 1 + world_size()) % world_size();
     return FewPlace(group, progress, round).subspan(begin_at, range.size());
@@ -259,11 +262,11 @@ void DirectMachine::ApplyFewInChain(const Group& group, const Progress& progress
 }
 
 std::span<float> DirectMachine::FewPlace(const Group& group, const Progress& progress, int place) const {
-  return group.scratch.subspan(place * progress.place_elements, last_owners_.SliceOf(rank()).size());
+  return group.scratch.subspan(place * progress.place_elements, LastSliceOf(rank()).size());
 }
 
 ElementRange DirectMachine::OwnerSlice(int round) const {
-  return last_owners_.SliceOf(PeerOf({.phase = Phase::kReduceSend, .round = round}));
+  return LastSliceOf(PeerOf({.phase = Phase::kReduceSend, .round = round}));
 }
 
 }  // namespace starring

@@ -28,7 +28,7 @@
 // sent; few answers are earlier than that.
 //
 // Few owners. If the chunks of the vector's last block are very short, only some ranks own parts of it
-// (common/job/block_owners.h), and only in those rounds messages travel that are to or from an owner. An owner has
+// (common/reduce/owner_map.h), and only in those rounds messages travel that are to or from an owner. An owner has
 // chunks whose sums begin with different ranks, so it adds when it has all contributions: each has a place of its own.
 //
 // There is no deadlock inside a group that all ranks have started. Take the smallest round with a contribution that has
@@ -44,7 +44,7 @@
 #include <vector>
 
 #include "common/arithmetic/reduction_order.h"
-#include "common/job/block_owners.h"
+#include "common/reduce/owner_map.h"
 #include "common/reduce/tree_places.h"
 #include "worker/exchange/peer/block_machine.h"
 
@@ -90,10 +90,12 @@ class DirectMachine final : public BlockMachine {
   void ApplyFewAsTree(const Group& group, Progress& progress);
   void ApplyFewInChain(const Group& group, const Progress& progress, int chunk);
   std::span<float> FewPlace(const Group& group, const Progress& progress, int place) const;
+  // What `rank` owns of the vector's last block.
+  ElementRange LastSliceOf(int rank) const { return owners_.SliceOfBlock(buckets().last_block(), rank); }
   // What the rank at the other end owns, to which this rank contributes in `round`.
   ElementRange OwnerSlice(int round) const;
 
-  const BlockOwners last_owners_;   // of the vector's last block
+  const OwnerMap owners_;
   const int held_max_;              // places of sums that wait for others
   std::vector<Progress> progress_;  // by slot
 };

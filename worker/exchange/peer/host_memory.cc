@@ -13,6 +13,7 @@
 #include "common/host/host_identity.h"
 #include "common/job/bucket_map.h"
 #include "common/job/leaf_shares.h"
+#include "common/reduce/owner_map.h"
 
 namespace starring {
 namespace {
@@ -48,7 +49,8 @@ std::string PlaceText(const HostMemory::Options& options) {
   const absl::StatusOr<int64_t> available = options.available_memory();
   const int64_t bytes = available.ok() ? *available : std::numeric_limits<int64_t>::max();
   return absl::StrJoin(
-      {options.boot_id, absl::StrCat(kLayoutVersion, "/", kRankSliceBytesMin), absl::StrCat(bytes), HostName()}, "\t");
+      {options.boot_id, absl::StrCat(kLayoutVersion, "/", OwnerMap::kSliceBytesMin), absl::StrCat(bytes), HostName()},
+      "\t");
 }
 
 // Why the ranks with these places cannot share memory, or nothing.

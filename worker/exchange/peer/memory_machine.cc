@@ -31,6 +31,7 @@ MemoryMachine::MemoryMachine(const Options& options)
       transport_(*options.transport),
       rank_(transport_.rank()),
       world_size_(transport_.world_size()),
+      owners_(OwnerMap::Ranges(world_size_)),
       state_(buckets_.bucket_count()),
       terms_(options_.arrays.gradients.size()) {
   CHECK_GE(world_size_, 2);
@@ -61,7 +62,7 @@ void MemoryMachine::Submit(int64_t step, int bucket, std::span<const float> grad
   ++state.submit_count;
   if (options_.track != nullptr) state.submitted_ns = TraceNow();
   submitted_.push_back({.step = step, .bucket = bucket});
-  const ElementRange slice = buckets_.RankSlice(bucket, rank_);
+  const ElementRange slice = owners_.RangeOf(buckets_.sum(bucket), rank_);
   state.updated_end = slice.begin;
   const int64_t others = world_size_ - 1;
   const int64_t bytes = (range.size() - slice.size() + others * slice.size()) * static_cast<int64_t>(sizeof(float));
@@ -71,13 +72,13 @@ void MemoryMachine::Submit(int64_t step, int bucket, std::span<const float> grad
   const int64_t all_arrived = state.submit_count * world_size_;
   if (board_.Arrive(bucket) == all_arrived) {
     for (int owner = 0; owner < world_size_; ++owner) {
-      if (owner != rank_ && buckets_.RankSlice(bucket, owner).size() > 0) board_.Ring(owner);
+      if (owner != rank_ && owners_.RangeOf(buckets_.sum(bucket), owner).size() > 0) board_.Ring(owner);
     }
   }
   if (slice.size() > 0) {
     transport_.PostWait(board_.arrivals(bucket), all_arrived, TokenOf(this, bucket, kArrivals));
   }
-  transport_.PostWait(board_.updates(bucket), state.submit_count * buckets_.RankSliceCount(bucket),
+  transport_.PostWait(board_.updates(bucket), state.submit_count * owners_.OwnersOf(buckets_.sum(bucket)),
                       TokenOf(this, bucket, kUpdates));
 }
 
@@ -93,7 +94,7 @@ void MemoryMachine::OnCompletion(uint64_t operation) {
 
 void MemoryMachine::UpdatePiece(int bucket) {
   Bucket& state = state_[bucket];
-  const ElementRange slice = buckets_.RankSlice(bucket, rank_);
+  const ElementRange slice = owners_.RangeOf(buckets_.sum(bucket), rank_);
   const ElementRange piece = {state.updated_end, std::min(state.updated_end + kPieceElements, slice.end)};
   const TraceSpan span(options_.track, "apply", {.step = state.step, .bucket = bucket});
   const auto start = std::chrono::steady_clock::now();
@@ -141,7 +142,7 @@ void MemoryMachine::UpdateRun(const Bucket& state, int bucket, ElementRange run,
 }
 
 void MemoryMachine::FinishUpdate(int bucket) {
-  if (board_.Update(bucket) < state_[bucket].submit_count * buckets_.RankSliceCount(bucket)) return;
+  if (board_.Update(bucket) < state_[bucket].submit_count * owners_.OwnersOf(buckets_.sum(bucket))) return;
   for (int rank = 0; rank < world_size_; ++rank) {
     if (rank != rank_) board_.Ring(rank);
   }

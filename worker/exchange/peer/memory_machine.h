@@ -30,6 +30,7 @@
 #include "common/arithmetic/reduction_order.h"
 #include "common/job/bucket_map.h"
 #include "common/metrics/trace.h"
+#include "common/reduce/owner_map.h"
 #include "common/transport/memory/host_board.h"
 #include "common/transport/memory/host_transport.h"
 #include "worker/exchange/peer/bucket_machine.h"
@@ -93,6 +94,7 @@ class MemoryMachine final : public BucketMachine {
   HostTransport& transport_;
   const int rank_;
   const int world_size_;
+  const OwnerMap owners_;
   std::vector<Bucket> state_;            // by bucket
   std::deque<InFlight> submitted_;       // oldest first; at most one entry a bucket
   std::vector<int> leaves_;              // by contributor, with micro-batches

@@ -68,7 +68,8 @@ PeerExchange::PeerExchange(std::unique_ptr<Transport> transport, Options options
     : PeerExchange(std::make_unique<HostTransport>(std::move(transport)), std::move(options)) {}
 
 PeerExchange::PeerExchange(std::unique_ptr<HostTransport> transport, Options options)
-    : way_{.algorithm = options.algorithm},
+    : server_count_(options.server_count),
+      way_{.algorithm = options.algorithm},
       sharing_(options.sharing),
       stall_report_(options.stall.times.report_after),
       say_(options.stall.say),
@@ -78,10 +79,10 @@ PeerExchange::PeerExchange(std::unique_ptr<HostTransport> transport, Options opt
       device_(options.device),
       // The pump is initialised before the transport is moved to its member. It keeps the pointer, which the move does
       // not change.
-      pump_(transport.get(), std::move(options.stall), options.server_count),
+      pump_(transport.get(), std::move(options.stall), server_count_),
       transport_(std::move(transport)) {
   CHECK(way_.algorithm != Algorithm::kAllreduce || mpi_ != nullptr) << "only MPI has an allreduce of its own";
-  CHECK_EQ(way_.algorithm == Algorithm::kDedicated, options.server_count > 0);
+  CHECK_EQ(way_.algorithm == Algorithm::kDedicated, server_count_ > 0);
   CHECK_LT(pump_.rank(), pump_.worker_count()) << "servers run server/shard/shard_rank.h";
 }
 
@@ -192,13 +193,12 @@ std::unique_ptr<BucketMachine> PeerExchange::CreateMachine(const Way& way, const
         .buckets = &buckets, .owner = owner, .parameters = parameters, .transport = mpi_, .track = track_});
   }
   if (way.algorithm == Algorithm::kDedicated) {
-    return std::make_unique<DedicatedMachine>(
-        DedicatedMachine::Options{.buckets = &buckets,
-                                  .parameters = parameters,
-                                  .transport = transport_.get(),
-                                  .server_count = pump_.world_size() - pump_.worker_count(),
-                                  .track = track_,
-                                  .first_tag = MessagePump::kFirstDataTag});
+    return std::make_unique<DedicatedMachine>(DedicatedMachine::Options{.buckets = &buckets,
+                                                                        .parameters = parameters,
+                                                                        .transport = transport_.get(),
+                                                                        .server_count = server_count_,
+                                                                        .track = track_,
+                                                                        .first_tag = MessagePump::kFirstDataTag});
   }
   if (way.memory != nullptr) {
     return std::make_unique<MemoryMachine>(MemoryMachine::Options{.buckets = &buckets,
@@ -271,25 +271,22 @@ absl::Status PeerExchange::ShareStart() {
   return absl::OkStatus();
 }
 
-std::vector<std::vector<ElementRange>> PeerExchange::SlicesOf(const Way& way, const BucketMap& buckets, int rank) {
-  std::vector<std::vector<ElementRange>> slices;
-  for (int b = 0; b < buckets.bucket_count(); ++b) {
-    if (way.algorithm == Algorithm::kDedicated) {
-      slices.emplace_back();  // the servers own all
-      continue;
-    }
-    // With one rank, or if each rank owns every element, blocks have no meaning.
-    if (way.algorithm == Algorithm::kAllreduce || buckets.world_size() == 1) {
-      slices.push_back({buckets.bucket(b)});
-    } else if (way.memory != nullptr) {
-      const ElementRange slice = buckets.RankSlice(b, rank);
-      slices.push_back(slice.size() > 0 ? std::vector{slice} : std::vector<ElementRange>());
-    } else if (way.algorithm == Algorithm::kDirect) {
-      slices.push_back(buckets.DirectSlice(b, rank));
-    } else {
-      slices.push_back(buckets.RingSlice(b, rank));
-    }
-  }
+OwnerMap PeerExchange::OwnersOf(const Way& way) const {
+  const int rank_count = job_.world_size;
+  if (way.algorithm == Algorithm::kDedicated) return OwnerMap::ShardRanges(server_count_);
+  // With one rank, or if each rank owns every element, blocks have no meaning.
+  if (way.algorithm == Algorithm::kAllreduce || rank_count == 1) return OwnerMap();
+  if (way.memory != nullptr) return OwnerMap::Ranges(rank_count);
+  return way.algorithm == Algorithm::kDirect ? OwnerMap::JoinedChunks(rank_count) : OwnerMap::SplitChunks(rank_count);
+}
+
+std::vector<std::vector<ElementRange>> PeerExchange::SlicesOf(const Way& way, const BucketMap& buckets,
+                                                              int rank) const {
+  const OwnerMap owners = OwnersOf(way);
+  std::vector<std::vector<ElementRange>> slices(buckets.bucket_count());
+  if (way.algorithm == Algorithm::kDedicated) return slices;  // the servers own all
+  const int owner = way.algorithm == Algorithm::kAllreduce ? 0 : rank;
+  for (int b = 0; b < buckets.bucket_count(); ++b) slices[b] = owners.SliceOf(buckets.sum(b), owner);
   return slices;
 }
 

@@ -34,6 +34,7 @@
 #include "common/base/mutex.h"
 #include "common/job/owned_slices.h"
 #include "common/metrics/trace.h"
+#include "common/reduce/owner_map.h"
 #include "common/transport/memory/host_transport.h"
 #include "common/transport/message_pump.h"
 #include "common/transport/mpi/mpi_transport.h"
@@ -51,7 +52,7 @@ namespace starring {
 class PeerExchange final : public GradientExchange {
  public:
   // kDirect is the co-located star, kDedicated the one with servers. kRing and kDirect over messages have the same
-  // owners, but for a short last block (common/job/block_owners.h). The job's order of sums is a chain, or with a star
+  // owners, but for a short last block (common/reduce/owner_map.h). The job's order of sums is a chain, or with a star
   // a tree; kAllreduce leaves it to the library. kFastest: whichever of kRing and kDirect takes least time at the start
   // of those that add in the job's order; choice() says which.
   enum class Algorithm { kRing, kDirect, kDedicated, kAllreduce, kFastest };
@@ -94,6 +95,7 @@ class PeerExchange final : public GradientExchange {
   [[nodiscard]] bool Release() override;
   absl::Status Finish() override;
   ExchangeCounters counters() const override;
+  OwnerMap owners() const override { return OwnersOf(way_); }
 
  private:
   // Locks the mutex for the trainer's thread and keeps the background thread from asking for it.
@@ -119,8 +121,9 @@ class PeerExchange final : public GradientExchange {
   std::unique_ptr<BucketMachine> CreateMachine(const Way& way, const BucketMap& buckets, SliceOwner* owner,
                                                std::span<float> parameters) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status ShareStart() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  OwnerMap OwnersOf(const Way& way) const;
   // What `rank` owns of each bucket.
-  static std::vector<std::vector<ElementRange>> SlicesOf(const Way& way, const BucketMap& buckets, int rank);
+  std::vector<std::vector<ElementRange>> SlicesOf(const Way& way, const BucketMap& buckets, int rank) const;
   absl::Status ShareMovingState() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   ExchangeCounters CountersOfAllMachines() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Drain() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -134,6 +137,7 @@ class PeerExchange final : public GradientExchange {
   void LetTheTrainerDrive() const;
   void StopBackground();
 
+  const int server_count_;
   Way way_;  // constant after Start; before it, the algorithm may be kFastest
   const HostSharing sharing_;
   const std::chrono::milliseconds stall_report_;

@@ -8,6 +8,7 @@
 #include "common/base/check.h"
 #include "common/base/status.h"
 #include "common/base/steady_time.h"
+#include "common/reduce/owner_map.h"
 #include "common/transport/collectives.h"
 #include "common/transport/shard_wire.h"
 
@@ -57,6 +58,7 @@ absl::Status SendStartToServers(MessagePump& pump, const JobSpec& job, std::span
   vectors.push_back(parameters);
   // Only rank 0 has anything to send.
   const int shards = pump.rank() == 0 ? ServerCount(pump) : 0;
+  const OwnerMap owners = OwnerMap::ShardRanges(ServerCount(pump));
   const auto route = [&pump](int shard) { return Route{.from = 0, .to = pump.worker_count() + shard}; };
   for (int shard = 0; shard < shards; ++shard) {
     std::byte has_state{!job.optimizer_state.empty()};
@@ -64,7 +66,7 @@ absl::Status SendStartToServers(MessagePump& pump, const JobSpec& job, std::span
   }
   for (int b = 0; b < job.buckets.bucket_count(); ++b) {
     for (int shard = 0; shard < shards; ++shard) {
-      const ElementRange slice = job.buckets.ShardSlice(b, shard, shards);
+      const ElementRange slice = owners.RangeOf(job.buckets.sum(b), shard);
       for (const std::span<const float> vector : vectors) {
         CHECK_EQ(std::ssize(vector), job.buckets.element_count());
         RETURN_IF_ERROR(TransferSlice(pump, route(shard), Writable(vector.subspan(slice.begin, slice.size())), start));
@@ -79,10 +81,11 @@ absl::Status FetchStateFromServers(MessagePump& pump, const JobSpec& job, std::s
   if (pump.rank() != 0) return absl::OkStatus();
   CHECK_EQ(std::ssize(state), StateVectorCount(job.optimizer));
   const CollectiveOptions options = {.what = "gathering the optimizer's state", .deadline = job.exchange_deadline};
-  for (int shard = 0; shard < ServerCount(pump); ++shard) {
+  const OwnerMap owners = OwnerMap::ShardRanges(ServerCount(pump));
+  for (int shard = 0; shard < owners.owner_count(); ++shard) {
     const int server = pump.worker_count() + shard;
     for (int b = 0; b < job.buckets.bucket_count(); ++b) {
-      const ElementRange slice = job.buckets.ShardSlice(b, shard, ServerCount(pump));
+      const ElementRange slice = owners.RangeOf(job.buckets.sum(b), shard);
       // A server answers one request at a time: it copies its state for each.
       for (int vector = 0; vector < std::ssize(state) && slice.size() > 0; ++vector) {
         const ShardRequest request = {.kind = ShardRequest::Kind::kFetchState, .bucket = b, .vector = vector};

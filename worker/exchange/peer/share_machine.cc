@@ -11,15 +11,16 @@
 namespace starring {
 namespace {
 
-BlockOwners LastOwners(const BucketMap& buckets) { return {buckets.last_block(), buckets.world_size()}; }
+OwnerMap OwnersOf(const BucketMap& buckets) { return OwnerMap::JoinedChunks(buckets.world_size()); }
 
 }  // namespace
 
 // Places begin at cache lines.
 int64_t ShareMachine::PlaceElements(const Options& options) {
   const int world_size = options.transport->world_size();
-  const int64_t longest =
-      std::max(ChunkElements(world_size), LastOwners(*options.buckets).SliceOf(options.transport->rank()).size());
+  const int64_t longest = std::max(
+      ChunkElements(world_size),
+      OwnersOf(*options.buckets).SliceOfBlock(options.buckets->last_block(), options.transport->rank()).size());
   return (longest + Layout::kAlignmentElements - 1) / Layout::kAlignmentElements * Layout::kAlignmentElements;
 }
 
@@ -30,12 +31,14 @@ int64_t ShareMachine::ScratchElements(const Options& options, int micro_batches)
 }
 
 ShareMachine::ShareMachine(const Options& options, int micro_batches)
-    : BlockMachine(options, {.groups_in_flight_max = RingBlocksInFlightMax(options.transport->world_size()),
-                             .scratch_elements = ScratchElements(options, micro_batches),
-                             .gradient_sends = options.transport->world_size() - 1,
-                             .last_block_is_apart = LastOwners(*options.buckets).are_few(),
-                             .one_block_groups = true}),
-      last_owners_(LastOwners(*options.buckets)),
+    : BlockMachine(options,
+                   {.groups_in_flight_max = RingBlocksInFlightMax(options.transport->world_size()),
+                    .scratch_elements = ScratchElements(options, micro_batches),
+                    .gradient_sends = options.transport->world_size() - 1,
+                    .last_block_is_apart = OwnersOf(*options.buckets).OwnersOfBlock(options.buckets->last_block()) <
+                                           options.transport->world_size(),
+                    .one_block_groups = true}),
+      owners_(OwnersOf(buckets())),
       contributors_(ContributorsOf(DealLeavesEvenly(micro_batches, world_size()))),
       place_elements_(PlaceElements(options)),
       contributors_of_(world_size()),
@@ -64,7 +67,7 @@ int ShareMachine::PeerOf(Operation operation) const {
 }
 
 ElementRange ShareMachine::OwnedOf(const Group& group, int rank) const {
-  return IsApart(group) ? last_owners_.SliceOf(rank) : RingChunk(group.range, rank, world_size());
+  return owners_.SliceOfBlock(group.range, rank);
 }
 
 std::span<const float> ShareMachine::GradientOf(const Group& group, size_t node, ElementRange range) const {

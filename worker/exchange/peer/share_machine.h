@@ -18,8 +18,8 @@
 #include <span>
 #include <vector>
 
-#include "common/job/block_owners.h"
 #include "common/job/leaf_shares.h"
+#include "common/reduce/owner_map.h"
 #include "worker/exchange/peer/block_machine.h"
 
 namespace starring {
@@ -45,7 +45,7 @@ class ShareMachine final : public BlockMachine {
   std::span<float> Place(const Group& group, size_t contributor) const;
   void AddAndApply(Group& group);
 
-  const BlockOwners last_owners_;  // of the vector's last block
+  const OwnerMap owners_;
   const std::vector<Contributor> contributors_;
   const int64_t place_elements_;
   std::vector<int> leaves_;                                // by contributor

@@ -17,6 +17,7 @@
 #include "common/host/machine_limits.h"
 #include "common/job/leaf_shares.h"
 #include "common/network/address.h"
+#include "common/reduce/owner_map.h"
 #include "common/wire/grpc_transport.h"
 #include "common/wire/shared_memory.h"
 #include "worker/exchange/star/star_client.h"
@@ -73,6 +74,7 @@ class StarExchange final : public GradientExchange {
   [[nodiscard]] bool Release() override;
   absl::Status Finish() override;
   ExchangeCounters counters() const override;
+  OwnerMap owners() const override { return OwnerMap::ShardRanges(shard_count()); }
 
  private:
   int shard_count() const { return static_cast<int>(options_.addresses.size()); }
@@ -84,7 +86,7 @@ class StarExchange final : public GradientExchange {
     const int first = static_cast<int>(int64_t{job_.rank} * shard_count() / job_.world_size);
     for (int i = 0; i < shard_count(); ++i) {
       const int shard = (first + i) % shard_count();
-      const ElementRange slice = job_.buckets.ShardSlice(bucket, shard, shard_count());
+      const ElementRange slice = owners().RangeOf(job_.buckets.sum(bucket), shard);
       // A short bucket may have nothing for some shards. They get no request, and the server does not wait for any
       // (ContributionSum::CountStep).
       if (slice.size() > 0) visit(shard, slice);

@@ -318,7 +318,9 @@ TEST(BlockMachine, HasATagForEveryMessageOfTheLargestJob) {
   for (const int rank : {0, 511, kWorldSizeMax - 1}) {
     for (const char* const kind : {"ring", "chain", "tree"}) {
       SCOPED_TRACE(testing::Message() << kind << ", rank " << rank);
-      auto owned = OwnedSlices::Create({.slices = {buckets.RingSlice(0, rank)}, .element_count = job.element_count});
+      auto owned =
+          OwnedSlices::Create({.slices = {OwnerMap::SplitChunks(buckets.world_size()).SliceOf(buckets.sum(0), rank)},
+                               .element_count = job.element_count});
       CHECK_OK(owned);
       HostSliceOwner owner(*std::move(owned));
       NotingTransport transport(rank);

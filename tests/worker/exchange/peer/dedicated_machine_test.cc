@@ -30,7 +30,7 @@ class EchoServer final : public Transport::Poster {
         slices_(buckets.bucket_count()),
         transport_(std::move(transport)) {
     for (int b = 0; b < buckets.bucket_count(); ++b) {
-      slices_[b].resize(buckets_.ShardSlice(b, shard_, shard_count_).size());
+      slices_[b].resize(OwnerMap::ShardRanges(shard_count_).RangeOf(buckets_.sum(b), shard_).size());
       if (!slices_[b].empty()) Receive(b);
     }
   }
@@ -113,7 +113,7 @@ void Exchange(int64_t element_count, int server_count, int steps) {
     for (int b = 0; b < buckets.bucket_count(); ++b) {
       EXPECT_TRUE(machine.IsReady(b));
       for (int shard = 0; shard < server_count; ++shard) {
-        const ElementRange slice = buckets.ShardSlice(b, shard, server_count);
+        const ElementRange slice = OwnerMap::ShardRanges(server_count).RangeOf(buckets.sum(b), shard);
         for (int64_t i = slice.begin; i < slice.end; ++i) {
           ASSERT_EQ(parameters[i], gradient[i] + 1000.0f * static_cast<float>(shard + 1)) << i;
         }

@@ -12,14 +12,10 @@ namespace starring {
 namespace {
 
 OwnedSlices SlicesOf(const ExampleJob& job, const BucketMap& buckets, MachineKind kind, int rank) {
+  const OwnerMap owners =
+      kind == MachineKind::kRing ? OwnerMap::SplitChunks(job.world_size) : OwnerMap::JoinedChunks(job.world_size);
   std::vector<std::vector<ElementRange>> slices;
-  for (int b = 0; b < buckets.bucket_count(); ++b) {
-    if (job.world_size == 1) {
-      slices.push_back({buckets.bucket(b)});
-    } else {
-      slices.push_back(kind == MachineKind::kRing ? buckets.RingSlice(b, rank) : buckets.DirectSlice(b, rank));
-    }
-  }
+  for (int b = 0; b < buckets.bucket_count(); ++b) slices.push_back(owners.SliceOf(buckets.sum(b), rank));
   LearningRateSchedule schedule;
   schedule.base = 0.125;
   auto owned = OwnedSlices::Create({.slices = std::move(slices),

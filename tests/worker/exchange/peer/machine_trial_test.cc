@@ -21,7 +21,8 @@ absl::StatusOr<double> TimeARing(InMemoryNetwork& network, int rank, absl::Durat
   MessagePump pump(transport.get(), {});
   const BucketMap buckets = ExampleJob{.element_count = 100'000, .bucket_bytes = 1, .world_size = 2}.Buckets();
   std::vector<std::vector<ElementRange>> slices;
-  for (int b = 0; b < buckets.bucket_count(); ++b) slices.push_back(buckets.RingSlice(b, rank));
+  for (int b = 0; b < buckets.bucket_count(); ++b)
+    slices.push_back(OwnerMap::SplitChunks(buckets.world_size()).SliceOf(buckets.sum(b), rank));
   auto trial = MachineTrial::Create({.buckets = buckets, .slices = slices, .optimizer = {}, .own_gradient = {}});
   CHECK_OK(trial);
   const auto seconds = (*trial)->Time(

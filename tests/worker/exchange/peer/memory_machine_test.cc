@@ -53,10 +53,8 @@ class Rank {
                {.rank = rank, .world_size = job.world_size, .bucket_count = buckets_.bucket_count()}),
         transport_(shared.network.CreateTransport(rank)) {
     std::vector<std::vector<ElementRange>> slices;
-    for (int b = 0; b < buckets_.bucket_count(); ++b) {
-      const ElementRange slice = buckets_.RankSlice(b, rank);
-      slices.push_back(slice.size() > 0 ? std::vector{slice} : std::vector<ElementRange>());
-    }
+    const OwnerMap owners = OwnerMap::Ranges(buckets_.world_size());
+    for (int b = 0; b < buckets_.bucket_count(); ++b) slices.push_back(owners.SliceOf(buckets_.sum(b), rank));
     LearningRateSchedule schedule;
     schedule.base = 0.125;  // the reference's
     auto owned = OwnedSlices::Create({.slices = std::move(slices),
@@ -197,7 +195,7 @@ TEST(MemoryMachine, UpdatesInPieces) {
   zero.Submit(0, job.Gradient(0, 0));
   one.Submit(0, job.Gradient(1, 0));
   const std::vector<float> before = job.InitialParameters(), after = job.Reference(1);
-  const int64_t begin = shared.buckets.RankSlice(0, 0).begin;
+  const int64_t begin = OwnerMap::Ranges(shared.buckets.world_size()).RangeOf(shared.buckets.sum(0), 0).begin;
   for (int64_t piece = 0; piece < 3; ++piece) {
     zero.Poll();
     EXPECT_EQ(shared.parameters[begin + piece * 32768 + 32767], after[begin + piece * 32768 + 32767]) << piece;

@@ -13,7 +13,6 @@
 #include "common/arithmetic/reduction_order.h"
 #include "common/base/check.h"
 #include "common/base/limits.h"
-#include "common/job/block_owners.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/common/transport/in_memory_transport.h"
@@ -71,8 +70,8 @@ std::vector<Outcome> RunAll(const Training& training, Algorithm algorithm, uint6
 class PeerExchangeRanks : public testing::TestWithParam<int> {
  protected:
   static int64_t Block() { return ReductionBlockElements(GetParam()); }
-  // The last block of a vector is short, and yet so long that every rank owns a part of it (common/job/block_owners.h).
-  static int64_t Short() { return GetParam() * BlockOwners::kSliceBytesMin / static_cast<int64_t>(sizeof(float)); }
+  // The last block of a vector is short, and yet so long that every rank owns a part of it (common/reduce/owner_map.h).
+  static int64_t Short() { return GetParam() * OwnerMap::kSliceBytesMin / static_cast<int64_t>(sizeof(float)); }
 };
 
 INSTANTIATE_TEST_SUITE_P(Ranks, PeerExchangeRanks, testing::Values(1, 2, 3, 5));
