@@ -1,6 +1,5 @@
 // A reduce machine carries out a rank's reductions (reduction.h), driven by a transport's completions. There are two:
-// the star (reduce_star.h) and the ring (reduce_ring.h). They differ from the machines of worker/exchange/peer, which
-// turn gradients of one parameter vector into parameters: here arrays of any lengths come and go, and are only added.
+// the star (reduce_star.h) and the ring (reduce_ring.h).
 //
 // Heads. When a rank begins a reduction it sends the head to its right neighbour, and compares its own with the one
 // that comes from the left; if ranks disagree, at least one of them finds it. With servers all ranks send theirs to all

@@ -73,8 +73,7 @@ std::string DescribeReduction(const ReductionHead& head) {
   return absl::StrCat("step ", head.step, ", bucket ", head.bucket);
 }
 
-int HeadTagNumber(const ReductionHead& head, int64_t count) {
-  CHECK_GE(count, 1);
+uint64_t HashOf(const ReductionHead& head) {
   // The steps of splitmix64, so that heads which differ in one field do not meet in a few numbers.
   uint64_t hash = 0;
   const uint64_t fields[] = {static_cast<uint64_t>(head.bucket), static_cast<uint64_t>(head.step), head.layout,
@@ -86,7 +85,12 @@ int HeadTagNumber(const ReductionHead& head, int64_t count) {
     hash = (hash ^ hash >> 27) * 0x94d049bb133111eb;
     hash ^= hash >> 31;
   }
-  return static_cast<int>(hash % static_cast<uint64_t>(count));
+  return hash;
+}
+
+int HeadTagNumber(const ReductionHead& head, int64_t count) {
+  CHECK_GE(count, 1);
+  return static_cast<int>(HashOf(head) % static_cast<uint64_t>(count));
 }
 
 }  // namespace starring

@@ -56,6 +56,9 @@ absl::Status CheckSameHead(const RankAndHead& a, const RankAndHead& b);
 // "step 12, bucket 3"
 std::string DescribeReduction(const ReductionHead& head);
 
+// Equal heads have equal hashes, on all ranks.
+uint64_t HashOf(const ReductionHead& head);
+
 // A number from 0 to `count` - 1 that follows from the head: messages of reductions on which ranks disagree have
 // different tags, and are not taken for each other. REQUIRES: count >= 1.
 int HeadTagNumber(const ReductionHead& head, int64_t count);

@@ -36,6 +36,11 @@ class RingMemory {
   // ChunkBytesFor(world_size) bytes each: a partial sum, and a sum.
   std::span<std::byte> Partial(int slot, int hop) const { return Place(2 * slot, hop); }
   std::span<std::byte> Sum(int slot, int hop) const { return Place(2 * slot + 1, hop); }
+  // Partial, as what it holds.
+  std::span<float> PartialFloats(int slot, int hop) const {
+    const std::span<std::byte> place = Partial(slot, hop);
+    return {reinterpret_cast<float*>(place.data()), place.size() / sizeof(float)};
+  }
 
  private:
   std::span<std::byte> Place(int row, int hop) const {

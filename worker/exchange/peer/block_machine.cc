@@ -5,6 +5,7 @@
 
 #include "common/arithmetic/reduction_order.h"
 #include "common/base/check.h"
+#include "common/base/limits.h"
 
 namespace starring {
 namespace {
@@ -42,8 +43,8 @@ BlockMachine::BlockMachine(const Options& options, const Plan& plan)
       group_elements_(plan.one_block_groups ? block_elements_ : GroupElements(options)),
       apart_begin_(plan.last_block_is_apart ? buckets_.last_block().begin : buckets_.element_count()),
       tag_sets_((transport_.tag_max() + int64_t{1} - first_tag_) / std::max(1, 2 * round_count())),
-      gradient_sends_(plan.gradient_sends),
-      groups_(options.groups_in_flight_max > 0 ? options.groups_in_flight_max : plan.groups_in_flight_max),
+      groups_(options.groups_in_flight_max > 0 ? options.groups_in_flight_max
+                                               : RingBlocksInFlightMax(transport_.world_size())),
       unready_groups_(buckets_.bucket_count(), 0),
       submitted_ns_(track_ == nullptr ? 0 : buckets_.bucket_count(), 0) {
   CHECK_EQ(buckets_.world_size(), world_size_);
@@ -90,7 +91,7 @@ void BlockMachine::StartGroups() {
     group->range = {head.next_begin, GroupEnd(head.next_begin, range.end)};
     group->is_packed = group->range.size() > block_elements_;
     group->gradient = head.gradient.data() + (group->range.begin - range.begin);
-    group->before_ready = 2 * round_count() + gradient_sends_;
+    group->before_ready = 3 * round_count();
     group->before_free = 4 * round_count();
     ++active_count_;
     head.next_begin = group->range.end;
@@ -142,10 +143,7 @@ void BlockMachine::OnCompletion(uint64_t operation) {
 }
 
 // The sends of the gather phase are left out: they read parameters, which the trainer only reads as well.
-bool BlockMachine::TrainerNeeds(Operation operation) const {
-  if (operation.phase == Phase::kReduceSend) return operation.round < gradient_sends_;
-  return operation.phase != Phase::kGatherSend;
-}
+bool BlockMachine::TrainerNeeds(Operation operation) const { return operation.phase != Phase::kGatherSend; }
 
 void BlockMachine::CountReady(const Group& group) {
   if (--unready_groups_[group.bucket] > 0 || track_ == nullptr) return;

@@ -1,4 +1,4 @@
-// What the machines that exchange reduction blocks among ranks have in common: ring_machine.h and direct_machine.h.
+// What the machines of the co-located star over messages have in common: direct_machine.h and share_machine.h.
 //
 // Words. There are N ranks. A reduction block is cut in N ring chunks (common/arithmetic/reduction_order.h); rank c
 // owns chunk c. A *group* is the unit that a machine works on: as many consecutive blocks of a bucket as a message of
@@ -46,7 +46,7 @@ class BlockMachine : public BucketMachine {
  public:
   struct Options {
     const BucketMap* buckets = nullptr;
-    SliceOwner* owner = nullptr;  // owns this rank's RingSlice of every bucket
+    SliceOwner* owner = nullptr;  // owns this rank's part of every bucket (OwnerMap::JoinedChunks)
     std::span<float> parameters;  // the parameter vector, in the owner's memory, as gradients are
     Transport* transport = nullptr;
     TraceTrack* track = nullptr;   // the track of the thread that drives the machine; null: there is no trace
@@ -89,9 +89,7 @@ class BlockMachine : public BucketMachine {
 
   // What a machine decides when it is made.
   struct Plan {
-    int groups_in_flight_max = 0;  // unless Options has a number
     int64_t scratch_elements = 0;  // of each slot
-    int gradient_sends = 0;        // the reduce rounds, from 0 on, whose sends read the gradient
     // The vector's last block is a group by itself. Not each rank sends and receives in each of its rounds: StartGroup
     // corrects before_ready and before_free.
     bool last_block_is_apart = false;
@@ -117,8 +115,8 @@ class BlockMachine : public BucketMachine {
 
   // The elements of a message with `chunk` of the group.
   int64_t ChunkSize(const Group& group, int chunk) const { return PackedChunk(group, chunk).size(); }
-  // Where messages with the chunk's new parameters, and a ring's partial sums of it, arrive and leave: at the chunk's
-  // place in the parameter vector or, packed, in memory of the slot.
+  // Where messages with the chunk's new parameters arrive and leave: at the chunk's place in the parameter vector or,
+  // packed, in memory of the slot.
   std::span<float> Landing(const Group& group, int chunk) const;
   // This rank's gradient of the chunk as a message; packed, it is in Landing, which nothing else may use meanwhile.
   std::span<const float> Contribution(const Group& group, int chunk);
@@ -208,7 +206,6 @@ class BlockMachine : public BucketMachine {
   const int64_t group_elements_;  // of all but the last group of a bucket
   const int64_t apart_begin_;     // of the last block if it is a group by itself, else past the vector's end
   const int64_t tag_sets_;        // a group uses one of them: two tags a round
-  const int gradient_sends_;
 
   std::deque<Submitted> queue_;  // at most one entry a bucket
   std::vector<Group> groups_;    // by slot

@@ -1,7 +1,8 @@
 // A bucket machine turns submitted gradients into new parameters, bucket by bucket, driven by a transport's
-// completions. There are four: the ring (ring_machine.h) and the co-located star (direct_machine.h), which have
-// reduction blocks and much else in common (block_machine.h), that star in memory that the ranks share
-// (memory_machine.h), and the control (below), which leaves the sum to the library's allreduce.
+// completions. There are six: the ring (ring_machine.h); the co-located star, plain (direct_machine.h) and with
+// micro-batches (share_machine.h), which have much in common (block_machine.h), and in memory that the ranks share
+// (memory_machine.h); a star's worker whose servers are ranks (dedicated_machine.h); and the control (below), which
+// leaves the sum to the library's allreduce.
 //
 // A machine never waits, starts no thread and reads no clock but for traces. Thread safety: none; one thread at a time.
 #ifndef STARRING_WORKER_EXCHANGE_PEER_BUCKET_MACHINE_H_

@@ -30,10 +30,7 @@ bool HasFewOwners(const BucketMap& buckets) {
 }  // namespace
 
 DirectMachine::DirectMachine(const Options& options, SumOrder order)
-    : BlockMachine(options, {.groups_in_flight_max = RingBlocksInFlightMax(options.transport->world_size()),
-                             .scratch_elements = ScratchElements(options, order),
-                             // Every contribution is sent from the gradient.
-                             .gradient_sends = options.transport->world_size() - 1,
+    : BlockMachine(options, {.scratch_elements = ScratchElements(options, order),
                              .last_block_is_apart = HasFewOwners(*options.buckets)}),
       owners_(OwnerMap::JoinedChunks(world_size())),
       held_max_(HeldMax(order, *options.transport)),

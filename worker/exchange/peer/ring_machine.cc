@@ -1,79 +1,91 @@
 #include "worker/exchange/peer/ring_machine.h"
 
-#include <span>
+#include <algorithm>
+#include <chrono>
 
-#include "common/base/limits.h"
+#include "common/arithmetic/reduction_order.h"
+#include "common/base/check.h"
 
 namespace starring {
 
-RingMachine::RingMachine(const Options& options)
-    : BlockMachine(options, {.groups_in_flight_max = RingBlocksInFlightMax(options.transport->world_size()),
-                             .scratch_elements = MessageElementsMax(options),
-                             // The other hops send a partial sum.
-                             .gradient_sends = 1}) {}
-
-int RingMachine::PeerOf(Operation operation) const {
-  const bool sends = operation.phase == Phase::kReduceSend || operation.phase == Phase::kGatherSend;
-  return sends ? Right(1) : Left(1);
+RingMachine::RingMachine(const BlockMachine::Options& options)
+    : buckets_(*options.buckets),
+      owner_(*options.owner),
+      parameters_(options.parameters),
+      track_(options.track),
+      gradients_(buckets_.bucket_count()) {
+  CHECK_EQ(buckets_.world_size(), options.transport->world_size());
+  CHECK_EQ(buckets_.element_count(), parameters_.size());
+  if (options.transport->world_size() == 1) return;
+  // Packing reads and writes floats, and those of a GPU are out of reach. All ranks have GPUs then, or none has.
+  const bool is_on_host = owner_.own_parameters().empty();
+  ring_.emplace(Ring::Options{.transport = options.transport,
+                              .sink = this,
+                              .first_tag = options.first_tag,
+                              .message_bytes_max = is_on_host ? kChunkBytesMax : 0,
+                              .sum_elements_max = buckets_.bucket_bytes() / static_cast<int64_t>(sizeof(float)),
+                              .groups_in_flight_max = options.groups_in_flight_max,
+                              .track = track_,
+                              .own = {},
+                              .right = {}});
 }
 
-void RingMachine::StartGroup(Group& group) {
-  const int hops = round_count();
-  // All receives of partial sums are posted before the first send. A message for which no receive is posted would be
-  // copied by MPI, or would wait.
-  for (int hop = 0; hop < hops; ++hop) {
-    const int chunk = Left(2 + hop);
-    const bool owned = hop == hops - 1;
-    Receive(group, {.phase = Phase::kReduceReceive, .round = hop},
-            owned ? group.scratch.first(ChunkSize(group, chunk)) : Landing(group, chunk));
+void RingMachine::Submit(int64_t step, int bucket, std::span<const float> gradient) {
+  const ElementRange range = buckets_.bucket(bucket);
+  CHECK_EQ(gradient.size(), range.size());
+  CHECK(IsReady(bucket)) << "bucket " << bucket << " submitted twice without Await";
+  if (!ring_.has_value()) {
+    const TraceSpan span(track_, "apply", {.step = step, .bucket = bucket});
+    return Apply({.step = step, .bucket = bucket, .range = range, .sum = gradient, .parameters = Parameters(range)});
   }
-  const int first = Left(1);
-  Send(group, {.phase = Phase::kReduceSend, .round = 0}, Contribution(group, first));
-  // No partial sum passes through this chunk's place in the parameter vector, because its reduction starts here. So its
-  // new parameters may arrive at any time, unless the gradient is sent from that place.
-  if (!group.is_packed) Receive(group, {.phase = Phase::kGatherReceive, .round = 0}, Landing(group, first));
+  gradients_[bucket] = gradient.data();
+  ring_->Submit({.number = bucket, .elements = range, .labels = {.step = step, .bucket = bucket}});
 }
 
-void RingMachine::Advance(Group& group, Operation operation) {
-  const int hop = operation.round;
-  switch (operation.phase) {
-    case Phase::kReduceSend:
-      // The new parameters overwrite what was sent, so their receive must not be posted before it has been sent.
-      if (hop > 0 || group.is_packed) {
-        Receive(group, {.phase = Phase::kGatherReceive, .round = hop}, Landing(group, Left(1 + hop)));
-      }
-      break;
-    case Phase::kReduceReceive:
-      OnReduceReceived(group, hop);
-      break;
-    case Phase::kGatherSend:
-      break;
-    case Phase::kGatherReceive:
-      OnGatherReceived(group, hop);
-      break;
-  }
+BucketMachine::InFlight RingMachine::Oldest() const {
+  CHECK(!IsIdle());
+  const RingSum& sum = *ring_->Oldest();
+  return {.step = sum.labels.step, .bucket = sum.labels.bucket};
 }
 
-void RingMachine::OnReduceReceived(Group& group, int hop) {
-  const int chunk = Left(2 + hop);
-  const std::span<float> landing = Landing(group, chunk);
-  // After N - 1 hops the chunk is this rank's own, since Left(N) is the rank itself.
-  if (hop < round_count() - 1) {
-    // AddContribution has ended when it returns, so MPI may read the sum from its place. Nothing is received there
-    // until the send has completed (Advance).
-    AddContribution(group, chunk, landing);
-    Send(group, {.phase = Phase::kReduceSend, .round = hop + 1}, landing);
-    return;
-  }
-  ApplyOwnChunk(group, {.sum = group.scratch.first(landing.size()), .last = {}});
-  Send(group, {.phase = Phase::kGatherSend, .round = 0}, landing);
+ExchangeCounters RingMachine::counters() const {
+  return {.bytes_sent = ring_.has_value() ? ring_->bytes_sent() : 0,
+          .bytes_received = ring_.has_value() ? ring_->bytes_received() : 0,
+          .optimizer_seconds = optimizer_seconds_};
 }
 
-void RingMachine::OnGatherReceived(Group& group, int hop) {
-  const int chunk = Left(1 + hop);
-  // The right neighbour owns the chunk of the last hop and has its parameters already.
-  if (hop < round_count() - 1) Send(group, {.phase = Phase::kGatherSend, .round = hop + 1}, Landing(group, chunk));
-  TakeParameters(group, chunk);
+std::span<const float> RingMachine::Contribution(const RingSum& sum, ElementRange range) {
+  const int64_t at = range.begin - sum.elements.begin;
+  return {gradients_[sum.number] + at, static_cast<size_t>(range.size())};
 }
+
+void RingMachine::CopyContribution(const RingSum& sum, ElementRange range, std::span<float> out) {
+  std::ranges::copy(Contribution(sum, range), out.begin());
+}
+
+void RingMachine::Add(const RingSum& sum, ElementRange range, std::span<float> partial) {
+  owner_.Add(Contribution(sum, range), partial);
+}
+
+void RingMachine::Finish(const RingSum& sum, ElementRange range, std::span<float> partial) {
+  Apply({.step = sum.labels.step,
+         .bucket = sum.labels.bucket,
+         .range = range,
+         .sum = partial,
+         .last = Contribution(sum, range),
+         .parameters = Parameters(range)});
+}
+
+void RingMachine::Apply(const ApplyArgs& args) {
+  const auto start = std::chrono::steady_clock::now();
+  owner_.Apply(args);
+  optimizer_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+std::span<std::byte> RingMachine::Result(const RingSum& /*sum*/, ElementRange range) {
+  return std::as_writable_bytes(Parameters(range));
+}
+
+void RingMachine::OnReady(const RingSum& sum) { gradients_[sum.number] = nullptr; }
 
 }  // namespace starring

@@ -1,44 +1,56 @@
-// A ring's reduce-scatter, optimizer and allgather as one pipeline over groups of reduction blocks.
-//
-// Words: block_machine.h's, and these. Every rank sends to its right neighbour (rank + 1) and receives from its left
-// one. A *hop* is a round: one message of one chunk.
-//
-//   reduce   Chunk c starts at rank c + 1 with that rank's gradient and travels right. Each rank that receives the
-//            partial sum adds its own gradient and passes the sum on. N - 1 hops bring it to rank c: contributions
-//            c + 1, c + 2, ..., c are added left to right, which is the order that reduction_order.h states.
-//   apply    Rank c adds its own gradient, the last one, and applies the optimizer in the same pass over memory.
-//   gather   The new parameters of chunk c travel right from rank c, N - 1 hops.
-//
-// Rank r receives in reduce hop h chunk r - 2 - h (and sends r - 1 - h), in gather hop h chunk r - 1 - h (and sends
-// r - h), all modulo N. Reduce hop 0 sends from the gradient. The other hops send from the place where the partial sum
-// was received: the chunk's place in the parameter vector, because only the owner still needs the chunk's old
-// parameters. The sum of the owned chunk is received in a scratch buffer. So no byte is copied on our side, unless a
-// group has several blocks: then gradients of one chunk, and the new parameters, are copied once.
-//
-// Cost per group of L elements: every rank sends and receives 2 (N - 1) messages, together 2 L (N - 1) / N elements,
-// which is the least an allreduce can do (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
-// workstations", 2009), and adds L (N - 1) / N elements. 2 (N - 1) messages follow one after the other.
-//
-// There is no deadlock inside a group: a hop needs the hop before it at the left neighbour, and nothing else.
+// The ring (common/reduce/ring.h) over the buckets of a job: contributions are gradients, and a result is a chunk's new
+// parameters.
 #ifndef STARRING_WORKER_EXCHANGE_PEER_RING_MACHINE_H_
 #define STARRING_WORKER_EXCHANGE_PEER_RING_MACHINE_H_
 
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "common/job/bucket_map.h"
+#include "common/metrics/trace.h"
+#include "common/reduce/ring.h"
+#include "common/transport/transport.h"
 #include "worker/exchange/peer/block_machine.h"
+#include "worker/exchange/peer/bucket_machine.h"
+#include "worker/exchange/slice_owner.h"
 
 namespace starring {
 
-class RingMachine final : public BlockMachine {
+class RingMachine final : public BucketMachine, private RingSink {
  public:
-  // All pointers outlive the machine.
-  explicit RingMachine(const Options& options);
+  // All pointers outlive the machine. `owner` owns this rank's chunks of every bucket.
+  explicit RingMachine(const BlockMachine::Options& options);
+
+  void Submit(int64_t step, int bucket, std::span<const float> gradient) override;
+  bool IsReady(int bucket) const override { return gradients_[bucket] == nullptr; }
+  bool IsIdle() const override { return !ring_.has_value() || ring_->Oldest() == nullptr; }
+  InFlight Oldest() const override;
+  ExchangeCounters counters() const override;
+  void OnCompletion(uint64_t /*operation*/) override { CHECK(false) << "the ring posts its operations itself"; }
 
  private:
-  void StartGroup(Group& group) override;
-  void Advance(Group& group, Operation operation) override;
-  int PeerOf(Operation operation) const override;
+  std::span<float> Allocate(int64_t count) override { return owner_.Allocate(count); }
+  std::span<const float> Contribution(const RingSum& sum, ElementRange range) override;
+  void CopyContribution(const RingSum& sum, ElementRange range, std::span<float> out) override;
+  void Add(const RingSum& sum, ElementRange range, std::span<float> partial) override;
+  void Finish(const RingSum& sum, ElementRange range, std::span<float> partial) override;
+  std::span<std::byte> Result(const RingSum& sum, ElementRange range) override;
+  void OnReady(const RingSum& sum) override;
+  void OnDone(const RingSum& /*sum*/) override {}
 
-  void OnReduceReceived(Group& group, int hop);
-  void OnGatherReceived(Group& group, int hop);
+  std::span<float> Parameters(ElementRange range) const { return parameters_.subspan(range.begin, range.size()); }
+  void Apply(const ApplyArgs& args);
+
+  const BucketMap& buckets_;
+  SliceOwner& owner_;
+  const std::span<float> parameters_;
+  TraceTrack* const track_;
+  std::vector<const float*> gradients_;  // by bucket; null: not in flight
+  double optimizer_seconds_ = 0;
+  std::optional<Ring> ring_;  // none with one rank
 };
 
 }  // namespace starring

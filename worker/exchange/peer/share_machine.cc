@@ -32,9 +32,7 @@ int64_t ShareMachine::ScratchElements(const Options& options, int micro_batches)
 
 ShareMachine::ShareMachine(const Options& options, int micro_batches)
     : BlockMachine(options,
-                   {.groups_in_flight_max = RingBlocksInFlightMax(options.transport->world_size()),
-                    .scratch_elements = ScratchElements(options, micro_batches),
-                    .gradient_sends = options.transport->world_size() - 1,
+                   {.scratch_elements = ScratchElements(options, micro_batches),
                     .last_block_is_apart = OwnersOf(*options.buckets).OwnersOfBlock(options.buckets->last_block()) <
                                            options.transport->world_size(),
                     .one_block_groups = true}),

@@ -327,7 +327,7 @@ TEST(BlockMachine, HasATagForEveryMessageOfTheLargestJob) {
       std::vector<float> parameters(job.element_count);
       const BlockMachine::Options options = {
           .buckets = &buckets, .owner = &owner, .parameters = parameters, .transport = &transport, .first_tag = 16};
-      std::unique_ptr<BlockMachine> machine;
+      std::unique_ptr<BucketMachine> machine;
       if (kind == std::string("ring")) {
         machine = std::make_unique<RingMachine>(options);
       } else {

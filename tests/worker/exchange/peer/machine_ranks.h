@@ -38,7 +38,7 @@ class MachineRanks {
   ~MachineRanks();
 
   int bucket_count() const { return buckets_.bucket_count(); }
-  BlockMachine& machine(int rank) { return *machines_[rank]; }
+  BucketMachine& machine(int rank) { return *machines_[rank]; }
   const std::vector<float>& parameters(int rank) const { return parameters_[rank]; }
   InMemoryNetwork& network() { return network_; }
   // What the rank's machine has allocated.
@@ -67,7 +67,7 @@ class MachineRanks {
   std::vector<std::unique_ptr<CountingOwner>> owners_;
   std::vector<std::vector<float>> parameters_;
   std::vector<std::unique_ptr<Transport>> transports_;
-  std::vector<std::unique_ptr<BlockMachine>> machines_;
+  std::vector<std::unique_ptr<BucketMachine>> machines_;
 };
 
 }  // namespace starring
