@@ -86,7 +86,7 @@ void ParameterServer::Core::TickElastic(Clock::time_point now) {
     LeaveGeneration(prepared_);
     return End(*end_);
   }
-  // Without its coordinator a shard is of no use to anybody.
+  // A shard cannot work without the coordinator.
   if (member_->disconnected_for() > loss_deadline()) {
     End(absl::UnavailableError(absl::StrCat("the coordinator ", options_.elastic.coordinator,
                                             " cannot be reached within ", absl::FormatDuration(loss_deadline()), ": ",
@@ -146,7 +146,7 @@ void ParameterServer::Core::LeaveGeneration(int64_t number) {
   for (const auto& [call, pending] : std::exchange(pending_joins_, {})) {
     call->Refuse(absl::FailedPreconditionError("the generation is over"));
   }
-  // What still arrives on these lanes counts for nobody. Their ends are heard when the job is gone.
+  // Ignore anything that still arrives on these lanes. They end after the job is gone.
   for (const auto& [id, lane] : std::exchange(lanes_by_id_, {})) {
     lane->id.reset();
     lane->Cancel();

@@ -17,7 +17,7 @@
 
 namespace starring {
 
-// As it is in memory, little-endian, it is also the message that says it.
+// Sent as is, in little-endian memory layout.
 struct ReductionHead {
   // kEnd: the rank closes the group; only servers are told, and the other fields mean nothing.
   enum class Kind : int32_t { kSum = 1, kEnd = 2 };

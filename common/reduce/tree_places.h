@@ -5,8 +5,8 @@
 // is a node of one rank. A *place* has memory for one node. The owner's own contribution is a node without a place,
 // where the training step has written it.
 //
-// Whenever both halves of a node are there, one is added to the other, and a place is free again. So with contributions
-// in the order rank + 1, rank + 2, ..., as they come to owner `rank`, at most about log2 N places are taken for longer.
+// Whenever both halves of a node are there, one is added to the other, and a place is free again. Owner `rank`
+// gets contributions in the order rank + 1, rank + 2, ..., so at most about log2(N) places stay occupied.
 // Float addition is commutative: it does not matter which half is added to which. The two halves of the whole tree are
 // not added: the optimizer does that in its own pass.
 //

@@ -32,7 +32,7 @@ struct LaunchOptions {
   int process_restart_count = 0;  // of single processes, in one attempt
   std::string state_dir;          // of the servers; empty: a temporary folder
   std::string join;    // host:port: no job is started, workers are added to the elastic one whose shard 0 this is
-  std::string status;  // host:port: print how the elastic job is whose shard 0 this is, and end
+  std::string status;  // address of shard 0: print that job's status and exit
   bool check = false;  // the workers dial all processes that they will talk to, and end
   absl::Duration start_deadline = absl::Seconds(30);  // for the servers to listen
   absl::Duration stop_deadline = absl::Seconds(60);   // for the workers to save and leave after a signal
@@ -76,7 +76,7 @@ inline constexpr FlagRow kRows[] = {
     {"min_workers", "job", "elastic: with fewer workers the job waits for more, a minute",
      WholeAt<&L::min_workers>(1, kMicroBatchesMax)},
     {"restart_processes", "job",
-     "elastic: when a process dies, start it again, so often at most; --restarts is for when that is used up",
+     "elastic: restart a process that dies, at most this many times; then --restarts applies",
      WholeAt<&L::process_restart_count>(0, kRestartCountMax)},
     {"state_dir", "job",
      "elastic: folder for snapshots and the log of the run; with those of a run that has failed, that run goes on; "

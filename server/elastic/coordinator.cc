@@ -187,7 +187,7 @@ void Coordinator::OnDisconnect(uint64_t id, Time now) {
 
 void Coordinator::Tick(Time now) {
   if (ended_.has_value()) return;
-  // This process did not run: what it did not hear says nothing about others.
+  // If this process was paused, silence says nothing about the others.
   const MemberTimes& times = options_.times;
   if (now - std::exchange(last_tick_, now) > std::min({times.gone, times.silent, times.stuck}) / 2) {
     for (auto& [id, member] : members_) member.heard = member.down_since = member.last_progress = now;
@@ -259,8 +259,8 @@ std::string Coordinator::LossOf(uint64_t id, const Member& member, Time now) con
   if (member.worker.computes && idle > patience) {
     return absl::StrCat("is stuck: it has computed nothing for ", SecondsText(idle));
   }
-  // One that waits is missed by the shards as soon as another worker waits for it. No worker waits for one that is
-  // alone. Fetching a large model over a slow link, or from a slow disk, may take minutes in which it tells nothing.
+  // The shards notice a missing worker once another worker waits for it. No worker waits for one that is alone.
+  // Fetching a large model over a slow link, or from a slow disk, may take minutes without a report.
   const bool is_alone = running_ && IsInGeneration(id) && generation_->workers.size() == 1;
   if (is_alone && idle > std::max<std::chrono::duration<double>>(patience, kAlonePatience * options_.join_deadline)) {
     return absl::StrCat("is stuck: it has come no further for ", SecondsText(idle));
@@ -289,7 +289,7 @@ void Coordinator::GiveUp(uint64_t id, const std::string& why, Time now) {
   }
   const std::string cause = absl::StrCat(member.name, " ", why);
   Say(cause);
-  // What the process, if there still is one, hears is that it must begin anew.
+  // Tell the process, if it still runs, to start over.
   options_.send(id, {.kind = Order::Kind::kGivenUp, .text = why});
   // Nobody waits for it in this change. If it attends again, it is one that joins.
   const bool took_part = member.is_shard || ranks_.erase(id) > 0;

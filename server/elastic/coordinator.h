@@ -1,8 +1,8 @@
 // Decides an elastic run's generations (generation.h): who is in, where each begins, and when one is over. Shard 0 has
 // it. Knows nothing of gRPC: reports and orders are plain structs, and the time is passed in.
 //
-// Members are the shards, one process for each number, and workers. Each tells what it does, four times a second and
-// when something changes, and gets orders. The life of a generation g:
+// Members are the shards, one process for each number, and workers. Each member sends a status report four times a
+// second and on every change, and receives orders. The life of a generation g:
 //
 //   1. A cause: a member is gone, a worker's exchange has failed, workers have joined or want to leave, or other shares
 //      would be faster. For the last three the workers are told to stop first, and do so at the next snapshot, so that
@@ -12,17 +12,21 @@
 //   3. When all shards have prepared and all workers that were not given up are ready, `commit g` is logged: the newest
 //      snapshot that all shards have, the members, their shares. Shards get kServe, workers kTrain.
 //
-// An order is lost if its member has no connection just then. What a member has not obeyed a second later it is told
+// An order is lost if its member has no connection just then. An order that is not carried out within a second is sent
 // again; members know an order that they have obeyed by its number.
 //
 // Why nothing is computed twice or by two: a step needs every shard and every leaf, so no part of a generation can go
 // on alone; a new one needs the log, which has one writer.
 //
-// A member is given up when its connection is down for `gone`, when it is silent for `silent`, or when a worker
-// computes and finishes no leaf for `stuck`, or kStuckLeaves times the usual time of one, whichever is longer, or when
-// it does not end its part of a generation for as long after that was cut. A worker that is alone in its generation is
-// also given up when it comes no further for kAlonePatience join deadlines, whatever it does. A false alarm costs a
-// return to a snapshot, and no bit. A coordinator that was stopped itself gives everybody a new start.
+// The coordinator gives a member up in five cases:
+//   - its connection is down for `gone`;
+//   - it is silent for `silent`;
+//   - a worker computes and finishes no leaf for its patience: `stuck`, or kStuckLeaves times the usual time of a leaf
+//     if that is longer;
+//   - it does not end its part of a generation within its patience after that was cut;
+//   - a worker that is alone in its generation comes no further for kAlonePatience join deadlines, whatever it does.
+// A false alarm costs a return to a snapshot, and no bit. A coordinator that was stopped itself gives everybody a new
+// start.
 //
 // A shard whose disk fails has its snapshots in memory alone, and the run goes on with them. When the shard dies they
 // are lost: the run returns to the last ones that were on all disks, and says how far that is. It does so kStrikesMax

@@ -23,7 +23,7 @@ std::vector<uint64_t> Coordinator::ReadyWorkers() const {
 double Coordinator::SecondsPerLeaf(uint64_t id) const {
   const double own = members_.at(id).worker.seconds_per_leaf;
   if (own > 0) return own;
-  // Who has computed nothing yet counts as the others in the middle.
+  // A worker without timings is given the median.
   std::vector<double> known;
   for (const auto& [other, member] : members_) {
     if (!member.is_shard && member.worker.seconds_per_leaf > 0) known.push_back(member.worker.seconds_per_leaf);
@@ -53,8 +53,8 @@ std::string Coordinator::MissingWorker() const {
     if (found != members_.end() && IsInGeneration(id) && !IsReady(id)) {
       return absl::StrCat(found->second.name, " has not ended its step");
     }
-    // The workers of a coordinator that was started again find it soon after it listens. Who is later joins, and for
-    // one that died with it another one may have come.
+    // The workers of a coordinator that was started again find it soon after it listens. Latecomers join as new
+    // workers. A worker that died with it may already have a replacement.
     if (found == members_.end() && !has_committed_ && last_tick_ - options_.now < 2 * options_.times.gone &&
         ReadyWorkers().size() < generation_->workers.size()) {
       return "a worker of the last generation has not come back";

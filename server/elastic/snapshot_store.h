@@ -6,9 +6,8 @@
 // the steps before s (SetSideValues).
 //
 // Where they are. In memory, where they survive a worker. With a folder also in a file each, where they survive the
-// process: the page cache outlives it, so files are not flushed to the disk, unless `flush` says so. A file that cannot
-// be written costs its durability alone: the log says it once until one was written again, and the snapshot stays in
-// memory.
+// process: the page cache outlives it, so files are not flushed to the disk, unless `flush` says so. A failed
+// write loses durability only: the snapshot stays in memory, and the log says it once per outage.
 //
 // What is kept: everything from the newest snapshot on that all shards have durably (DropBefore), but of memory the
 // newest kInMemoryMax only, and kFilesMax files. What comes faster than the disk writes is left out there

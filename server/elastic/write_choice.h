@@ -27,7 +27,7 @@ class WriteChoice {
   bool Wants(int64_t step, Disk disk) {
     const int level = LevelOf(step);
     if (disk == Disk::kBusy) {
-      // Once for each write: a disk that hung for minutes is not slow for as long.
+      // Once per write: a disk that hung once is not treated as slow for minutes.
       if (level >= level_ && std::exchange(keeps_up_, false)) ++level_;
       return false;
     }

@@ -46,7 +46,7 @@ ShardRank::ShardRank(std::unique_ptr<Transport> transport, Options options)
     : options_(std::move(options)),
       rendezvous_(options_.shard, options_.shard_count, "",
                   [this](const Agreement& agreement, int) { return CheckAffordable(agreement); }),
-      // The workers find and report this server's stalls. Its own are ShardJob's, which asks by way of the pump.
+      // The workers find and report this server's stalls. ShardJob detects stalls of workers, using the pump.
       pump_(transport.get(),
             {.progress = &progress_,
              .on_heard =

@@ -111,7 +111,7 @@ class ShardRank final : private Transport::Poster {
 
   const Options options_;
   RunningClock clock_{Clock::now()};  // the job's time
-  ProgressState progress_;  // a server waits for workers, always: of others it is asked only whether it answers
+  ProgressState progress_;            // a server always waits for workers; peers only ask whether it responds
   Rendezvous rendezvous_;
   std::vector<ShardRequest> requests_;                         // by rank: the one that is arriving
   std::vector<std::vector<Slot>> slots_;                       // by rank and bucket

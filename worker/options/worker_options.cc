@@ -160,9 +160,9 @@ absl::Status ResolveTransport(const LauncherEnvironment& launcher, WorkerOptions
   return CheckTransport(launcher, options);
 }
 
-// How many leaves the sum of a step has. They bring the tree along: another order would depend on who adds.
+// How many leaves the sum of a step has. Micro-batches imply tree order; any other order would depend on the workers.
 absl::Status ResolveMicroBatches(const ParsedFlags& flags, WorkerOptions& options) {
-  // Who computes a leaf of an elastic run changes, and its bits must not.
+  // The worker that computes a leaf of an elastic run changes, and the bits must not.
   if (options.elastic && options.asked.micro_batches == 0) options.asked.micro_batches = std::nullopt;
   options.micro_batches = options.asked.micro_batches.value_or(AutoMicroBatches(options.global_batch));
   if (options.micro_batches == 0) return absl::OkStatus();

@@ -210,7 +210,7 @@ std::optional<absl::Status> Group::Wait(int64_t ticket, std::chrono::millisecond
   if (!changed_.WaitFor(mutex_, patience, is_over)) return std::nullopt;
   const auto found = tickets_.find(ticket);
   if (found == tickets_.end()) {
-    return absl::InvalidArgumentError(absl::StrCat("ticket ", ticket, " is none, or has ended already"));
+    return absl::InvalidArgumentError(absl::StrCat("unknown or finished ticket ", ticket));
   }
   const absl::Status status = found->second.status;
   tickets_.erase(found);

@@ -68,7 +68,7 @@ struct Segment {
   int64_t number = 1;
   int64_t first_step = 0;
   bool from_snapshot = false;
-  bool ends_run = false;  // somebody wants the run to end: no step is trained, and what there is is saved
+  bool ends_run = false;  // the run was asked to stop: train no step, save, and end
   int64_t snapshot_every = 1;
   std::vector<int> leaf_owners;
   std::function<bool()> stop;  // at the next snapshot

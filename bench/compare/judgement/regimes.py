@@ -22,7 +22,7 @@ from report import labels
 MEASURED, PLANNED = "Measured here", "Planned by bench:plan and not measured"
 TIE = "tie"
 UNDECIDED = "undecided"
-PLAN_ERROR = 0.10  # by so much a plan may be wrong, so a smaller difference is none
+PLAN_ERROR = 0.10  # a plan's error; smaller differences count as ties
 
 
 @dataclasses.dataclass(frozen=True)

@@ -46,7 +46,7 @@ class HostBoard {
   int64_t Arrive(int bucket) { return buckets_[bucket].arrivals.fetch_add(1) + 1; }
   int64_t Update(int bucket) { return buckets_[bucket].updates.fetch_add(1) + 1; }
 
-  // The counts, for as long as the memory. They are read with acquire order.
+  // The counters; valid as long as the memory. Read them with acquire order.
   const std::atomic<int64_t>& arrivals(int bucket) const { return buckets_[bucket].arrivals; }
   const std::atomic<int64_t>& updates(int bucket) const { return buckets_[bucket].updates; }
 

@@ -14,8 +14,7 @@ constexpr int64_t kLineElements = Layout::kAlignmentElements;
 constexpr int64_t kWindowElements = kDirectWindowBytes / static_cast<int64_t>(sizeof(float));
 static_assert(kChunkElementsMax % kLineElements == 0 && kWindowElements >= 2 * kChunkElementsMax);
 
-// Places that are not free when all contributions that have come are added: in a chain that of the sum, and in a tree
-// those of the sums that wait for their sibling.
+// Places still occupied after adding all arrivals: the sum's in a chain, the waiting partial sums' in a tree.
 int HeldMax(SumOrder order, const Transport& transport) {
   if (order == SumOrder::kChain || transport.world_size() == 1) return 1;
   return TreePlaces::HeldMax({.rank = transport.rank(), .world_size = transport.world_size()});
@@ -123,8 +122,8 @@ void DirectMachine::PostSends(Group& group, Progress& progress) {
 }
 
 void DirectMachine::PostReceives(Group& group, Progress& progress) {
-  // Of a chain, a place but the sum's is free again when its contribution has been added. Of a tree, at most held_max_
-  // places are not.
+  // In a chain, every place except the sum's is freed once its contribution is added. In a tree, at most held_max_
+  // places stay occupied.
   const bool is_chain = !progress.tree.has_value();
   const int others = progress.place_count - 1;
   const int postable = is_chain ? std::max(1, progress.added_count) + others : progress.added_count + progress.window;
