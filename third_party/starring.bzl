@@ -1,13 +1,18 @@
 """The rules that our BUILD files use: cc_library, cc_test and cc_binary with our options, and gRPC stubs.
 
-    load("//third_party:starring.bzl", "starring_cc_library", "starring_cc_test")
+    load("//third_party:starring.bzl", "starring_cc_library", "starring_cc_test", "starring_cc_unit")
 
-    starring_cc_library(
+    starring_cc_unit(                      # layout.h and layout.cc
         name = "layout",
-        srcs = ["layout.cc"],
-        hdrs = ["layout.h"],
         visibility = ["//worker:__subpackages__"],
         deps = ["//third_party/absl"],
+    )
+
+    starring_cc_library(                   # any other sources
+        name = "coordinator",
+        srcs = ["coordinator.cc", "coordinator_commit.cc"],
+        hdrs = ["coordinator.h"],
+        deps = [":generation_log"],
     )
 
     starring_cc_test(                      # in tests/<folder>/BUILD
@@ -101,6 +106,10 @@ def starring_cc_library(name, copts = [], deps = [], **kwargs):
         deps = deps + ["//third_party/absl:precompiled"],
         **kwargs
     )
+
+def starring_cc_unit(name, **kwargs):
+    """A library of one header and its source, both of which have its name."""
+    starring_cc_library(name = name, srcs = [name + ".cc"], hdrs = [name + ".h"], **kwargs)
 
 def starring_cc_binary(name, copts = [], deps = [], linkopts = [], **kwargs):
     native.cc_binary(

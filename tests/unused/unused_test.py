@@ -161,7 +161,7 @@ def find_unreached(libraries: list[list[str]], root: str) -> set[str]:
             with open(os.path.join(place, "BUILD"), encoding="utf-8") as file:
                 text = file.read()
             package = os.path.relpath(place, root)
-            for match in re.finditer(r'^starring_cc_library\(\n(.*?)^\)', text, re.M | re.S):
+            for match in re.finditer(r'^starring_cc_(?:library|unit)\(\n(.*?)^\)', text, re.M | re.S):
                 name = re.search(r'^    name = "(\w+)"', match[1], re.M)
                 if name and "testonly = True" not in match[1] and f"//{package}:{name[1]}" not in reached:
                     found.add(f"//{package}:{name[1]}")
