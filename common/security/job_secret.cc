@@ -10,6 +10,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/base/file_descriptor.h"
 #include "common/base/limits.h"
 #include "common/base/status.h"
 #include "common/security/hmac_sha256.h"
@@ -17,20 +18,6 @@
 
 namespace starring {
 namespace {
-
-class FileDescriptor {
- public:
-  explicit FileDescriptor(int fd) : fd_(fd) {}
-  FileDescriptor(const FileDescriptor&) = delete;
-  FileDescriptor& operator=(const FileDescriptor&) = delete;
-  ~FileDescriptor() {
-    if (fd_ >= 0) close(fd_);
-  }
-  int get() const { return fd_; }
-
- private:
-  const int fd_;
-};
 
 absl::Status SystemError(const std::string& path, int error) {
   const std::string text = absl::StrCat(path, ": ", std::strerror(error));
