@@ -1,5 +1,6 @@
-// What each kind of our own CPU loops gains: training steps of the shipped models, once as the device runs them and
-// once with one kind of operation computed by its plainest alternative. kernels/README.md has the result.
+// Measures the gain of each kind of our own CPU loops, in training steps of the shipped models. A step runs once as the
+// device runs it, and once with one kind of operation computed by its plainest alternative. kernels/README.md has the
+// result.
 //
 //   taskset -c 1 bazel-bin/bench/cpu_loops_bench --isa=avx512
 //

@@ -46,7 +46,7 @@ int Main(int argc, char** argv) {
     if (!absl::SimpleAtoi(argv[i + 1], &step.batch) || step.batch < 1) return Usage();
     steps.push_back(step);
   }
-  // What is left over is a model without a batch.
+  // An argument that is left over is a model without a batch.
   if (i < argc) return Usage();
   if (steps.empty()) {
     for (const char* const model : {"logreg", "mlp", "lenet5", "mnist_cnn", "resnet20"}) {

@@ -1,4 +1,4 @@
-// What a step costs the cores, for benchmarks.
+// Measures what a step costs the cores, for benchmarks.
 //
 // Thread safety: any thread may call ReadProcessorCost; values are plain.
 #ifndef STARRING_BENCH_PROCESSOR_COST_H_
@@ -9,7 +9,8 @@
 
 namespace starring {
 
-// Of all threads of a process. A switch is voluntary if the thread sleeps, and involuntary if it must give way.
+// The cost of all threads of a process. A switch is voluntary if the thread sleeps, and involuntary if it must give
+// way.
 struct ProcessorCost {
   double cpu_us = 0;  // user and system
   double voluntary_switches = 0;
@@ -30,7 +31,7 @@ struct ProcessorCost {
   }
 };
 
-// Since this process began.
+// The cost since this process began.
 inline ProcessorCost ReadProcessorCost() {
   rusage use = {};
   getrusage(RUSAGE_SELF, &use);

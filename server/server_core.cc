@@ -323,7 +323,7 @@ void ParameterServer::Core::ListenForLane() {
 void ParameterServer::Core::EndIfTold(Clock::time_point now) {
   if (job_->state() == ShardJob::State::kRunning) return;
   if (is_elastic()) {
-    // What a generation's end means for the run is the coordinator's decision.
+    // The coordinator decides what a generation's end means for the run.
     if (job_->status().ok()) {
       member_->SetCounted(job_->counted());
       member_->SetFinished();

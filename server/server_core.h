@@ -98,7 +98,7 @@ class ParameterServer::Core {
   // Seats are taken for longer while the job has all its connections: no worker is among those that wait then.
   void UpdateSeatTime();
   void OnLaneGone(ExchangeLane* lane, ExchangeLane::End end);
-  // Of an elastic run: obeys what the coordinator has ordered, and reports.
+  // In an elastic run: obeys the coordinator's orders, and reports.
   void TickElastic(Clock::time_point now);
   // Reports how many workers this shard can take.
   void MeasureRoom(Clock::time_point now);

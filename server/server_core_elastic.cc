@@ -1,4 +1,4 @@
-// What a server of an elastic run does at its coordinator's orders: it leaves a generation, and serves the next.
+// How a server of an elastic run obeys its coordinator: it leaves a generation, and serves the next one.
 #include <utility>
 #include <vector>
 

@@ -1,4 +1,4 @@
-// What a server does when a call of Join, GetStatus or Check arrives, or when an Exchange stream opens, speaks or ends.
+// How a server handles calls of Join, GetStatus and Check, and Exchange streams that open, bring a message or end.
 #include <algorithm>
 #include <limits>
 #include <utility>
@@ -226,7 +226,7 @@ void ParameterServer::Core::OnCheck(CheckCall* call) {
   }
 }
 
-// Who asks for no more is a stranger still: the acceptor has not heard of it (DescribeUnheard).
+// A client that asks for nothing else stays a stranger: the acceptor is not told about it (DescribeUnheard).
 void ParameterServer::Core::OnChallenge(ChallengeCall* call) {
   ListenForChallenge();
   const absl::StatusOr<v1::ChallengeReply> reply = admission_.Answer(call->request(), call->peer());

@@ -20,7 +20,7 @@ inline constexpr Choice<TransportKind> kServerTransports[] = {{"grpc", Transport
                                                               {"tcp", TransportKind::kTcp}};
 
 struct ServerOptions {
-  // What the command line says where ParseServerOptions changes the unit or the meaning.
+  // The values of the command line where ParseServerOptions changes the unit or the meaning.
   struct Asked {
     int join_deadline_s = 0;  // 0: none
     absl::Duration join_deadline = absl::InfiniteDuration();

@@ -61,21 +61,22 @@ _COPTS = [
     "//conditions:default": ["-O3"],
 })
 
-# A test's own source runs once. Optimising it takes longer than it saves; what it tests keeps its options.
+# A test's own source runs once. Optimising the test takes longer than it saves; the tested code keeps its options.
 _TEST_COPTS = select({
     "//:sanitized": [],
     "//conditions:default": ["-O1"],
 })
 
-# Parsing what a source includes takes a third of its compilation, or more, so the headers that most include are parsed
-# once. clang-tidy does without, and so shows whether each source that ships includes what it uses. A target with
-# options of its own does without, too: the compiler would refuse it for -fopenmp, for example.
+# Parsing the headers of a source takes a third of its compilation, or more. So the headers that most sources include
+# are parsed once. clang-tidy does without the parsed headers, and so shows whether each source that ships includes what
+# it uses. A target with options of its own does without them, too: the compiler would refuse them for -fopenmp, for
+# example.
 def _precompiled_copts(header):
     return [
         "-include",
         "$(BINDIR)/" + header,
         "-Winvalid-pch",
-        # Inside std::string, GCC 12 then reports more of what is not there (see -Wno-restrict).
+        # Inside std::string, GCC 12 then reports more errors that do not exist (see -Wno-restrict).
         "-Wno-array-bounds",
         "-Wno-stringop-overflow",
     ]
@@ -83,7 +84,7 @@ def _precompiled_copts(header):
 _HEADERS_COPTS = _precompiled_copts("third_party/absl/library_headers.h")
 _TEST_HEADERS_COPTS = _precompiled_copts("third_party/gtest/test_headers.h")
 
-# What .bazelrc's per_file_copt gives to a test's source in the sanitizers' builds.
+# The options that .bazelrc's per_file_copt gives to a test's source in the sanitizers' builds.
 _TEST_PER_FILE_COPTS = select({
     "//:sanitized": ["-O0", "-fno-sanitize=undefined"],
     "//conditions:default": [],

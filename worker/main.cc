@@ -62,8 +62,8 @@
 namespace starring {
 namespace {
 
-// What observes the run; each is null unless its flag asks for it. The order matters: a member may refer to those above
-// it, so it must be destroyed before them.
+// The instruments that observe the run; each is null unless its flag asks for it. The order matters: a member may refer
+// to those above it, so it must be destroyed before them.
 struct Instruments {
   std::unique_ptr<Trace> trace;
   std::unique_ptr<Metrics> metrics;
@@ -117,7 +117,7 @@ StallOptions MakeStallOptions(const WorkerOptions& options, const ProgressState*
           }};
 }
 
-// What a rank may send before its receive is posted (TcpRendezvousOptions).
+// The bytes that a rank may send before their receive is posted (TcpRendezvousOptions).
 int64_t UnexpectedBytesMax(const WorkerOptions& options) {
   if (options.micro_batches == 0 || options.server_ranks > 0) return 0;
   return TcpUnexpectedBytesMax(options.world_size,
@@ -149,7 +149,7 @@ absl::StatusOr<TcpRendezvousOptions> MakeRendezvousOptions(const WorkerOptions& 
                               }};
 }
 
-// What carries the messages between ranks.
+// The transport of the messages between ranks.
 struct PeerTransport {
   std::unique_ptr<Transport> transport;
   MpiTransport* mpi = nullptr;  // the transport itself, if it is MPI's
@@ -301,7 +301,7 @@ class GpuHangWatch {
         deadline_(options.exchange_deadline),
         watch_({.deadline = absl::ToChronoNanoseconds(deadline_), .hangs = [this](const char* call) { End(call); }}) {}
   CudaWatch* watch() { return &watch_; }
-  // What this process is doing; the message names it.
+  // The work that this process is doing; the message names it.
   ProgressState* state() { return &state_; }
   void NameGpu(const CudaDeviceInfo& info) { gpu_ = absl::StrCat("GPU ", info.ordinal, " (", info.name, ")"); }
 
@@ -350,7 +350,7 @@ void PrintHead(const WorkerOptions& options, const Network& network, const Train
 }
 
 void PrintResult(const WorkerOptions& options, const TrainResult& result) {
-  // An elastic run that is told to end has no step in its last generation.
+  // An elastic run that was ordered to end has no step in its last generation.
   std::string step_time = result.steps > 0 ? absl::StrFormat(", p50 %.3f ms a step", result.step_summary.p50_ms) : "";
   if (result.steps == 0 && result.resumed_from_step > 0) step_time = ", 0 of them by this run";
   std::printf("%s after %lld steps%s, parameters %.12s\n", result.stopped_early ? "stopped" : "done",
@@ -370,19 +370,20 @@ Progress::Style ChooseStyle(const WorkerOptions& options, const LauncherEnvironm
   return options.progress.value_or(is_terminal ? Progress::Style::kLive : Progress::Style::kPlain);
 }
 
-// What of this machine decides the bits. Ranks on machines of several kinds may train together.
+// The facts about this machine that decide the bits. Ranks on machines of several kinds may train together.
 Facts MachineFacts(const WorkerOptions& options, const DeviceChoice& choice) {
   if (choice.cuda == nullptr) return CpuArithmetic(options.isa.value_or(BestInstructionSet()));
   return {{"arithmetic.gpu", choice.device()->name()}};
 }
 
-// What all ranks' devices must have alike, as Train asks for it; null where there is nothing to compare.
+// Returns the facts that must be equal on all ranks' devices, when Train asks for them. Null where there is nothing to
+// compare.
 using DeviceFactsOf = std::function<absl::StatusOr<Facts>()>;
 
 // With micro-batches it sets *trial_leaf_seconds, which outlives it.
 DeviceFactsOf FactsOf(const WorkerOptions* options, const TrainAndTest* data, Network* network, const CudaDevice* cuda,
                       const Facts& machine_facts, double* trial_leaf_seconds) {
-  // With micro-batches anyone may compute any part of the sum.
+  // With micro-batches any worker may compute any part of the sum.
   if (options->micro_batches > 0 && (options->world_size > 1 || options->elastic)) {
     return [=, known = std::optional<Facts>()]() mutable -> absl::StatusOr<Facts> {
       // Asked for each generation, and computed once.
@@ -400,7 +401,7 @@ DeviceFactsOf FactsOf(const WorkerOptions* options, const TrainAndTest* data, Ne
   return [cuda] { return DeviceFacts(*cuda); };
 }
 
-// What a job needs to train, once or for each generation of an elastic run.
+// The parts that a job needs to train, once or for each generation of an elastic run.
 struct JobParts {
   const WorkerOptions* options = nullptr;
   const LauncherEnvironment* launcher = nullptr;
@@ -417,7 +418,7 @@ struct JobParts {
   DeviceFactsOf device_facts;
   const double* trial_leaf_seconds = nullptr;  // set by `device_facts`
   CheckpointWriter* checkpoint_writer = nullptr;
-  // Of an elastic run. All its workers have shown the same data, so nobody need measure it together with others.
+  // Set in an elastic run. All its workers have shown the same data, so each worker computes the normalization alone.
   std::optional<Normalization> normalization;
 };
 
@@ -512,7 +513,7 @@ absl::Status TrainElastic(const JobParts& parts, WorkerOptions* options) {
        .train = [&](const Segment& segment) { return TrainJob(parts, &segment); }});
 }
 
-// The options are a copy, in which ChooseDevice replaces "auto" by what it has chosen.
+// The options are a copy, in which ChooseDevice replaces "auto" by its choice.
 absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, MpiRuntime* mpi,
                     const Instruments& instruments, GpuHangWatch* gpu_hang_watch) {
   const Tracing tracing{.trace = instruments.trace.get(),
@@ -604,7 +605,7 @@ int Main(int argc, char** argv) {
   setenv("OMP_WAIT_POLICY", "PASSIVE", 0);  // spinning OpenMP threads would take the exchange's core
   InstallStopSignals();
   signal(SIGXFSZ, SIG_IGN);  // at the limit of a file's size write() then fails, as on a full disk
-  signal(SIGPIPE, SIG_IGN);  // who reads the output may leave (head, a pager): the training goes on without a reader
+  signal(SIGPIPE, SIG_IGN);  // a reader of the output may leave (head, a pager): the training goes on without it
   const LauncherEnvironment launcher = ReadLauncherEnvironment(getenv);
   absl::StatusOr<WorkerOptions> options = ParseWorkerOptions(argc, argv, launcher);
   absl::Status status = options.status();

@@ -32,7 +32,7 @@ inline constexpr int kTextBytesMax = 4096;
 // The words of the board, each in a cache line of its own.
 enum class BoardWord { kAbort, kAwaitedBy0, kAwaitedBy1, kGate };
 
-// What one process leaves for the parent. Only that process writes it.
+// The results that one process leaves for the parent. Only that process writes them.
 struct Report {
   int32_t code = 0;                       // an absl::StatusCode
   std::array<char, kTextBytesMax> error;  // its message

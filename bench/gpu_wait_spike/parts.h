@@ -36,9 +36,9 @@ absl::Status RunPingPong(Peer& peer, const PingPong& job);
 // Leaves in series 0 the microseconds from one kernel to the next of process 0, while process 1 does nothing.
 absl::Status RunKernelsAlone(Peer& peer);
 
-// What process 1 does while process 0 computes.
+// The work of process 1 while process 0 computes.
 enum class Meanwhile { kWaitsByMemoryOperation, kWaitsByMemoryOperationOnDevice, kWaitsBySpinningKernel, kComputes };
-// Leaves in series 0 the milliseconds of process 0's kernels alone, in series 1 those with process 1's doing.
+// Leaves the milliseconds of process 0's kernels: in series 0 without, in series 1 with the work of process 1.
 absl::Status RunYield(Peer& peer, Meanwhile meanwhile);
 
 }  // namespace starring::gpu_wait

@@ -1,4 +1,4 @@
-// What samples mean: percentiles, lines of the table, and the sentence that answers each question.
+// Evaluates samples: percentiles, lines of the table, and the sentence that answers each question.
 //
 // Thread safety: functions without state.
 #ifndef STARRING_BENCH_GPU_WAIT_SPIKE_VERDICT_H_
@@ -37,7 +37,7 @@ std::string YieldLine(absl::string_view name, const absl::Status& status, const 
 // How streams of several processes on one GPU may wait for each other.
 std::string YieldVerdict(Yields memory_operation, Yields spinning_kernel);
 
-// What `pipe_folder`, where clients of NVIDIA's MPS find its daemon, tells about one. Starts and changes nothing.
+// Looks for the daemon of NVIDIA's MPS in `pipe_folder`, where its clients find it. Starts and changes nothing.
 struct MpsDaemon {
   bool runs = false;
   std::string text;

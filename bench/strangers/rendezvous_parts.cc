@@ -93,7 +93,7 @@ int Start(const std::string& host, int ranks, int deadline_s) {
   return 0;
 }
 
-// What the rank that dials first says, which is all that a stranger needs.
+// Prints the hello of the rank that dials first. A stranger needs nothing else.
 int Hello(int ranks) {
   const absl::StatusOr<TcpListener> listener = TcpListener::Listen("127.0.0.1:0");
   CHECK_OK(listener);

@@ -1,5 +1,5 @@
-// The order in which the contributions of all N workers are added, stated once for all exchanges. There are two; a job
-// has one of them, on which all its processes agree.
+// The order in which the contributions of all N workers are added, stated once for all exchanges. There are two orders.
+// All processes of a job agree on one of them.
 //
 // *Chain*: what a ring can do. The parameter vector is cut, from its start, in *reduction blocks* of N *
 // ChunkElements(N) elements; the last one is shorter. A block of length L is cut in N *ring chunks*: its element e is
@@ -14,8 +14,8 @@
 // one by one. With two leaves both orders give the same bits, because a + b = b + a.
 //
 // Where an element is in the vector decides its order, so neither the size of a bucket nor the number of server shards
-// changes a bit of the result. Ranks own chunks, so a bucket of theirs is a whole number of blocks. In one of many
-// blocks every rank owns the same share.
+// changes a bit of the result. Where ranks own chunks, a bucket is a whole number of blocks. In a bucket of many blocks
+// every rank owns the same share.
 //
 // Thread safety: pure functions.
 #ifndef STARRING_COMMON_ARITHMETIC_REDUCTION_ORDER_H_
@@ -45,20 +45,21 @@ struct LeafRange {
   friend bool operator==(const LeafRange&, const LeafRange&) = default;
 };
 
-// In a tree, the first leaf of the right half of the sum of `leaves`. REQUIRES: there are two of them or more.
+// In a tree, the first leaf of the right half of the sum of `leaves`. REQUIRES: there are at least two leaves.
 int TreeMiddle(LeafRange leaves);
 
-// Who adds the leaves of a node one after the other needs no recursion: like the ones of a binary counter, the sums
-// that wait for their right half are complete subtrees, each smaller than the one before. When leaf `i` of the node
-// comes, counted from 0, this many wait.
+// Adding the leaves of a node one after the other needs no recursion. The sums that wait for their right half are
+// complete subtrees, each smaller than the one before, like the ones of a binary counter. This many sums wait when leaf
+// `i` of the node comes, counted from 0.
 constexpr int SumsWaiting(int i) { return std::popcount(static_cast<unsigned>(i)); }
-// And this many of them, the last ones, are added to it from the right: waiting + (waiting + leaf).
+// This many of the waiting sums, the last ones, are then added to the leaf from the right: waiting + (waiting + leaf).
 constexpr int SumsEnding(int i, int node_size) {
   return i + 1 == node_size ? SumsWaiting(i) : std::countr_one(static_cast<unsigned>(i));
 }
 
-// A message between ranks has at most 128 KiB. It costs some 4 us of either core beside its bytes (two handshakes and a
-// system call), so smaller ones cost more; larger ones gain nothing measurable and leave less to overlap.
+// A message between ranks has at most 128 KiB. In addition to its bytes, a message costs some 4 us of either core (two
+// handshakes and a system call), so smaller messages cost more. Larger messages gain nothing measurable and leave less
+// to overlap.
 inline constexpr int64_t kChunkBytesMax = 128 << 10;
 inline constexpr int64_t kChunkElementsMax = kChunkBytesMax / static_cast<int64_t>(sizeof(float));
 inline constexpr int64_t kChunkBytesMin = 4 << 10;

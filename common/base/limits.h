@@ -91,13 +91,12 @@ inline constexpr int kLanesMax = 16;
 inline constexpr int kLaneRequestsMax = 8;
 
 // Slices that a worker has on their way to one shard, sent and not yet answered, on all its lanes together; at least
-// one for each lane. TCP does not share a link evenly, and a shard's sum waits for the worker that is behind: the
-// further the others are ahead, the longer links are idle when the gradients have been sent and parameters are still to
-// come. Four slices are enough for one to travel up, one to wait for its sum, one to travel down and one to follow. Of
-// 4 workers and 4 shards on hosts of their own, links of 400 Mbit/s and slices of 128 KiB, a step of 16 MiB takes 1.27
-// times its bound with two slices, 1.16 with three, 1.11 with four and 1.19 with eight. This
-// also bounds what a server holds for a worker that is ahead of the others. Arrays in shared memory do not travel, and
-// are not counted.
+// one for each lane. TCP does not share a link evenly, and a shard's sum waits for the slowest worker: the further the
+// others are ahead, the longer links are idle when the gradients have been sent and parameters are still to come. Four
+// slices are enough for one to travel up, one to wait for its sum, one to travel down and one to follow. With 4 workers
+// and 4 shards on hosts of their own, links of 400 Mbit/s and slices of 128 KiB, a step of 16 MiB takes 1.27 times its
+// bound with two slices, 1.16 with three, 1.11 with four and 1.19 with eight. The limit also bounds the slices that a
+// server holds for a worker that is ahead of the others. Arrays in shared memory do not travel, and are not counted.
 inline constexpr int kShardSlicesMax = 4;
 
 // Answers that wait at the server to be written to one lane: more than a worker may have asked for, so a lane that
@@ -190,9 +189,9 @@ inline constexpr int kPortMax = 65535;  // TCP
 // Workers' own connections are not counted here. Few, because each connection may buffer kStrangerBytesMax.
 inline constexpr int kStrangerConnectionsMax = 64;
 
-// What such a connection may send before it is cut, and how much more for every second of its age: handshakes, a Join
-// and its repeats, or GetStatus once a second for ever. 64 of them then fill 22 MiB in the time to HELLO. A burst is
-// longer, up to HTTP/2's window of 4 MiB, before anybody looks.
+// Bytes that such a connection may send before it is cut, and further bytes for every second of its age. They are
+// enough for handshakes, for a Join and its repeats, or for GetStatus once a second for ever. 64 such connections fill
+// 22 MiB in the time to HELLO. A burst can be longer, up to HTTP/2's window of 4 MiB, before the server looks.
 inline constexpr int64_t kStrangerBytesMax = 256 << 10;
 inline constexpr int64_t kStrangerBytesPerSecond = 8 << 10;
 
@@ -201,9 +200,10 @@ inline constexpr int64_t kStrangerBytesPerSecond = 8 << 10;
 inline constexpr int kStrangerLifeMinMs = 250;
 
 // How long it may stay at most while the server has still to read what it sends, and kStrangerLifeMinMs after that: it
-// may be a worker, whose HELLO waits behind what other strangers have sent. In a flood of connections with 200 streams
-// each, the next byte of a connection was read after 0.6 to 1 s, and workers were cut again and again. Not longer,
-// because those that wait for a place would wait too long: this makes it 32 strangers a second in the worst case.
+// may be a worker, whose HELLO waits for its turn after the data of other strangers. In a flood of connections with 200
+// streams each, the next byte of a connection was read after 0.6 to 1 s, and workers were cut again and again. The time
+// is not longer, because connections that wait for a place would wait too long: it admits 32 strangers a second in the
+// worst case.
 inline constexpr int kStrangerUnreadLifeMaxMs = 2000;
 
 // How long such a connection keeps its place at least, even if it ends earlier, while the job has all its connections.
@@ -213,7 +213,8 @@ inline constexpr int kStrangerUnreadLifeMaxMs = 2000;
 inline constexpr int kStrangerSeatMs = 1000;
 
 // Connections of an elastic run's members at its coordinator: each worker and each shard has one for as long as it
-// lives. The others are of those who ask how the run is, and of members whose last connection has not been missed yet.
+// lives. The other connections are for clients that ask for the run's state, and for members whose previous connection
+// is not known to be lost yet.
 inline constexpr int kMemberConnectionsMax = kWorldSizeMax + kShardCountMax + kStrangerConnectionsMax;
 
 // gRPC streams of one connection. On each of its connections a worker opens one lane and one other call. A client of
@@ -221,8 +222,8 @@ inline constexpr int kMemberConnectionsMax = kWorldSizeMax + kShardCountMax + kS
 // strangers with 20 streams each took 59 to 119 MiB of a server.
 inline constexpr int kStreamsPerConnectionMax = 8;
 
-// A connection must have shaken hands within this time, and a stream must have said HELLO: both take milliseconds, and
-// a slower one holds memory and descriptors for no use.
+// A connection must finish its handshake within this time, and a stream must send HELLO: both take milliseconds. A
+// slower connection holds memory and descriptors for no use.
 inline constexpr int kHelloDeadlineMs = 10'000;
 
 // Descriptors of one connection at a server: gRPC's own, and one by which the connection is watched and cut.
@@ -303,14 +304,14 @@ inline constexpr int64_t kReductionsMax = 1000;
 inline constexpr int64_t kCollectiveTextBytesMax = 1 << 20;
 
 // How long ranks other than 0 wait beyond the deadline of a meeting or of a collective: rank 0 can tell which rank is
-// missing, another rank can only tell that rank 0 is late. In this time the better message arrives before the worse one
-// is made.
+// missing, another rank can only tell that rank 0 is late. In this time the message of rank 0, the better one, arrives
+// before another rank makes its own.
 inline constexpr int kVerdictGraceMs = 2000;
 
 // TCP between ranks (transport/tcp_*).
 
-// What one Poll reads at most, and as much that it sends: some 150 us of copying, for which a Submit of the trainer may
-// have to wait. All streams that one Poll serves share it equally.
+// One Poll reads at most this many bytes, and sends at most as many. That is some 150 us of copying, for which a Submit
+// of the trainer may have to wait. All streams that one Poll serves share the bytes equally.
 inline constexpr int64_t kTcpPollBytesMax = 1 << 20;
 inline constexpr int kTcpStreamsPerPollMax = 16;
 
@@ -320,7 +321,7 @@ inline constexpr int64_t kTcpControlBytesMax =
         (kBroadcastSegmentBytes > kTransferSegmentBytes ? kBroadcastSegmentBytes : kTransferSegmentBytes) +
     2 * kSumValuesMax * static_cast<int64_t>(sizeof(double)) + kCollectiveTextBytesMax;
 
-// What a message that is kept counts in addition to its bytes: about what its bookkeeping takes, so that empty messages
+// A kept message counts this many bytes in addition to its own: about the size of its bookkeeping. So empty messages
 // are bounded too.
 inline constexpr int64_t kTcpKeptMessageBytes = 128;
 
@@ -328,11 +329,11 @@ inline constexpr int64_t kTcpKeptMessageBytes = 128;
 // so many; further ones wait in the kernel.
 inline constexpr int kTcpNoticesKeptMax = 64;
 
-// Notices that wait to be sent to one rank, which takes none: it is stopped, or does nothing but ask. Further ones are
-// dropped. A job's own are few: the progress four times a second, and an answer to each question.
+// Notices that wait to be sent to one rank, which reads no notices: it is stopped, or does nothing but ask. Further
+// notices are dropped. A job's own are few: the progress four times a second, and an answer to each question.
 inline constexpr size_t kTcpNoticesUnsentMax = 256;
 
-// How long the loss of a connection waits for what the lost rank said before: the other connection to that rank may
+// How long the loss of a connection waits for earlier messages of the lost rank: the other connection to that rank may
 // still carry its reason, and is closed at the same time if the process has ended. And how long at most until that
 // notice has been taken.
 inline constexpr int kTcpLossGraceMs = 250;

@@ -33,7 +33,7 @@
 
 namespace starring {
 
-// Of the manifest: proto/starring/v1/checkpoint.proto says what each has.
+// The version of the manifest. proto/starring/v1/checkpoint.proto says what each version has.
 inline constexpr int kCheckpointVersion = 1;
 
 struct Checkpoint {
@@ -67,7 +67,7 @@ enum class OptimizerState { kRead, kCheckOnly };
 using CheckpointFits = std::function<absl::Status(const Checkpoint& head, const std::string& folder)>;
 
 // The checkpoint in `folder` (DIR/step-...). `state_names` and `buffer_sizes` say what the run needs besides the
-// layout. DataLoss when a file is missing or not what the manifest says, naming file, expected and found.
+// layout. DataLoss, naming file, expected and found values, when a file is missing or differs from the manifest.
 // InvalidArgument when the checkpoint is complete but belongs to another model or optimizer, naming the tensor and both
 // values, or is of a later version. Calls `fits`, if there is one, before it looks at tensors, and returns its error.
 absl::StatusOr<Checkpoint> ReadCheckpoint(const std::string& folder, const Layout& layout,
@@ -123,7 +123,7 @@ class FolderLock {
   // The name that the last owner wrote, as printable text; empty if there is none, or the file cannot be read. That
   // owner may have ended: only a Take that fails shows that it lives.
   static std::string HolderOf(const std::string& dir, const std::string& file = ".lock");
-  // False if the file system has no locks: then this object keeps nobody out.
+  // False if the file system has no locks: then this object keeps no process out.
   [[nodiscard]] bool is_held() const { return is_held_; }
 
  private:

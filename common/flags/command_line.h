@@ -1,4 +1,5 @@
-// Reads a command line, and the files of flags that it names, into a program's options. Refuses what it does not know.
+// Reads a command line, and the files of flags that it names, into a program's options. Refuses unknown flags and
+// words.
 //
 // absl::ParseCommandLine ends the process itself, with exit code 1, and lets stray words pass. Our programs promise
 // exit code 2 and a message with the way out.
@@ -22,10 +23,10 @@
 
 namespace starring {
 
-// What --version prints and the run record has.
+// The version that --version prints and that the run record has.
 inline constexpr char kStarringVersion[] = "0.1";
 
-// What main returns for a status. Scripts and deploy:launch rely on the numbers.
+// The exit codes that main returns for a status. Scripts and deploy:launch rely on the numbers.
 inline constexpr int kExitOk = 0;
 inline constexpr int kExitFailed = 1;       // at run time
 inline constexpr int kExitRefused = 2;      // flags, files or peers that contradict: a restart cannot help

@@ -20,8 +20,9 @@ constexpr size_t kLineWidth = 120;
 constexpr size_t kMeaningColumn = 34;
 
 // Flags that Abseil's parser and its libraries give to every program. Without this table each would be refused as
-// unknown, although Abseil's pages describe it. Programs read --help, --version and --flagfile before they look here;
-// what is found here under those names is a negation (--nohelp) or, in a file of flags, a --flagfile without a value.
+// unknown, although Abseil's pages describe it. Programs read --help, --version and --flagfile before they look here; a
+// flag that is found here under one of those names is a negation (--nohelp) or, in a file of flags, a --flagfile
+// without a value.
 struct AbseilFlag {
   absl::string_view name;
   absl::string_view why;
@@ -110,7 +111,7 @@ std::string Quoted(absl::string_view text) {
   return quoted + "\"";
 }
 
-// What the peer's command line checks: the type, the ends of whole numbers, and the names.
+// The limits that the peer's command line checks: the type, the ends of whole numbers, and the names.
 std::string LimitsJson(const FlagLimits& limits) {
   switch (limits.kind) {
     case FlagLimits::Kind::kSwitch:
@@ -129,7 +130,7 @@ std::string LimitsJson(const FlagLimits& limits) {
   return R"("type": "str")";
 }
 
-// What the column "ranks" of a page says.
+// The text in the column "ranks" of a page.
 absl::string_view RanksText(const FlagRow& row) {
   if (row.Has(kGivenOnAllRanks)) return "all or none";
   if (row.Has(kSameContent)) return "same content";
@@ -137,7 +138,7 @@ absl::string_view RanksText(const FlagRow& row) {
   return row.Has(kSameOnAllRanks) || row.Has(kInJobSpec) ? "same" : "";
 }
 
-// What the column "resumed" of a page says.
+// The text in the column "resumed" of a page.
 absl::string_view ResumedText(const FlagRow& row) {
   if (row.Has(kSameContent)) return "same content";
   return row.Has(kSameWhenResumed) ? "same" : row.Has(kSaidWhenResumed) ? "said" : "";

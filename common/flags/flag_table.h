@@ -31,7 +31,7 @@
 
 namespace starring {
 
-// What the value of a flag may be.
+// The values that a flag may have.
 struct FlagLimits {
   enum class Kind { kSwitch, kWhole, kReal, kChoice, kText };
   static constexpr size_t kChoicesMax = 8;
@@ -122,8 +122,8 @@ struct FlagSlot {
   const std::type_info* holder = nullptr;  // the struct that `options` points to
 };
 
-// What follows turns a path of pointers to members, known when the program is compiled, into functions that take the
-// options by address: rows of one table have fields of many types.
+// Rows of one table have fields of many types. So the templates below turn a path of pointers to members, known when
+// the program is compiled, into functions that take the options by address.
 namespace flag_internal {
 
 inline constexpr absl::string_view kAutoWord = "auto";
@@ -286,7 +286,7 @@ constexpr FlagSlot OneOfAt() {
           .holder = &typeid(flag_internal::HolderOfPath<kPath...>)};
 }
 
-// What a flag's value means to the rest of the job; a row has any number of them.
+// The meaning of a flag's value for the rest of the job. A row has any number of these traits.
 enum FlagTrait : unsigned {
   // Compared among the ranks before the first step; a difference is refused. A flag has at most one of these three.
   kSameOnAllRanks = 1,   // the value, under the flag's name: JobSpec::agreed_flags
@@ -295,8 +295,8 @@ enum FlagTrait : unsigned {
   kSameWhenResumed = 8,  // a run that resumes from a checkpoint has the value of the run that wrote it
   kNotRecorded = 16,     // not in the run record
   kPeerTakes = 32,       // bench/ddp/train.py takes the flag too, with the same default and limits
-  // What the value names decides numbers, and the value itself does not: a path. The program compares the content,
-  // among the ranks and with a checkpoint.
+  // The value is a path: the content under the path decides numbers, the path itself does not. The program compares the
+  // content, among the ranks and with a checkpoint.
   kSameContent = 64,
   kSaidWhenResumed = 128,  // decides numbers, and a resumed run may have another value: the run then says so
 };
@@ -343,11 +343,11 @@ FlagTable MakeFlagTable(absl::string_view program, absl::string_view purpose, st
   return {.program = program, .purpose = purpose, .rows = rows, .defaults = defaults, .holder = &typeid(Options)};
 }
 
-// What all ranks of a job must have alike, as JobSpec::agreed_flags takes it.
+// The flags that all ranks of a job must have alike, for JobSpec::agreed_flags.
 std::vector<std::pair<std::string, std::string>> AgreedFlags(const FlagTable& table, const void* options);
-// What a resumed run must have as the run that wrote the checkpoint had it.
+// The flags that a resumed run must have as the run that wrote the checkpoint had them.
 std::vector<std::pair<std::string, std::string>> ResumedFlags(const FlagTable& table, const void* options);
-// What a resumed run may have otherwise, and then says so.
+// The flags that may differ in a resumed run, which then says so.
 std::vector<std::pair<std::string, std::string>> SaidFlags(const FlagTable& table, const void* options);
 
 // `value`, as FlagSlot::print writes it, in JSON.

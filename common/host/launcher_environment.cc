@@ -36,7 +36,7 @@ std::string ReadText(EnvironmentLookup lookup, const char* name) {
   return text == nullptr ? "" : text;
 }
 
-// What one launcher's variables say; kNotSet where they are missing.
+// The values of one launcher's variables; kNotSet where a variable is missing.
 struct Source {
   Launcher launcher;
   int rank;
@@ -48,7 +48,7 @@ struct Source {
 // Launchers whose ranks find each other in ways of their own.
 struct ForeignLauncher {
   const char* rank;
-  const char* size;  // null: no variable tells it
+  const char* size;  // null: no variable has it
   const char* name;
 };
 constexpr ForeignLauncher kForeignLaunchers[] = {
@@ -131,7 +131,7 @@ LauncherEnvironment ReadLauncherEnvironment(EnvironmentLookup lookup) {
     environment.world_size = source.world_size;
     // A local rank beyond the job's size is left from another launcher.
     environment.local_rank = source.local_rank < source.world_size ? std::max(0, source.local_rank) : 0;
-    // A launcher that does not tell the size has started at least the ranks up to this one here.
+    // A launcher that does not give the size has started at least the ranks up to this one on this host.
     environment.local_size = std::max(environment.local_rank + 1, source.local_size);
     if (source.launcher == Launcher::kSlurm) {
       environment.host_count = std::max(1, number({"SLURM_STEP_NUM_NODES", "SLURM_NNODES"}));

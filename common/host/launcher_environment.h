@@ -1,5 +1,5 @@
-// What the launcher of this process says about it in environment variables: Open MPI's mpirun, srun, another PMI
-// launcher (MPICH's mpiexec), or deploy/launch. No other file reads such variables.
+// Reads the environment variables by which a launcher describes this process. The launchers are Open MPI's mpirun,
+// srun, another PMI launcher (MPICH's mpiexec), and deploy/launch. No other file reads such variables.
 #ifndef STARRING_COMMON_HOST_LAUNCHER_ENVIRONMENT_H_
 #define STARRING_COMMON_HOST_LAUNCHER_ENVIRONMENT_H_
 
@@ -27,7 +27,7 @@ struct LauncherEnvironment {
   int world_size = 1;
   int local_rank = 0;  // among the ranks of this host
   int local_size = 1;  // ranks on this host; with srun a lower bound, the ranks up to this one
-  int host_count = 1;  // hosts of the job, as srun says; 1 with other launchers, which do not tell
+  int host_count = 1;  // hosts of the job, as srun says; 1 with other launchers, which do not say
   // deploy/launch has started the job: every process of the job is on this host.
   bool by_deploy_launch = false;
   // srun --gpus-per-task: Slurm has set aside a GPU for every rank, and may show each only its own.
@@ -37,8 +37,8 @@ struct LauncherEnvironment {
   // STARRING_CORES_PER_SERVER). Without it: this process's own, and none for the servers.
   std::string cores_per_worker;
   std::string cores_per_server;
-  // Variables of a launcher that this worker does not read, and that say that it has started several processes: "RANK=0
-  // WORLD_SIZE=2 (torchrun or Kubeflow)". Empty if there are none, or another launcher has started this process.
+  // The variables of an unsupported launcher that has started several processes: "RANK=0 WORLD_SIZE=2 (torchrun or
+  // Kubeflow)". Empty if no such variable is set, or if another launcher has started this process.
   std::string foreign;
   std::string run_id;  // the Slurm job and which start of it; empty outside of Slurm
   // The networks that the user allows or forbids Open MPI: btl_tcp_if_include, btl_tcp_if_exclude.

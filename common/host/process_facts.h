@@ -1,4 +1,4 @@
-// What this process tells about itself and its machine in a check before training.
+// The facts that this process reports about itself and its machine in a check before training.
 //
 // Thread safety: pure functions of the process and its machine.
 #ifndef STARRING_COMMON_HOST_PROCESS_FACTS_H_

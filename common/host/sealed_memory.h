@@ -22,7 +22,7 @@ class SealedMemory {
  public:
   enum class Access { kRead, kReadWrite };
 
-  // What another process needs to open the memory; it works while the creator keeps its object.
+  // Another process needs a Place to open the memory. A Place works while the creator keeps its object.
   struct Place {
     int64_t pid = 0;
     int64_t fd = 0;

@@ -1,4 +1,4 @@
-// Cuts the parameter vector into buckets. Who owns which part of one: common/reduce/owner_map.h.
+// Cuts the parameter vector into buckets. common/reduce/owner_map.h says which process owns which part of a bucket.
 //
 // Buckets are contiguous, a whole number of reduction blocks long (common/arithmetic/reduction_order.h; of one worker
 // where servers are the owners), and numbered in the order in which backward finishes them: bucket 0 is the end of the

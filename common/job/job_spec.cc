@@ -175,7 +175,7 @@ Difference FirstFlagDifference(const v1::JobAgreement& a, const v1::JobAgreement
       if (other == flags_b.end()) return {dashes + flag, value, "(no such flag)"};
       if (other->second != value) return {dashes + flag, value, other->second};
     }
-    // The loop above has met all flags that both have. What is left are those that only `b` has.
+    // The loop above has compared all flags that both have. This one finds the flags that only `b` has.
     for (const auto& [flag, value] : flags_b) {
       if (IsFact(flag) == facts && !flags_a.contains(flag)) return {dashes + flag, "(no such flag)", value};
     }
@@ -183,8 +183,8 @@ Difference FirstFlagDifference(const v1::JobAgreement& a, const v1::JobAgreement
   return {};
 }
 
-// What the user can do about a difference in `name`: for a fact that the process has found out, the setting that
-// decides it.
+// The user's remedy for a difference in `name`. For a fact that the process has found out, it is the setting that
+// decides the fact.
 std::string WayOut(const std::string& name) {
   if (name == "layout_hash" || name == "element_count")
     return "start all workers with the same --model and the same build";

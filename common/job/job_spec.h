@@ -1,7 +1,7 @@
-// What all processes of one job must agree on, and how long they wait for each other.
+// The settings on which all processes of one job must agree, and how long the processes wait for each other.
 //
 // The agreement has two checks: the ranks compare settings before the first step (SerializeAgreement), and each sum
-// over the ranks says what it is for (SumKind).
+// over the ranks carries its purpose (SumKind).
 #ifndef STARRING_COMMON_JOB_JOB_SPEC_H_
 #define STARRING_COMMON_JOB_JOB_SPEC_H_
 
@@ -42,7 +42,7 @@ struct JobSpec {
   // The optimizer's state vectors at first_step, each layout.element_count() long; empty means zeros. Only rank 0's are
   // used.
   std::vector<std::span<const float>> optimizer_state;
-  // The owners have parameters and state of first_step: nobody's are taken.
+  // The owners already have the parameters and state of first_step, so no rank's are taken.
   bool owners_have_parameters = false;
 
   absl::Duration join_deadline = absl::Seconds(60);      // for all processes to show up
@@ -56,8 +56,8 @@ std::string SerializeAgreement(const JobSpec& job);
 // "rank 1 has --seed=2, rank 0 has --seed=1: start all workers with the same flags".
 absl::Status CompareAgreements(int rank_a, const std::string& a, int rank_b, const std::string& b);
 
-// What a server, which has no model and no flags of its own, learns from the first agreement it sees. The layout's hash
-// and length travel, the layout does not.
+// A server has no model and no flags of its own. It learns these values from the first agreement that it sees. The
+// layout's hash and length travel, the layout does not.
 struct Agreement {
   int world_size = 1;
   int64_t first_step = 0;
@@ -78,9 +78,9 @@ absl::StatusOr<Agreement> ParseAgreement(const std::string& bytes);
 std::vector<int> LeafOwnersOf(const JobSpec& job);
 std::vector<int> LeafOwnersOf(const Agreement& agreement);
 
-// What a sum over all ranks is for. Ranks that have diverged (another data set, another build) would otherwise add
-// numbers of different meaning, or wait for each other in vain. So a sum carries its purpose and its length, and
-// the process that adds the parts refuses parts that differ.
+// The purpose of a sum over all ranks. Ranks that have diverged (another data set, another build) would otherwise add
+// numbers of different meaning, or wait for each other in vain. So a sum carries its purpose and its length, and the
+// process that adds the parts refuses parts that differ.
 //
 // Numbers go over the wire: never change one.
 enum class SumPurpose : int32_t {

@@ -1,8 +1,8 @@
-// Micro-batches, and whose they are.
+// Micro-batches, and the workers that compute them.
 //
-// With --micro_batches=M every global batch is cut in M *leaves*. Of n samples leaf i has those at the positions
-// [n * i / M, n * (i + 1) / M), which may be none. A leaf's gradient depends on nothing but the leaf, and the leaves
-// are added as a tree (SumOrder::kTree), so the number of workers decides no bit.
+// With --micro_batches=M every global batch is cut in M *leaves*. If the batch has n samples, leaf i has the samples at
+// the positions [n * i / M, n * (i + 1) / M). A leaf may be empty. A leaf's gradient depends on nothing but the leaf,
+// and the leaves are added as a tree (SumOrder::kTree), so the number of workers decides no bit.
 //
 // A *node* is a subtree: leaves that the tree adds to one partial sum, before it adds others to it. A worker sends the
 // sum of a node instead of its leaves. A *share* is what one worker computes: one node, or a few.

@@ -42,7 +42,8 @@ struct ApplyArgs {
 class OwnedSlices {
  public:
   struct Options {
-    // slices[b]: what is owned of bucket b, ascending. Star: one range. Ring: one range per block. May be empty.
+    // slices[b]: the ranges of bucket b that are owned, ascending. Star: one range. Ring: one range per block. May be
+    // empty.
     std::vector<std::vector<ElementRange>> slices;
     int64_t element_count = 0;  // of the whole parameter vector
     int64_t first_step = 0;
@@ -61,7 +62,8 @@ class OwnedSlices {
   int64_t first_step() const { return options_.first_step; }
   int64_t element_count() const { return options_.element_count; }
 
-  // What is owned of `bucket`, ascending; adjacent ranges are joined. REQUIRES: 0 <= bucket < bucket_count().
+  // The ranges of `bucket` that are owned, ascending; adjacent ranges are joined. REQUIRES: 0 <= bucket <
+  // bucket_count().
   const std::vector<ElementRange>& ranges(int bucket) const { return BucketAt(bucket).ranges; }
   int64_t slice_element_count(int bucket) const { return BucketAt(bucket).element_count; }
 

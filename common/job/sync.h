@@ -13,21 +13,22 @@ enum class Sync { kLocal, kStar, kRing, kMpi };
 inline constexpr Choice<Sync> kResolvedSyncs[] = {
     {"local", Sync::kLocal}, {"star", Sync::kStar}, {"ring", Sync::kRing}, {"mpi", Sync::kMpi}};
 
-// What a flag may be. An empty optional is "auto".
+// The values of --sync. An empty optional is "auto".
 inline constexpr Choice<std::optional<Sync>> kSyncs[] = {
     {"auto", std::nullopt}, {"local", Sync::kLocal}, {"star", Sync::kStar}, {"ring", Sync::kRing}, {"mpi", Sync::kMpi}};
 
 inline const char* SyncName(Sync sync) { return NameOf(kResolvedSyncs, sync); }
 
-// What carries gradients and parameters. kGrpc: to the servers of a star. kMpi, kTcp: between the ranks of a ring, or
-// of a star whose ranks own the parameters; kTcp also to servers that are ranks too. kNone: nothing is exchanged.
+// The transport that carries gradients and parameters. kGrpc: to the servers of a star. kMpi, kTcp: between the ranks
+// of a ring, or of a star whose ranks own the parameters; kTcp also to servers that are ranks too. kNone: nothing is
+// exchanged.
 enum class TransportKind { kNone, kGrpc, kMpi, kTcp };
 
 inline constexpr Choice<TransportKind> kResolvedTransports[] = {{"none", TransportKind::kNone},
                                                                 {"grpc", TransportKind::kGrpc},
                                                                 {"mpi", TransportKind::kMpi},
                                                                 {"tcp", TransportKind::kTcp}};
-// What a flag may be. An empty optional is "auto".
+// The values of --transport. An empty optional is "auto".
 inline constexpr Choice<std::optional<TransportKind>> kTransports[] = {
     {"auto", std::nullopt}, {"grpc", TransportKind::kGrpc}, {"mpi", TransportKind::kMpi}, {"tcp", TransportKind::kTcp}};
 

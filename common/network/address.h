@@ -20,8 +20,8 @@ struct HostPort {
 // number from 0 to 65535.
 absl::StatusOr<HostPort> ParseHostPort(absl::string_view text);
 
-// Whether `host`, as in host:port, can be reached from this machine alone. Of all names only localhost counts as one:
-// no other is looked up.
+// Whether `host`, as in host:port, can be reached from this machine alone. The only name for which this is true is
+// localhost: no other name is looked up.
 [[nodiscard]] bool IsLoopbackHost(std::string host);
 
 // Whether `host`, without brackets, stands for every address of a machine: to listen on, and not to dial.
@@ -36,8 +36,8 @@ std::string PeerNameOfUri(absl::string_view uri);
 std::string PeerNameOfSocket(int fd);
 
 // Calls visit(descriptor) for every connection of this process to one of `peers`, whichever object holds it. The
-// descriptor is a duplicate, valid during the call: what is done to it is done to the connection, but for closing it.
-// Looks at every descriptor of the process, some microseconds each.
+// descriptor is a duplicate, valid during the call: every change to it but closing is a change to the connection. Looks
+// at every descriptor of the process, some microseconds each.
 void ForEachConnectionTo(const std::set<std::string>& peers, absl::FunctionRef<void(int)> visit);
 
 // The connections of this process: both ends of each.

@@ -13,7 +13,8 @@ namespace {
 
 using Bits16 = uint16_t __attribute__((may_alias));
 
-// What is worked on at a time: a sum stays in the L1 cache from the first addition to the rounding.
+// Elements are added in blocks of this length, so that a sum stays in the L1 cache from the first addition to the
+// rounding.
 constexpr int64_t kBlockElements = 2048;
 constexpr int64_t kNarrowBlockElements = 512;  // the widened contributions as well
 

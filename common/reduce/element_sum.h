@@ -29,7 +29,7 @@ const char* ElementTypeName(ElementType type);
 void Widen(ElementType type, const std::byte* elements, std::span<float> floats,
            InstructionSet set = BestInstructionSet());
 
-// What becomes of a sum: it is divided, and rounded to the nearest element, ties to even. A NaN stays one.
+// The last steps of a sum: it is divided, and rounded to the nearest element, ties to even. A NaN stays a NaN.
 struct SumResult {
   ElementType type = ElementType::kFloat32;
   float divisor = 1.0f;

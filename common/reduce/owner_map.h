@@ -1,6 +1,6 @@
-// Who owns which elements of a *sum*: of a bucket of the parameter vector, or of an array that PyTorch reduces. The
-// *owner* of an element adds its contributions. Exchanges, checkpoints, snapshots and memory checks ask this value, and
-// nothing else decides who owns what.
+// Decides which process owns which elements of a *sum*: a bucket of the parameter vector, or an array that PyTorch
+// reduces. The *owner* of an element adds its contributions. Exchanges, checkpoints, snapshots and memory checks all
+// use this value; nothing else decides ownership.
 //
 // There are two cuts.
 //
@@ -9,12 +9,12 @@
 //            owners directly, the last block of the vector may be too short for that: see SplitChunks and JoinedChunks.
 //   ranges   Every owner has one contiguous range of a sum, which begins at a 64-byte line if the sum does.
 //
-// A slice has at least kSliceBytesMin bytes, if its sum has: the message or wake-up of a shorter one costs more than
-// its bytes. So a short sum has few owners, and short sums have other owners in turn. There are two exceptions. A
-// ring's chunks are as short as they come. And each server owns a part of every bucket, because a shard counts the
-// job's steps, and takes snapshots, by what it owns.
+// A slice has at least kSliceBytesMin bytes, if its sum has as many: the message or wake-up for a shorter slice costs
+// more than its bytes. So a short sum has few owners, and successive short sums have different owners in turn. There
+// are two exceptions. A ring's chunks have no minimum. And each server owns a part of every bucket, because a shard
+// counts the job's steps, and takes snapshots, by the parts that it owns.
 //
-// Who owns an element changes no bit of its sum.
+// The choice of an owner changes no bit of a sum.
 //
 // Thread safety: a value.
 #ifndef STARRING_COMMON_REDUCE_OWNER_MAP_H_
@@ -51,7 +51,7 @@ class OwnerMap {
     ElementRange elements;
     int64_t number = 0;
   };
-  // What `owner` has of `sum`, ascending, without empty ranges. REQUIRES: 0 <= owner < owner_count().
+  // The ranges of `sum` that `owner` has, ascending, without empty ranges. REQUIRES: 0 <= owner < owner_count().
   std::vector<ElementRange> SliceOf(const Sum& sum, int owner) const;
 
   // With ranges: the same, or an empty range. Allocates nothing.
@@ -59,7 +59,7 @@ class OwnerMap {
   // With ranges: how many owners `sum` has, at least 1.
   int OwnersOf(const Sum& sum) const;
 
-  // With chunks: those that `owner` has of one block, [begin, end), and their elements. Empty for a rank that owns
+  // With chunks: the chunks of one block that `owner` has, [begin, end), and their elements. Empty for a rank that owns
   // nothing.
   struct ChunkRun {
     int begin = 0;

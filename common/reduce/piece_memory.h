@@ -2,7 +2,7 @@
 // contribution and one for the sum. Ranks of the owner's host can map it: then they write their contributions into it
 // and read the sums from it, and messages only say that this has happened.
 //
-// Who may touch an array when follows from the messages. A rank writes its contribution to piece i in place i mod
+// The messages decide which process may access an array when. A rank writes its contribution to piece i in place i mod
 // kPiecesOnTheirWay when it has taken the sum of the piece before in that place; the owner writes the sum when it has
 // all contributions. A process that has received a message sees what the sender wrote before it sent it: both calls
 // enter the kernel, whose locks order the memory of both processes.

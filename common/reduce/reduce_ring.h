@@ -26,7 +26,7 @@ class ReduceRing final : public ReduceMachine, private RingSink {
     std::optional<RingMemory> own;
     std::optional<RingMemory> right;
   };
-  // What the options refer to outlives the machine.
+  // REQUIRES: the objects to which the options refer outlive the machine.
   explicit ReduceRing(const Options& options);
 
  private:

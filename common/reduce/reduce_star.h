@@ -37,10 +37,10 @@ class ReduceStar final : public ReduceMachine {
     int server_count = 0;  // 0: the ranks are the owners
     // Where this rank adds. REQUIRES: present, unless there are servers.
     std::optional<PieceMemory> memory;
-    // That of each owner, mapped by this process; empty: messages have the elements. The own one is `memory`.
+    // The memory of each owner, mapped by this process; this rank's is `memory`. Empty: messages have the elements.
     std::vector<PieceMemory> shared;
   };
-  // What the options refer to outlives the machine.
+  // REQUIRES: the objects to which the options refer outlive the machine.
   explicit ReduceStar(Options options);
 
  private:

@@ -15,7 +15,7 @@ constexpr int kSlotShift = 32;
 constexpr int kPhaseShift = 24;
 constexpr uint64_t kHopMask = (uint64_t{1} << kPhaseShift) - 1;
 
-// As many sets of tags as tell sums apart; more would tell them no better.
+// The most sets of tags. More sets would not distinguish sums any better.
 constexpr int64_t kTagSetsMax = 1 << 18;
 
 int64_t GroupElements(const Ring::Options& options) {
@@ -209,7 +209,7 @@ void Ring::FinishOwnChunk(Group& group, std::span<float> partial) {
       // same, without bytes: every rank counts the same operations.
       if (range.size() == 0) return;
       sink_.Finish(sum, range, partial.subspan(at, range.size()));
-      // Of the packed partial sum, this part is used up.
+      // This part of the packed partial sum is used up, so the result may take its place.
       if (group.is_packed) std::ranges::copy(sink_.Result(sum, range), landing.begin() + at * sum.result_bytes);
     });
   }

@@ -1,6 +1,6 @@
-// The ring: a reduce-scatter, what becomes of a sum, and an allgather, as one pipeline over groups of reduction blocks.
-// It adds a bucket of the parameter vector, whose sum the optimizer turns into parameters, and an array of PyTorch,
-// whose sum is divided and rounded: RingSink says which.
+// The ring: a reduce-scatter, the last step of each sum, and an allgather, as one pipeline over groups of reduction
+// blocks. It adds a bucket of the parameter vector, whose sum the optimizer turns into parameters, and an array of
+// PyTorch, whose sum is divided and rounded: RingSink says which.
 //
 // Words. There are N ranks. A *sum* is an array of every rank, cut from a block's begin in reduction blocks of N ring
 // chunks (common/arithmetic/reduction_order.h); rank c owns chunk c of each. A *group* is as many consecutive blocks of
@@ -64,7 +64,7 @@ struct RingSum {
   TraceLabels labels;
 };
 
-// The arrays of a rank, and what is done to floats. All calls but Allocate come from Ring's own methods.
+// The arrays of a rank, and the operations on floats. All calls but Allocate come from Ring's own methods.
 class RingSink {
  public:
   // `count` floats where the sink computes: in host memory, or a GPU's. Valid as long as the sink.
@@ -108,10 +108,11 @@ class Ring final : public Transport::Poster {
     std::optional<RingMemory> own;
     std::optional<RingMemory> right;
   };
-  // What the options refer to outlives the ring. REQUIRES: the transport's world is the ring, of two ranks or more.
+  // REQUIRES: the objects to which the options refer outlive the ring; the transport's world is the ring, of two ranks
+  // or more.
   explicit Ring(const Options& options);
 
-  // Begins a sum: all ranks submit theirs in one order. Waits for nobody. REQUIRES: it is not empty.
+  // Begins a sum. All ranks submit their sums in one order. Does not wait. REQUIRES: it is not empty.
   void Submit(const RingSum& sum);
   void OnCompletion(uint64_t operation) override;
 
@@ -131,7 +132,7 @@ class Ring final : public Transport::Poster {
     RingSum sum;
     int64_t next_begin = 0;    // where the next group begins
     int64_t unready = 0;       // groups
-    int64_t unfinished = 0;    // likewise
+    int64_t unfinished = 0;    // groups
     int64_t submitted_ns = 0;  // with a track
   };
   struct Group {
@@ -142,7 +143,7 @@ class Ring final : public Transport::Poster {
     bool is_packed = false;          // it has more than one block
     std::span<float> scratch;        // for the owned chunk's partial sum, or for all chunks: see AllocateMemory
     int before_ready = 0;            // operations
-    int before_free = 0;             // likewise
+    int before_free = 0;             // operations
     std::vector<int64_t> posted_ns;  // by phase and hop, with a track
   };
 

@@ -1,12 +1,12 @@
 // An owner of a star that only adds: takes the contributions of all ranks to its slices (star_pieces.h), adds each
-// piece as a tree, and answers the sum to all of them. The ranks are owners themselves, or servers are.
+// piece as a tree, and sends the sum to all ranks. Either the ranks or the servers are the owners.
 //
 // Pieces go through the places of a PieceMemory, in order. A rank's own contribution is in its array, where the sum
 // goes; a server has neither.
 //
 // A rank sends piece i + kPiecesOnTheirWay when it has the answer to piece i. So nearly all contributions find their
-// place free. What comes earlier, or for a reduction that this process has still to begin, stays with the transport: at
-// most 2 kPiecesOnTheirWay pieces of each rank.
+// place free. A contribution that comes earlier, or for a reduction that this process has still to begin, stays with
+// the transport: at most 2 kPiecesOnTheirWay pieces of each rank.
 //
 // Thread safety: none; one thread at a time.
 #ifndef STARRING_COMMON_REDUCE_SUM_OWNER_H_
@@ -42,7 +42,7 @@ class SumOwner final : public Transport::Poster {
     int worker_count = 1;            // the first ranks of the world, which contribute
     PieceMemory memory;
     bool is_shared = false;  // the other ranks have mapped the memory: messages have no bytes
-    // A slice of the reduction with this number is over: all have been sent its sums.
+    // A slice of the reduction with this number is over: its sums have been sent to all ranks.
     std::function<void(int64_t number)> on_answered;
     // A contribution has come, or an answer has gone. Null: not wanted.
     std::function<void()> on_progress;
@@ -73,7 +73,7 @@ class SumOwner final : public Transport::Poster {
   void Add(int index);
   void Answer(int index, std::span<const std::byte> sum);
   void EndIfOver(const Slice& slice);
-  // The i-th rank after this process, which is left out itself: not all owners begin with the same rank.
+  // The i-th rank after this process, without this process: so not all owners begin with the same rank.
   int Other(int i) const;
 
   const Options options_;

@@ -1,5 +1,5 @@
-// What protects the connections of a job: keys by which its processes prove that they have its secret, and TLS. Does
-// not depend on gRPC.
+// The protection of a job's connections: keys by which its processes prove that they have its secret, and TLS. Does not
+// depend on gRPC.
 //
 // Thread safety: plain values.
 #ifndef STARRING_COMMON_SECURITY_TRANSPORT_SECURITY_H_

@@ -4,8 +4,8 @@
 //
 // Cost: O(world_size) messages at rank 0; BroadcastFromRoot: O(bytes) on every link. Too slow for gradients.
 //
-// An expired deadline is DeadlineExceeded, names the missing ranks, and is told to the peers. Ranks other than 0 wait
-// two seconds longer: they wait for rank 0, which may wait for another rank and then names it.
+// An expired deadline is DeadlineExceeded; the error names the missing ranks, and is sent to the peers. Ranks other
+// than 0 wait two seconds longer. They wait for rank 0, which may wait for another rank and then names that rank.
 #ifndef STARRING_COMMON_TRANSPORT_COLLECTIVES_H_
 #define STARRING_COMMON_TRANSPORT_COLLECTIVES_H_
 
@@ -22,7 +22,7 @@
 
 namespace starring {
 
-// What a collective is called in errors ("joining", "a sum over all ranks") and how long it may take.
+// The name of a collective in errors ("joining", "a sum over all ranks"), and how long the collective may take.
 struct CollectiveOptions {
   std::string what;
   absl::Duration deadline = absl::InfiniteDuration();

@@ -9,8 +9,8 @@
 // behind.
 //
 // Verdict. A rank that gives up tells all others, which end too. Where links may be cut one by one, it may not reach
-// one of them: that rank would only see the others leave. So each rank that is told passes the reason on, in the words
-// in which it ends itself. With N ranks that is N * N notices, once.
+// one of them: that rank would only see the others leave. So each rank that receives the reason passes it on, in the
+// words of its own error. With N ranks that is N * N notices, once.
 //
 // After a failure only Abort works; every other call returns the first failure.
 //
@@ -39,7 +39,7 @@
 
 namespace starring {
 
-// What a control message is for.
+// The purpose of a control message.
 enum class ControlTag : int {
   kNotice = Transport::kNoticeTag,
   kAgreementSize,
@@ -115,8 +115,8 @@ class MessagePump final : private Transport::Poster {
   // OK, or the first failure, after which nothing works any more.
   const absl::Status& failure() const { return failure_; }
 
-  // Gives up: `why` becomes the failure, and all peers are told unless a peer gave up first, or they know. Waits up to
-  // two seconds for the notices, or for a verdict that this rank passes on, to leave.
+  // Gives up: `why` becomes the failure. All peers are told, unless a peer gave up first or the peers know already.
+  // Waits up to two seconds for the notices, or for a verdict that this rank passes on, to leave.
   void Abort(const absl::Status& why);
   // All ranks have been told in another way why they give up.
   void PeersKnow() { peers_know_ = true; }

@@ -85,7 +85,7 @@ void PeerWatch::TellProgress(Time now) {
   if (news == last_told_) return;
   last_told_ = news;
   std::set<int> told = Neighbours();
-  // Every server finds the root of a stall by itself, so each is told.
+  // Every server finds the root of a stall by itself, so each server gets the progress.
   if (options_.rank < worker_count_) {
     for (int server = worker_count_; server < options_.world_size; ++server) told.insert(server);
   }
@@ -100,7 +100,7 @@ std::set<int> PeerWatch::Neighbours() const {
 
 std::string PeerWatch::DescribeMe(Time now) const {
   const WorkState mine = MyWork(now);
-  // What the neighbours last said goes along: if one of them is stopped, the caller learns where it was.
+  // The answer includes the last reports of the neighbours. If a neighbour is stopped, the caller learns where it was.
   std::string text = absl::StrCat(call_count_, " ", EncodeWork(mine, mine.age));
   for (const int peer : Neighbours()) {
     const auto& heard = roll_.heard(peer);
@@ -147,10 +147,10 @@ void PeerWatch::OnHere(int peer, std::string_view text, Time now) {
   for (rest = rest.subspan(1 + kWorkNumbers); rest.size() >= 1 + kWorkNumbers; rest = rest.subspan(1 + kWorkNumbers)) {
     const int64_t rank = rest[0];
     auto hearsay = DecodeWork(rest.subspan(1, kWorkNumbers));
-    // Hearsay about this rank itself is older than what it knows.
+    // A second-hand report about this rank is older than this rank's own state.
     if (rank < 0 || rank >= options_.world_size || rank == options_.rank || !hearsay.has_value()) continue;
-    // Ages travel instead of times, because the clocks of two hosts do not agree. The age says here how old the hearsay
-    // is.
+    // Ages travel instead of times, because the clocks of two hosts do not agree. The age is that of the second-hand
+    // report.
     const milliseconds ago = std::exchange(hearsay->age, milliseconds(0));
     roll_.OnHearsay(static_cast<int>(rank), *hearsay, now - ago);
   }
@@ -191,8 +191,8 @@ void PeerWatch::CallRoll(Time now) {
 bool PeerWatch::RollIsComplete() const { return std::find(calls_.begin(), calls_.end(), kSilent) == calls_.end(); }
 
 std::vector<int> PeerWatch::FindBehind() const {
-  // All ranks make the same calls in the same order, so those that have made the fewest are the ones for which the
-  // others wait. Servers make none.
+  // All ranks make the same calls in the same order, so the others wait for the ranks that have made the fewest calls.
+  // Servers make no calls.
   const int64_t fewest = *std::min_element(calls_.begin(), calls_.begin() + worker_count_);
   std::vector<int> behind;
   for (int peer = 0; peer < worker_count_; ++peer) {

@@ -1,10 +1,10 @@
-// What one rank of a ring knows about the progress of the others, and the line it prints when it is stuck. It knows no
-// transport and no clock: notices leave through a function, and the time is passed in.
+// Keeps what one rank of a ring knows about the progress of the others, and makes the line that the rank prints when it
+// is stuck. PeerWatch knows no transport and no clock: notices leave through a function, and the time is passed in.
 //
-// Progress. A rank tells its two neighbours its step and phase when they have changed, at most four times a second: two
-// small messages, however many ranks there are. Servers that are ranks too are told as well; they tell nothing. A rank
-// that calls the roll receives from every rank that answers that rank's progress, and what it last heard from its
-// neighbours. So the caller learns where a rank was that no longer answers.
+// Progress. A rank sends its step and phase to its two neighbours when they have changed, at most four times a second:
+// two small messages, however many ranks there are. Servers that are ranks receive the same messages; they send none. A
+// rank that calls the roll receives, from every rank that answers, its progress and the last reports of its neighbours.
+// So the caller also learns where a rank was that no longer answers.
 //
 // Thread safety: one thread at a time.
 #ifndef STARRING_COMMON_TRANSPORT_PEER_WATCH_H_
@@ -44,7 +44,7 @@ class PeerWatch {
   // Counts a call that all ranks make in the same order. The roll call compares the counts.
   void CountCall() { ++call_count_; }
 
-  // Tells the neighbours this rank's progress, if it has changed and the last message is a quarter of a second old.
+  // Sends this rank's progress to the neighbours, if it has changed and the last message is a quarter of a second old.
   void TellProgress(Time now);
   // Takes a notice other than kAbort and kVerdict. A notice that cannot be read is ignored.
   void OnNotice(int peer, NoticeKind kind, std::string_view text, Time now);

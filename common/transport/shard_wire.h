@@ -1,9 +1,9 @@
-// What a worker and a server that are ranks of one world (a dedicated star over TCP) say to each other, as it is in
-// memory: little-endian. The gradients of a bucket's slice and its parameters are messages of their own, whose tags and
-// lengths both ends know.
+// The messages between a worker and a server that are ranks of one world (a dedicated star over TCP). They are sent as
+// they are in memory: little-endian. The gradients of a bucket's slice and its parameters are messages of their own,
+// whose tags and lengths both ends know.
 //
 //   worker                              server
-//   ShardJoin, agreement           ─▶   its verdict goes to rank 0, which tells all
+//   ShardJoin, agreement           ─▶   its verdict goes to rank 0, which sends it to all
 //   rank 0: state and parameters   ─▶   of every slice, bucket by bucket
 //   gradient of a slice            ─▶   one for each node of the worker's share (common/job/leaf_shares.h), in its
 //   order
@@ -22,8 +22,8 @@ namespace starring {
 // Raise it with every change after which one end would misunderstand the other.
 inline constexpr int32_t kShardWireVersion = 4;
 
-// What the worker expects the server to be, and what it tells of its job. The agreement follows as a message of
-// `agreement_bytes`.
+// The shard that the worker expects the server to be, and facts about the worker's job. The agreement follows as a
+// message of `agreement_bytes`.
 struct ShardJoin {
   int32_t wire_version = kShardWireVersion;
   int32_t shard = 0;

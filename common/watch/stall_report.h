@@ -16,14 +16,14 @@
 
 namespace starring {
 
-// What an exchange needs to report a stall and to answer others.
+// The settings by which an exchange reports a stall and answers other processes.
 struct StallOptions {
   StallTimes times;
   // The progress of the trainer's thread; outlives the exchange. Null: only waits in the exchange are known.
   const ProgressState* progress = nullptr;
   // Prints a line; called by a thread of the exchange or by the trainer's. Null: nothing is printed.
   std::function<void(const std::string&)> say;
-  // Gets what another process says of itself. Null: it is only kept for the report.
+  // Gets the state that another process reports of itself. Null: the state is only kept for the report.
   std::function<void(int rank, const WorkState& state)> on_heard = nullptr;
 };
 

@@ -18,7 +18,7 @@ namespace starring {
 // process that has proved nothing: Unavailable, DeadlineExceeded and Cancelled of gRPC, or as of ChallengeOutcome.
 absl::Status Challenge(v1::ParameterServer::Stub& server, grpc::ClientContext* context, RequestSigner* signer);
 
-// What the end of such a call means. InvalidArgument if the server is of an older build, Unauthenticated if it has no
+// Interprets the end of such a call. InvalidArgument if the server is of an older build, Unauthenticated if it has no
 // proof. These two complete a sentence that begins with the server's name.
 absl::Status ChallengeOutcome(const grpc::Status& status, const v1::ChallengeReply& reply, RequestSigner* signer);
 

@@ -19,7 +19,7 @@
 // The server proves itself first: a process that has taken a server's port gets Nc and nothing else. Each code names
 // its side, and so cannot be sent back. A request's code covers the rank, the process's number and all else in it, so
 // it can neither be changed nor serve another rank or method. Ns belongs to one connection of one process of the
-// server, so a recorded request is worth nothing on another. What follows the request is neither encrypted nor
+// server, so a recorded request is worth nothing on another. The data after the request is neither encrypted nor
 // authenticated: a host between the two can pass the proofs on and take over the connection. --tls prevents that.
 //
 // A client without a secret asks for no challenge; its requests carry the version of the wire alone.
@@ -78,7 +78,8 @@ const v1::RequestProof& ProofOf(const Request& request) {
   }
 }
 
-// What the code of a request covers. Both ends write it by one build's protobuf, in the order of field numbers.
+// The text that the code of a request covers. Both ends write it by one build's protobuf, in the order of field
+// numbers.
 template <typename Request>
 std::string RequestText(Request request) {
   if constexpr (requires { request.clear_payload(); }) request.clear_payload();

@@ -1,8 +1,8 @@
-// Memory that processes of one machine share: how a worker and the servers on its machine hand over arrays, and ranks
-// theirs (worker/exchange/peer/host_memory.h).
+// Memory that processes of one machine share. A worker and the servers on its machine hand over arrays in it. Ranks
+// hand over theirs as worker/exchange/peer/host_memory.h says.
 //
-// One process creates the memory, and others open it with the creator's where(), as a message has it. What it is made
-// of is told in common/host/sealed_memory.h.
+// One process creates the memory, and others open it with the creator's where(), as a message has it.
+// common/host/sealed_memory.h says how the memory is made.
 //
 // Thread safety: immutable except for the bytes. Messages decide which process may read and write them when
 // (proto/starring/v1/parameter_server.proto), or counts in the memory itself (host_board.h). A process that has

@@ -101,7 +101,7 @@ fi
 head -n 1 "$out/gpu.txt"
 
 check device_suite 180 "$top/tests/cuda_device_test"
-# What it checks: CPU and GPU curves agree, star = ring, graph = no graph, resume, and the refusals' messages.
+# The test's checks: CPU and GPU curves agree, star = ring, graph = no graph, resume, and the refusals' messages.
 if command -v python3 >/dev/null; then
   check jobs 240 env PYTHONPATH="$top" python3 -m unittest -v tests.e2e.cuda_test
 else

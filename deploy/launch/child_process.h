@@ -1,4 +1,4 @@
-// What the launcher gives a child process (its cores and its environment), and how it starts one.
+// The cores and the environment that the launcher gives a child process, and how it starts the process.
 #ifndef STARRING_DEPLOY_LAUNCH_CHILD_PROCESS_H_
 #define STARRING_DEPLOY_LAUNCH_CHILD_PROCESS_H_
 
@@ -70,7 +70,7 @@ struct ChildSpec {
   std::vector<std::string> environment;  // "NAME=value"
   std::vector<int> cores;                // empty: the parent's cores
   int stdout_fd = 1;                     // duplicated into the child
-  int stderr_fd = 2;                     // likewise
+  int stderr_fd = 2;                     // duplicated into the child
   int kept_fd = -1;                      // open in the child under the same number; -1: none
   int death_signal = 9;                  // the signal that the child gets when the parent dies
 };

@@ -227,8 +227,8 @@ bool Job::RestartProcesses() {
     // The end of the run may have ended it, and then shard 0 is about to end, too.
     if (!was_killed && Clock::now() < dead.ended + kRunEndGrace) continue;
     const std::string text = EndText(dead);
-    // With --join, shard 0 is not ours to look at: who has not been killed has heard that the run is over, or has
-    // waited for it long enough.
+    // With --join, shard 0 is not ours to look at: a worker that was not killed knows that the run is over, or has
+    // waited for the run long enough.
     const bool may_start = was_killed || (options_.join.empty() && !is_refused);
     if (!may_start || process_restarts_ == options_.process_restart_count) {
       // The others go on without a worker, but not without a shard.
@@ -594,7 +594,7 @@ void Job::EndAllProcesses() {
 
 // The cause of a failed job: the child that ended first among those that failed by themselves. A child that reports a
 // missing peer is the cause only if every failed child does, since its peer's failure came first. In an elastic job
-// shard 0 says how the run has ended; who then misses a peer has missed the end.
+// shard 0 says how the run has ended. A child that then reports a missing peer has not learned of the end.
 const Child* Job::FirstFailure() const {
   const Child* const end = EndOfRun();
   if (end != nullptr && end->exit_code != kExitOk) return end;

@@ -41,10 +41,10 @@ class RestartPause {
     std::chrono::milliseconds min;
     std::chrono::milliseconds max;
   };
-  // Of a job, which fails as a whole.
+  // The limits for a job, which fails as a whole.
   static constexpr Limits kOfJob{
       .soon = std::chrono::seconds(3), .min = std::chrono::milliseconds(250), .max = std::chrono::seconds(8)};
-  // Of one process of an elastic job, which may come as far as its first step each time, with a device that is broken.
+  // The limits for one process of an elastic job. With a broken device it may reach its first step each time.
   static constexpr Limits kOfProcess{
       .soon = std::chrono::minutes(1), .min = std::chrono::seconds(1), .max = std::chrono::minutes(1)};
 
@@ -76,7 +76,7 @@ class Job {
     std::string state_dir;  // elastic: of the servers
     std::vector<std::string> worker_flags;
     std::vector<std::string> admission_flags;  // for all processes that connect by gRPC or TCP
-    TransportSecurity security;                // what they hold
+    TransportSecurity security;                // the contents of those flags' files
   };
   explicit Job(const Context& context);
 
@@ -96,16 +96,17 @@ class Job {
   absl::Status StartWorkers(const std::vector<std::string>& meeting, int rendezvous_fd = -1);
   absl::Status StartMpirun();
   absl::Status StartElastic();
-  // Starts again what has died and may be. Returns whether the job cannot go on without it.
+  // Restarts the dead processes that may be restarted. Returns true if a process is dead without which the job cannot
+  // go on.
   bool RestartProcesses();
-  // Whether its pause is over.
+  // Whether the pause of `dead` is over.
   bool MayRestart(const Child& dead, RestartPause* pause);
   // Whether an elastic run, or with --join our part of it, can do without a worker of ours that has failed.
   bool CanGoOn() const;
   // Shard 0 of an elastic run that has ended by itself, which ends the run: its exit code says how. Null: the run goes
   // on, also if a signal has ended shard 0.
   const Child* EndOfRun() const;
-  // A server that the others miss is ended, and then started again.
+  // Ends the servers that the watch has found stuck. They are then started again.
   void EndStuckServers();
   // Gives the child its environment and outputs. Lines get a prefix, except those of worker 0's standard output.
   absl::Status StartChild(const std::string& name, Role role, ChildSpec spec);

@@ -80,8 +80,8 @@ std::string PlanText(const LaunchOptions& options, const CorePlan& plan) {
   return text;
 }
 
-// What admits only this attempt's processes to its connections: the secret (a fresh one if the user gave none), and a
-// run id, by which servers refuse workers of an earlier attempt.
+// Sets the values that admit only this attempt's processes to its connections. They are the secret (a fresh one if the
+// user gave none) and a run id, by which servers refuse workers of an earlier attempt.
 absl::Status SetAdmission(const LaunchOptions& options, const std::string& run_id, Job::Context* context) {
   const TransportKind transport = options.transport;
   if (transport != TransportKind::kGrpc && transport != TransportKind::kTcp) return absl::OkStatus();
@@ -96,7 +96,8 @@ absl::Status SetAdmission(const LaunchOptions& options, const std::string& run_i
   return absl::OkStatus();
 }
 
-// A random name that tells this launcher's job from any other. It is never used in arithmetic, so results stay equal.
+// A random name that distinguishes this launcher's job from any other. It is never used in arithmetic, so results stay
+// equal.
 std::string DrawJobName() {
   std::random_device device;
   return absl::StrCat("launch-", absl::Hex(device(), absl::kZeroPad8));
@@ -117,17 +118,17 @@ absl::StatusOr<std::optional<TemporaryFolder>> SetStateDir(const LaunchOptions& 
   return std::optional<TemporaryFolder>(std::move(folder));
 }
 
-// The name of an attempt's run: that of the run which is to go on, if --state_dir has one.
+// The name of an attempt's run. If --state_dir has an unfinished run, that run goes on under its name.
 std::string RunIdOf(const LaunchOptions& options, const std::string& job_name, int restart,
                     const Job::Context& context) {
-  if (!options.join.empty()) return "";  // who joins takes the name from the coordinator
+  if (!options.join.empty()) return "";  // a launcher that joins gets the name from the coordinator
   const std::string unfinished = options.elastic ? UnfinishedRun(context.state_dir) : "";
   if (unfinished.empty()) return absl::StrCat(job_name, "-", restart);
   context.merger->Print(absl::StrCat("launch: going on with the run of --state_dir=", context.state_dir));
   return unfinished;
 }
 
-// Whether another attempt follows one that ended so. Prints that, or why none does.
+// Whether another attempt follows after this outcome. Prints that it does, or why it does not.
 bool StartsAgain(const LaunchOptions& options, const JobOutcome& outcome, int restart, LineMerger* merger) {
   // A check is never repeated: its result is what the user wants to see.
   if (outcome.exit_code == kExitOk || outcome.stopped || options.restart_count == 0 || options.check) return false;

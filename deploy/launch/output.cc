@@ -108,7 +108,7 @@ void LineMerger::Feed(int source_number, absl::string_view bytes) {
   for (size_t end; (end = source.partial.find('\n', begin)) != std::string::npos; begin = end + 1) {
     EmitLine(source, absl::string_view(source.partial).substr(begin, end - begin));
   }
-  // What is left has no line end yet. More of it than a line may have comes out in pieces.
+  // The rest has no line end yet. If it is longer than a line may be, it comes out in pieces.
   for (; source.partial.size() - begin > kLineBytesMax; begin += kLineBytesMax) {
     EmitLine(source, absl::string_view(source.partial).substr(begin, kLineBytesMax));
   }
@@ -173,7 +173,7 @@ int OutputQueue::DescriptorOf(OutputStream stream) const {
 }
 
 void OutputQueue::Write(OutputStream stream, absl::string_view bytes) {
-  // After the first loss everything is lost until the queue is empty: the gap is in one place, where Drain tells of it.
+  // After the first loss everything is lost until the queue is empty: the gap is in one place, where Drain reports it.
   if (lost_bytes_ > 0 || kept_bytes_ + bytes.size() > kLaunchOutputBytesMax) {
     lost_bytes_ += static_cast<int64_t>(bytes.size());
     return;
@@ -190,7 +190,7 @@ void OutputQueue::Drain() {
     const ssize_t written = write(DescriptorOf(piece.stream), piece.bytes.data(), piece.bytes.size());
     if (written < 0 && errno == EINTR) continue;
     if (written < 0 && errno == EAGAIN) return;
-    // After any other error there is no reader any more. The job goes on without one, and the bytes are dropped.
+    // After any other error there is no reader any more. The job goes on without a reader, and the bytes are dropped.
     const size_t gone = written < 0 ? piece.bytes.size() : static_cast<size_t>(written);
     kept_bytes_ -= gone;
     piece.bytes.erase(0, gone);

@@ -1,4 +1,4 @@
-// What the launcher reads in the state folder of an elastic run.
+// Reads the state folder of an elastic run for the launcher.
 #ifndef STARRING_DEPLOY_LAUNCH_RUN_STATE_H_
 #define STARRING_DEPLOY_LAUNCH_RUN_STATE_H_
 

@@ -1,5 +1,5 @@
-// Watches an elastic job's coordinator for servers that live and do not answer. The run waits for them, and only who
-// has started a process can end it and start it again.
+// Watches an elastic job's coordinator for servers that live and do not answer. The run waits for such a server, and
+// only the launcher that has started it can end it and start it again.
 //
 // Thread safety: any thread may call any method; the watch has a thread of its own.
 #ifndef STARRING_DEPLOY_LAUNCH_RUN_WATCH_H_

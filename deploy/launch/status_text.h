@@ -1,4 +1,4 @@
-// What --status prints of an elastic job.
+// The text that --status prints about an elastic job.
 #ifndef STARRING_DEPLOY_LAUNCH_STATUS_TEXT_H_
 #define STARRING_DEPLOY_LAUNCH_STATUS_TEXT_H_
 
@@ -8,7 +8,7 @@
 
 namespace starring {
 
-// How an elastic job is, for people: some lines, of printable characters alone.
+// The state of an elastic job, for people: a few lines that have printable characters only.
 std::string StatusText(const RunStatus& run);
 
 }  // namespace starring

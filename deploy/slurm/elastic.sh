@@ -148,7 +148,7 @@ finish_elastic() {
     if ! kill -0 "${pid}" 2>/dev/null; then wait "${pid}" || code=$?; fi
     if ((status == 0 && code == 4)); then status=4; fi
   done
-  # What is left runs for nothing, and is not to be started again when Slurm ends it.
+  # Steps that still run have nothing left to do. The signal also prevents their restart when Slurm ends them.
   kill -USR1 "${server_steps[@]}" "${worker_steps[@]}" 2>/dev/null
   end=$((SECONDS + 2))
   while ((SECONDS < end)) && any_runs "${server_steps[@]}" "${worker_steps[@]}"; do pause 0.1; done
@@ -163,7 +163,7 @@ finish_workers() {
   trap 'echo "${SLURM_JOB_NAME}: cancelled: waiting for the workers to leave the run" >&2' TERM
   while any_runs "${worker_steps[@]}"; do
     if [[ -f $1 ]]; then gone_since=''; else gone_since=${gone_since:-${SECONDS}}; fi
-    # Who has missed the end would wait for the coordinator, and be started again to wait once more.
+    # A worker that does not know of the end would wait for the coordinator, and be started again to wait once more.
     if [[ -n ${gone_since} ]] && ((SECONDS - gone_since > END_SECONDS_MAX)); then
       kill -USR1 "${worker_steps[@]}" 2>/dev/null
       gone_since=${SECONDS}

@@ -1,5 +1,5 @@
-// What the operations of one CPU device share: its settings, its temporary memory, and how work is cut into shares for
-// OpenMP's threads. Operations point to the context, so a device outlives its operations.
+// The state that the operations of one CPU device share: its settings, its temporary memory, and how work is cut into
+// shares for OpenMP's threads. Operations point to the context, so a device outlives its operations.
 //
 // A target that includes this is compiled with -fopenmp.
 #ifndef STARRING_KERNELS_CPU_CPU_CONTEXT_H_

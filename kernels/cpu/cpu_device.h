@@ -34,9 +34,9 @@ struct CpuDeviceOptions {
 // machine has no such instructions, FailedPrecondition if oneDNN has been used already.
 absl::Status LimitOnednn(InstructionSet instruction_set);
 
-// What of this machine decides the bits of a gradient besides CpuDeviceOptions, as (name, value), for
-// JobSpec::agreed_flags: the instruction sets of our loops and of oneDNN, the versions of libraries that compute, and
-// the bits of the C library's functions, which depend on the processor.
+// The facts about this machine that decide the bits of a gradient besides CpuDeviceOptions, as (name, value), for
+// JobSpec::agreed_flags. They are the instruction sets of our loops and of oneDNN, the versions of libraries that
+// compute, and the bits of the C library's functions, which depend on the processor.
 std::vector<std::pair<std::string, std::string>> CpuArithmetic(InstructionSet instruction_set);
 
 }  // namespace starring

@@ -82,7 +82,7 @@ class OnednnConv2d : public Conv2d {
   // Throws dnnl::error when `convolution` cannot do this shape on this CPU.
   OnednnConv2d(CpuContext* context, const Conv2dSpec& spec, algorithm convolution, Tag activations);
 
-  // What the largest of the three calls needs: they never overlap.
+  // The scratch memory of the largest of the three calls, which never overlap.
   int64_t scratch_bytes() const { return scratch_bytes_; }
 
   void Forward(const float* x, const float* weight, const float* bias, float* y) override;

@@ -156,7 +156,7 @@ std::string Rendezvous::DescribeMissing() const {
 
 namespace {
 
-// What a shard holds of a job, in bytes.
+// The memory that a shard needs for a job, in bytes.
 struct ShardMemory {
   int64_t always = 0;
   int64_t per_contribution = 0;  // to each bucket

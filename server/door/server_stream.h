@@ -42,7 +42,7 @@ class ServerStream {
   }
   // Ends the stream now; the client sees a broken connection.
   void Cancel() {
-    // What was dropped must not pass for something that was read.
+    // Dropped messages must not count as read.
     end_ = End::kBroken;
     DropOutgoing();
     Close(absl::CancelledError("replaced or refused"));
@@ -65,14 +65,14 @@ class ServerStream {
   virtual void OnAccepted() = 0;
   // Not while the stream is closing. May take the message away.
   virtual void OnIncoming(Incoming* message) = 0;
-  // What waits to be written, message by message.
+  // The messages that wait to be written, one at a time.
   virtual bool HasOutgoing() const = 0;
   virtual Outgoing TakeOutgoing() = 0;
   virtual void DropOutgoing() = 0;
   virtual void OnWritten() {}        // the message that was taken last, or not: the stream may have broken
   virtual void OnGone(End end) = 0;  // may destroy this object
 
-  // Something waits to be written. If a write is under way, it is followed by this.
+  // A message waits to be written. If a write is under way, the message follows it.
   void WriteNext() {
     if (!writing_) Write();
   }
@@ -120,7 +120,7 @@ class ServerStream {
     writing_ = false;
     OnWritten();
     if (!ok) {
-      // What is still queued cannot be delivered on this stream. The client asks again on its next one.
+      // Queued messages cannot be delivered on this stream. The client repeats its requests on its next stream.
       end_ = End::kBroken;
       DropOutgoing();
       Close(absl::UnavailableError("the connection broke"));

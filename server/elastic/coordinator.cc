@@ -81,7 +81,7 @@ absl::Status Coordinator::AddShard(uint64_t id, const std::string& name, const S
   const auto [known, is_new] = shards_.try_emplace(report.shard, id);
   if (!is_new && known->second != id) {
     Member& other = members_[known->second];
-    // A shard that was started again comes before its predecessor is missed.
+    // A shard that was started again may come before the coordinator notices that its predecessor is gone.
     if (other.connected) {
       return absl::AlreadyExistsError(absl::StrCat("shard ", report.shard, " is ", other.name, " already"));
     }
@@ -142,7 +142,7 @@ void Coordinator::OnShard(uint64_t id, const ShardReport& report, Time now) {
     if (std::ssize(shards_) == options_.shard_count && std::ranges::all_of(shards_, has_finished)) {
       // Without its end in the log a run that has steps left can go on where it was.
       if (!shortage_.ok() && generation_->first_step < options_.end_step) return End(shortage_);
-      // The shards tell it again until it is written.
+      // The shards report it again until the end is written.
       if (IsFull(now)) return;
       if (IsLogged(options_.log->End(is_last_ ? generation_->first_step : options_.end_step, Counts()), now)) {
         End(absl::OkStatus());
@@ -167,7 +167,7 @@ void Coordinator::OnWorker(uint64_t id, const WorkerReport& report, Time now) {
     if (report.step_seconds > 0) step_seconds_ = report.step_seconds;
   }
   if (!report.failure.ok()) return FailWorker(id, report.failure, now);
-  // Also one that was told to stop: with its trouble it does not come to the snapshot, and the others cannot.
+  // This includes a worker that was told to stop: its trouble keeps it and the others from the snapshot.
   if (takes_part && report.ready && (!report.trouble.empty() || (running_ && !stopping_))) {
     return OnTrouble(id, report, now);
   }
@@ -232,7 +232,7 @@ void Coordinator::EndForShortage(const std::string& missing, Time now) {
 void Coordinator::EndRun(Time now) {
   if (ended_.has_value() || std::exchange(ending_, true)) return;
   if (!generation_.has_value()) return End(absl::CancelledError("asked to end before the first step"));
-  // Also if they were told to stop for another cause.
+  // Send this even if the workers were told to stop for another cause.
   SendToAll(false, {.kind = Order::Kind::kStop, .ends_run = true});
   if (running_ && !stopping_) StopGeneration("asked to end the run", now);
   ChangeIfStopped(now);
@@ -274,7 +274,7 @@ void Coordinator::GiveUpLost(Time now) {
     if (std::string why = LossOf(id, member, now); !why.empty()) lost.emplace_back(id, std::move(why));
   }
   for (const auto& [id, why] : lost) {
-    // The change that the one before has caused may have refused this one.
+    // The change that the previous loss has caused may have refused this member.
     if (members_.contains(id)) GiveUp(id, why, now);
   }
 }
@@ -291,15 +291,16 @@ void Coordinator::GiveUp(uint64_t id, const std::string& why, Time now) {
   Say(cause);
   // Tell the process, if it still runs, to start over.
   options_.send(id, {.kind = Order::Kind::kGivenUp, .text = why});
-  // Nobody waits for it in this change. If it attends again, it is one that joins.
+  // This change does not wait for the member. If it attends again, it joins as a new one.
   const bool took_part = member.is_shard || ranks_.erase(id) > 0;
   if (running_ && took_part) BeginChange(cause, Kind::kOther, now);
 }
 
 bool Coordinator::IsInGeneration(uint64_t id) const { return ranks_.contains(id); }
 
-// While a generation runs, a report that was on its way when it began is of the one before. Once it is over, a worker
-// that reports so has never heard of it: its order was lost, or the coordinator died after the commit.
+// While a generation runs, a report that was on its way when the generation began is about the previous one. Once the
+// generation is over, a worker that reports so never got its order: the order was lost, or the coordinator died after
+// the commit.
 bool Coordinator::IsReady(uint64_t id) const {
   const WorkerReport& report = members_.at(id).worker;
   return report.ready && (!running_ || !IsInGeneration(id) || report.generation >= generation_->number);
@@ -339,7 +340,7 @@ void Coordinator::ConsiderWorker(uint64_t id, Member& member, Time now) {
     return;
   }
   if (!IsReady(id) || member.worker.leaves) return;
-  // Also a spare, which comes in at once when one is lost.
+  // This includes a spare: it comes in at once when a worker is lost.
   const Reach reach = LookAtReach(id, now);
   std::string why;
   if (is_last_) {
@@ -375,7 +376,7 @@ void Coordinator::ChangeIfStopped(Time now) {
   BeginChange(cause_, Kind::kPlanned, now);
 }
 
-// A member may have had no connection when it was told.
+// A member may have had no connection when its order was sent.
 void Coordinator::RepeatOrders(Time now) {
   if (now - last_order_ < kRepeatPause) return;
   last_order_ = now;
@@ -420,7 +421,7 @@ void Coordinator::Prepare(Time now) {
   is_prepared_ = IsLogged(options_.log->Prepare(changing_to_), now);
   if (!is_prepared_) return;
   SendToAll(true, {.kind = Order::Kind::kPrepare, .generation = {.number = changing_to_}});
-  // A worker may wait for a shard that is gone, and would until its deadline.
+  // A worker that waits for a lost shard would otherwise wait until its deadline.
   SendToAll(false, {.kind = Order::Kind::kCut, .generation = {.number = changing_to_}});
 }
 

@@ -1,5 +1,5 @@
-// Decides an elastic run's generations (generation.h): who is in, where each begins, and when one is over. Shard 0 has
-// it. Knows nothing of gRPC: reports and orders are plain structs, and the time is passed in.
+// Decides an elastic run's generations (generation.h): their members, where each begins, and when it is over. Runs on
+// shard 0. Knows nothing of gRPC: reports and orders are plain structs, and the time is passed in.
 //
 // Members are the shards, one process for each number, and workers. Each member sends a status report four times a
 // second and on every change, and receives orders. The life of a generation g:
@@ -7,16 +7,16 @@
 //   1. A cause: a member is gone, a worker's exchange has failed, workers have joined or want to leave, or other shares
 //      would be faster. For the last three the workers are told to stop first, and do so at the next snapshot, so that
 //      nothing is computed twice.
-//   2. `prepare g` is logged. Every shard gets kPrepare: it cuts its lanes, will serve nothing below g any more, and
-//      tells its snapshots. Every worker whose exchange is over so, or which stopped, is `ready`.
+//   2. `prepare g` is logged. Every shard gets kPrepare: it cuts its lanes, serves nothing below g any more, and
+//      reports its snapshots. A worker whose exchange is over, or which stopped, is `ready`.
 //   3. When all shards have prepared and all workers that were not given up are ready, `commit g` is logged: the newest
 //      snapshot that all shards have, the members, their shares. Shards get kServe, workers kTrain.
 //
 // An order is lost if its member has no connection just then. An order that is not carried out within a second is sent
-// again; members know an order that they have obeyed by its number.
+// again; a member recognizes by its number an order that it has obeyed.
 //
-// Why nothing is computed twice or by two: a step needs every shard and every leaf, so no part of a generation can go
-// on alone; a new one needs the log, which has one writer.
+// Nothing counts twice, and no two generations run at a time. A step needs every shard and every leaf, so no part of a
+// generation can go on alone. A new generation needs the log, which has one writer.
 //
 // The coordinator gives a member up in five cases:
 //   - its connection is down for `gone`;
@@ -25,21 +25,26 @@
 //     if that is longer;
 //   - it does not end its part of a generation within its patience after that was cut;
 //   - a worker that is alone in its generation comes no further for kAlonePatience join deadlines, whatever it does.
-// A false alarm costs a return to a snapshot, and no bit. A coordinator that was stopped itself gives everybody a new
-// start.
+// A false alarm costs a return to a snapshot, and changes no bit. A coordinator that was itself paused restarts the
+// times of all members.
 //
-// A shard whose disk fails has its snapshots in memory alone, and the run goes on with them. When the shard dies they
-// are lost: the run returns to the last ones that were on all disks, and says how far that is. It does so kStrikesMax
-// times at most without a new one on all disks, or it would run in circles.
+// A shard whose disk fails has its snapshots in memory alone, and the run goes on with them. When the shard dies, these
+// snapshots are lost. The run returns to the last snapshot that was on all disks, and logs how far that is. It does so
+// at most kStrikesMax times without a new snapshot on all disks; otherwise it would run in circles.
 //
 // One worker's trouble stays its own, while enough others remain (trouble_ledger.h). A worker that fails leaves with
-// its error. One that has kept a generation from going on is left out for a while, as a spare. A worker joins when it
-// has reached all shards where they are now, and if they have room for one more.
+// its error. A worker that has kept a generation from going on is left out for a while, as a spare. A worker joins when
+// it has reached all shards at their present addresses, and if they have room for one more.
 //
-// What ends the run before its last step: EndRun; an error that the job has on a second worker, too; kStrikesMax
-// generations without a new snapshot for which no worker can be left out; a shard that does not come back; too few
-// workers for too long (those that are there save a checkpoint first); snapshots that are lost on some shard so that
-// none is left; a log that cannot be written. Whoever comes after that is told the end.
+// The run ends before its last step in seven cases:
+//   - EndRun;
+//   - an error that the job has on a second worker, too;
+//   - kStrikesMax generations without a new snapshot for which no worker can be left out;
+//   - a shard that does not come back;
+//   - too few workers for too long (the workers that are there save a checkpoint first);
+//   - snapshots that are lost on some shard so that no common one is left;
+//   - a log that cannot be written.
+// A member that comes after that is told the end.
 //
 // Thread safety: one thread.
 #ifndef STARRING_SERVER_ELASTIC_COORDINATOR_H_
@@ -75,36 +80,36 @@ struct ShardReport {
   std::string address;
   int64_t prepared = 0;          // the generation below which it serves nothing
   std::vector<int64_t> held;     // steps of its snapshots, ascending
-  std::vector<int64_t> durable;  // those that survive its process, ascending
-  // By a step of `held`: how many leaves `generation` had in each sum before it; 0: the sums differ. Those of snapshots
-  // from before that generation are not counted.
+  std::vector<int64_t> durable;  // steps of snapshots that survive its process, ascending
+  // By a step of `held`: how many leaves `generation` had in each sum before it; 0: the sums differ. Snapshots from
+  // before that generation have no entry.
   std::map<int64_t, int64_t> counted;
   int64_t generation = 0;  // that it serves, or has served last
-  std::string trouble;     // why that one's exchange has failed there
-  bool finished = false;   // all workers of that one have finished the run
+  std::string trouble;     // why that generation's exchange has failed there
+  bool finished = false;   // all workers of that generation have finished the run
   // For how many contributions to a bucket it has memory, and for how many workers descriptors; 0: not known.
   int64_t contributions_max = 0;
   int64_t workers_max = 0;
   std::vector<int> unjoined;  // ranks of that generation that have never joined there, while others have
-  std::vector<int> late;      // those that it has waited for in vain
+  std::vector<int> late;      // ranks that the shard has waited for in vain
 };
 
 struct WorkerReport {
   int64_t generation = 0;         // that it trains, or has trained last; 0: none
-  bool ready = false;             // for the one after: its exchange is over
-  std::string trouble;            // why, if it did not stop because it was told to
-  bool leaves = false;            // wants to
+  bool ready = false;             // for the next generation: its exchange is over
+  std::string trouble;            // why its exchange is over, if the worker was not told to stop
+  bool leaves = false;            // wants to leave
   int64_t step = 0;               // the next
   int64_t leaf_count = 0;         // leaves that it has computed; batches of an evaluation count, and waits for a disk
   bool computes = false;          // and does not wait for others
-  double seconds_per_leaf = 0;    // the usual; 0: not known yet
-  double step_seconds = 0;        // likewise, of a whole step
+  double seconds_per_leaf = 0;    // the usual time; 0: not known yet
+  double step_seconds = 0;        // the usual time of a whole step; 0: not known yet
   double trial_leaf_seconds = 0;  // one leaf, computed once before the worker attended
   int64_t first_step = 0;         // where it begins without a snapshot; of the report of AddWorker alone
   absl::Status failure;           // not OK: it leaves with this error, its own
   ErrorOrigin origin;             // of `trouble`
-  int64_t reached = 0;            // the numbers of the last kReach that it has obeyed: all shards answer
-  int64_t unreached = 0;          // one does not
+  int64_t reached = 0;            // the number of its last kReach after which all shards answered
+  int64_t unreached = 0;          // the number of its last kReach after which a shard did not
   std::string unreached_text;     // why
 };
 
@@ -118,13 +123,13 @@ struct Order {
     kReach,    // to a ready worker: to find out whether all `shards` answer; generation.number is the order's
     kWait,     // to a ready worker that is not in the generation: why
     kKeep,     // to shards: all have the snapshot of generation.first_step durably
-    kGivenUp,  // to who was given up, if it still hears: it may attend again; why
+    kGivenUp,  // to a member that was given up, if it can be reached: it may attend again; why
     kEnd,      // to all, or to a worker that is refused or leaves: `end`
   };
   Kind kind = Kind::kWait;
   Generation generation;
   bool from_snapshot = false;       // otherwise rank 0 brings the parameters
-  bool ends_run = false;            // kTrain: the generation has no step, and saves what there is. kStop: it comes next
+  bool ends_run = false;            // kTrain: the generation has no step, and saves a checkpoint. kStop: it is next
   std::vector<std::string> shards;  // kTrain, kReach: addresses, by number
   std::string text;                 // kWait, kGivenUp
   absl::Status end;                 // kEnd: OK if all steps are done
@@ -135,17 +140,18 @@ class Coordinator {
   using Time = std::chrono::steady_clock::time_point;
   static constexpr int kStuckLeaves = 20;
   static constexpr int kStrikesMax = 3;
-  // Other shares must save this part of a step, and are dealt so often at most.
+  // Other shares must save this part of a step's time. They are dealt at most once in kDealPause.
   static constexpr double kGainMin = 0.1;
   static constexpr std::chrono::seconds kDealPause{20};
-  // After this time an order is repeated that was not obeyed.
+  // An order that was not obeyed is repeated after this time.
   static constexpr std::chrono::seconds kRepeatPause{1};
-  // A run that has lost all that it had begins anew, if it takes the workers at most so long to come as far again.
+  // A run that has lost all its snapshots begins anew, if the workers can repeat the lost steps in this time.
   static constexpr double kYoungSeconds = 60;
   static constexpr int kAlonePatience = 10;  // join deadlines in which a worker that is alone comes no further
-  // An answer to kReach that has not come after this time is none. A worker needs half of it at most.
+  // A worker that has not answered kReach after this time has not reached the shards. It needs half of the time at
+  // most.
   static constexpr std::chrono::seconds kReachPatience{10};
-  // How often a log whose disk is full is tried again.
+  // A log whose disk is full is tried again after this time.
   static constexpr std::chrono::seconds kFullPause{1};
   // After this time a line says that no new snapshot is on all disks.
   static constexpr std::chrono::seconds kSayUnkept{60};
@@ -158,10 +164,10 @@ class Coordinator {
     int first_workers = 1;  // the first generation begins with them
     int min_workers = 1;
     MemberTimes times;
-    // For all shards and first workers of a run to come, of which `waited` is over.
+    // Time for all shards and first workers of a run to come; `waited` of it is over.
     std::chrono::milliseconds start_deadline{60'000};
     std::chrono::steady_clock::duration waited{0};
-    // For a shard to come back, and for enough workers.
+    // Time for a shard to come back, and for enough workers to come.
     std::chrono::milliseconds join_deadline{60'000};
     GenerationLog* log = nullptr;  // outlives the coordinator
     std::function<void(uint64_t member, const Order&)> send;
@@ -178,14 +184,14 @@ class Coordinator {
   // Reports were checked (member_report.h). No effect if no such member attends, or if it attends as another one.
   void OnShard(uint64_t member, const ShardReport& report, Time now);
   void OnWorker(uint64_t member, const WorkerReport& report, Time now);
-  // Its connection is down; it may come back by Add... with the same number.
+  // The member's connection is down. It may come back by AddShard or AddWorker with the same number.
   void OnDisconnect(uint64_t member, Time now);
 
   // Call ten times a second.
   void Tick(Time now);
 
-  // Somebody wants the run to end: after its next snapshot comes a generation without steps, which saves a checkpoint.
-  // Workers that want to leave stay for it.
+  // Ends the run early: after its next snapshot comes a generation without steps, which saves a checkpoint. Workers
+  // that want to leave stay for it.
   void EndRun(Time now);
 
   // After kEnd was sent.
@@ -224,7 +230,7 @@ class Coordinator {
     int64_t reach_asked = 0;
     int64_t reach_places = 0;
     Time reach_since;
-    bool is_unreached = false;  // one did not answer, and that was said
+    bool is_unreached = false;  // a shard did not answer, and that was said
     WorkerReport worker;
     ShardReport shard;
   };
@@ -246,9 +252,9 @@ class Coordinator {
   void FailWorker(uint64_t id, const absl::Status& why, Time now);
   void FailRefuted(Time now);
   void LeaveOut(uint64_t id, const std::string& why, Time now);
-  // Leaves out those that have kept the last generation from going on, if enough others remain.
+  // Leaves out the workers that have kept the last generation from going on, if enough others remain.
   void JudgeOnce(Time now);
-  // Whether the worker has reached all shards where they are now. Asks it, if it is time to.
+  // Whether the worker has reached all shards at their present addresses. Sends kReach if it is time to.
   enum class Reach { kYes, kNo, kAsked };
   Reach LookAtReach(uint64_t id, Time now);
   bool HasReached(const Member& member) const;
@@ -259,21 +265,21 @@ class Coordinator {
   // Planned changes: a worker joins or leaves; other shares are faster.
   void ConsiderWorker(uint64_t id, Member& member, Time now);
   void ConsiderShares(Time now);
-  // The workers are told to stop. When all have, the change begins.
+  // Tells the workers to stop. When all have stopped, the change begins.
   void StopGeneration(const std::string& cause, Time now);
   void ChangeIfStopped(Time now);
   // kWorker: one worker's trouble. It is no strike, because the worker leaves, is left out or is checked.
   enum class Kind { kPlanned, kWorker, kOther };
   void BeginChange(const std::string& cause, Kind kind, Time now);
-  // Logs that the change has begun, and tells all.
+  // Logs that the change has begun, and tells all members.
   void Prepare(Time now);
-  // Whether the log was written. If its disk is full, that is said, and to be tried again; any other error ends the
-  // run.
+  // Whether the log was written. If its disk is full, says so, and the caller tries again later. Any other error ends
+  // the run.
   bool IsLogged(const absl::Status& status, Time now);
-  // It was full a moment ago.
+  // Whether the log's disk was full a moment ago.
   bool IsFull(Time now) const { return full_since_.has_value() && now - full_tried_ < kFullPause; }
   void EndForShortage(const std::string& missing, Time now);
-  // How long a generation may be waited for.
+  // How long the run may wait for the next generation.
   std::chrono::milliseconds ChangeDeadline() const;
   void CommitIfReady(Time now);
   void Begin(const Generation& next, bool from_snapshot, Time now);
@@ -287,12 +293,12 @@ class Coordinator {
   int WorkersNeeded() const;
   void RefuseOtherBegins();
   std::vector<uint64_t> ReadyWorkers() const;
-  // Those that the next generation may have.
+  // The workers that the next generation may have.
   std::vector<uint64_t> EligibleWorkers(Time now) const;
-  // Of these so many as shards have room for, and their shares.
+  // The generation of as many of these workers as the shards have room for, with their shares.
   Generation Deal(std::vector<uint64_t> workers) const;
   std::vector<int64_t> CommonSnapshots() const;  // the run's, that all shards have, ascending
-  // What the shards have counted of the generation.
+  // The leaves of the generation that the shards have counted.
   GenerationLog::Counts Counts() const;
   // How far the run has come, as far as it is known. `snapshots`: CommonSnapshots.
   int64_t ReachedStep(const std::vector<int64_t>& snapshots) const;
@@ -303,7 +309,7 @@ class Coordinator {
   // The step at which the next generation begins.
   absl::StatusOr<int64_t> FirstStep(const std::vector<int64_t>& snapshots) const;
   void Say(const std::string& line) const;
-  // Whether all shards serve the generation. Before, a shard may tell snapshots that it is about to drop.
+  // Whether all shards serve the generation. Before that, a shard may report snapshots that it is about to drop.
   bool AllServe() const;
   void KeepDurable(Time now);
   void SayUnkept(Time now);
@@ -346,7 +352,7 @@ class Coordinator {
   Time kept_since_;                   // since when it is the newest, or that was said (SayUnkept)
   int64_t reach_number_;              // of the last kReach
   int64_t newest_step_ = 0;           // that a worker of the generation was at
-  double step_seconds_ = 0;           // the usual, as a worker of a generation has told it; 0: not known yet
+  double step_seconds_ = 0;           // the usual time, as a worker of a generation has reported it; 0: not known yet
   std::vector<std::string> strikes_;  // why generations have not brought the run further
   std::vector<std::string> losses_;   // why snapshots were lost since one was last on all disks: these strikes stay
   std::optional<absl::Status> ended_;

@@ -1,4 +1,4 @@
-// Whom the next generation has, and where it begins.
+// Which workers the next generation has, and where it begins.
 #include <algorithm>
 #include <utility>
 
@@ -45,7 +45,8 @@ std::string Coordinator::MissingShard() const {
   return "";
 }
 
-// Workers of the last generation come as soon as their exchange is over; who does not is given up (LossOf).
+// Workers of the last generation come as soon as their exchange is over. A worker that does not come is given up
+// (LossOf).
 std::string Coordinator::MissingWorker() const {
   if (!generation_.has_value()) return "";
   for (const uint64_t id : generation_->workers) {
@@ -68,7 +69,7 @@ int Coordinator::WorkersNeeded() const {
   return generation_.has_value() ? options_.min_workers : std::max(options_.min_workers, options_.first_workers);
 }
 
-// What the next generation waits for; empty: nothing.
+// Why the next generation cannot begin yet; empty: it can.
 std::string Coordinator::MissingForCommit(Time now) const {
   if (std::string shard = MissingShard(); !shard.empty()) return shard;
   if (std::string worker = MissingWorker(); !worker.empty()) return worker;
@@ -89,7 +90,7 @@ std::vector<uint64_t> Coordinator::EligibleWorkers(Time now) const {
   for (const uint64_t id : reaching) {
     if (!ledger_.IsLeftOut(id, now)) eligible.push_back(id);
   }
-  // With too few others, one that was left out is tried again.
+  // With too few others, a worker that was left out is tried again.
   return std::ssize(eligible) < WorkersNeeded() ? reaching : eligible;
 }
 
@@ -130,11 +131,11 @@ Generation Coordinator::Deal(std::vector<uint64_t> workers) const {
   return {.workers = std::move(apart), .leaf_owners = std::move(owners)};
 }
 
-// Without a snapshot workers bring what the run begins with: parameters, and each its statistics of batches.
+// Without a snapshot the workers bring the start of the run: parameters, and each worker its own statistics of batches.
 void Coordinator::RefuseOtherBegins() {
   std::string way_out =
       options_.first_step == 0 ? "drop --resume" : "give --resume, and the --checkpoint_dir that the run began with";
-  // Then the run may have come far, and its snapshots are lost.
+  // A run that was continued may have come far and lost its snapshots.
   if (continues_)
     way_out += "; to go on from a later checkpoint, start a new run with --resume and another --state_dir";
   std::erase_if(members_, [&](const auto& entry) {
@@ -157,7 +158,7 @@ void Coordinator::CommitIfReady(Time now) {
   if (!MissingWorker().empty()) return;
   bool is_answered = true;
   for (const uint64_t id : ReadyWorkers()) {
-    // Those that would join are not waited for, unless there are too few.
+    // The generation does not wait for workers that would join, unless there are too few.
     if (LookAtReach(id, now) == Reach::kAsked && IsInGeneration(id)) is_answered = false;
   }
   if (!is_answered) return;
@@ -165,7 +166,7 @@ void Coordinator::CommitIfReady(Time now) {
   if (!MissingForCommit(now).empty()) return;
   const absl::StatusOr<int64_t> first_step = FirstStep(snapshots);
   if (!first_step.ok()) return End(first_step.status());
-  // Once for each change, also if the log is full at first.
+  // Progress is checked once for each change, also if the log's disk is full at first.
   if (std::exchange(checked_, changing_to_) != changing_to_) {
     if (const absl::Status status = CheckProgress(*first_step, snapshots); !status.ok()) return End(status);
   }

@@ -112,9 +112,9 @@ void CoordinatorService::Listen(grpc::ServerCompletionQueue* queue) {
 }
 
 void CoordinatorService::LookAtLog() {
-  // Without a name of its own the run in the log may be any.
+  // Without a run id the log may belong to any run.
   if (!options_.run_id.empty()) progress_ = GenerationLog::Peek(options_.state_dir, options_.run_id);
-  // The coordinator before has died before all shards had heard of the end.
+  // The previous coordinator died before it had told all shards the end.
   if (progress_ == GenerationLog::Progress::kEnded && !ended_.has_value()) EndBeforeBegin(absl::OkStatus());
 }
 
@@ -187,7 +187,7 @@ absl::Status CoordinatorService::Admit(AttendStream* stream, const v1::MemberRep
       report.has_shard() == report.has_worker()) {
     return absl::InvalidArgumentError("the first report of a member says who it is, and its state as shard or worker");
   }
-  // Who does not know the run's name joins the one that is here.
+  // A member that names no run joins this coordinator's run.
   if (!hello.run_id().empty() && hello.run_id() != options_.run_id) {
     return absl::FailedPreconditionError(absl::StrCat("this is the coordinator of run \"", options_.run_id, "\", ",
                                                       hello.name(), " belongs to run \"", hello.run_id(), "\""));
@@ -199,7 +199,7 @@ absl::Status CoordinatorService::Admit(AttendStream* stream, const v1::MemberRep
       return absl::AlreadyExistsError(
           absl::StrCat(older->name, " has the number of ", hello.name(), " already: start the latter again"));
     }
-    // The process has a new connection, and that one has not been missed yet.
+    // The process has a new connection, and the loss of its older one has not been noticed yet.
     Detach(older);
     older->Cancel();
   }
@@ -228,7 +228,8 @@ absl::Status CoordinatorService::AdmitShard(const v1::MemberReport::Hello& hello
   ASSIGN_OR_RETURN(const ShardReport report, ReadShardReport(proto, options_.shard_count));
   const uint64_t id = hello.member_id();
   if (coordinator_ != nullptr) return coordinator_->AddShard(id, hello.name(), report, Clock::now());
-  // Only its own shard ends with a coordinator that does not get the log: the others are of the one that has it.
+  // A coordinator that does not get the log ends only its own shard. The other shards belong to the coordinator that
+  // has the log.
   if (report.shard != 0) RETURN_IF_ERROR(CheckLock());
   if (ended_.has_value()) {
     Send(id, {.kind = Order::Kind::kEnd, .end = *ended_});
@@ -244,8 +245,8 @@ absl::Status CoordinatorService::AdmitWorker(const v1::MemberReport::Hello& hell
   report.first_step = hello.terms().first_step();
   const uint64_t id = hello.member_id();
   if (coordinator_ == nullptr) RETURN_IF_ERROR(CheckLock());
-  // A worker that has trained hears how the run has ended. Of a run that ended well before this process began, a worker
-  // that has just started is refused below: the log says what to do for a new run.
+  // A worker that has trained is told how the run has ended. A worker that has just started is refused below if the run
+  // had ended well, before this process began. The log's error says what to do for a new run.
   if (coordinator_ == nullptr && ended_.has_value() && (report.generation > 0 || !ended_->ok())) {
     Send(id, {.kind = Order::Kind::kEnd, .end = *ended_});
     return absl::OkStatus();
@@ -257,14 +258,14 @@ absl::Status CoordinatorService::AdmitWorker(const v1::MemberReport::Hello& hell
 }
 
 absl::Status CoordinatorService::CheckLock() {
-  // A run that has ended is told from its log alone.
+  // The log alone shows that a run has ended; reading it needs no lock.
   if (lock_.has_value() || options_.state_dir.empty() || progress_ == GenerationLog::Progress::kEnded) {
     return absl::OkStatus();
   }
   absl::StatusOr<FolderLock> lock = GenerationLog::Lock(options_.state_dir, absl::ZeroDuration());
-  if (!lock.ok()) return absl::UnavailableError(lock.status().message());  // who attends tries again
+  if (!lock.ok()) return absl::UnavailableError(lock.status().message());  // the member tries again
   lock_.emplace(*std::move(lock));
-  // Whoever had the lock may have gone on with the run, or ended it, since this coordinator looked.
+  // The lock's previous holder may have gone on with the run, or ended it, since this coordinator looked.
   LookAtLog();
   return absl::OkStatus();
 }
@@ -336,7 +337,7 @@ void CoordinatorService::Send(uint64_t member, const Order& order) {
     stream->Close(absl::OkStatus());
   }
   if (order.kind != Order::Kind::kGivenUp) return;
-  // Whether it reads this or not, it is no member any more. It may attend again.
+  // Whether the process reads this order or not, it is no member any more. It may attend again.
   members_.erase(found);
   absent_[member] = Clock::now();
   stream->member.reset();
@@ -357,7 +358,7 @@ void CoordinatorService::Detach(AttendStream* stream) {
 void CoordinatorService::OnGone(AttendStream* stream, AttendStream::End end) {
   const std::optional<uint64_t> id = stream->member;
   Detach(stream);
-  // It has read that the run has ended, and does not come again.
+  // The member has read that the run has ended, and does not come again.
   if (id.has_value() && stream->ends_run && end == AttendStream::End::kOrderly) absent_.erase(*id);
   streams_.erase(stream);
 }
@@ -371,7 +372,7 @@ bool CoordinatorService::has_told_all() const {
 void CoordinatorService::Tick(Time now) {
   for (const auto& [stream, owner] : streams_) {
     // Closing only begins here; OnGone takes the stream out of the map, from another event. A member's stream stays for
-    // as long as the member is one, but who does not read its last orders is cut, member or not.
+    // as long as the member is one. A stream whose last orders are not read is cut, member or not.
     if (!stream->accepted_at().has_value() || (stream->member.has_value() && !stream->closing())) continue;
     const auto since = stream->closing() ? *stream->closing_since() : *stream->accepted_at();
     if (absl::FromChrono(now - since) <= options_.hello_deadline) continue;
@@ -390,8 +391,8 @@ void CoordinatorService::Tick(Time now) {
 
 absl::Status CoordinatorService::AwaitRun(Time now) {
   const absl::Duration age = absl::FromChrono(now - since_);
-  // Of two coordinators the second is to end when it is started, and not when its first worker comes. Waiting is left
-  // to the ticks: this thread has others to serve.
+  // The second of two coordinators must end when it is started, not when its first worker comes. The ticks do the
+  // waiting, because this thread has others to serve.
   if (const absl::Status lock = CheckLock(); !lock.ok()) {
     return age > GenerationLog::kLockPatience ? absl::FailedPreconditionError(lock.message()) : absl::OkStatus();
   }

@@ -1,4 +1,4 @@
-// The coordinator's gRPC side: members attend (attend_stream.h), are admitted, and are told what Coordinator orders.
+// The coordinator's gRPC side: members attend (attend_stream.h), are admitted, and receive the Coordinator's orders.
 // The first worker's terms are the run's; with them the log is opened and the coordinator begins. Shards may come
 // earlier.
 //
@@ -54,15 +54,15 @@ class CoordinatorService {
   // Asks gRPC for members. `queue` outlives the streams.
   void Listen(grpc::ServerCompletionQueue* queue);
   void Tick(Time now);
-  // Ends the run (Coordinator::EndRun). False: none has begun.
+  // Ends the run (Coordinator::EndRun). False: no run has begun.
   bool EndRun(Time now);
   // No call or stream has a tag in the queue. After the server was shut down.
   bool is_idle() const { return streams_.empty() && run_calls_.empty(); }
 
   // How the run has ended; members are being told.
   const std::optional<absl::Status>& ended() const { return ended_; }
-  // All members have been told. A stream that has just been opened is one's, too, and a member that has lost its own
-  // comes back, if it does so within kAbsence times `gone`.
+  // All members have been told. A stream that has just been opened may be a member's, too. A member that has lost its
+  // stream has kAbsence times `gone` to come back.
   bool has_told_all() const;
 
  private:
@@ -83,7 +83,7 @@ class CoordinatorService {
   absl::Status AdmitWorker(const v1::MemberReport::Hello& hello, const v1::MemberReport::Worker& proto);
   absl::Status Take(const AttendStream& stream, const v1::MemberReport& report);
   absl::Status Begin(const v1::RunTerms& terms);
-  // Before that. Not OK: no run will begin here, or go on.
+  // Called before Begin. Not OK: no run will begin here, or go on.
   absl::Status AwaitRun(Time now);
   // The stream is no member's any more. It may still have tags in the queue.
   void Detach(AttendStream* stream);

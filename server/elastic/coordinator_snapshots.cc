@@ -15,16 +15,15 @@
 namespace starring {
 namespace {
 
-// A snapshot as often as this costs little, and what is computed again after a loss is less than what it takes to
-// notice.
+// Snapshots at this interval cost little. After a loss, repeating the steps takes less time than noticing the loss.
 constexpr double kSnapshotSeconds = 0.3;
-// While no step has been timed.
+// Used while no step has been timed.
 constexpr int64_t kFirstSnapshotEvery = 10;
 
 }  // namespace
 
 std::vector<int64_t> Coordinator::CommonSnapshots() const {
-  // What shards have before the log has a generation, or of steps that the run does not have, is another run's.
+  // Snapshots that exist before the log has a generation, or of steps that the run does not have, are another run's.
   if (!generation_.has_value()) return {};
   std::map<int64_t, int> holders;
   for (const auto& [number, id] : shards_) {
@@ -50,7 +49,8 @@ GenerationLog::Counts Coordinator::Counts() const {
 
 int64_t Coordinator::ReachedStep(const std::vector<int64_t>& snapshots) const {
   int64_t reached = std::max({options_.log->counted_end(), options_.first_step, kept_});
-  // A coordinator that was started again does not know what all shards had. What one of them has left shows it.
+  // A coordinator that was started again does not know what all shards had. The newest snapshot that one of them still
+  // has shows how far the run had come.
   if (snapshots.empty() && continues_ && !has_committed_) {
     for (const auto& [number, id] : shards_) {
       const std::vector<int64_t>& held = members_.at(id).shard.held;
@@ -63,8 +63,8 @@ int64_t Coordinator::ReachedStep(const std::vector<int64_t>& snapshots) const {
 absl::Status Coordinator::CheckLoss(const std::vector<int64_t>& snapshots) const {
   if (!snapshots.empty()) return absl::OkStatus();
   const int64_t reached = std::max(ReachedStep(snapshots), newest_step_);
-  // Before the first snapshot was on all disks, what was lost is usually seconds old, and the run begins anew. It is
-  // old if a disk has failed since the run began; but where steps are slow, there may have been no snapshot yet.
+  // Before the first snapshot was on all disks, the lost steps are usually seconds old, and the run begins anew. They
+  // are old if a disk has failed since the run began. But where steps are slow, there may have been no snapshot yet.
   const bool may_be_young = (kept_ < 0 && !continues_) || ReachedStep(snapshots) <= options_.first_step;
   const int64_t lost = reached - options_.first_step;
   if (may_be_young &&
@@ -87,7 +87,7 @@ absl::StatusOr<int64_t> Coordinator::FirstStep(const std::vector<int64_t>& snaps
   if (snapshots.empty()) return options_.first_step;
   const std::optional<int64_t> latest = ledger_.LatestBegin();
   if (!latest.has_value() || snapshots.back() <= *latest) return snapshots.back();
-  // Later ones may have in them what is to be checked.
+  // Later snapshots may contain the error that is to be checked.
   const auto after = std::ranges::upper_bound(snapshots, *latest);
   if (after != snapshots.begin()) return *std::prev(after);
   return absl::InternalError(
@@ -103,12 +103,13 @@ absl::Status Coordinator::CheckProgress(int64_t first_step, const std::vector<in
   if (loses) losses_.push_back(cause_);
   // A generation that was cut short before it had a snapshot has gained nothing.
   if (!generation_.has_value() || (!loses && (kind_ == Kind::kPlanned || first_step > generation_->first_step))) {
-    // What was lost once, and is in memory alone again, can be lost again, and would be gained for ever.
+    // Strikes for losses stay until a snapshot is on all disks. Steps that are in memory alone again can be lost again,
+    // and would count as gained for ever.
     strikes_ = losses_;
     return absl::OkStatus();
   }
   if (!loses && kind_ == Kind::kWorker) return absl::OkStatus();
-  // What there is may be saved once, however often the steps behind it have failed.
+  // The newest snapshot may be saved once, however often the steps after it have failed.
   if (ending_ && !is_last_) return absl::OkStatus();
   strikes_.push_back(cause_);
   if (std::ssize(strikes_) < kStrikesMax) return absl::OkStatus();
@@ -136,10 +137,10 @@ bool Coordinator::AllServe() const {
   return generation_.has_value() && std::ssize(shards_) == options_.shard_count && std::ranges::all_of(shards_, serves);
 }
 
-// Tells the shards which snapshots nobody will need any more.
+// Tells the shards which snapshots are not needed any more.
 void Coordinator::KeepDurable(Time now) {
   if (!AllServe()) return;
-  // What a claim is checked with must stay.
+  // The snapshots that the check of a claim needs must stay.
   const int64_t needed = ledger_.LatestBegin().value_or(std::numeric_limits<int64_t>::max());
   int64_t newest = kept_;
   for (const int64_t step : members_.at(shards_.begin()->second).shard.durable) {
@@ -155,11 +156,11 @@ void Coordinator::KeepDurable(Time now) {
   SendToAll(true, {.kind = Order::Kind::kKeep, .generation = {.first_step = newest}});
 }
 
-// A disk that hangs says nothing itself.
+// A disk that hangs reports no error.
 void Coordinator::SayUnkept(Time now) {
   if (now - kept_since_ <= kSayUnkept) return;
   kept_since_ = now;
-  // One alone may be on its way to the disks.
+  // A single newer snapshot may be on its way to the disks.
   const std::vector<int64_t> snapshots = CommonSnapshots();
   if (snapshots.end() - std::ranges::upper_bound(snapshots, kept_) < 2) return;
   const auto newest = [this](const auto& shard) {

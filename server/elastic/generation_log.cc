@@ -84,7 +84,7 @@ struct Entry {
   std::map<std::string, std::string> values;
 };
 
-// Steps and numbers of generations. A run has no larger ones, and whoever adds to them may do so without a look.
+// Steps and numbers of generations. A run has no larger numbers, so sums of them need no check for overflow.
 bool ReadNumber(absl::string_view text, int64_t* number) {
   return absl::SimpleAtoi(text, number) && *number >= 0 && *number <= kStepMax;
 }
@@ -144,7 +144,7 @@ absl::StatusOr<Generation> GenerationOf(const Entry& entry) {
   return generation;
 }
 
-// Calls `take` for every line; the text behind the last newline is no line. The error names the line.
+// Calls `take` for every line; text after the last newline is no line. The error names the line.
 template <typename Take>
 absl::Status ForEachEntry(absl::string_view text, const Take& take) {
   int64_t number = 0;
@@ -158,7 +158,7 @@ absl::Status ForEachEntry(absl::string_view text, const Take& take) {
   return absl::OkStatus();
 }
 
-// What is wrong in a log.
+// The error of a damaged log.
 template <typename... Words>
 absl::Status Wrong(const Words&... words) {
   return absl::DataLossError(absl::StrCat(words...));
@@ -246,7 +246,7 @@ absl::Status FileError(const char* what, const std::string& path) {
   return absl::ErrnoToStatus(errno, absl::StrCat("cannot ", what, " ", path));
 }
 
-// Of an error in what the log says. The end of the run is no damage.
+// Names the file in an error of the log's content, and for damage the way out. The end of the run is no damage.
 absl::Status WithPath(const absl::Status& status, const std::string& path) {
   const absl::Status annotated = Annotate(status, path);
   if (!absl::IsDataLoss(status)) return annotated;
@@ -290,10 +290,10 @@ absl::StatusOr<std::unique_ptr<GenerationLog>> GenerationLog::Open(const std::st
   std::unique_ptr<GenerationLog> log(new GenerationLog(std::move(lock), is_locked, path, file));
   ASSIGN_OR_RETURN(const std::string text, ReadAll(file, path));
   absl::Status readable = log->Read(text, run);
-  // What Read makes of the lines is right only if they prove what the run needs to prove at its end.
+  // Read's results are right only if the lines prove what the run must prove at its end.
   if (readable.ok()) readable = CheckExactlyOnce(text);
   if (!readable.ok()) return WithPath(readable, path);
-  // The rest of a line whose writer was cut off. Nobody has been told of it.
+  // Cut off an unfinished last line, whose writer died. No process has been told of it.
   const size_t whole = text.rfind('\n') == std::string::npos ? 0 : text.rfind('\n') + 1;
   if (whole < text.size() && ftruncate(file, static_cast<off_t>(whole)) != 0) return FileError("shorten", path);
   log->size_ = static_cast<int64_t>(whole);

@@ -1,5 +1,5 @@
-// The coordinator's log: which generations an elastic run has had. What is not in the log did not happen: a generation
-// begins when its `commit` is on the disk, and a coordinator that starts again reads here how far its predecessor came.
+// The coordinator's log: which generations an elastic run has had. Only the log counts: a generation begins when its
+// `commit` is on the disk. A coordinator that starts again reads here how far its predecessor came.
 //
 // A text file, generations.log in the coordinator's --state_dir, one entry a line, each with the CRC-32C of the line
 // before its " crc=":
@@ -18,13 +18,13 @@
 //
 // The `counted` lines, cut off where `back` says so, are the proof that every leaf of every step counted once: their
 // steps must cover [first, end) without gap or overlap, and the leaves of each [0, M), and each shard must have counted
-// M leaves a step. CheckExactlyOnce looks.
+// M leaves a step. CheckExactlyOnce checks this.
 //
 // A line that was cut off by a crash is the last one and no entry: it is removed when the log is opened. Any other
 // damage is an error, also a log that proves nothing any more: its run could not be ended.
 //
 // Thread safety: one thread. One process: the folder is locked. Where the file system has no locks, each write first
-// looks whether the log is as this process has left it.
+// checks that the log is as this process has left it.
 #ifndef STARRING_SERVER_ELASTIC_GENERATION_LOG_H_
 #define STARRING_SERVER_ELASTIC_GENERATION_LOG_H_
 
@@ -47,14 +47,14 @@ namespace starring {
 
 class GenerationLog {
  public:
-  // What the run is. A log of another one is refused.
+  // Identifies the run. The log of another run is refused.
   struct Run {
     std::string name;  // the run id
     int leaves = 0;
     int shards = 0;
     std::string job;         // SHA-256 of what all processes have agreed on
-    int64_t first_step = 0;  // 0, or a checkpoint's. If there is a log already, what it says holds
-    // A part of what `job` is the digest of. A refusal names the first that differs, which may be why later ones do.
+    int64_t first_step = 0;  // 0, or a checkpoint's. An existing log decides
+    // `job` is the digest of all parts. A refusal names the first part that differs, which may be why later ones do.
     struct Part {
       std::string name;  // of its digest in the log
       std::string digest;
@@ -86,10 +86,10 @@ class GenerationLog {
   GenerationLog& operator=(const GenerationLog&) = delete;
 
   int64_t first_step() const { return first_step_; }
-  // The highest number that a line has; 0: none. The next generation needs a higher one: whoever is left of that
-  // number's may still run.
+  // The highest generation number in the log; 0: none. The next generation needs a higher number, because members of
+  // that generation may still run.
   int64_t last_number() const { return last_number_; }
-  // The last one that was committed.
+  // The last generation that was committed.
   const std::optional<Generation>& last() const { return last_; }
   // All steps below this one have counted, and those from it on have not.
   int64_t counted_end() const { return counted_end_; }
@@ -97,15 +97,16 @@ class GenerationLog {
   // Whether the folder's lock keeps other coordinators out.
   bool is_locked() const { return is_locked_; }
 
-  // What each shard has counted in its sums, by the step before which; empty if it was started again.
+  // By shard and step: how many leaves the shard had counted in its sums before that step. Empty if the shard was
+  // started again.
   using Counts = std::vector<std::map<int64_t, int64_t>>;
 
-  // Each is on the disk when it returns. ResourceExhausted: there is no space, nothing was written, and it may be tried
-  // again. After any other error the coordinator may not go on: FailedPrecondition if another process has written into
-  // the log; DataLoss if steps would have to count that no generation of the log has trained.
+  // Each call returns when its entry is on the disk. ResourceExhausted: there is no space, nothing was written, and the
+  // call may be tried again. After any other error the coordinator may not go on: FailedPrecondition if another process
+  // has written into the log; DataLoss if steps would have to count that no generation of the log has trained.
   absl::Status Prepare(int64_t number);
-  // Writes what the generation before has contributed up to generation.first_step, too. If the run had `reached` more,
-  // writes that it goes back there. `counts`: of that generation.
+  // Also writes what the previous generation has contributed up to generation.first_step. If the run had `reached`
+  // more, writes that it goes back there. `counts`: of the previous generation.
   absl::Status Commit(const Generation& generation, int64_t reached = 0, const Counts& counts = {});
   // The same, and DataLoss if the log does not prove that all steps counted once.
   absl::Status End(int64_t step, const Counts& counts = {});
@@ -114,7 +115,7 @@ class GenerationLog {
   GenerationLog(std::optional<FolderLock> lock, bool is_locked, std::string path, int file)
       : lock_(std::move(lock)), is_locked_(is_locked), path_(std::move(path)), file_(file) {}
   absl::Status Read(std::string_view text, const Run& run);
-  // All of them, or none.
+  // Writes all entries, or none.
   absl::Status Write(const std::vector<std::string>& entries);
   absl::Status Append(std::string_view text);
   absl::StatusOr<std::string> CountedUpTo(int64_t step, const Counts& counts) const;
@@ -133,7 +134,7 @@ class GenerationLog {
 
 // Proves from a log's text that the leaves of each step counted exactly once. DataLoss, with the line, if they did not:
 // a leaf that is doubled or missing, a generation that was over, or was never committed, steps that overlap or are left
-// out. REQUIRES: nothing; also a log of a run that goes on may be checked.
+// out. The log of a run that goes on may be checked, too.
 absl::Status CheckExactlyOnce(std::string_view text);
 
 }  // namespace starring

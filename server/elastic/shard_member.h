@@ -1,9 +1,9 @@
 // A shard's part in an elastic run: attends at the coordinator, keeps the shard's snapshots, and hands the orders to
 // the server, which obeys them on its own thread.
 //
-// A server whose thread hangs, for instance in a file system that does not answer, must not pass for one that works.
-// So no report leaves while Tick has not been called for `stuck`, or for the time that a slow disk takes to read what
-// the thread may have to read, whichever is longer. The coordinator then gives the shard up as a silent one.
+// A server whose thread hangs, for instance in a file system that does not answer, must not pass for one that works. So
+// reports stop when Tick has not been called for too long: for `stuck`, or for the time that a slow disk needs for the
+// thread's reads, whichever is longer. The coordinator then gives the shard up as a silent one.
 //
 // Thread safety: the server's polling thread makes all calls.
 #ifndef STARRING_SERVER_ELASTIC_SHARD_MEMBER_H_
@@ -45,27 +45,26 @@ class ShardMember {
   explicit ShardMember(Options options);
   ~ShardMember();
 
-  // What the coordinator has ordered since the last call, oldest first. The end of the link comes as an END.
+  // Takes the coordinator's orders since the last call, oldest first. The end of the link comes as an END order.
   std::vector<v1::MemberOrder> TakeOrders();
 
-  // What the run is; opens the snapshots when it hears of the run first. Errors as SnapshotStore::Open and
-  // ParseAgreement.
+  // Learns the run's terms; the first call opens the snapshots. Errors as SnapshotStore::Open and ParseAgreement.
   absl::Status Learn(const v1::RunTerms& terms);
   bool has_learned() const { return snapshots_ != nullptr; }
   // REQUIRES: Learn was OK.
   SnapshotStore& snapshots() { return *snapshots_; }
   const v1::RunTerms& terms() const { return terms_; }
-  // Of them, whose world_size is 1.
+  // The agreement of the terms; its world_size is 1.
   const Agreement& agreement() const { return agreement_; }
 
   // All lanes of generations below `number` are cut.
   void SetPrepared(int64_t number);
   void SetServing(int64_t generation);
-  // `late`: the ranks that it is about, as far as this shard knows them.
+  // `late`: the ranks that the trouble is about, as far as this shard knows them.
   void SetTrouble(const std::string& text, const std::vector<int>& late = {});
   // The ranks of the generation that have never joined here, while others have.
   void SetUnjoined(const std::vector<int>& ranks);
-  // Of the generation that is served (ShardJob::counted). Told with the snapshots of Tick.
+  // ShardJob::counted of the generation that is served. Reported with the snapshots of Tick.
   void SetCounted(const std::map<int64_t, int64_t>& counted);
   // How many workers this shard can take: for how many contributions to a bucket it has memory, and for how many
   // workers descriptors.
@@ -75,10 +74,10 @@ class ShardMember {
   };
   void SetRoom(const Room& room);
   void SetFinished();
-  // Call often: tells which snapshots there are, and that the server's thread works.
+  // Call often: reports the snapshots, and that the server's thread works.
   void Tick();
 
-  // How long the coordinator cannot be reached.
+  // How long the coordinator has been out of reach.
   absl::Duration disconnected_for() const { return absl::FromChrono(link_->disconnected_for()); }
   std::string link_trouble() const { return link_->trouble(); }
 

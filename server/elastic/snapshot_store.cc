@@ -81,7 +81,7 @@ class OpenFile {
   const int file_;
 };
 
-// The first bytes of a file: one line of text, then zeros. The checksum is that of everything behind it.
+// The first bytes of a file: one line of text, then zeros. The checksum covers everything after it.
 std::string HeadOf(const SnapshotStore::Options& options, const Snapshot& snapshot, uint32_t crc) {
   std::string head = absl::StrFormat("%s job=%s shard=%d/%d step=%d elements=%d arrays=%d side=%d crc=%08x\n", kMagic,
                                      options.job, options.shard, options.shard_count, snapshot.step,
@@ -92,7 +92,7 @@ std::string HeadOf(const SnapshotStore::Options& options, const Snapshot& snapsh
   return head;
 }
 
-// The number behind `key` in the head.
+// The number after `key` in the head.
 template <typename Number>
 std::optional<Number> NumberIn(absl::string_view head, absl::string_view key) {
   const size_t at = head.find(absl::StrCat(" ", key, "="));
@@ -163,7 +163,7 @@ absl::Status SnapshotStore::FindFiles() {
     if (absl::StartsWith(name, prefix) && absl::EndsWith(name, kUnfinished)) fs::remove(entry->path(), ignored);
     int64_t step = 0;
     if (!absl::StartsWith(name, prefix) || !absl::SimpleAtoi(name.substr(prefix.size()), &step)) continue;
-    // Those of other runs are left alone.
+    // Files of other runs are left alone.
     std::array<char, kHeadBytes> head;
     OpenFile file(PathOf(step), O_RDONLY);
     if (!file.is_open() || !file.Read(std::as_writable_bytes(std::span(head))).ok()) continue;
@@ -234,10 +234,10 @@ void SnapshotStore::FinishIfComplete(int64_t step) {
   const auto found = building_.find(step);
   if (!found->second.missing.empty() || found->second.side_values_missing) return;
   const std::shared_ptr<const Snapshot> snapshot = std::move(found->second.snapshot);
-  // What an earlier one lacks would have come before.
+  // Earlier snapshots stay incomplete: their missing slices would have come before this one's.
   building_.erase(building_.begin(), std::next(found));
   in_memory_[step] = snapshot;
-  // Memory is bounded whatever the disk does. What was not written and is forgotten is lost to this shard.
+  // Memory is bounded whatever the disk does. A snapshot that is forgotten before it is written is lost to this shard.
   while (std::ssize(in_memory_) > kInMemoryMax) ForgetOldest();
   if (options_.folder.empty()) return;
   const MutexLock lock(mutex_);
@@ -289,9 +289,9 @@ std::vector<int64_t> SnapshotStore::durable() {
 }
 
 // While another shard's disk is full or slow, no newer snapshot is on all disks, and DropBefore is not called. The
-// oldest file stays: it is the last one that all have. Of the others those stay that the other shard may yet write,
-// however long it takes for one: it writes few levels, and late, so the newest two of each level. What goes is old, and
-// two newer files stand in for it.
+// oldest file stays: it is the last snapshot that all shards have. The newest two files of each level stay, because the
+// other shard may yet write those steps: it writes few levels, and late. A file that goes is old, and two newer ones
+// stand in for it.
 void SnapshotStore::ThinOut() {
   while (std::ssize(in_files_) > kFilesMax) {
     const auto second = std::next(in_files_.begin());
@@ -328,8 +328,8 @@ absl::StatusOr<std::shared_ptr<const Snapshot>> SnapshotStore::Get(int64_t step)
     return absl::NotFoundError(
         absl::StrCat("shard ", options_.shard, " of ", options_.shard_count, " has no snapshot of step ", step));
   if (const auto read = read_.lock(); read != nullptr && read->step == step) return read;
-  // Those who asked for it hold it. Among the newest ones it would take the place of one that is not written yet, and
-  // 16 files that a worker asks for one after the other would be 16 snapshots in memory.
+  // The callers hold this snapshot. Among the newest ones it would take the place of a snapshot that is not written
+  // yet. If a worker asked for 16 files one after the other, 16 snapshots would be in memory.
   absl::StatusOr<std::shared_ptr<const Snapshot>> snapshot = ReadFile(step);
   if (snapshot.ok()) {
     read_ = *snapshot;
@@ -359,7 +359,7 @@ void SnapshotStore::DropAfter(int64_t step) {
   }
   const auto start = in_memory_.find(step);
   const MutexLock lock(mutex_);
-  // Later ones do not come back. A run goes back, too, because a step may have had wrong bits.
+  // Later snapshots must not come back: a run also goes back because a step may have had wrong bits.
   if (to_write_ != nullptr && to_write_->step > step) to_write_ = nullptr;
   if (writing_ != nullptr && writing_->step > step) is_void_ = true;
   const bool is_on_its_way = in_files_.contains(step) || (writing_ != nullptr && writing_->step == step);
@@ -375,7 +375,7 @@ void SnapshotStore::WriteInBackground() {
       const MutexLock lock(mutex_);
       changed_.Wait(mutex_,
                     [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopping_ || to_write_ != nullptr; });
-      if (to_write_ == nullptr) return;  // what waits is written, also at the end
+      if (to_write_ == nullptr) return;  // a waiting snapshot is written, also at the end
       snapshot = writing_ = std::exchange(to_write_, nullptr);
     }
     const absl::Status status = WriteFile(*snapshot);
@@ -391,10 +391,10 @@ void SnapshotStore::WriteInBackground() {
   }
 }
 
-// A file has its name when it is complete.
+// A file gets its name when it is complete.
 absl::Status SnapshotStore::WriteFile(const Snapshot& snapshot) const {
   const std::string path = PathOf(snapshot.step);
-  // A process of the same number that was given up may still write.
+  // Another process of this shard, which was given up, may still write.
   const std::string temporary = absl::StrCat(path, ".", getpid(), kUnfinished);
   const std::string head = HeadOf(options_, snapshot, CrcOf(snapshot));
   OpenFile file(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW);

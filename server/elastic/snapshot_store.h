@@ -1,19 +1,19 @@
 // The snapshots of one shard of an elastic run. The snapshot of step s is every slice that the shard owns, with the
-// optimizer's state, as the update of step s - 1 left it. A generation begins with one that all shards have.
+// optimizer's state, as the update of step s - 1 left it. A generation begins with a snapshot that all shards have.
 //
 // A snapshot is taken bucket by bucket, each in the call that seals update s - 1, so that training does not stand still
-// and no shard waits for another one. On shard 0 it also has values that no shard computes: what worker 0 tells it of
-// the steps before s (SetSideValues).
+// and no shard waits for another one. On shard 0 it also has values that no shard computes: worker 0 sends them for the
+// steps before s (SetSideValues).
 //
-// Where they are. In memory, where they survive a worker. With a folder also in a file each, where they survive the
-// process: the page cache outlives it, so files are not flushed to the disk, unless `flush` says so. A failed
+// Snapshots are in memory, where they survive a worker. With a folder, each is also in a file, which survives the
+// process. The page cache outlives the process, so files are not flushed to the disk unless `flush` is set. A failed
 // write loses durability only: the snapshot stays in memory, and the log says it once per outage.
 //
-// What is kept: everything from the newest snapshot on that all shards have durably (DropBefore), but of memory the
-// newest kInMemoryMax only, and kFilesMax files. What comes faster than the disk writes is left out there
-// (write_choice.h).
+// The store keeps the newest snapshot that all shards have durably (DropBefore), and all later ones. At most the newest
+// kInMemoryMax are in memory, and at most kFilesMax in files. If snapshots come faster than the disk writes, some get
+// no file (write_choice.h).
 //
-// One process at a time has the files of a shard's number in a folder (a lock).
+// A lock gives one process at a time the files of a shard's number in a folder.
 //
 // Thread safety: one thread makes all calls; the object has a thread of its own, which writes.
 #ifndef STARRING_SERVER_ELASTIC_SNAPSHOT_STORE_H_
@@ -54,18 +54,18 @@ class SnapshotStore {
   // Snapshots that are being taken: a bucket may be ahead of another, and side values come later. Memory that is kept
   // for the next ones counts, too.
   static constexpr int kBuildingMax = 2;
-  // Snapshots that take memory at a time: the two above; and one each that is being written, that waits to be written,
-  // and that a checkpoint is read from or a generation begins with, all of which may be older.
+  // Snapshots that take memory at a time: those of the two limits above, and three that may be older. One is being
+  // written, and one waits to be written. From the third a checkpoint is read, or a generation begins with it.
   static constexpr int kAliveMax = kInMemoryMax + kBuildingMax + 3;
-  // More files are there only if another shard does not write, or much slower. The oldest, the newest and some between
-  // them stay (ThinOut).
+  // Only if another shard does not write, or writes much more slowly, would there be more files. Then the oldest, the
+  // newest and some between them stay (ThinOut).
   static constexpr int kFilesMax = 16;
 
   struct Options {
     std::string folder;  // empty: in memory alone. Created if it is missing; shards of one run may share it
     int shard = 0;
     int shard_count = 1;
-    // A word that names what the snapshots are of: run, model, data, flags. Files of another are left alone.
+    // A word that identifies the job: run, model, data, flags. Files of another job are left alone.
     std::string job;
     std::vector<int64_t> slice_elements;  // by bucket
     int vector_count = 0;                 // state vectors
@@ -76,35 +76,36 @@ class SnapshotStore {
   // How long a process that was killed may take to release the lock.
   static constexpr absl::Duration kLockPatience = absl::Seconds(2);
   // Finds the files of earlier processes. Errors of the folder, with the path; FailedPrecondition if another process
-  // has its files.
+  // has the shard's files.
   static absl::StatusOr<std::unique_ptr<SnapshotStore>> Open(Options options);
   // Waits for the file that is being written.
   ~SnapshotStore();
 
-  // A slice for the snapshot of `step`: parameters, then each state vector, as long as the slice. Copies them. In
-  // ascending order of steps for each bucket, and so are side values. Slices of no element need not be taken. No effect
-  // if a later snapshot is complete, or if kBuildingMax later ones are being taken.
+  // Copies a slice into the snapshot of `step`: parameters, then each state vector, as long as the slice. The steps of
+  // a bucket ascend from call to call, and so do those of SetSideValues. Empty slices need not be taken. No effect if a
+  // later snapshot is complete, or if kBuildingMax later ones are being taken.
   void Take(int64_t step, int bucket, std::span<const std::span<const float>> slices);
   // REQUIRES: has_side_values.
   void SetSideValues(int64_t step, std::vector<double> values);
 
   // The steps whose snapshots are complete, ascending.
   std::vector<int64_t> held() const;
-  // Those of them that survive this process; in a store without a folder all that are held. Call it often: it unlinks
-  // files that are too many.
+  // The held steps whose snapshots survive this process; in a store without a folder all of them. Call it often: it
+  // unlinks surplus files.
   std::vector<int64_t> durable();
 
-  // What snapshots take now, without those that only others hold. The one that was last read from a file counts.
+  // The memory of all snapshots now, without those that only callers hold. The snapshot that was last read from a file
+  // counts.
   int64_t bytes_in_memory() const;
 
-  // One that only a file has is read, and is in memory while the caller holds it. NotFound if there is none; DataLoss
-  // if its file is damaged: then it is no longer held.
+  // A snapshot that is only in a file is read, and is in memory while the caller holds it. NotFound if there is no such
+  // snapshot. DataLoss if its file is damaged; the snapshot is then no longer held.
   absl::StatusOr<std::shared_ptr<const Snapshot>> Get(int64_t step);
 
   // All shards have the snapshot of `step` durably.
   void DropBefore(int64_t step);
-  // A generation begins at `step`, of which all shards have the snapshot: it is written if it was not. Later ones will
-  // be taken again.
+  // A generation begins at `step`, and all shards have the snapshot of that step. It is written if it was not. Later
+  // snapshots will be taken again.
   void DropAfter(int64_t step);
 
  private:
@@ -127,9 +128,9 @@ class SnapshotStore {
   absl::StatusOr<std::shared_ptr<const Snapshot>> ReadFile(int64_t step) const;
   // Takes the oldest snapshot out of memory.
   void ForgetOldest();
-  // Keeps the memory of a snapshot that nobody reads any more.
+  // Keeps the memory of a snapshot that is not read any more.
   void Recycle(std::shared_ptr<const Snapshot> snapshot);
-  // Takes what the writing thread has done.
+  // Takes the results of the writing thread.
   void TakeWritten();
   void ThinOut();
 
@@ -141,7 +142,7 @@ class SnapshotStore {
   std::map<int64_t, Building> building_;
   std::map<int64_t, std::shared_ptr<const Snapshot>> in_memory_;
   std::set<int64_t> in_files_;
-  std::weak_ptr<const Snapshot> read_;  // the last one that was read from a file; whoever asked for it holds it
+  std::weak_ptr<const Snapshot> read_;            // the last one that was read from a file; the callers hold it
   std::vector<std::shared_ptr<Snapshot>> spare_;  // memory that is taken again, so that its pages are there
   int64_t keep_from_ = 0;
   bool told_failure_ = false;

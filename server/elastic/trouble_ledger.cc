@@ -29,7 +29,7 @@ TroubleLedger::Verdict TroubleLedger::OnClaim(uint64_t worker, ErrorOrigin claim
   for (const Claim& earlier : claims_) {
     const bool is_own = earlier.worker == worker;
     if (earlier.generation == generation_.number) {
-      // One of another worker in this generation is about other leaves.
+      // Another worker's claim in this generation is about other leaves.
       if (is_own) return Verdict::kKnown;
       continue;
     }
@@ -46,7 +46,7 @@ TroubleLedger::Verdict TroubleLedger::OnClaim(uint64_t worker, ErrorOrigin claim
 std::vector<uint64_t> TroubleLedger::TakeRefuted(int64_t next_step) {
   std::vector<uint64_t> workers;
   std::erase_if(claims_, [&](const Claim& claim) {
-    // Workers hear the loss of a step a few steps later. A claim of another loss blames nobody.
+    // Workers receive the loss of a step a few steps later. A claim of another loss blames no worker.
     const bool is_loss = claim.claim.kind == Kind::kOtherLoss;
     const int64_t last = claim.claim.number + (is_loss ? kLossStepsLate : 0);
     if (claim.generation == generation_.number || last >= next_step) return false;
@@ -89,7 +89,7 @@ void TroubleLedger::OnTrouble(uint64_t worker, ErrorOrigin origin) {
 }
 
 void TroubleLedger::OnShard(int shard, const std::vector<int>& unjoined, const std::vector<int>& late) {
-  // What it has reported last counts: a worker may join late.
+  // The shard's last report counts: a worker may join late.
   unjoined_[shard].clear();
   for (const int rank : unjoined) {
     if (const auto worker = WorkerOf(rank); worker.has_value()) unjoined_[shard].insert(*worker);
@@ -104,7 +104,7 @@ void TroubleLedger::OnShardLost(int shard) { lost_shards_.insert(shard); }
 std::vector<TroubleLedger::Culprit> TroubleLedger::Judge(const std::function<bool(uint64_t)>& reaches) const {
   std::map<uint64_t, std::string> culprits;
   const auto blame = [&](const std::set<uint64_t>& workers, const std::string& why) {
-    // What all workers of the generation have is no worker's.
+    // A trouble that all workers of the generation have is not one worker's fault.
     if (workers.size() >= generation_.workers.size()) return;
     for (const uint64_t worker : workers) culprits.emplace(worker, why);
   };

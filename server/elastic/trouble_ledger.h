@@ -1,19 +1,19 @@
-// Whose trouble is it? What the members of an elastic run have reported about failed generations, and whom it shows to
-// be the cause. The coordinator asks, and acts.
+// Finds the worker that is the cause of a failed generation, from the reports of an elastic run's members. The
+// coordinator asks the ledger, and acts.
 //
 // Three questions, each with its rule:
 //
 //   Has the job this error on any worker? A gradient that is not finite, or a loss that does not repeat, is a *claim*.
 //   It is checked: the run goes back, and every leaf gets another worker than it had. If then another worker claims the
-//   same of the same step, the job is the cause. If the step is made without that, or if only the same worker claims
-//   something again, that worker is. The loss of a step is known to all workers, so a claim of another loss names no
-//   worker; the third computation decides (LossCheck), and if the claim comes back, the run ends. A worker that is
-//   alone in its generation cannot be checked, and is believed.
+//   same of the same step, the job is the cause. If the step is made without such a claim, or if only the same worker
+//   claims something again, that worker is the cause. The loss of a step is known to all workers, so a claim of another
+//   loss names no worker; the third computation decides (LossCheck), and if the claim comes back, the run ends. A
+//   worker that is alone in its generation cannot be checked, and is believed.
 //
 //   Who has kept a generation from going on? The workers that name a server which others reach; those that have joined
 //   nowhere where others have, if others have waited for them; those that a shard has waited for; one whose trouble
-//   comes from no other process; and those that have just come, if a shard has no room for so many. None if that were
-//   all workers of the generation.
+//   comes from no other process; and those that have just come, if a shard has no room for so many. No worker is blamed
+//   if that were all workers of the generation.
 //
 //   How long is such a worker left out? kPauseMin, and twice as long each further time, until it has taken part in a
 //   generation that came further.
@@ -43,8 +43,8 @@ class TroubleLedger {
   static constexpr std::chrono::seconds kPauseMax{640};
   static constexpr int64_t kLossStepsLate = 16;  // after which a worker has compared the loss of a step, at most
 
-  // A generation begins. What was noted about the one before is over, but claims are not, unless the new one begins
-  // after their steps.
+  // A generation begins. Notes about the previous one are dropped. Claims stay, unless the new generation begins after
+  // their steps.
   void Begin(const Generation& generation);
 
   // ---- Claims. REQUIRES: a generation has begun, and the worker takes part in it.
@@ -55,17 +55,18 @@ class TroubleLedger {
     kEnds,    // another worker has claimed the same of the same leaves
   };
   Verdict OnClaim(uint64_t worker, ErrorOrigin claim);
-  // The step up to which all have been made and kept: returns the workers whose claims that refutes.
+  // All steps before `next_step` have been made and kept. Returns the workers whose claims that refutes.
   std::vector<uint64_t> TakeRefuted(int64_t next_step);
   bool has_claims() const { return !claims_.empty(); }
-  // The next generation must begin at that step or before it, or it would not check every claim.
+  // The next generation must begin at this step or before it, or it would not check every claim.
   std::optional<int64_t> LatestBegin() const;
-  // By leaf the worker that had it when the newest claim was made; empty: there is no claim.
+  // By leaf: the worker that had the leaf when the newest claim was made. Empty: there is no claim.
   const std::vector<uint64_t>& avoided() const { return avoided_; }
 
-  // ---- What has kept the generation from going on. REQUIRES: as above.
+  // ---- Causes that have kept the generation from going on. REQUIRES: as above.
   void OnTrouble(uint64_t worker, ErrorOrigin origin);
-  // `unjoined`: ranks that have never joined there, while others have. `late`: those that it has waited for in vain.
+  // `unjoined`: ranks that have never joined there, while others have. `late`: ranks that the shard has waited for in
+  // vain.
   void OnShard(int shard, const std::vector<int>& unjoined, const std::vector<int>& late);
   void OnShardLost(int shard);
   // Whether a worker names a server.
@@ -82,7 +83,7 @@ class TroubleLedger {
   // Returns how long this worker is left out from now on.
   std::chrono::seconds LeaveOut(uint64_t worker, Time now);
   bool IsLeftOut(uint64_t worker, Time now) const;
-  // The generation in which they took part has come further.
+  // The generation in which these workers took part has come further.
   void Forgive(const std::vector<uint64_t>& workers);
 
  private:
@@ -102,7 +103,7 @@ class TroubleLedger {
   std::set<uint64_t> before_;  // the workers of the generation before
   std::vector<Claim> claims_;
   std::vector<uint64_t> avoided_;
-  std::map<int, std::set<uint64_t>> named_;  // by shard: who has named it
+  std::map<int, std::set<uint64_t>> named_;  // by shard: the workers that have named it
   std::map<int, std::set<uint64_t>> unjoined_, late_;
   std::set<int> lost_shards_;
   std::set<uint64_t> own_trouble_;

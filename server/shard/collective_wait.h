@@ -1,5 +1,5 @@
-// What needs something of every worker: who has sent its part and where each waits for the answer (CollectiveWait), and
-// sums of a few float64 over all workers (CollectiveSum).
+// Operations that need a part from every worker. CollectiveWait knows which workers have sent their parts, and where
+// each waits for the answer. CollectiveSum sums a few float64 over all workers.
 //
 // Thread safety: one thread.
 #ifndef STARRING_SERVER_SHARD_COLLECTIVE_WAIT_H_
@@ -66,10 +66,10 @@ class CollectiveSum {
   // Takes a SUM of worker `from`: its part of the sum in progress, a repeat of that part, or a repeat of an earlier
   // sum. Returns the lanes that now get last(): all workers' if this part completed the sum, `from` if the message
   // repeats its part of last(), else none. InvalidArgument if the payload is not an array of float64 or is too long;
-  // FailedPrecondition if this worker is ahead of the sum in progress, or adds something else than the others.
+  // FailedPrecondition if this worker is ahead of the sum in progress, or adds something other than the others add.
   absl::StatusOr<std::vector<LaneId>> Take(LaneId from, const ReceivedMessage& message, CollectiveWait::Time now);
 
-  // The number of the sum in progress, and who has sent its part of it.
+  // The number of the sum in progress, and which workers have sent their parts of it.
   int64_t number() const { return number_; }
   const CollectiveWait& wait() const { return wait_; }
 

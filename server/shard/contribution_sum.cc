@@ -23,7 +23,8 @@ int64_t SliceBytes(const OwnedSlices& owned, int bucket) {
   return owned.slice_element_count(bucket) * static_cast<int64_t>(sizeof(float));
 }
 
-// What is added at an element, in order: with a chain, and where each worker is a leaf, one input a worker.
+// The inputs that are added at an element, in order. With a chain, or if each worker is a leaf, each worker has one
+// input.
 PieceSum SumOf(ReductionOrder reduction, const std::vector<Contributor>& contributors) {
   if (reduction.order == SumOrder::kChain) return PieceSum(reduction);
   std::vector<int> leaves;

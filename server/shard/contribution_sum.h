@@ -2,8 +2,7 @@
 // them in reduction order and applies the optimizer in the same pass over memory. The result is a *sealed* slice.
 //
 // A step needs one contribution of every worker, or with micro-batches one for every node of a worker's share
-// (common/job/leaf_shares.h). What has been contributed is what counts, not how many messages arrived: a worker that
-// lost a connection sends again.
+// (common/job/leaf_shares.h). Contributions count, not messages: a worker that lost a connection sends again.
 //
 // Memory: a contribution stays in the message that brought it until the sum is made; nothing is copied. The updated
 // parameters go to a buffer of this object, or in place to memory that all workers read (UpdateInPlace).
@@ -74,11 +73,11 @@ enum class ContributionFate {
 
 struct ContributeResult {
   ContributionFate fate = ContributionFate::kPending;
-  // It is not the last of the worker's share: the sender is told now that it has arrived, and gets no parameters for
-  // it.
+  // The contribution is not the last of the worker's share: the sender is told now that it has arrived, and gets no
+  // parameters for it.
   bool accepted = false;
   // The parameters after the contribution's step, and the lanes that now get them: of all workers for kSealed, of the
-  // sender if it asks again for a step that is sealed. Else null and none. Shared: all answers refer to one memory.
+  // sender if it asks again for a step that is sealed. Else null and empty. Shared: all answers refer to one memory.
   std::shared_ptr<const SealedSlice> sealed;
   std::vector<LaneId> answer_to;
   // When the first contribution of the step arrived. Not for kDuplicate.
@@ -94,12 +93,12 @@ class ContributionSum {
   static absl::StatusOr<ContributionSum> Create(OwnedSlices::Options owned, ReductionOrder reduction,
                                                 std::vector<int> leaf_owners = {});
 
-  // Of all methods that take one: REQUIRES: 0 <= bucket < owned().bucket_count().
+  // All methods that take a bucket: REQUIRES: 0 <= bucket < owned().bucket_count().
 
-  // What is owned, with the optimizer's state.
+  // The slices that the shard owns, with the optimizer's state.
   const OwnedSlices& owned() const { return owned_; }
 
-  // What the run starts from: state if it is resumed, then the parameters, which are sealed as the update of step
+  // Set the start of the run: state if the run is resumed, then the parameters, which are sealed as the update of step
   // first_step - 1. InvalidArgument on a wrong number of bytes. REQUIRES: Parameters(bucket) is null.
   absl::Status SetState(int bucket, int vector, std::span<const BytePiece> state);
   absl::Status SetParameters(int bucket, std::span<const BytePiece> parameters);
@@ -109,7 +108,8 @@ class ContributionSum {
   //   the step before      kDuplicate with its sealed slice, if that is a step of this run
   //   any other step       FailedPrecondition naming worker, step, bucket and the step that is expected
   // FailedPrecondition also without SetParameters; InvalidArgument, naming both values, on a wrong number of bytes or a
-  // node that the worker's share has not. An error changes nothing. REQUIRES: 0 <= contribution.from.rank < world size.
+  // node that is not in the worker's share. An error changes nothing. REQUIRES: 0 <= contribution.from.rank < world
+  // size.
   absl::StatusOr<ContributeResult> Contribute(Contribution contribution, Time now);
 
   // The newest sealed slice of `bucket`; null before SetParameters.
@@ -123,10 +123,10 @@ class ContributionSum {
   // it; `keeper` keeps it alive.
   void UpdateInPlace(int bucket, std::span<float> memory, std::shared_ptr<const void> keeper);
 
-  // Who has contributed to the bucket's step in progress, and since when they wait.
+  // The workers that have contributed to the bucket's step in progress, and since when they wait.
   const CollectiveWait& wait(int bucket) const { return BucketAt(bucket).wait; }
   // The buckets to whose step in progress another worker has contributed and `rank` has not. Kept as contributions
-  // arrive, so that it costs the same for any number of buckets.
+  // arrive, so that the call costs the same for any number of buckets.
   int BucketsMissing(int rank) const { return started_count_ - contributed_count_[rank]; }
   // How many leaves, over all steps since Create, have come to the bucket and are in its sums.
   int64_t counted_leaves(int bucket) const { return BucketAt(bucket).counted_leaves; }

@@ -39,7 +39,7 @@ absl::Status GivenUp(int rank, const ExchangeMessage& abort) {
                       absl::StrCat("rank ", rank, " gave up: ", abort.text()));
 }
 
-// What the shard owns, by bucket.
+// The elements that the shard owns, by bucket.
 std::vector<ElementRange> OwnedRanges(const ShardJob::Options& options) {
   const BucketMap& buckets = options.agreement.buckets;
   const OwnerMap owners = OwnerMap::ShardRanges(options.shard_count);

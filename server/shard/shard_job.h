@@ -70,11 +70,11 @@ class ShardJob {
     TraceTrack* track = nullptr;                  // of the calling thread; null: there is no trace
     ServerMetrics* metrics = nullptr;             // null: there are none
 
-    // Of an elastic run; without a store there are no snapshots.
+    // For an elastic run; without a store there are no snapshots.
     SnapshotStore* snapshots = nullptr;  // outlives the job
     int64_t snapshot_every = 1;          // steps, and
     int64_t steps_per_epoch = 1;         // where epochs end (IsSnapshotStep)
-    // Of agreement.first_step; null: rank 0 brings the parameters. Copied, and not held.
+    // The snapshot of agreement.first_step; null: rank 0 brings the parameters. Copied, and not held.
     std::shared_ptr<const Snapshot> start;
   };
   // Allocates what CheckShardMemory counts (rendezvous.h). InvalidArgument as ContributionSum::Create.
@@ -89,18 +89,20 @@ class ShardJob {
 
   void CheckDeadlines(Time now);
 
-  // Ends the job and tells every worker why. Only the first call has an effect. `blamed`: the ranks that it is about.
+  // Ends the job and tells every worker why. Only the first call has an effect. `blamed`: the ranks that the error is
+  // about.
   void Fail(const absl::Status& why, std::vector<int> blamed = {});
 
   // kFailed: status() says why. kFinished: every worker has sent FINISH and has been answered.
   enum class State { kRunning, kFinished, kFailed };
   State state() const { return state_; }
   const absl::Status& status() const { return status_; }
-  // The ranks whose contribution or connection was waited for in vain, or that sent what no correct worker sends.
+  // The ranks whose contribution or connection was waited for in vain, or that sent a message that no correct worker
+  // sends.
   const std::vector<int>& blamed() const { return blamed_; }
 
   // By the step of a snapshot that has been taken: how many leaves were in the sums of each bucket before it, since the
-  // job began; 0 if the buckets differ. Of the last kSnapshotsReportedMax steps.
+  // job began; 0 if the buckets differ. Only the last kSnapshotsReportedMax steps are kept.
   const std::map<int64_t, int64_t>& counted() const { return counted_; }
 
   int world_size() const { return options_.agreement.world_size; }
@@ -150,14 +152,14 @@ class ShardJob {
   void SendError(LaneId to);
   // Fails the job if `wait` is older than the deadline: "rank 1 has `not_done` within 60 s".
   void FailIfLate(const CollectiveWait& wait, Time now, absl::FunctionRef<std::string()> not_done);
-  // What the worker that has waited longest waits for: "rank 1 has not joined in sum 3"; empty: no worker waits.
+  // Describes the wait of the worker that has waited longest: "rank 1 has not joined in sum 3"; empty: no worker waits.
   std::string DescribeOldestWait() const;
   void AskProgress(int rank);
   void TellStall(int rank, const std::string& text);
   std::string Deadline() const;
 
   const Options options_;
-  const std::vector<ElementRange> slices_;  // what the shard owns, by bucket
+  const std::vector<ElementRange> slices_;  // the elements that the shard owns, by bucket
   ContributionSum sums_;
   std::vector<CollectiveWait> fetches_;  // by bucket: workers that wait for the initial parameters
   SharedArrays shared_;

@@ -1,4 +1,4 @@
-// Who keeps a job waiting: deadlines, the stall report, and the answer to GetStatus.
+// Names the workers that keep a job waiting: deadlines, the stall report, and the answer to GetStatus.
 #include <utility>
 
 #include "absl/strings/str_cat.h"

@@ -171,7 +171,7 @@ absl::Status ShardRank::Begin() {
   return absl::OkStatus();
 }
 
-// What the run starts from, from rank 0. When the barrier lets the workers go, every receive is posted.
+// Receives the start of the run from rank 0. When the barrier lets the workers go, every receive is posted.
 absl::Status ShardRank::TakeStart() {
   const absl::Duration deadline = absl::Milliseconds(rendezvous_.join_deadline_ms());
   const CollectiveOptions start = {.what = "rank 0's parameters", .deadline = deadline, .with_servers = true};

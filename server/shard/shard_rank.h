@@ -4,13 +4,13 @@
 // worker/exchange/peer/server_ranks.h the other end.
 //
 // Life. The workers' agreements are compared as a Join is (rendezvous.h), and the memory is checked, before anything is
-// allocated. Rank 0 collects the verdicts of all servers and tells them to all processes. Then rank 0 sends what the
-// run starts from, contributions and requests come in any order, and the job ends when every worker has finished.
+// allocated. Rank 0 collects the verdicts of all servers and tells them to all processes. Then rank 0 sends the start
+// of the run. Contributions and requests come in any order. The job ends when every worker has finished.
 //
-// Memory: what ShardMemoryNeeded counts. A receive for the contribution of each worker to each bucket is always posted,
+// Memory: ShardMemoryNeeded counts it. A receive for the contribution of each worker to each bucket is always posted,
 // into memory that lasts as long as the job; a correct worker has no more under way. The receive is posted again before
-// the answer leaves, after which the worker may send the next step's. A message that no correct worker sends is an
-// error of the transport, or fails the job.
+// the answer leaves, after which the worker may send the contribution of the next step. A message that no correct
+// worker sends is an error of the transport, or fails the job.
 //
 // Faults. A process that is gone ends the job with an error that names it. A job that fails tells all processes why. A
 // stall is reported as over gRPC (stall_watch.h): the workers' answers to a roll call are this server's reports of
@@ -58,15 +58,15 @@ class ShardRank final : private Transport::Poster {
     std::function<int()> servers_here = CountProcessesOfThisProgram;
     absl::Duration join_deadline = absl::InfiniteDuration();  // for the workers, once they are connected
     std::function<void(const std::string&)> log;              // gets lines for people; null: no log
-    std::function<void()> on_begin;                           // all have agreed; null: not wanted
+    std::function<void()> on_begin;                           // all processes have agreed; null: not wanted
     ServerMetrics* metrics = nullptr;                         // outlives this; null: there are none
-    Trace* trace = nullptr;                                   // likewise; the caller writes it
+    Trace* trace = nullptr;                                   // outlives this; null: none; the caller writes it
   };
   // REQUIRES: the transport's rank is that of the shard, and there is at least one worker.
   ShardRank(std::unique_ptr<Transport> transport, Options options);
 
   // Serves the job; called once. OK: all workers have finished. InvalidArgument if the processes do not agree or this
-  // server has too little memory; else why the job failed, of which the others have been told.
+  // server has too little memory; else the error with which the job failed; the others have been told.
   absl::Status Run();
 
  private:
@@ -115,7 +115,7 @@ class ShardRank final : private Transport::Poster {
   Rendezvous rendezvous_;
   std::vector<ShardRequest> requests_;                         // by rank: the one that is arriving
   std::vector<std::vector<Slot>> slots_;                       // by rank and bucket
-  std::map<uint64_t, std::shared_ptr<const void>> answering_;  // what keeps the parameters that are being sent
+  std::map<uint64_t, std::shared_ptr<const void>> answering_;  // keepers of the parameters that are being sent
   uint64_t next_answer_ = 0;
   std::vector<float> scratch_;  // a piece of the start's arrays or of the state
   std::optional<Fetch> fetch_;

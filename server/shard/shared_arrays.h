@@ -27,7 +27,7 @@ class SharedArrays {
  public:
   struct Options {
     ContributionSum* sums = nullptr;       // outlives this
-    std::span<const ElementRange> slices;  // what the shard owns, by bucket; outlives this
+    std::span<const ElementRange> slices;  // the elements that the shard owns, by bucket; outlives this
     int64_t element_count = 0;             // of the whole parameter vector
     int world_size = 1;
     std::vector<int> leaf_owners;  // LeafOwnersOf the agreement
@@ -41,13 +41,13 @@ class SharedArrays {
   // Notes whether the worker of a GRADIENT or FETCH_PARAMETERS shares now. FailedPrecondition if it says so and has
   // shared no memory.
   absl::Status NoteRequest(int rank, const v1::ExchangeMessage& request);
-  // What the worker's last request said.
+  // Whether the worker shares memory, by its last request.
   bool Shares(int rank) const { return workers_[rank].shares; }
 
   // A worker has an array for each node of its share. InvalidArgument if it has no such node. REQUIRES: Share(rank,
   // ...) was OK.
   absl::StatusOr<std::span<const float>> GradientOf(int rank, int node) const;
-  // The memory of all of them. REQUIRES: as above. Shared with contributions that are in it.
+  // The memory of all the worker's arrays. REQUIRES: as above. Shared with contributions that are in it.
   const std::shared_ptr<const SharedMemory>& GradientsOf(int rank) const { return workers_[rank].gradients; }
 
   // Call before each contribution to `bucket`. When all workers read parameters in shared memory, ContributionSum
@@ -57,7 +57,7 @@ class SharedArrays {
   // Writes the newest parameters of `bucket` to shared memory, if there is any and they are not there yet. REQUIRES: no
   // worker may read the bucket now (parameter_server.proto says when).
   void Publish(int bucket);
-  // The same, if any worker reads there. Workers that reach only this shard's memory use none, and a copy in every step
+  // Publishes if any worker reads there. Workers that reach only this shard's memory use none, and a copy in every step
   // would be wasted on them.
   void PublishIfShared(int bucket);
   // The step whose parameters shared memory holds; below all steps if it holds none.

@@ -245,7 +245,7 @@ class InstalledTest(unittest.TestCase):
         self.assertEqual(sorted(text.splitlines())[-1], "rank 1 step 1 gradient 1.5 w 8.5")
 
     def test_the_build_tree_is_elsewhere(self):
-        # What the other tests compare with would prove nothing if the environment were inside the build's folders.
+        # The other tests' comparisons would prove nothing if the environment were inside the build's folders.
         self.assertFalse(self.package.startswith(os.path.dirname(os.path.realpath(WHEEL))))
         self.assertNotIn("bazel", self.package)
         self.assertEqual(sys.executable, PYTHON)

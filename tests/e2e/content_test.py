@@ -185,7 +185,7 @@ class ResumedTest(JobTest):
                                      "--checkpoint_dir=" + self.path("ck"))
         self.assertEqual(record["parameter_sha256"], whole["parameter_sha256"])
         self.assertRegex(output, r"step-000000006 was written by a version that kept neither layer file")
-        # What was not kept is not compared, and what was is.
+        # Only values that the checkpoint has kept are compared.
         seed = self.run_worker(*LOGREG, "--epochs=4", "--resume", "--seed=2", "--checkpoint_dir=" + self.path("ck"),
                                code=REFUSED)
         self.assertIn("flag --seed is 2", seed)

@@ -1,5 +1,5 @@
-// What members report to the coordinator of an elastic run, in any order: processes that attend, report, lose their
-// connection and come back, also as another member. The orders must be ones that members can obey.
+// Members report to the coordinator of an elastic run in any order: processes attend, report, lose their connection and
+// come back, also as another member. The orders must be ones that members can obey.
 #include <array>
 #include <chrono>
 #include <cstdint>

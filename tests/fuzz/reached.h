@@ -1,6 +1,6 @@
-// What an input reaches inside its target, in words. A parser that has become stricter may refuse an input at its first
-// field, and the input then tests nothing: tests/fuzz/reached.txt says what the inputs of a corpus must reach, and
-// replay_main.cc compares.
+// Names the places inside its target that an input reaches, in words. A parser that has become stricter may refuse an
+// input at its first field, and the input then tests nothing: tests/fuzz/reached.txt says what the inputs of a corpus
+// must reach, and replay_main.cc compares.
 //
 // Thread safety: one thread.
 #ifndef STARRING_TESTS_FUZZ_REACHED_H_

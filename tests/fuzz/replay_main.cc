@@ -55,7 +55,8 @@ void Run(const std::string& input) {
   CHECK(Clock::now() - begin < kInputTimeMax);
 }
 
-// What the files of a corpus must reach, by name: the lines "TARGET/NAME: WORDS; WORDS" of the file at `path`.
+// The places that the files of a corpus must reach, by the file's name: the lines "TARGET/NAME: WORDS; WORDS" of the
+// file at `path`.
 std::map<std::string, std::vector<std::string>> ReadExpected(const fs::path& path, const std::string& target) {
   std::ifstream file(path);
   CHECK(file.is_open()) << path;

@@ -1,5 +1,5 @@
-// What a stranger says to a rank that listens, or answers to a rank that dials. No answer may open a connection,
-// because the stranger does not know the secret.
+// A stranger sends bytes to a rank that listens, or answers a rank that dials. No answer may open a connection, because
+// the stranger does not know the secret.
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -14,7 +14,7 @@
 
 namespace {
 
-// What the other end says and then leaves.
+// A socket whose other end has sent `bytes` and ended its stream.
 starring::Socket SocketWith(const std::string& bytes, int* other_end) {
   int ends[2];
   CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);

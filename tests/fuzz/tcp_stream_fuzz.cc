@@ -1,5 +1,5 @@
-// What another rank sends on its two connections: messages, damaged and not, cut into pieces at any place. The pieces
-// must not matter.
+// Another rank sends messages on its two connections, damaged and not, cut into pieces at any place. The cuts must not
+// matter.
 #include <sys/socket.h>
 #include <unistd.h>
 

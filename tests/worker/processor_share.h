@@ -1,4 +1,4 @@
-// What a process takes of the processors while it waits, for tests.
+// Measures the share of the processors that a process uses while it waits, for tests.
 #ifndef STARRING_TESTS_WORKER_PROCESSOR_SHARE_H_
 #define STARRING_TESTS_WORKER_PROCESSOR_SHARE_H_
 

@@ -1,4 +1,4 @@
-// What a check has found, as one table for people and one sentence: ready, or what to mend.
+// Turns the findings of a check into one table for people and one sentence: ready, or what to mend.
 //
 // Thread safety: pure functions.
 #ifndef STARRING_WORKER_CHECK_CHECK_TABLE_H_

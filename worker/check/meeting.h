@@ -1,9 +1,10 @@
 // How the workers of a check meet: who dials whom, how long each part may take, how they take turns, and how rank 0
 // learns what all of them have found.
 //
-// The workers have no connections to each other yet: a *board* is where each puts *notes*, one for each *stage*, and
-// reads those of the others. Every worker puts its card, tests when its turn has come, and puts its report. Rank 0
-// reads all reports and announces the verdict, with which all workers end. No wait is longer than the deadlines below.
+// The workers have no connections to each other yet: each worker puts its *notes* on a *board*, one for each *stage*,
+// and reads the others' notes there. Every worker puts its card, tests when its turn has come, and puts its report.
+// Rank 0 reads all reports and announces the verdict, with which all workers end. No wait is longer than the deadlines
+// below.
 //
 // Thread safety: one thread.
 #ifndef STARRING_WORKER_CHECK_MEETING_H_
@@ -41,7 +42,7 @@ struct BandwidthPlan {
 // All tests together take at most 20 s of kTestsDeadline. REQUIRES: both numbers >= 1.
 BandwidthPlan PlanBandwidth(int tests_per_rank, int world_size);
 
-// What a note says. The numbers are sent to other processes.
+// The kinds of notes. The numbers are sent to other processes.
 enum class CheckStage {
   kCard = 1,       // who and where the worker is
   kReport = 2,     // what it has found; its tests are over
@@ -72,7 +73,7 @@ class Meeting {
   explicit Meeting(Options options);
 
   absl::Status Put(CheckStage stage, const v1::ProcessReport& report);
-  // Waits for a note. Empty if there is none at `end`, or the board fails.
+  // Waits for a note. Empty if the note is not there at `end`, or the board fails.
   std::optional<v1::ProcessReport> Await(int rank, CheckStage stage, absl::Time end);
   // Returns when the worker before this one has put its report of `stage`, with that report, or when there is no such
   // worker.
@@ -88,11 +89,11 @@ class Meeting {
   void GatherMpiReports(Everything& everything);
   // For rank 0: tells the others whether MPI is tried next.
   absl::Status Decide(bool tries_mpi);
-  // For the others: what rank 0 has decided; false if it does not say so in time.
+  // For the others: the decision of rank 0; false if it does not arrive in time.
   [[nodiscard]] bool AwaitDecision();
   // For rank 0: tells the others the verdict, and waits a moment until they have read it.
   void Announce(int exit_code);
-  // For the others. Empty if rank 0 says nothing in time.
+  // For the others. Empty if no verdict arrives in time.
   std::optional<int> AwaitVerdict();
 
   absl::Time gather_end() const;

@@ -30,7 +30,7 @@ CheckOutcome Conclude(const CheckParts& parts, CheckFindings findings, v1::Proce
 // Ends a check with only this worker's findings, and prints them.
 CheckOutcome ConcludeAlone(const CheckParts& parts, CheckFindings findings, const v1::ProcessReport& own);
 
-// What a person should do about an address that cannot be dialled.
+// The advice to a person about an address that cannot be dialled.
 std::string WayOut(int error_number, CheckFindings::Topology topology);
 
 }  // namespace starring

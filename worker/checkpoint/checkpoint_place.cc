@@ -40,7 +40,7 @@ std::optional<Misnamed> FindMisnamed(const std::string& dir) {
   std::error_code error;
   fs::directory_iterator entry(dir, error);
   for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
-    // What begins with a dot is unfinished.
+    // A checkpoint whose name begins with a dot is unfinished.
     if (absl::StartsWith(entry->path().filename().string(), ".")) continue;
     if (const std::optional<int64_t> step = StepOfCheckpoint(entry->path().string())) {
       return Misnamed{.path = entry->path().string(), .step = *step};

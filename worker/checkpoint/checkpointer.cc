@@ -71,7 +71,7 @@ absl::Status Checkpointer::CheckFolder(const WorkerOptions& worker) {
     status = absl::ErrnoToStatus(errno, absl::StrCat("cannot write in ", worker.checkpoint_dir));
   }
   if (status.ok()) return status;
-  // A file system that does not answer may come back, and ends nobody else's run.
+  // A file system that does not answer may come back. It ends no other worker's run.
   if (absl::IsUnknown(status) || absl::IsUnavailable(status) || absl::IsResourceExhausted(status)) {
     return absl::UnavailableError(
         absl::StrCat("--checkpoint_dir=", worker.checkpoint_dir, ": ", std::string(status.message())));
@@ -102,9 +102,9 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> Checkpointer::Create(Options optio
     const bool goes_on = checkpointer->options_.goes_on;
     const std::string holder = HolderOf(worker);
     absl::StatusOr<FolderLock> lock = FolderLock::Take(worker.checkpoint_dir, goes_on ? kSignPatience : kLockPatience);
-    // When the run goes on, the rank 0 before, which sleeps, may still have the lock: what it writes when it wakes up
-    // has the same bits. A folder that has become unfit since CheckFolder is a warning of each write, and ends nobody
-    // else's run. A folder of another run ends this worker's part in it alone.
+    // When the run goes on, an earlier rank 0, which sleeps, may still have the lock: the files that it writes when it
+    // wakes up have the same bits. A folder that has become unfit since CheckFolder is a warning of each write, and
+    // ends no other worker's run. A folder of another run ends this worker's part in it alone.
     const bool is_taken = absl::IsFailedPrecondition(lock.status());
     if (lock.ok()) {
       lock->Sign(holder);
@@ -160,7 +160,7 @@ absl::StatusOr<int64_t> Checkpointer::Restore(std::span<float> parameters, std::
   // Newer folders were damaged and passed over: the run goes back further than a person expects.
   for (const std::string& warning : found->warnings) Note(warning);
   Checkpoint& checkpoint = found->checkpoint;
-  // What was fastest with other workers says nothing of these.
+  // The size that was fastest with another number of workers need not be the fastest now.
   if (checkpoint.world_size == options_.worker->world_size && options_.worker->TriesBucketSizes()) {
     chosen_bucket_bytes_ = checkpoint.bucket_bytes;
   }
@@ -342,7 +342,7 @@ absl::Status Checkpointer::WaitForWrite(int64_t step, GradientExchange* exchange
   }
 }
 
-// Takes the result of a write that has ended; OK if there is none.
+// Takes the result of a write that has ended; OK if no write has ended.
 absl::Status Checkpointer::TakeResult() {
   const std::optional<absl::Status> status = options_.writer->TakeResult();
   if (!status.has_value()) return absl::OkStatus();

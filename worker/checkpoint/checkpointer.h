@@ -6,7 +6,7 @@
 //     skipped with a warning;
 //   - all ranks wait for the last checkpoint, and for that of a stop, up to --checkpoint_deadline_s. They wait in sums,
 //     so that no deadline of the exchange passes meanwhile and no rank ends the job before rank 0 is done.
-// A disk that fails ends no training. If the last checkpoint is not there, all ranks learn it in those sums.
+// A disk that fails ends no training. If the last checkpoint was not written, those sums tell all ranks.
 //
 // In an elastic run the optimizer's state comes from the owners' snapshots, while training goes on, and only rank 0
 // takes part (SaveSnapshot).
@@ -69,7 +69,7 @@ class Checkpointer {
     std::function<void()> on_wait = nullptr;       // called several times a second while SaveFinal waits for the disk
   };
   // InvalidArgument as CheckCheckpointPlace, and if another job writes there, which is named: rank 0 holds a lock on
-  // the folder while the checkpointer lives. A rank 0 before it of the same elastic run, which sleeps, may have the
+  // the folder while the checkpointer lives. An earlier rank 0 of the same elastic run, which sleeps, may have the
   // lock.
   static absl::StatusOr<std::unique_ptr<Checkpointer>> Create(Options options);
   // Waits for a write in progress, up to --checkpoint_deadline_s, unless leaves_writes, or SaveFinal has done so.
@@ -82,16 +82,17 @@ class Checkpointer {
   // The step that Restore would return. Errors as Restore.
   static absl::StatusOr<int64_t> NewestStep(const WorkerOptions& worker, Network* network);
 
-  // What decides the run's numbers besides its flags, for checkpoints and Restore. A fact replaces a flag of its name.
+  // Sets the facts that decide the run's numbers besides its flags, for checkpoints and Restore. A fact replaces a flag
+  // of its name.
   void set_facts(Facts facts) { facts_ = std::move(facts); }
 
   // Fills parameters, the network's buffers and `state` from the newest complete checkpoint, and returns the next step;
   // returns 0 if there is no checkpoint. Every rank reads the files. Only rank 0 reads `state`, one vector per state
   // vector of the optimizer: on other ranks, and without a checkpoint, it stays empty. InvalidArgument as CheckResume;
-  // what that says goes to `warn` and to resume_notes().
+  // the lines that it returns go to `warn` and to resume_notes().
   absl::StatusOr<int64_t> Restore(std::span<float> parameters, std::vector<std::vector<float>>* state);
 
-  // What a person must know of the resume.
+  // The lines about the resume that a person must read.
   const std::vector<std::string>& resume_notes() const { return resume_notes_; }
 
   // The size of buckets that this run, or the run that was restored, has chosen by --bucket_bytes=auto; 0: none.
@@ -103,13 +104,13 @@ class Checkpointer {
   // file that cannot be written is only a warning.
   absl::Status SavePeriodic(int64_t step, std::span<const float> parameters, GradientExchange* exchange);
 
-  // The same in an elastic run, of a step that has a snapshot. Rank 0 alone does anything; waits for nobody. The file
-  // is begun by a later call of PollSnapshot, to be made once a step, or by AwaitSnapshot.
+  // The same in an elastic run, of a step that has a snapshot. Only rank 0 does anything, and it waits for no other
+  // rank. The file is begun by a later call of PollSnapshot, to be made once a step, or by AwaitSnapshot.
   absl::Status SaveSnapshot(int64_t step, std::span<const float> parameters, GradientExchange* exchange);
   absl::Status PollSnapshot(GradientExchange* exchange);
   absl::Status AwaitSnapshot(GradientExchange* exchange);
-  // Whether a checkpoint that was due by now is missing, because the generation that would have written it was cut. Of
-  // rank 0 alone.
+  // Whether a checkpoint that was due by now is missing, because the generation that would have written it was cut.
+  // Only rank 0 knows; false on others.
   bool IsOverdue(const CheckpointSchedule& schedule, int64_t step) const;
 
   // As SavePeriodic, but never skipped, and every rank returns when the checkpoint is on the disk. A write that fails

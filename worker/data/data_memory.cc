@@ -13,7 +13,7 @@
 namespace starring {
 namespace {
 
-// What ulimit -v leaves of this process's addresses.
+// The bytes of address space that ulimit -v still grants this process.
 int64_t AddressBytesLeft() {
   constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
   rlimit limit = {};

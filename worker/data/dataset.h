@@ -23,8 +23,7 @@ struct Dataset {
   int64_t image_bytes() const { return height * width * channels; }
 };
 
-// What happens to a training image; kCropFlip: zero-pad by 4, random crop to size, flip left-right with probability
-// 1/2.
+// The changes to a training image. kCropFlip: zero-pad by 4, random crop to size, flip left-right with probability 1/2.
 enum class Augment { kNone, kCropFlip };
 
 // Whether a worker with a GPU copies its data set there. kAuto: if it takes at most half of the free memory.

@@ -83,8 +83,8 @@ absl::Status Loader::Start() {
     RETURN_IF_ERROR(Allocate(memory, slot), "one of ", slots_.size(),
                     " batches of the loader (give a smaller --global_batch or --prefetch_depth)");
   }
-  // What is filled at once is one part of a step. The sampler keeps the permutation of an epoch, so plans must come one
-  // after the other. Filling does not touch it.
+  // Each slot is filled with one part of a step. The sampler keeps the permutation of an epoch, so plans must be made
+  // one after the other. Filling does not touch the sampler.
   const auto part_count = std::ssize(options_.parts);
   const auto plan = [this, part_count](int slot, int64_t number) {
     const int part = options_.parts[static_cast<size_t>(number % part_count)];

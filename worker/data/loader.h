@@ -71,7 +71,7 @@ class Loader {
   struct Options {
     const Dataset* dataset = nullptr;  // outlives the loader
     Sampler::Options sampler;          // its seed also decides the augmentation
-    // What a step has: a batch for each of these ranks of the sampler, in this order. Empty: one, for sampler.rank.
+    // A step has one batch for each of these ranks of the sampler, in this order. Empty: one batch, for sampler.rank.
     std::vector<int> parts;
     Normalization normalization;
     Augment augment = Augment::kNone;

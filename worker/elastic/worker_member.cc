@@ -47,7 +47,7 @@ bool Computes(WorkPhase phase) {
 
 }  // namespace
 
-// What the link's thread does.
+// The functions that the link's thread calls.
 class WorkerMember::Link {
  public:
   static void Fill(WorkerMember& member, v1::MemberReport* report, bool is_first);

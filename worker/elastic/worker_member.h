@@ -26,7 +26,7 @@
 
 namespace starring {
 
-// What a worker is ordered to train.
+// The order to train a generation.
 struct GenerationOrder {
   Generation generation;
   int rank = 0;
@@ -42,7 +42,7 @@ class WorkerMember {
     std::string coordinator;  // host:port
     TransportSecurity security;
     std::string run_id;
-    // What the run is (RunTerms).
+    // The terms of the run (RunTerms).
     std::string agreement;
     int64_t steps_per_epoch = 1;
     int64_t first_step = 0;  // of the run, if this worker is the first one
@@ -55,17 +55,18 @@ class WorkerMember {
     // Whether all shards answer. Called by Next.
     std::function<absl::Status(const std::vector<std::string>& shards)> reach;
     std::function<void(const std::string&)> say;  // lines for people
-    // Of AwaitEnd with a coordinator that cannot be reached. One that was killed and started again is back sooner, and
-    // waits for its workers if it has not logged the end; one that has ended the run does not come back.
+    // How long AwaitEnd waits for a coordinator that cannot be reached. A coordinator that was killed and started again
+    // is back sooner, and waits for its workers if it has not logged the end. A coordinator that has ended the run does
+    // not come back.
     std::chrono::milliseconds end_patience{20'000};
   };
   explicit WorkerMember(Options options);
   ~WorkerMember();
 
-  // This worker is ready for the next generation, because of `trouble`, or because it stopped as it was told (OK).
-  // Waits for it, and meanwhile asks the shards how they are, when it is told to. nullopt: the run has ended well. The
-  // run's error, or that for which this worker has to leave it; Cancelled if this worker was asked to leave;
-  // Unavailable if the coordinator cannot be reached within the join deadline.
+  // Reports that this worker is ready for the next generation, because of `trouble`, or because it stopped as ordered
+  // (OK). Waits for that generation. Meanwhile, when ordered to, checks whether the shards answer. nullopt: the run has
+  // ended well. Fails with the run's error, or with that for which this worker has to leave the run; Cancelled if this
+  // worker was asked to leave; Unavailable if the coordinator cannot be reached within the join deadline.
   absl::StatusOr<std::optional<GenerationOrder>> Next(const absl::Status& trouble);
 
   // The generation has finished the run, as its shards have told this worker; now they tell the coordinator. True when
@@ -78,7 +79,7 @@ class WorkerMember {
   // Any thread. The generation is over: nothing of it will be answered.
   bool superseded() const { return cut_below_ > training_ || refused_; }
 
-  // A step has taken so long, of which this worker has computed its `leaves` so long.
+  // A step has taken `step_seconds`. In `compute_seconds` of them this worker has computed its `leaves`.
   void OnStep(int64_t next_step, double step_seconds, double compute_seconds, int leaves);
   // A micro-batch, or a batch of an evaluation, is done; or this worker goes on waiting for its disk.
   void OnLeaf() { ++leaf_count_; }
@@ -88,7 +89,7 @@ class WorkerMember {
  private:
   class Link;
 
-  // Asks the shards how they are, if there is an order to.
+  // Checks whether the shards answer, if the coordinator has ordered it.
   void ReachIfTold() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Since when this worker waits, and for what, in a line.
   std::string WaitSentence(std::chrono::steady_clock::time_point since) const;
@@ -96,7 +97,7 @@ class WorkerMember {
   const Options options_;
   const uint64_t id_;
   std::atomic<bool> stop_ = false;
-  std::atomic<bool> run_ends_ = false;  // who wants to leave stays, and saves
+  std::atomic<bool> run_ends_ = false;  // a worker that wants to leave stays, and saves
   std::atomic<bool> refused_ = false;
   std::atomic<int64_t> cut_below_ = 0;
   std::atomic<int64_t> training_ = 0;

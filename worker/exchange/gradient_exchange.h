@@ -29,12 +29,12 @@ namespace starring {
 
 struct ExchangeCounters {
   int64_t bytes_sent = 0;        // gradients and parameters, this worker, since Start
-  int64_t bytes_received = 0;    // likewise
+  int64_t bytes_received = 0;    // the same
   bool shared_memory = false;    // the bytes went through shared memory, not through a socket
   double optimizer_seconds = 0;  // spent in this process applying the optimizer (0 in a star: the servers do it)
 };
 
-// What an exchange that may choose has chosen, and why, for people.
+// The choice of an exchange that may choose, and the reason, for people.
 struct ExchangeChoice {
   Sync sync = Sync::kLocal;
   std::string reason;
@@ -66,8 +66,8 @@ class GradientExchange {
   enum class MemoryPlace { kHost, kDevice };
   virtual MemoryPlace memory_place() const { return MemoryPlace::kHost; }
 
-  // The gradient of `bucket` is complete for `step`; the span has the bucket's elements. Waits for nobody. Buckets are
-  // submitted in ascending order, every bucket once a step. An error is returned by Await.
+  // The gradient of `bucket` is complete for `step`; the span has the bucket's elements. Does not wait for other
+  // processes. Buckets are submitted in ascending order, every bucket once a step. An error is returned by Await.
   virtual void Submit(int64_t step, int bucket, std::span<const float> gradient) = 0;
   // The same for a node of this worker's share that is not the last one (JobSpec::micro_batches). The last one, by
   // Submit, comes after all others. This span, too, stays unchanged until Await(step, bucket) has returned. REQUIRES:
@@ -76,10 +76,10 @@ class GradientExchange {
     CHECK(false) << "this exchange takes one gradient a step";
   }
 
-  // In an elastic run: what is kept with the snapshot of `step`, besides parameters and state. Rank 0 alone; waits for
-  // nobody. An error is returned by the next Sum.
+  // In an elastic run: `values` are kept with the snapshot of `step`, besides parameters and state. For rank 0 alone;
+  // does not wait for other processes. An error is returned by the next Sum.
   virtual void SubmitSideValues(int64_t /*step*/, const std::vector<double>& /*values*/) {}
-  // Those of the snapshot with which the generation began.
+  // The values that were kept with the snapshot with which the generation began.
   virtual absl::StatusOr<std::vector<double>> FetchSideValues() { return std::vector<double>(); }
   // Begins to fill (*state)[i] with the whole optimizer state vector i of the snapshot of `step`, while training goes
   // on. Rank 0 alone, once all buckets of step - 1 were awaited; one snapshot at a time.
@@ -89,7 +89,8 @@ class GradientExchange {
   // Whether AwaitSnapshot would return at once.
   virtual bool HasReadSnapshot() { return true; }
   virtual absl::Status AwaitSnapshot() { return absl::OkStatus(); }
-  // Ends this worker's part in a generation. The others are told nothing. Everything was awaited.
+  // Ends this worker's part in a generation. The other workers get no message about it. REQUIRES: everything was
+  // awaited.
   virtual absl::Status Leave() { return absl::OkStatus(); }
 
   // Returns when the parameters of `bucket` are those that step + 1 reads. Must be called once for every Submit.
@@ -125,7 +126,7 @@ class GradientExchange {
 
   virtual ExchangeCounters counters() const = 0;
 
-  // Who owns which elements of a bucket: servers, or ranks. Valid after Start.
+  // The owners of the elements of a bucket: servers, or ranks. Valid after Start.
   virtual OwnerMap owners() const { return OwnerMap(); }
 
   // Empty if there was nothing to choose. Valid after Start.

@@ -1,6 +1,6 @@
-// What a rank does to floats that pass through it: it adds its own gradient to a partial sum, and, as the owner of a
-// slice, applies the optimizer and keeps the optimizer's state. The floats are in host memory (HostSliceOwner) or in
-// the memory of a GPU (cuda_aware/cuda_aware_owner.h); the bits are the same.
+// The arithmetic of a rank on the floats that pass through it. The rank adds its own gradient to a partial sum. As the
+// owner of a slice, it also applies the optimizer and keeps the optimizer's state. The floats are in host memory
+// (HostSliceOwner) or in the memory of a GPU (cuda_aware/cuda_aware_owner.h); the bits are the same.
 //
 // Thread safety: one thread at a time, any thread.
 #ifndef STARRING_WORKER_EXCHANGE_SLICE_OWNER_H_

@@ -1,7 +1,7 @@
-// What decides a run's numbers and is no flag: what is in the files that flags name, and what the environment tells
-// libraries that compute.
+// The facts besides flags that decide a run's numbers: the contents of the files that flags name, and the variables
+// with which the environment steers libraries that compute.
 //
-// The ranks compare it before the first step (JobSpec::agreed_flags), and a resumed run compares it with the
+// The ranks compare the facts before the first step (JobSpec::agreed_flags), and a resumed run compares them with the
 // checkpoint (resume_check.h). Equal files may have different paths.
 //
 // Thread safety: pure functions.

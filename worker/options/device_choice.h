@@ -1,4 +1,4 @@
-// Which device this worker trains on.
+// Chooses the device on which this worker trains.
 #ifndef STARRING_WORKER_OPTIONS_DEVICE_CHOICE_H_
 #define STARRING_WORKER_OPTIONS_DEVICE_CHOICE_H_
 
@@ -38,8 +38,8 @@ struct DeviceChoice {
 absl::StatusOr<DeviceChoice> ChooseDevice(const LauncherEnvironment& launcher, WorkerOptions* options,
                                           CudaWatch* watch = nullptr);
 
-// What all ranks' devices must have alike besides the flags, for JobSpec::agreed_flags: the version of cuDNN, and the
-// engines that it has chosen for every shape of a convolution so far.
+// The facts besides the flags that must be equal on all ranks' devices, for JobSpec::agreed_flags. They are the version
+// of cuDNN, and the engines that cuDNN has chosen for every shape of a convolution so far.
 std::vector<std::pair<std::string, std::string>> DeviceFacts(const CudaDevice& device);
 
 // Makes the GPU that ChooseDevice will take the calling thread's current one: an MPI library that knows CUDA takes the

@@ -185,7 +185,7 @@ absl::Status ResolveMicroBatches(const ParsedFlags& flags, WorkerOptions& option
   return absl::OkStatus();
 }
 
-// The coordinator decides who is in, and where the servers are.
+// The coordinator decides which workers take part, and where the servers are.
 absl::Status ResolveElastic(WorkerOptions& options) {
   const WorkerOptions::Asked& asked = options.asked;
   if (options.coordinator.empty()) {
@@ -300,7 +300,7 @@ absl::Status CheckSameHost(const WorkerOptions& options) {
   return absl::OkStatus();
 }
 
-// What protects the connections to the servers, or between the ranks.
+// Resolves the protection of the connections to the servers, or between the ranks.
 absl::Status ResolveSecurity(const LauncherEnvironment& launcher, WorkerOptions& options) {
   if (options.run_id.empty()) options.run_id = launcher.run_id;
   if (options.run_id.size() > kRunIdBytesMax) {
@@ -324,10 +324,10 @@ absl::Status ResolveSecurity(const LauncherEnvironment& launcher, WorkerOptions&
 // Small buckets overlap the exchange with computation better. In shared memory a bucket is only a message to every
 // server and one back, and on few cores these messages cost more than the overlap gains.
 //
-// Between hosts each server gets and sends 128 KiB of a bucket at a time. Of a longer slice of parameters the kernel
-// queues a part, and the rest may wait behind the gradients of the worker beside the server; the worker that needs it
-// is then late in every step. And the last bucket's parameters leave when its gradient has come, while links are idle.
-// An elastic run does not know its servers yet.
+// Between hosts each server gets and sends 128 KiB of a bucket at a time. If a slice of parameters is longer, the
+// kernel queues only a part of it. The rest may wait behind the gradients of the worker next to the server, and the
+// worker that needs the rest is then late in every step. And the last bucket's parameters leave when its gradient has
+// arrived, while links are idle. An elastic run does not know its servers yet.
 int64_t DefaultBucketBytes(const WorkerOptions& options) {
   const bool shares = options.ServersAreHere() && options.same_host == SameHost::kSharedMemory;
   if (options.JobIsHere() || options.ServerCount() == 0 || options.elastic) return shares ? 4 << 20 : 1 << 20;

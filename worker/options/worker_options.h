@@ -71,7 +71,7 @@ const char* InstructionSetName(std::optional<InstructionSet> isa);
 // A default-constructed value is what the worker gets without any flag, but for the fields that ParseWorkerOptions
 // resolves.
 struct WorkerOptions {
-  // What the command line says where the worker may choose for itself.
+  // The command line's values of the fields for which the worker may choose a value itself.
   struct Asked {
     std::optional<Sync> sync;
     std::optional<TransportKind> transport;
@@ -151,7 +151,7 @@ struct WorkerOptions {
   SecurityFiles security_files;
   TransportSecurity security;  // grpc, tcp: what the files above hold
 
-  // A ring, or a star without servers. Who owns what: RingSlice, DirectSlice and RankSlice of common/job/bucket_map.h.
+  // A ring, or a star without servers. common/reduce/owner_map.h decides which elements each rank owns.
   bool RanksAreOwners() const { return sync == Sync::kRing || (sync == Sync::kStar && ServerCount() == 0); }
   // Servers of a star, however they are reached.
   int ServerCount() const { return servers.empty() ? server_ranks : static_cast<int>(servers.size()); }

@@ -117,7 +117,7 @@ BatchLender::State BatchLender::Close() {
   loader_.reset();
   const MutexLock lock(mutex_);
   is_closed_ = true;
-  // What the loader held is of no use any more.
+  // Only the blocks that are lent are still needed.
   std::erase_if(blocks_, [](const auto& block) { return block.second.holder != Holder::kBorrower; });
   free_.clear();
   return lent_count_ == 0 ? State::kUnused : State::kInUse;

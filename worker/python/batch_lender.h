@@ -1,8 +1,8 @@
 // Lends a loader's batches: a batch stays as it is until its borrower gives it back, however many others are lent
 // meanwhile. worker/data/loader.h alone keeps a batch only until the next one is asked for.
 //
-// The loader fills into blocks of memory of this object. With each batch its block goes to the borrower, and the loader
-// gets one that was given back, or a new one while too many are lent. So no image is copied, and in a loop that lets
+// The loader fills blocks of memory of this object. With each batch its block goes to the borrower, and the loader gets
+// a block that was given back, or a new one while too many are lent. So no image is copied, and in a loop that lets
 // each batch go after its step the loader's prefetch_depth + 1 blocks and two more take turns.
 //
 // Thread safety: one thread at a time calls Next. Any thread may give back, at the same time.
@@ -70,9 +70,9 @@ class BatchLender final : private BatchMemory {
   };
 
   explicit BatchLender(const Options& options);
-  // Of the loader: a block for one of its slots.
+  // Called by the loader, for a block for one of its slots.
   absl::StatusOr<std::byte*> Allocate(int64_t size_bytes) override;
-  // A block that nobody holds; the loader holds it then.
+  // A free block, or a new one; the loader holds it from then on.
   absl::StatusOr<std::byte*> TakeBlock();
   bool IsFork() const;
 

@@ -32,8 +32,8 @@ constexpr absl::Duration kIdleWait = absl::Hours(1);
 // How long Abort waits for its notices to leave, which takes the thread two seconds at most.
 constexpr std::chrono::seconds kAbortPatience{5};
 
-// What must be equal on all processes, as it is in memory, little-endian. The number of processes is part of the
-// rendezvous.
+// The values that must be equal on all processes, sent as they are in memory, little-endian. The number of processes is
+// part of the rendezvous.
 struct GroupAgreement {
   int32_t version = kGroupVersion;
   Topology topology = Topology::kStar;

@@ -2,12 +2,12 @@
 // reductions, or a server's sums, and the thread that drives both.
 //
 // Threads. After Create, transport, pump and machine belong to the group's own thread. Callers leave orders for it
-// under the mutex, and sleep until it has ended their ticket. It has no signal handlers to run, and the default
+// under the mutex, and sleep until it has ended their ticket. That thread runs no signal handlers. It has the default
 // floating-point environment, whatever the process has set.
 //
-// Faults. A group that is *broken* has a reason, with which all its tickets end; all peers have been told it, or have
-// told it. A ticket that makes no progress within the exchange deadline breaks the group with the sentence that names
-// the rank which keeps the others waiting (common/transport/peer_watch.h).
+// Faults. A *broken* group has a reason, with which all its tickets end. The group has sent the reason to all peers, or
+// has received it from one. A ticket that makes no progress within the exchange deadline breaks the group with the
+// sentence that names the rank which keeps the others waiting (common/transport/peer_watch.h).
 #ifndef STARRING_WORKER_PYTHON_GROUP_H_
 #define STARRING_WORKER_PYTHON_GROUP_H_
 
@@ -43,7 +43,7 @@ namespace starring {
 
 enum class Topology : int32_t { kStar = 0, kRing = 1 };
 
-// What a correct rank of a group can send before its receive is posted, for TcpRendezvousOptions.
+// The bytes that a correct rank of a group can send before their receive is posted, for TcpRendezvousOptions.
 int64_t GroupUnexpectedBytesMax(int worker_count);
 
 class Group {
@@ -82,7 +82,7 @@ class Group {
   void Abort(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
-  // What callers want of the group's thread.
+  // The orders of the callers to the group's thread.
   struct Orders {
     std::vector<Reduction> begun;
     absl::Status abort;
@@ -118,7 +118,7 @@ class Group {
 
   const Options options_;
 
-  // ---- Of Create, and then of the group's thread.
+  // ---- Used by Create, and then by the group's thread.
   ProgressState progress_;
   std::unique_ptr<GroupMemory> memory_;     // null: the process is alone
   std::unique_ptr<ReduceMachine> machine_;  // of a rank
@@ -128,7 +128,7 @@ class Group {
   // Is destroyed first: until then it may write into the memory of the others.
   std::unique_ptr<Transport> transport_;
 
-  // ---- Of all threads.
+  // ---- Used by all threads.
   std::atomic<bool> has_orders_ = false;
   Mutex mutex_;
   ConditionVariable changed_;

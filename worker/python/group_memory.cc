@@ -14,8 +14,8 @@
 namespace starring {
 namespace {
 
-// What a process tells of itself: its host and, if it is an owner, where its memory is. Without memory, or as a rank
-// that owns nothing, it has the process id 0.
+// The text that a process sends about itself: its host and, if it is an owner, where its memory is. A process without
+// memory, or a rank that owns nothing, sends the process id 0.
 std::string PlaceText(const std::string& host_id, const SealedMemory::Place& place) {
   return absl::StrCat(host_id, "\t", place.pid, "\t", place.fd, "\t", place.nonce);
 }
@@ -51,7 +51,7 @@ absl::StatusOr<std::unique_ptr<GroupMemory>> GroupMemory::Meet(MessagePump& pump
   std::string list = pump.rank() == 0 && AreOnOneHost(all) ? absl::StrJoin(all, "\n") : "";
   RETURN_IF_ERROR(SendTextFromRoot(pump, list, join));
   if (list.empty()) return memory;
-  // A process that cannot map tells so and goes on: all must take part in all messages.
+  // A process that cannot map the memory reports that and goes on: all processes must take part in all messages.
   std::string refusal;
   if (pump.rank() < pump.worker_count()) {
     const std::vector<std::string> places = absl::StrSplit(list, '\n');

@@ -46,8 +46,8 @@ static_assert(static_cast<int>(ElementType::kFloat32) == ST_FLOAT32 &&
 
 constexpr size_t kTokenBytes = 32;
 
-// What the ranks that are connected have at least to agree, of the deadline that both share: the last rank may connect
-// at its end.
+// The least time that connected ranks have to agree. Connecting and agreeing share one deadline, and the last rank may
+// connect at its end.
 constexpr absl::Duration kAgreementDeadlineMin = absl::Seconds(5);
 
 // The sentence of this thread's last call that failed.

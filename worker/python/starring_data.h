@@ -64,7 +64,7 @@ typedef struct st_dataset_facts {
   int64_t width;
   int64_t channels;
   int64_t classes;
-  // Of the training set, by channel, in units of pixel / 255. Valid until the data set is closed.
+  // The statistics of the training set, by channel, in units of pixel / 255. Valid until the data set is closed.
   const float* mean;
   const float* deviation;
 } st_dataset_facts;

@@ -78,7 +78,7 @@ std::string ConfigJson(const RunFacts& facts) {
   for (const FlagRow& row : WorkerFlags().rows) {
     if (row.Has(kNotRecorded)) continue;
     const auto fact = values.find(std::string(row.name));
-    // A fact replaces the flag's value and is taken out. What is left after the loop are the entries that are no flags.
+    // A fact replaces the flag's value and is taken out. The entries that are left after the loop are not flags.
     if (fact == values.end()) {
       add(row.name, FlagJson(row.resolved().json, row.resolved().print(facts.options)));
     } else {

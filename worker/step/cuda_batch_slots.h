@@ -4,7 +4,7 @@
 // In front of each batch in pinned memory there is room, unknown to the loader, for the step's values. Fill writes
 // them, and the copy brings both.
 //
-// Who waits for whom. F is the feed stream, S the device's stream. "Host" is the device's thread.
+// Order of the accesses. F is the feed stream, S the device's stream. "Host" is the device's thread.
 //   what                                    must follow                            by
 //   the loader fills a batch's memory       F copied the batch that was there      host: AwaitCopy before Loader::Next,
 //                                                                                    which gives the memory back

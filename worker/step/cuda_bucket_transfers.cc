@@ -218,7 +218,7 @@ absl::Status CudaBucketTransfers::FinishBackward() {
 }
 
 absl::Status CudaBucketTransfers::SubmitAll(int64_t step) {
-  // What the host waits for here is the GPU's backward. SubmitFrom counts its own time as the exchange's.
+  // Here the host waits for the GPU's backward. SubmitFrom counts its own time as the exchange's.
   timer_->Enter(StepPart::kBackward);
   // The step has been enqueued, so waiting for an event waits for this step's record of it. Backward completes buckets
   // in this order: the exchange works on the first while backward writes the last.

@@ -6,8 +6,9 @@
 //             come back when the exchange has made them
 //   kDevice   the exchange itself reads and writes the memory of the GPU (GradientExchange::memory_place)
 //
-// Who waits for whom. S is the device's stream, D the stream of downloads, U that of uploads; t is a step, b a bucket,
-// l the bucket's last layer in backward. "Host" is the device's thread, the only one that enqueues on S, D and U.
+// Order of the accesses. S is the device's stream, D the stream of downloads, U that of uploads; t is a step, b a
+// bucket, l the bucket's last layer in backward. "Host" is the device's thread, the only one that enqueues on S, D and
+// U.
 //
 //   what                                 must follow                          by
 //   D copies gradients of b, t           S wrote them (backward of l)         Fork: D waits for S as it was then

@@ -72,7 +72,7 @@ class CudaInput {
   std::unique_ptr<Resident> train_, test_;  // both are set, or neither
   std::unique_ptr<DeviceBuffer> images_;    // normalised
   std::unique_ptr<DeviceBuffer> labels_;    // set if the data set is on the GPU
-  // Of an evaluation: labels, or the numbers of its samples; and pixels, if the loader brings them.
+  // For an evaluation: its labels or the numbers of its samples, and its pixels if the loader brings them.
   std::unique_ptr<DeviceBuffer> evaluation_head_, evaluation_pixels_;
   std::unique_ptr<DeviceBuffer> offset_, scale_;  // PixelConstants
 };

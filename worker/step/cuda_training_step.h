@@ -57,7 +57,7 @@ struct CudaTrainingStepOptions {
   int batch_slots = 4;               // see cuda_batch_slots.h
 };
 
-// What a step allocates on the GPU: for parameters and gradients, for batches, and for the data set.
+// The bytes that a step allocates on the GPU: for parameters and gradients, for batches, and for the data set.
 int64_t CudaParametersBytes(int64_t element_count);
 int64_t CudaBatchesBytes(const CudaTrainingStepOptions& options);
 int64_t CudaDataBytes(const CudaTrainingStepOptions& options);

@@ -20,7 +20,7 @@
 
 namespace starring {
 
-// What a gradient is the sum of: a node of the worker's share (common/job/leaf_shares.h), or all of it.
+// The leaves that a gradient sums: a node of the worker's share (common/job/leaf_shares.h), or the whole share.
 struct ShareNode {
   int number = 0;
   bool is_last = true;  // of the share: its buckets are awaited, and those of the others with them
@@ -58,7 +58,7 @@ class InFlightBuckets {
   BucketMap buckets_;
   std::vector<int64_t> submitted_step_;  // by bucket: its step if it is in flight, otherwise -1
   int64_t step_ = -1;                    // the last SubmitFrom's
-  int node_ = 0;                         // likewise
+  int node_ = 0;                         // the same call's
   int next_bucket_ = 0;                  // the first bucket that was not submitted for them
 };
 

@@ -45,7 +45,7 @@ class NodeSum {
 
  private:
   NodeSum() = default;
-  // What waits, or is being computed, at `depth`.
+  // The gradient that waits, or is being computed, at `depth`.
   std::span<float> GradientAt(size_t depth) const;
 
   int64_t element_count_ = 0;

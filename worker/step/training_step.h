@@ -47,7 +47,7 @@ class TrainingStep {
  public:
   virtual ~TrainingStep() = default;
 
-  // What the loaders for Run and Evaluate must deliver.
+  // The format in which the loaders for Run and Evaluate must deliver batches.
   virtual Loader::Format batch_format() const = 0;
   // Where Run's loader must put its batches; null: in memory of its own. Evaluate's loader always allocates its own.
   virtual BatchMemory* batch_memory() { return nullptr; }
@@ -99,7 +99,7 @@ inline absl::StatusOr<const Batch*> NextTraced(int64_t step, Loader* batches, co
   return batches->Next();
 }
 
-// What every kind of step needs; all outlive the step.
+// The parts that every kind of step needs; all outlive the step.
 struct TrainingStepParts {
   Network* network = nullptr;
   GradientExchange* exchange = nullptr;

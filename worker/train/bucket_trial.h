@@ -38,9 +38,9 @@ class BucketTrial {
   // Fails as BucketMap::Create.
   static absl::StatusOr<BucketTrial> Create(int64_t element_count, int world_size);
 
-  // What the next step must use.
+  // The buckets that the next step must use.
   const BucketMap& buckets() const { return sizes_[current_]; }
-  // Sizes that cut the vector differently. With one of them there is nothing to try, and nothing to choose.
+  // Sizes that cut the vector differently. With one size there is nothing to try, and nothing to choose.
   int size_count() const { return static_cast<int>(sizes_.size()); }
   // Steps that the trial takes, 0 with one size.
   int64_t step_count() const { return size_count() > 1 ? size_count() * kStepsPerSize : 0; }
@@ -56,8 +56,8 @@ class BucketTrial {
   // This rank's median of each size, in milliseconds. REQUIRES: is_measured().
   const std::vector<double>& step_ms() const { return step_ms_; }
 
-  // `sums`: step_ms() added over all ranks, the same on each of them. buckets() is the fastest from now on, and of
-  // equals the largest, which has the fewest messages. Returns what was tried. REQUIRES: is_measured().
+  // `sums`: step_ms() added over all ranks, the same on each of them. From now on buckets() has the fastest size; among
+  // equals, the largest, which has the fewest messages. Returns the sizes that were tried. REQUIRES: is_measured().
   std::vector<TriedBuckets> Choose(std::span<const double> sums);
 
  private:

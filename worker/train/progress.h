@@ -1,4 +1,4 @@
-// What a run reports of its steps and epochs while it goes on: to observers, and on the terminal.
+// Reports steps and epochs while a run goes on: to observers, and on the terminal.
 //
 // Thread safety: one thread, the trainer's.
 #ifndef STARRING_WORKER_TRAIN_PROGRESS_H_
@@ -61,7 +61,7 @@ class Progress {
     int64_t end_step = 0;
   };
   explicit Progress(const Options& options);
-  // What is printed next, for instance why the run has failed, begins on a line of its own.
+  // Ends the live line, so that the next output, for instance why the run has failed, begins on a line of its own.
   ~Progress() { EndLine(); }
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;

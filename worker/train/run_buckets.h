@@ -1,5 +1,5 @@
 // The buckets of a run from step to step: those of --bucket_bytes, or with auto those that are tried and then chosen
-// (bucket_trial.h). Tells exchange, training step and checkpointer when they change.
+// (bucket_trial.h). Tells exchange, training step and checkpointer when the buckets change.
 //
 // Thread safety: one thread, the trainer's.
 #ifndef STARRING_WORKER_TRAIN_RUN_BUCKETS_H_
@@ -38,16 +38,16 @@ class RunBuckets {
   absl::Status Plan(int64_t step_count, Checkpointer* checkpointer, JobSpec* job);
 
   const BucketMap& current() const { return current_; }
-  // Steps that a trial takes from the first one on; 0: there is none.
+  // Steps that a trial takes from the first one on; 0: there is no trial.
   int64_t trial_step_count() const { return trial_.has_value() ? trial_->step_count() : 0; }
   // True if the next step must leave no bucket in flight.
   bool MayChangeAfterNextStep() const { return trial_.has_value() && trial_->IsLastStepOfSize(); }
 
-  // After every step: it has taken `time`, and `next_step` follows. Collective whenever MayChangeAfterNextStep was
-  // true. Fails as the exchange does.
+  // To be called after every step. The step has taken `time`, and `next_step` follows. Collective whenever
+  // MayChangeAfterNextStep was true. Fails as the exchange does.
   absl::Status AfterStep(absl::Duration time, int64_t next_step);
 
-  // What was tried, once a size is chosen; empty without a trial.
+  // The sizes that were tried, once one is chosen; empty without a trial.
   const std::vector<TriedBuckets>& tried() const { return tried_; }
 
  private:

@@ -1,5 +1,5 @@
-// What a run has come to besides parameters and optimizer state, as the snapshot of a step has it (SIDE_VALUES): every
-// worker of a generation begins with the same, and a worker that has just come can report the whole run.
+// The state of a run besides parameters and optimizer state. The snapshot of a step contains it (SIDE_VALUES), so every
+// worker of a generation begins with the same state, and a worker that has just joined can report the whole run.
 #ifndef STARRING_WORKER_TRAIN_RUN_HISTORY_H_
 #define STARRING_WORKER_TRAIN_RUN_HISTORY_H_
 

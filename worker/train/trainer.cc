@@ -125,7 +125,8 @@ class Trainer {
   absl::Status CheckParameters();
   absl::Status GatherUse();
 
-  // Of an elastic run: what the snapshot of first_step has besides parameters, and what that of step_ is to have.
+  // For an elastic run. The first restores the history that the snapshot of first_step has besides parameters; the
+  // second submits the history for the snapshot of step_.
   absl::Status RestoreHistory();
   absl::Status SubmitHistory();
   bool IsElastic() const { return options_.segment != nullptr; }
@@ -146,7 +147,7 @@ class Trainer {
     if (options_.state != nullptr) options_.state->Enter(phase, std::chrono::steady_clock::now());
   }
   const Layout& layout() const { return network_.layout(); }
-  // What a step's losses and a test are must not depend on the number of workers (--micro_batches).
+  // The losses of a step and the results of a test must not depend on the number of workers (--micro_batches).
   bool has_leaves() const { return worker_.micro_batches > 0; }
   int64_t epoch() const { return (step_ - 1) / steps_per_epoch_; }  // of the step that has just finished
   // After `step_count` steps an epoch ends, or the run in the middle of one.
@@ -208,7 +209,7 @@ absl::Status Trainer::RunToEnd() {
   return exchange_.Leave();
 }
 
-// The job without its first step and state. Tells the checkpointer what decides its numbers.
+// The job without its first step and state. Gives the checkpointer the facts that decide the job's numbers.
 absl::StatusOr<JobSpec> Trainer::DescribeJob() {
   JobSpec job{.rank = worker_.rank,
               .world_size = worker_.world_size,
@@ -230,7 +231,7 @@ absl::StatusOr<JobSpec> Trainer::DescribeJob() {
     std::ranges::copy(facts, std::back_inserter(deciding));
   }
   std::ranges::copy(options_.facts, std::back_inserter(deciding));
-  // The owners know steps but not epochs, so the end of a cosine is told to them in steps.
+  // The owners know steps but not epochs, so they receive the end of a cosine in steps.
   if (job.schedule.kind == ScheduleKind::kCosine && job.schedule.total_steps == 0) {
     job.schedule.total_steps = steps_per_epoch_ * worker_.epochs;
     deciding.emplace_back("total_steps", absl::StrCat(job.schedule.total_steps));

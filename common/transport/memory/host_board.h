@@ -1,19 +1,20 @@
-// Where the ranks of one host tell each other, in memory that all of them map, how far each bucket is; and how a rank
-// sleeps until another one tells something.
+// A board in memory that all ranks of one host map. It shows how far each bucket is, and lets a rank sleep until
+// another rank updates the board.
 //
 // Words. A bucket's *arrivals* count the ranks that have submitted it, its *updates* count the owners that have written
 // their slice of it: over all steps, so that neither is ever set back. Each rank has a *bell*, a number that others
 // increase when a count is complete for which that rank may wait, and on which it sleeps (a futex).
 //
-// Order of memory. What a rank has written before Arrive or Update is seen by a rank that has read the new count.
+// Order of memory. A rank that has read the new count sees everything that the other rank wrote before its Arrive or
+// Update.
 //
 // No wake-up is lost: a rank reads its bell before it looks at the counts, and sleeps only if the bell still has that
 // value. Ring first increases the bell and then looks whether a thread sleeps; a sleeper first says that it sleeps and
-// then compares the bell. While one thread of a rank *looks*, again and again, and sleeps in between, its others are
-// not woken: that thread finds what there is, and to wake another one costs more than a small bucket. A thread that
-// stops looking first says so and then compares the bell.
+// then compares the bell. While one thread of a rank *looks*, again and again, and sleeps in between, the rank's other
+// threads are not woken. The looking thread finds every new count, and waking another thread costs more than a small
+// bucket. A thread that stops looking first says so and then compares the bell.
 //
-// A rank that dies leaves its counts as they are, and nobody is blocked: the memory has no lock.
+// A rank that dies leaves its counts as they are. It blocks no other rank, because the memory has no lock.
 //
 // Thread safety: any thread of any process.
 #ifndef STARRING_COMMON_TRANSPORT_MEMORY_HOST_BOARD_H_
@@ -50,7 +51,8 @@ class HostBoard {
   const std::atomic<int64_t>& arrivals(int bucket) const { return buckets_[bucket].arrivals; }
   const std::atomic<int64_t>& updates(int bucket) const { return buckets_[bucket].updates; }
 
-  // Sets all counts to zero. REQUIRES: no rank uses them, and no rank will before it hears from this one.
+  // Sets all counts to zero. REQUIRES: no rank uses them, and no rank will use them before it receives a message from
+  // this one.
   void Clear();
 
   // Wakes `rank`, if it sleeps and does not look.
@@ -79,7 +81,7 @@ class HostBoard {
     std::atomic<uint32_t> sleeper_count;  // of kind kOther
     std::atomic<uint32_t> watch;
   };
-  // Of a bell: no thread looks, one does, or it sleeps.
+  // The watch of a bell: no thread looks, one thread looks, or that thread sleeps.
   static constexpr uint32_t kUnwatched = 0, kWatched = 1, kWatcherSleeps = 2;
   static void WakeOthers(Bell& bell);
   static void Wake(Bell& bell, uint32_t kinds);

@@ -26,7 +26,8 @@ constexpr int kAnswerTag = 2;
 constexpr int kPings = 10;
 // Several messages keep the link busy while an answer is on its way.
 constexpr int kMessagesInFlight = 4;
-// What one published name can hold, less its terminating zero and the count of parts with which the first one begins.
+// The text that one published name can hold. The rest is for the terminating zero, and for the count of parts with
+// which the first part begins.
 constexpr size_t kNameBytesMax = MPI_MAX_PORT_NAME - 16;
 // A rank that sleeps answers late, which would be measured as the network's latency. So a rank stays awake this long
 // after a message.

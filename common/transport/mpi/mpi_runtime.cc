@@ -86,7 +86,7 @@ void AvoidForbiddenSingleCopy() {
   int to = 0;
   const iovec local = {&to, sizeof(to)};
   const iovec remote = {&from, sizeof(from)};
-  // This is tried on this process itself, so no peer is needed. What the user has set stays (replace 0).
+  // This is tried on this process itself, so no peer is needed. A user's own setting stays (replace 0).
   if (process_vm_readv(getpid(), &local, 1, &remote, 1, 0) == sizeof(to)) return;
   setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", /*replace=*/0);
 }

@@ -1,5 +1,6 @@
-// What a transport over MPI can do beyond transport.h: the library's own allreduce, and memory of a GPU as the data of
-// messages. A header of its own, without MPI, so that users of the interface do not link the library.
+// The abilities of a transport over MPI beyond transport.h: the library's own allreduce, and memory of a GPU as the
+// data of messages. This header is separate and does not include MPI, so that users of the interface do not link the
+// library.
 #ifndef STARRING_COMMON_TRANSPORT_MPI_MPI_TRANSPORT_H_
 #define STARRING_COMMON_TRANSPORT_MPI_MPI_TRANSPORT_H_
 

@@ -103,7 +103,7 @@ absl::Status TcpFullMesh::Lead() {
   const auto is_not_ready = [](const Member& member) { return !member.is_ready; };
   RETURN_IF_ERROR(RunUntil([&] { return IsMeshComplete() && RanksThatAre(is_not_ready).empty(); }));
   phase_ = Phase::kGo;
-  // A rank that is gone now is found by the transport.
+  // The transport finds ranks that end from here on.
   for (int rank = 1; rank < world_size_; ++rank) members_[rank].connection->Send(TcpFrameKind::kGo, "");
   return absl::OkStatus();
 }
@@ -146,7 +146,7 @@ absl::Status TcpFullMesh::RunUntil(absl::FunctionRef<bool()> done) {
   return absl::OkStatus();
 }
 
-// Once it is time, and once only: says whom this rank waits for.
+// When it is time, and once only: says for which ranks this rank waits.
 void TcpFullMesh::ReportStall(absl::FunctionRef<std::string()> describe) {
   const Clock::time_point now = Clock::now();
   if (now < report_at_) return;
@@ -172,7 +172,7 @@ absl::Status TcpFullMesh::Round() {
   poll(polled.data(), polled.size(), PollTimeoutMs());
   CHECK((polled[0].revents & POLLNVAL) == 0) << "the listener is closed: was it opened before a fork?";
   // Members come first: a rank that has ended and been started again must be forgotten before it registers again. The
-  // order within each kind is that of `polled`. What is accepted now comes last.
+  // order within each kind is that of `polled`. New connections are accepted last.
   size_t next = 1 + arrivals_.size() + dialled_.size();
   for (int rank = 0; rank < world_size_; ++rank) {
     if (!members_[rank].connection.has_value()) continue;
@@ -209,7 +209,8 @@ absl::Status TcpFullMesh::OnMemberReady(int rank) {
   }
   const absl::Status why = About(NameOf(rank), status);
   if (rank_ != 0 || phase_ != Phase::kRegister) return why;
-  // Until the table is sent no rank counts on this one: it may have been started with a wrong flag, and come back.
+  // Until the table is sent, no rank depends on the rank that failed. It may have been started with a wrong flag, and
+  // may come back.
   last_refusal_ = std::string(why.message()).substr(0, kLogLineBytesMax);
   member = Member();
   return absl::OkStatus();

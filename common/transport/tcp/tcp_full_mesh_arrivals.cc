@@ -1,13 +1,15 @@
-// The connections that others open with this rank: who may have one, and how many may be unproved at a time.
+// The connections that other processes open with this rank: which of them stay, and how many may be unproved at a time.
 //
-// A *seat* is a place among the connections that are heard and not proved yet. A rank's hello is its first data
-// (tcp_handshake.h), and only a process with the job's secret can make one. So a connection with a hello is told from
-// one without:
-//   - A connection is read when it is accepted. What is no hello, or one that was heard before, gets no seat.
+// A *seat* is a place among the connections that have not proved themselves yet. A rank's hello is its first data
+// (tcp_handshake.h), and only a process with the job's secret can make one. So connections with a hello are treated
+// differently from the others:
+//   - A connection is read when it is accepted. It gets no seat if its data are not a hello, or repeat an earlier
+//     hello.
 //   - A connection without a hello has a seat until the next one needs it. A rank's hello comes within microseconds of
 //     its connection; a rank that loses its seat all the same dials again.
-//   - A connection with a hello keeps its seat for kStrangerLifeMinMs at least. Then it may go for another: of the
-//     address that has most of them, the oldest. A recorded hello is good for one seat, so there are few.
+//   - A connection with a hello keeps its seat for kStrangerLifeMinMs at least. Then it may have to go for another
+//     connection: the oldest one of the address that has the most seats goes. A recorded hello is good for one seat, so
+//     such connections are few.
 //
 // Cost: a stranger without a hello costs the system calls of one accept, one read and one close.
 #include <errno.h>
@@ -33,8 +35,8 @@ using Purpose = TcpHello::Purpose;
 
 // Without descriptors nothing can be accepted, yet the listener stays readable.
 constexpr std::chrono::milliseconds kDescriptorPause{10};
-// A round looks at all connections, so that a thousand ranks that dial at once are accepted in few rounds. Not all at
-// once: strangers that dial for ever must not keep the ranks waiting that are here.
+// A round looks at all connections, so that a thousand ranks that dial at once are accepted in few rounds. The number
+// is limited, because strangers that dial for ever must not keep connected ranks waiting.
 constexpr int kAcceptsPerRound = 64;
 
 }  // namespace
@@ -48,7 +50,7 @@ bool TcpFullMesh::AcceptOne() {
   Socket socket = listener_->Accept();
   if (socket.fd() < 0) {
     if (errno != EMFILE && errno != ENFILE) return false;
-    // A stranger gives up its descriptor. Without any, other parts of this process have them all, or ranks.
+    // A stranger gives up its descriptor. Without strangers, ranks or other parts of this process have all descriptors.
     if (!DropArrival()) std::this_thread::sleep_for(kDescriptorPause);
     return false;
   }
@@ -65,7 +67,7 @@ bool TcpFullMesh::AcceptOne() {
   return true;
 }
 
-// Makes room for another. False if all have said their hello just now.
+// Makes room for another connection. False if all arrivals have just said their hello.
 bool TcpFullMesh::DropArrival() {
   auto victim = std::find_if(arrivals_.begin(), arrivals_.end(),
                              [](const Arrival& arrival) { return !arrival.door.has_hello(); });

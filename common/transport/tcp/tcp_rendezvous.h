@@ -12,16 +12,18 @@
 //
 // With --tls all connections are encrypted from the first proof on.
 //
-// What goes wrong is told to all: a rank that is refused learns why, and so does the log of the rank that refuses it;
-// at the deadline rank 0 names the missing ranks to those that wait; a rank that cannot reach another one tells rank 0,
-// which tells the others. A rank whose connection ends before the table is forgotten and may come back.
+// Errors reach all ranks. A rank that is refused learns why, and the rank that refuses it logs the reason. At the
+// deadline rank 0 names the missing ranks to the ranks that wait. A rank that cannot reach another one reports this to
+// rank 0, which passes it on to the others. A rank whose connection ends before the table is forgotten and may come
+// back.
 //
-// What does not prove that it has the job's secret decides nothing: a process at rank 0's address that refuses a rank,
-// or is another program, is asked again until the join deadline. This rank says so once.
+// A process that does not prove that it has the job's secret decides nothing. If the process at rank 0's address
+// refuses a rank without that proof, or is another program, the rank asks again until the join deadline. It logs this
+// once.
 //
 // Strangers cost little. A connection must prove itself within `hello_deadline` and in kTcpHelloBytesMax bytes a
-// message; until then it is no rank. kStrangerConnectionsMax of them are heard at a time beyond those that are due;
-// tcp_full_mesh_arrivals.cc says which.
+// message; until then it is no rank. kStrangerConnectionsMax of them are kept at a time, in addition to the connections
+// that are due; tcp_full_mesh_arrivals.cc says which.
 //
 // Cost. 3 (N - 1) connections at rank 0, of which 2 (N - 1) stay, and at most 2 (N - 1) + 1 elsewhere; five round trips
 // one after the other, with --tls nine.
@@ -47,7 +49,7 @@ namespace starring {
 struct TcpRendezvousOptions {
   int rank = 0;
   int world_size = 1;      // workers and servers
-  int server_count = 0;    // of them, the last ranks
+  int server_count = 0;    // the last ranks
   std::string rendezvous;  // host:port, where rank 0 listens
   // Rank 0 listens here already, instead of at `rendezvous`: for a port that the system has chosen.
   std::optional<TcpListener> listener;
@@ -65,7 +67,7 @@ struct TcpRendezvousOptions {
   // TcpTransport::Options::unexpected_bytes_max; 0: as the worker's exchanges need it.
   int64_t unexpected_bytes_max = 0;
   absl::Duration hello_deadline = absl::Milliseconds(kHelloDeadlineMs);
-  // After so long `say` is told who is missing, and then when the job goes on; 0: never.
+  // After this time `say` gets the names of the missing ranks, and later that the job goes on; 0: never.
   absl::Duration stall_report = absl::ZeroDuration();
   // Gets lines for people: each connection that is refused, and a stall. Called by the thread that connects.
   std::function<void(const std::string& line)> say;

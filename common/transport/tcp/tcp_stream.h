@@ -85,7 +85,7 @@ class TcpStream {
 
   // Receives about `budget` bytes at most, no more than have arrived. Never blocks. Unavailable if the peer has closed
   // the connection or the network has lost it; the bytes before that have been received. Internal if the peer sends
-  // what is no message, or if the receiver refuses one.
+  // data that is not a message, or if the receiver refuses a message.
   absl::Status Read(int64_t budget, Receiver& receiver);
 
   // The message that is arriving goes to `destination` from now on; what has arrived of it is copied there. REQUIRES: a
@@ -119,7 +119,7 @@ class TcpStream {
   // The tokens of messages that wait in the channel, encrypted. They are not sent yet: a process that ends loses them.
   std::vector<Transport::Token> sealed_;
 
-  // What is arriving: a header, or the message of a complete header.
+  // The data that is arriving: a header, or the message of a complete header.
   tcp_wire::MessageHeader header_;
   size_t header_bytes_ = 0;
   bool is_over_ = false;  // the last header has arrived

@@ -38,8 +38,8 @@ int64_t TcpUnexpectedBytesMax(int world_size, std::span<const int> leaf_owners) 
     for (const Contributor& one : ContributorsOf(leaf_owners)) node_count_max = std::max(node_count_max, one.node + 1);
   }
   // A sender may be done with its blocks while this rank has still to post the receives of their parameters, and may
-  // begin as many further ones. Of a block a peer sends one message in each round of the ring, or, in a co-located
-  // star, one for each node of its share.
+  // begin as many further ones. For each block, a peer sends one message in each round of the ring. In a co-located
+  // star it sends one message for each node of its share.
   const int64_t of_a_block = std::max(node_count_max, world_size - 1);
   const int64_t messages = 2 * int64_t{RingBlocksInFlightMax(world_size)} * of_a_block;
   const int64_t message_bytes = kChunkBytesMax + kTcpKeptMessageBytes;
@@ -138,7 +138,7 @@ TcpTransport::~TcpTransport() {
     const bool notices_are_open = peer.notices->is_open && peer.notices->write_error.ok();
     const Socket& notices = peer.notices->stream.socket();
     if (notices_are_open && !IsDelivered(notices)) undelivered.push_back(&notices);
-    // A rank that owes a message does not leave in order. The peer hears that from neither connection.
+    // A rank that still owes a message does not leave in order. Neither connection then gets a last word.
     if (!error_.ok() || peer.messages->stream.has_unsent()) continue;
     if (peer.messages->is_open && peer.messages->write_error.ok()) peer.messages->stream.SayGoodbye();
     if (notices_are_open) peer.notices->stream.SayGoodbye();
@@ -164,7 +164,7 @@ void TcpTransport::PostSend(int peer, int tag, std::span<const std::byte> data, 
   Connection& connection = tag == kNoticeTag ? *to.notices : *to.messages;
   const bool is_closed = !connection.is_open || connection.has_goodbye || !connection.write_error.ok();
   if (connection.is_for_notices) {
-    // A rank that has left or is lost needs none, and for one that takes none they must not pile up.
+    // A rank that has left or is lost needs no notices. For a rank that reads none, notices must not pile up.
     if (is_closed || connection.stream.unsent_count() >= kTcpNoticesUnsentMax) return Complete(token);
   } else if (is_closed) {
     // Without its messages the job cannot go on.
@@ -173,14 +173,14 @@ void TcpTransport::PostSend(int peer, int tag, std::span<const std::byte> data, 
   }
   const bool is_first = !connection.stream.has_unsent();
   connection.stream.Push(tag, data, token);
-  // Otherwise the kernel takes no more at the moment, and epoll tells when it does.
+  // Otherwise the kernel takes no more at the moment, and epoll reports when it does.
   if (is_first) Send(connection, kTcpPollBytesMax);
 }
 
 void TcpTransport::Send(Connection& connection, int64_t budget) {
   const size_t before = done_.size();
   if (absl::Status status = connection.stream.Write(budget, done_); !status.ok()) {
-    // What the peer sent before it went can still be read. The end of the stream then follows.
+    // Data that the peer sent before it ended can still be read. The end of the stream then follows.
     connection.write_error = std::move(status);
     DropUnsent(connection);
   }
@@ -297,7 +297,7 @@ absl::Status TcpTransport::Poll(std::vector<Token>& completed) {
   // The kernel keeps its list of ready streams in turns: those that are returned go to its end.
   const int count = epoll_wait(epoll_.fd(), events.data(), static_cast<int>(events.size()), 0);
   for (int i = 0; i < count; ++i) Serve(*connections_[events[i].data.u32], events[i].events, kTcpPollBytesMax / count);
-  // What arrived before a loss counts first: it may be the verdict after which the peer has ended.
+  // A message that arrived before a loss counts first: it may be the verdict after which the peer has ended.
   if (loss_count_ > 0 && done_.empty()) JudgeLosses();
   completed.insert(completed.end(), done_.begin(), done_.end());
   done_.clear();
@@ -339,7 +339,7 @@ void TcpTransport::End(Connection& connection, const absl::Status& why) {
   if (!absl::IsUnavailable(why)) return Fail(peer, why);
   // The last messages of a rank that leaves may be late, on a network that loses packets, and say that it leaves.
   if (connection.is_for_notices && connection.has_goodbye) return;
-  // The first call that failed was told the reason, the one after it only that the connection is closed.
+  // The first call that failed got the reason, the call after it only that the connection is closed.
   Lose(peer, connection.write_error.ok() ? why : connection.write_error);
 }
 
@@ -365,7 +365,7 @@ void TcpTransport::JudgeLosses() {
   }
   if (first == nullptr) return;
   const auto waited = Clock::now() - first->loss->since;
-  // A rank that leaves too early has a reason, often another rank's end, of which this rank is about to hear too.
+  // A rank that leaves too early has a reason, often another rank's end, whose notice will reach this rank, too.
   if (waited < loss_grace_ && (!both_ended(*first) || first->has_left)) return;
   if (!notices_.empty() && waited < last_notice_) return;
   Fail(*first, first->has_left ? LeftError() : first->loss->why);

@@ -8,7 +8,7 @@
 // while the next one is that for which this rank waits: not reading would be a deadlock. Messages without a receive are
 // kept in memory, up to what a correct peer can send (TcpUnexpectedBytesMax); more is an error that names the peer.
 // Notices need no bound of that kind: with many of them untaken, their connection is not read, which holds up nothing
-// else. For a rank that takes none, few are queued, and further ones are dropped.
+// else. For a rank that reads no notices, few are queued, and further notices are dropped.
 //
 // A peer has *left* when the last word (tcp_stream.h) of its messages has arrived; that is an error only if something
 // is still wanted from it. It is *lost* if a connection ends without that word. The error waits, for kTcpLossGraceMs at
@@ -43,9 +43,9 @@
 
 namespace starring {
 
-// What one rank of a correct job can send to another before the other posts the receives: the blocks of the ring that
-// both have in flight, reduced and gathered, and control messages. With --micro_batches `leaf_owners` has the rank of
-// each leaf (common/job/leaf_shares.h): a rank sends one message for each node of its share.
+// The bytes that one rank of a correct job can send to another before the other posts the receives: the blocks of the
+// ring that both have in flight, reduced and gathered, and control messages. With --micro_batches `leaf_owners` has the
+// rank of each leaf (common/job/leaf_shares.h): a rank sends one message for each node of its share.
 int64_t TcpUnexpectedBytesMax(int world_size, std::span<const int> leaf_owners = {});
 
 // After how many milliseconds without an acknowledgement a connection is lost: those of the exchange's deadline, within
@@ -144,7 +144,7 @@ class TcpTransport final : public Transport {
   void Raise(std::atomic<bool>& flag);
   void Sleep(std::chrono::microseconds longest);
 
-  // What a Connection reports.
+  // Called by a Connection when it reports arriving data.
   absl::StatusOr<std::byte*> BeginMessage(Connection& connection, int tag, int64_t length);
   absl::StatusOr<std::byte*> BeginNotice(Connection& connection, int tag, int64_t length);
   void EndMessage(Connection& connection);

@@ -24,30 +24,30 @@ class TlsSession {
  public:
   virtual ~TlsSession() = default;
 
-  // Goes on as far as what has arrived allows. True: both ends have proved that they have the job's certificate.
-  // Unavailable if the peer is gone, Unauthenticated if it has another certificate. Errors complete a sentence that
-  // begins with the peer's name.
+  // Goes on as far as the data that has arrived allows. True: both ends have proved that they have the job's
+  // certificate. Unavailable if the peer is gone, Unauthenticated if it has another certificate. Errors complete a
+  // sentence that begins with the peer's name.
   virtual absl::StatusOr<bool> Handshake() = 0;
 
   // As sendmsg and recvmsg do: the number of bytes, or -1 and errno. Both need a finished handshake.
   //
   // Send takes all bytes unless the kernel takes no more. Bytes that it has taken may wait in the session, encrypted,
-  // for the next Send or Flush: they are sent when has_unsent() is false. -1 with an errno other than EAGAIN: what
-  // waited is lost.
+  // for the next Send or Flush: they are sent when has_unsent() is false. -1 with an errno other than EAGAIN: the
+  // waiting bytes are lost.
   virtual ssize_t Send(std::span<const iovec> parts) = 0;
-  // Receive fills `parts` as far as what has arrived allows. EBADMSG: what has arrived was not sent by the peer, or was
-  // changed on the way.
+  // Receive fills `parts` as far as the data that has arrived allows. EBADMSG: that data was not sent by the peer, or
+  // was changed on the way.
   virtual ssize_t Receive(std::span<const iovec> parts) = 0;
 
   // Sends what waits, as far as the kernel takes it. False, with errno: the connection is lost, and nothing waits.
   virtual bool Flush() = 0;
   virtual bool has_unsent() const = 0;
   // How many bytes to ask of Receive for what it returns even if nothing more arrives: the rest of a record, at most
-  // kTlsRecordBytesMax, or 1 for an end or an error. Asked for no more, it decrypts no further record.
+  // kTlsRecordBytesMax, or 1 for an end or an error. If asked for no more, Receive decrypts no further record.
   virtual int64_t unread_bytes() const = 0;
 };
 
-// What all sessions of a process share: its key and certificate.
+// The state that all sessions of a process share: its key and certificate.
 //
 // Thread safety: any thread may call it.
 class TlsContext {

@@ -16,7 +16,7 @@
 
 namespace {
 
-// What fsync of a folder reports; 0: what the system does.
+// The errno that fsync of a folder reports; 0: the system's own fsync runs.
 std::atomic<int> folder_flush_errno = 0, lock_errno = 0;
 
 }  // namespace

@@ -18,7 +18,7 @@ class FolderTest : public testing::Test {
     std::filesystem::remove_all(dir_);
   }
 
-  // What the folder contains, sorted.
+  // The names in the folder, sorted.
   std::vector<std::string> Names() const {
     std::vector<std::string> names;
     for (const auto& entry : std::filesystem::directory_iterator(dir_)) names.push_back(entry.path().filename());

@@ -27,7 +27,8 @@ void EndBy(const Exception& exception) noexcept {
   thrower();
 }
 
-// What std::thread throws where the kernel grants no thread. Root has no limit of threads, so a test cannot reach it.
+// std::thread throws this error where the kernel grants no thread. Root has no limit of threads, so a test cannot reach
+// it.
 TEST(ExhaustedTest, AThreadThatCannotBeStartedNamesTheLimit) {
   const auto run = [] {
     const rlimit few = {.rlim_cur = 7, .rlim_max = 7};

@@ -71,7 +71,7 @@ TEST(BucketMapTest, EqualCutsHaveEqualBucketBytes) {
   EXPECT_NE(bytes(block_bytes), bytes(block_bytes + 1));
 }
 
-// What one process rounds, another must accept.
+// A size that one process has rounded must be accepted by another.
 TEST(BucketMapTest, RoundsToNoMoreThanTheLimit) {
   for (const int world_size : {1, 3, 7, 1000, kWorldSizeMax}) {
     const auto create = [&](int64_t bucket_bytes) {

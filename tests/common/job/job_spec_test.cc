@@ -186,7 +186,7 @@ TEST(JobSpecTest, AServerLearnsTheJobFromAnAgreement) {
   EXPECT_EQ(agreement->schedule, job.schedule);
   EXPECT_EQ(agreement->sum_order, SumOrder::kTree);
   EXPECT_EQ(agreement->agreed_flags, job.agreed_flags);
-  // Of one worker, whose smallest bucket is shorter than that of two.
+  // The buckets are those of one worker, whose smallest bucket is shorter than that of two.
   ASSERT_EQ(agreement->buckets.bucket_count(), job.buckets.bucket_count());
   for (int b = 0; b < job.buckets.bucket_count(); ++b) EXPECT_EQ(agreement->buckets.bucket(b), job.buckets.bucket(b));
 }

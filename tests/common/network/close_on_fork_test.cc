@@ -60,7 +60,7 @@ TEST(CloseOnForkTest, MovesItsMark) {
   EXPECT_TRUE(HoldsInChild([&] { return !IsOpen(pair.near.fd()); }));
 }
 
-// What a child opens may have the numbers of what was closed, and has children of its own.
+// A child's new descriptors may have the numbers of closed ones, and the child may fork, too.
 TEST(CloseOnForkTest, AChildMarksDescriptorsOfItsOwn) {
   const Pair pair = Connect();
   const CloseOnFork mark(pair.near.fd());

@@ -150,7 +150,7 @@ TEST(SocketTest, HangingUpLetsTheOtherEndReadToTheEnd) {
   EXPECT_EQ(recv(other.fd(), got, sizeof(got), 0), 0);
 }
 
-// What the other end has no room for is still in this end's kernel, and closing the connection would destroy it.
+// Bytes for which the other end has no room are still in this end's kernel. Closing the connection would destroy them.
 TEST(SocketTest, HangingUpAllWaitsUntilEverythingIsDelivered) {
   const Listener listener;
   const std::vector<std::string> address = {absl::StrCat("127.0.0.1:", listener.port)};

@@ -153,7 +153,7 @@ TEST(OwnerMapTest, ARingsRanksOwnTheirChunkOfEveryBlock) {
     ForEachRun({0, element_count}, element_count, {.world_size = world_size}, [&](ElementRange run, int first_rank) {
       for (int64_t e = run.begin; e < run.end; ++e) ASSERT_EQ((ring[e] + 1) % world_size, first_rank);
     });
-    // Of 21 elements a co-located star's block has one owner; all others are a ring's.
+    // The block of the last 21 elements has one owner in a co-located star; all other blocks have the ring's owners.
     const std::vector<int> star = OwnersByElement(OwnerMap::JoinedChunks(world_size), SumsOf(map), element_count);
     EXPECT_EQ(map.last_block(), (ElementRange{5 * block, 5 * block + 21}));
     for (int64_t e = 0; e < element_count; ++e) ASSERT_EQ(star[e], e < 5 * block ? ring[e] : 6 % world_size) << e;

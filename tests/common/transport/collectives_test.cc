@@ -114,7 +114,7 @@ TEST(Collectives, TwoSegmentsOfATransferAreOnTheirWay) {
   EXPECT_EQ(network.sends_in_flight_max(), 2);
 }
 
-// Rank `liar` announces a text of 2^62 bytes. What both ranks say:
+// Rank `liar` announces a text of 2^62 bytes. Returns the status of both ranks.
 std::vector<absl::Status> WithALongText(int liar) {
   InMemoryNetwork network(2, 1);
   std::vector<std::unique_ptr<MessagePump>> pumps;  // end after the transports, which may write into their buffers

@@ -12,7 +12,7 @@
 namespace starring {
 namespace {
 
-// What can complete completes at random in one of the next polls, so a wait is no more than a pause.
+// An operation that can complete does so at random in one of the next polls, so a wait is only a pause.
 constexpr std::chrono::microseconds kPause{100};
 
 }  // namespace

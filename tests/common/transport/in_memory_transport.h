@@ -37,7 +37,8 @@ class InMemoryNetwork {
   // REQUIRES: the network outlives the transport; one transport per rank.
   std::unique_ptr<MpiTransport> CreateTransport(int rank);
 
-  // From now on nothing arrives at or leaves `rank`. What has left before arrives, as a reason to give up must.
+  // From now on nothing arrives at or leaves `rank`. Messages that have left before arrive: a reason to give up must
+  // arrive.
   void Disconnect(int rank);
 
   // From now on nothing that is sent arrives by this link.

@@ -273,7 +273,7 @@ TEST(MessagePump, AnAbortKeepsItsCode) {
   }
 }
 
-// What a rank sends when it gives up, or passes on that rank 1 has. The second byte is the code.
+// The notice of a rank that gives up, or that passes on that rank 1 has given up. The second byte is the code.
 std::string VerdictNotice(NoticeKind kind, const std::string& text) {
   return std::string{static_cast<char>(kind), static_cast<char>(absl::StatusCode::kUnavailable)} + text;
 }

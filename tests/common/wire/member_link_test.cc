@@ -1,4 +1,4 @@
-// What a process that has taken the coordinator's port for a while gets of a member: nothing, and it ends nobody.
+// A process that has taken the coordinator's port for a while gets nothing from a member, and ends no member.
 #include "common/wire/member_link.h"
 
 #include <atomic>

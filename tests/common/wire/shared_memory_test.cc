@@ -78,7 +78,7 @@ TEST(SharedMemoryTest, AReaderThatWritesIsABug) {
   EXPECT_DEATH((*opened)->writable_values(), "writable_");
 }
 
-// What a process on another machine, or in another container, finds under the same numbers.
+// A process on another machine, or in another container, may find something else under the same numbers.
 TEST(SharedMemoryTest, WhatIsNotTheMemoryIsNotOpened) {
   const auto memory = MustCreate(100);
   EXPECT_EQ(CodeOfOpen(memory->where(), 100), absl::StatusCode::kOk);

@@ -1,7 +1,7 @@
 // A small emulation of CUDA on the host, for tests: the sources of kernels/cuda, compiled by the host compiler with
 // this header in the place of CUDA's, run without a GPU and without nvcc.
 //
-// What it does:
+// The emulation works as follows:
 // - Blocks of a grid run in turn. The threads of a block are fibres of one host thread. Each runs until it comes to
 //   __syncthreads or a warp operation, where it waits for the others. A thread that ends while others wait for it stops
 //   the test with both numbers; a GPU would hang.
@@ -14,10 +14,14 @@
 //   its graph is launched. A call that CUDA forbids in a capture fails.
 // - Copies check that the device's side is device memory. cuBLASLt's products are loops (cublasLt.h).
 //
-// What it cannot find: most races between warps and between blocks, and most missing barriers, because threads take
-// turns and run until they wait; wrong assumptions about memory order; a missing event between two streams, except
-// where streams are late, and never in a graph, whose work is one queue; reads of shared memory that an earlier block
-// wrote; host code that reads device memory. It says nothing about speed.
+// The emulation cannot find these errors:
+// - most races between warps and between blocks, and most missing barriers, because threads take turns and run until
+//   they wait;
+// - wrong assumptions about memory order;
+// - a missing event between two streams, except where streams are late, and never in a graph, whose work is one queue;
+// - reads of shared memory that an earlier block wrote;
+// - host code that reads device memory.
+// It says nothing about speed.
 //
 // One grid runs at a time in a process. It supports what kernels/cuda uses: blocks and grids of three dimensions,
 // static shared memory, full or partial warp masks, and one atomic operation, atomicInc. Fences do nothing, so a

@@ -203,7 +203,7 @@ bool ReadSome(int fd) {
   return read(fd, bytes.data(), bytes.size()) > 0;
 }
 
-// What the oldest stranger has sent may be a worker's HELLO, and gRPC has not read it.
+// The oldest stranger's bytes may be a worker's HELLO that gRPC has not read yet, so that stranger is kept.
 TEST(ConnectionAcceptorTest, CutsAStrangerWhoseWordsWereRead) {
   Server server(2);
   const Client oldest(server.acceptor->address());

@@ -40,7 +40,7 @@
 namespace starring {
 namespace {
 
-// What flock reports; 0: what the system does.
+// The errno that flock reports; 0: the system's own flock runs.
 std::atomic<int> lock_errno = 0;
 
 }  // namespace

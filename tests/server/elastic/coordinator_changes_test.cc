@@ -1,4 +1,4 @@
-// What a change counts, whom it tells, and which reports it believes.
+// Changes of generation: the steps that count, the members that get orders, and the reports that are believed.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -28,7 +28,7 @@ void Stop(Play& play) {
   }
 }
 
-// What was lost has been said and counted once.
+// A loss is logged and counted once.
 TEST(CoordinatorTest, ARunThatHasGoneBackLosesNothingByItsNextChanges) {
   Play play({});
   play.AddWorker(1);

@@ -1,4 +1,4 @@
-// What goes wrong at any moment: the run goes on, and each step counts once.
+// Faults at any moment: the run goes on, and each step counts once.
 #include <chrono>
 #include <cstdint>
 #include <iterator>

@@ -1,4 +1,4 @@
-// Who computes what: spares, workers that leave, and shares that follow the workers' speed.
+// The shares of workers: spares, workers that leave, and shares that follow the workers' speed.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>

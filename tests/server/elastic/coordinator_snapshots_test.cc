@@ -109,7 +109,7 @@ TEST(CoordinatorTest, ACoordinatorThatIsStartedAgainHearsFromWorkersHowFarTheRun
   EXPECT_EQ(play.coordinator().ended()->code(), absl::StatusCode::kDataLoss);
 }
 
-// What it has lost it has again in memory when the shard with that disk dies once more.
+// The run computes the lost steps again, but they are in memory alone when the shard with that disk dies once more.
 TEST(CoordinatorTest, ARunWithADiskThatFailsDoesNotGoInCircles) {
   Play play({.shards = 2});
   play.AddWorker(1);
@@ -130,7 +130,8 @@ TEST(CoordinatorTest, ARunWithADiskThatFailsDoesNotGoInCircles) {
   EXPECT_EQ(play.newest_step, 30);
 }
 
-// What was lost with the disk counts until it is well; a worker that dies counts until the run has come further.
+// A loss by the disk counts as a strike until the disk works again. A worker that dies counts until the run has come
+// further.
 TEST(CoordinatorTest, DeadWorkersEndNoRunThatComesFurtherWithADiskThatFails) {
   Play play({.shards = 2});
   play.AddWorker(1);

@@ -147,7 +147,7 @@ TEST(CoordinatorTest, AWorkerThatHasItAgainOnOtherMicroBatchesLeaves) {
   EXPECT_FALSE(play->coordinator().ended().has_value());
 }
 
-// What it knew of the claim before is lost. The workers report why they have ended their part.
+// The new coordinator does not know about the claim. The workers report why they have ended their part.
 TEST(CoordinatorTest, ACoordinatorThatIsStartedAgainChecksAClaimToo) {
   const auto play = Begun();
   const Generation first = play->last();

@@ -97,7 +97,7 @@ TEST(GenerationLogTest, RemembersWhatWasWritten) {
   EXPECT_EQ(log->counted_end(), 20);
 }
 
-// Of the shards one was started again, and knows no more.
+// One of the shards was started again, and has lost its counts.
 TEST(GenerationLogTest, ShardsHaveCountedTheLeavesOfTheirSums) {
   const std::string folder = NewFolder();
   const std::unique_ptr<GenerationLog> log = GenerationLog::Open(folder, kRun).value();
@@ -147,7 +147,7 @@ TEST(GenerationLogTest, TheUmaskDecidesWhoMayReadAndWrite) {
   EXPECT_EQ(facts.st_mode & 0777, 0664);
 }
 
-// Of the first generation nothing has counted yet.
+// No step of the first generation has counted yet.
 TEST(GenerationLogTest, TheFirstGenerationGoesBackAsOthersDo) {
   const std::string folder = NewFolder();
   const std::unique_ptr<GenerationLog> log = GenerationLog::Open(folder, kRun).value();
@@ -369,7 +369,7 @@ TEST(CheckExactlyOnceTest, FindsEachCorruption) {
   }
 }
 
-// What it says happened must not be lost with the machine's power.
+// The log's entries must not be lost if the machine loses power.
 TEST(GenerationLogTest, EachEntryIsFlushedAndSoIsTheNameOfTheFile) {
   const std::string folder = NewFolder();
   TakeFlushCounts();

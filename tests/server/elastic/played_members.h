@@ -37,15 +37,16 @@ inline std::string NewFolder() {
   return folder;
 }
 
-// What goes wrong once, at the order with this number; the first one is 0. After each write to the log comes an order.
+// A fault that happens once, at the order with this number; the first order is 0. After each write to the log comes an
+// order.
 struct Fault {
   enum class Kind {
     kOrderIsLost,
-    kCoordinatorDiesBefore,   // and has written to the log what comes before the order
-    kCoordinatorDiesWriting,  // likewise, and the last line of that was cut off
+    kCoordinatorDiesBefore,   // and has already written the log entries that precede the order
+    kCoordinatorDiesWriting,  // the same, but the last line of those entries was cut off
     kCoordinatorDiesAfter,
-    kShardDies,   // the one that would get the order, or another
-    kWorkerDies,  // likewise
+    kShardDies,   // the shard that would get the order, or another one
+    kWorkerDies,  // the worker that would get the order, or another one
   };
   Kind kind = Kind::kOrderIsLost;
   int64_t order = -1;  // none
@@ -190,7 +191,8 @@ class Play {
     return std::ssize(shards) == setup_.shards && std::ranges::all_of(shards, serves) &&
            std::ranges::all_of(log_->last()->workers, trains);
   }
-  // What is dead is started again, and who has ended its part and wants to leave does.
+  // Workers that have ended their part and want to leave do so. A dead shard is started again, and a new worker comes
+  // if none is left.
   void Recover() {
     for (const uint64_t id : IdsOf(workers)) {
       if (workers.contains(id) && workers[id].leaves && workers[id].ready && !silent.contains(id)) Kill(id);
@@ -275,7 +277,7 @@ class Play {
     const bool dies_first = fault.kind == Fault::Kind::kCoordinatorDiesBefore || dies_writing;
     if (fails && (dies_first || fault.kind == Fault::Kind::kCoordinatorDiesAfter)) {
       log_at_death_ = Log();
-      // What an order has followed is on the disk.
+      // Entries that an earlier order has followed are on the disk, so they are not cut off.
       if (dies_writing && logged_ > logged_before) log_at_death_->resize(logged_ - 10);
     }
     if (fails && (dies_first || fault.kind == Fault::Kind::kOrderIsLost)) return;
@@ -286,7 +288,7 @@ class Play {
   void StartAgainIfDead() {
     if (!log_at_death_.has_value()) return;
     std::ofstream(LogPath(), std::ios::trunc) << *log_at_death_;
-    // A run that has ended is not begun again: the service tells whoever comes.
+    // A run that has ended is not begun again: the service tells every member that comes.
     if (GenerationLog::Peek(setup_.folder, "play") == GenerationLog::Progress::kEnded) return;
     log_at_death_.reset();
     fault.order = -1;

@@ -125,7 +125,7 @@ TEST(SnapshotStoreTest, SideValuesArePartOfIt) {
   EXPECT_THAT((*store->Get(10))->side_values, ElementsAre(1.5, 2.5));
 }
 
-// A generation that has gone back computes the step again. What it had of it before may have other bits.
+// A generation that has gone back computes the step again. The slices from before may have other bits.
 TEST(SnapshotStoreTest, SlicesOfAStepThatWasUndoneAreForgotten) {
   const auto store = SnapshotStore::Open(TwoBuckets("")).value();
   TakeAll(*store, 10);
@@ -392,14 +392,14 @@ TEST(SnapshotStoreTest, DamageIsFound) {
     std::filesystem::resize_file(path, bytes);
     EXPECT_THAT(SnapshotStore::Open(TwoBuckets(folder)).value()->held(), IsEmpty());
   }
-  // What a process had not finished is removed by the next one.
+  // A file that a process had not finished is removed by the next process.
   const std::string unfinished = path + ".4711.tmp";
   std::ofstream(unfinished) << "half";
   EXPECT_THAT(SnapshotStore::Open(TwoBuckets(folder)).value()->held(), IsEmpty());
   EXPECT_FALSE(std::filesystem::exists(unfinished));
 }
 
-// What a damaged head promises is compared with the file before memory is taken for it.
+// The size in a damaged head is compared with the file before memory is taken for it.
 TEST(SnapshotStoreTest, AHeadDoesNotDecideHowMuchMemoryIsTaken) {
   const std::string folder = NewFolder();
   { TakeAll(*SnapshotStore::Open(TwoBuckets(folder)).value(), 10); }
@@ -473,7 +473,7 @@ TEST(SnapshotStoreTest, FilesAreFewWhileAnotherShardWritesNone) {
     AwaitDurable(*store, step);
     if (step == 3) store->DropBefore(3);
   }
-  // What all have, and for a shard of any speed what it writes next.
+  // The step that all shards have, and for a shard of any speed the step that it writes next.
   EXPECT_THAT(store->durable(), testing::IsSupersetOf({3, 32, 48, 56, 58, 59, 60}));
   EXPECT_EQ(std::ssize(store->durable()), SnapshotStore::kFilesMax);
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder), std::filesystem::directory_iterator()),

@@ -60,7 +60,7 @@ float TreeSum(const std::vector<std::vector<float>>& gradients, int64_t e, int b
   return TreeSum(gradients, e, begin, begin + left) + TreeSum(gradients, e, begin + left, end);
 }
 
-// What a worker sends for a node: the sum of its leaves.
+// A worker's contribution for a node: the sum of the node's leaves.
 std::vector<float> NodeGradient(const Job& job, LeafRange leaves, int64_t step) {
   if (leaves.size() == 1) return Gradient(job, leaves.begin, step);
   std::vector<std::vector<float>> gradients;

@@ -94,7 +94,7 @@ TEST(ContributionSumTest, ARepeatedContributionChangesNothing) {
   EXPECT_EQ(late.sealed, sealed.sealed);
 }
 
-// Of eight leaves and three workers, the first two have three leaves: a node of two and one of one.
+// With eight leaves and three workers, the first two workers have three leaves: a node of two and one of one.
 TEST(ContributionSumTest, TakesEveryNodeOfAShareOnceAndAnswersTheLast) {
   ContributionSum sums =
       ContributionSum::Create(SgdOptions(), {.order = SumOrder::kTree, .world_size = 3}, DealLeavesEvenly(8, 3))
@@ -115,7 +115,7 @@ TEST(ContributionSumTest, TakesEveryNodeOfAShareOnceAndAnswersTheLast) {
       EXPECT_TRUE(first.answer_to.empty());
     }
   }
-  // Who has sent a part of its share is missing as well as who has sent nothing.
+  // A worker that has sent only a part of its share is missing, just as one that has sent nothing.
   const ContributeResult single = MustContribute(sums, of_node(2, 0, 1));
   EXPECT_FALSE(single.accepted);
   EXPECT_EQ(sums.wait(0).DescribeMissing(), "ranks 0, 1 have");

@@ -1,4 +1,4 @@
-// Who keeps a ShardJob waiting: deadlines, the stall report, and GetStatus.
+// Workers that keep a ShardJob waiting: deadlines, the stall report, and GetStatus.
 #include <algorithm>
 #include <chrono>
 #include <string>

@@ -48,7 +48,7 @@ struct Outcomes {
   std::vector<Outcome> workers;
   std::vector<absl::Status> servers;
 
-  // Of all processes.
+  // The statuses of all processes.
   std::vector<absl::Status> statuses() const {
     std::vector<absl::Status> all = servers;
     for (const Outcome& worker : workers) all.push_back(worker.status);

@@ -397,7 +397,7 @@ TEST_F(CheckpointerTest, AnotherChunkIsRefusedUnlessTheNumberOfWorkersDiffers) {
   });
   world_size = 9;
   restore_after_save([](const absl::Status& status) { EXPECT_EQ(status, absl::OkStatus()); });
-  // Of a build that did not record it.
+  // A checkpoint of a build that did not record these values.
   chunk_bytes = world_size = 0;
   restore_after_save([](const absl::Status& status) { EXPECT_EQ(status, absl::OkStatus()); });
 }
@@ -409,7 +409,7 @@ TEST_F(CheckpointerTest, KeepsTheBucketsThatWereChosen) {
     EXPECT_EQ(rank->checkpointer->SaveFinal(10, rank->parameters, rank->exchange.get()), absl::OkStatus());
   });
   resume_ = true;
-  // What a flag says now comes before what was chosen then.
+  // A value that a flag gives now comes before the value that was chosen then.
   for (const bool tries : {false, true}) {
     RunRanks([&](Rank* rank) {
       if (tries) rank->options.asked.bucket_bytes = std::nullopt;
@@ -488,8 +488,8 @@ TEST_F(CheckpointerTest, CheckpointsThatComeWhileAnotherJobHasTheFolderAreNotMix
   EXPECT_THAT(std::string(status.message()), HasSubstr("it holds checkpoints of a run before"));
 }
 
-// Any worker of an elastic run may become its rank 0 later, and may have been given the folder of another job. Of its
-// own run a rank 0 before it may sleep, with the lock.
+// Any worker of an elastic run may become its rank 0 later, and may have been given the folder of another job. An
+// earlier rank 0 of the same run may sleep while it has the lock.
 TEST_F(CheckpointerTest, ARunThatGoesOnTakesNoFolderOfAnotherJob) {
   WorkerOptions options;
   options.checkpoint_dir = dir_;

@@ -306,7 +306,7 @@ TEST(WorkerOptionsTest, ACoordinatorMakesTheRunElastic) {
     EXPECT_EQ(options->transport, TransportKind::kGrpc) << more;
     EXPECT_THAT(options->servers, ElementsAre("a:1")) << more;
   }
-  // Who computes what changes, so every batch is cut, also without a number.
+  // The workers' shares change, so every batch is cut, also without a number.
   EXPECT_EQ(Parse({"--coordinator=a:1"})->micro_batches, 4);
   EXPECT_EQ(Parse({"--coordinator=a:1"})->sum_order, SumOrder::kTree);
   EXPECT_EQ(Parse({"--coordinator=a:1", "--global_batch=128"})->micro_batches, 8);
@@ -442,7 +442,7 @@ TEST(WorkerOptionsTest, RefusesValuesThatMakeNoSense) {
   EXPECT_THAT(Refusal({"--rank=36", "--world_size=37", "--servers=a:1", "--metrics_port=65500"}), HasSubstr("65535"));
 }
 
-// What all ranks compare before the first step, of a job with these options.
+// The agreement of a job with these options, which all ranks compare before the first step.
 std::string AgreementOf(const WorkerOptions& options) {
   const JobSpec job{.world_size = options.world_size,
                     .optimizer = options.optimizer,
@@ -456,7 +456,7 @@ std::string AgreementOf(const WorkerOptions& options) {
   return SerializeAgreement(job);
 }
 
-// Each flag in turn gets another value. What the ranks compare, and what a resumed run compares, changes if and only if
+// Each flag in turn gets another value. The agreement of the ranks, and that of a resumed run, change if and only if
 // the flag's row says so.
 TEST(WorkerOptionsTest, RanksAndResumedRunsCompareWhatTheTableSays) {
   const absl::StatusOr<WorkerOptions> usual = ParseWords(OneFlagChanged::Words());

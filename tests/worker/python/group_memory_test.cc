@@ -17,7 +17,7 @@ namespace {
 constexpr int kRanks = 3;
 constexpr int64_t kBytes = 10'001;
 
-// What all processes get, by rank.
+// The memories that all processes get, by rank.
 std::vector<std::unique_ptr<GroupMemory>> Meet(int server_count, const std::function<std::string(int rank)>& host_of) {
   const int world_size = kRanks + server_count;
   auto transports = ConnectedRanks(world_size, {.server_count = server_count});
@@ -47,7 +47,7 @@ TEST(GroupMemoryTest, RanksMapTheMemoryOfEveryOwner) {
       EXPECT_EQ(std::ssize(memories[rank]->own()), rank >= first_owner ? kBytes : 0);
       EXPECT_EQ(std::ssize(memories[rank]->of_owners()), rank < kRanks ? owner_count : 0);
     }
-    // What a rank writes is where the owner reads.
+    // A rank's bytes arrive where the owner reads.
     for (int owner = 0; owner < owner_count; ++owner) {
       for (int rank = 0; rank < kRanks; ++rank) {
         const auto byte = static_cast<std::byte>(10 * owner + rank);

@@ -225,7 +225,7 @@ TEST(GroupTest, DifferentTopologiesAreRefusedOnEveryRank) {
   }
 }
 
-// What every version of the library sends first. The rank of another version gets the same sentence.
+// Every version of the library sends these numbers first. The rank of another version gets the same sentence.
 TEST(GroupTest, AnotherVersionIsRefusedWithBoth) {
   auto transports = ConnectedRanks(2, {.unexpected_bytes_max = GroupUnexpectedBytesMax(2)});
   std::string verdict;

@@ -99,7 +99,7 @@ class ControlTest(unittest.TestCase):
             yield "hello 2 " + "a" * 32
             yield _control._code(b"s" * 32, "server", nonces[0], "{}") + " {}"
         self.assertIn("not made with this job's secret", self.speak(said)[1])
-        # What was heard once is worth nothing at the next connection.
+        # A proof from one connection is worth nothing at the next one.
         heard = _control._code(b"s" * 32, "rank 0", nonces[0], "{}") + " {}"
         self.assertIn("not made with this job's secret", self.speak(lambda _: ["hello 2 " + "a" * 32, heard])[1])
         self.assertEqual(self.requests, [])

@@ -21,8 +21,8 @@ STAR, RING = range(2)
 FLOAT32 = 0
 DEADLINE_S = 60
 
-# What any process has, and what the wheel brings: Abseil, whose namespace has its version, and zlib, whose interface
-# has not changed for decades.
+# Libraries that any process has, and libraries of the wheel: Abseil, whose namespace has its version, and zlib, whose
+# interface has not changed for decades.
 NEEDED = r"lib(absl_\w+|c|m|gcc_s|stdc\+\+|z)\.so[.\d]*|ld-linux-x86-64\.so\.2"
 
 Changes = dict[str, Any]  # of options
@@ -109,7 +109,7 @@ def free_address() -> str:
         return f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-# ---- What the processes do. Each is called with its group and returns what the test gets.
+# ---- The work of the processes. Each function gets its group, and returns the value for the test.
 
 
 def adds_integers(group: Group, rank: int) -> list[float]:

@@ -26,7 +26,7 @@ namespace starring {
 // every order of additions has bits of its own.
 std::vector<std::byte> WildElements(const ReductionHead& head, int rank, uint64_t seed);
 
-// What the sum over `contributions`, by rank, must be, to the bit: element by element, by the rule of
+// The exact bits of the sum over `contributions`, by rank: element by element, by the rule of
 // common/arithmetic/reduction_order.h.
 std::vector<std::byte> ReferenceSum(Topology topology, const ReductionHead& head,
                                     const std::vector<std::vector<std::byte>>& contributions);

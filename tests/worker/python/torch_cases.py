@@ -83,7 +83,7 @@ class BitsCases(JobCase):
             self.assertEqual(set(said[0]["ring"].values()), {said[0]["reference"]})
             return
         self.assertEqual(said[0]["ring"]["cap 0.25"], said[0]["ring"]["again"])
-        # What our own exchange spares people: with DDP's the bits follow the size of the buckets.
+        # With DDP's exchange the bits follow the size of the buckets; our own exchange avoids that.
         self.assertGreater(len(set(said[0]["ddp"].values())), 1, said[0]["ddp"])
 
 

@@ -1,4 +1,4 @@
-// What the known answer depends on: everything that decides a leaf's bits, and nothing else.
+// The known answer depends on everything that decides a leaf's bits, and on nothing else.
 #include "worker/train/known_answer.h"
 
 #include <functional>

@@ -41,7 +41,7 @@ class RecordedSums : public GradientExchange {
   std::vector<double> digest_, verdict_;
 };
 
-// What every rank answers.
+// The answers of all ranks.
 std::vector<absl::Status> Check(const std::vector<std::string>& digests) {
   RecordedSums sums;
   const int world_size = static_cast<int>(digests.size());

@@ -10,8 +10,8 @@
 
 namespace starring {
 
-// Who applies the optimizer. kTrainingStep: the exchange has no optimizer state; Submit and GatherOptimizerState are
-// not called.
+// Whether the exchange or the training step applies the optimizer. kTrainingStep: the exchange has no optimizer state;
+// Submit and GatherOptimizerState are not called.
 enum class LocalUpdates { kExchange, kTrainingStep };
 
 // Start fails with InvalidArgument unless job.world_size is 1. The bits are those of a ring or a star with one worker.

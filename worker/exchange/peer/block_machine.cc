@@ -71,7 +71,8 @@ void BlockMachine::Submit(int64_t step, int bucket, std::span<const float> gradi
     return Apply(step, bucket, {.owned = range, .sum = gradient, .last = {}});
   }
   unready_groups_[bucket] = GroupCount(range);
-  // The trainer does not wait for a slot. What cannot start now starts when a group has ended (OnCompletion).
+  // The trainer does not wait for a slot. A group that cannot start now starts when another group has ended
+  // (OnCompletion).
   queue_.push_back({.step = step, .bucket = bucket, .gradient = gradient, .next_begin = range.begin});
   StartGroups();
 }
@@ -80,8 +81,8 @@ void BlockMachine::StartGroups() {
   while (!queue_.empty()) {
     Submitted& head = queue_.front();
     Group* const group = FreeSlotFor(head.next_begin);
-    // No later group overtakes this one, not even one of another bucket: all ranks start groups in one order, which is
-    // what the argument against deadlock in block_machine.h needs.
+    // No later group overtakes this one, not even one of another bucket: all ranks start groups in one order. The
+    // argument against deadlock in block_machine.h needs that.
     if (group == nullptr) return;
     const ElementRange range = buckets_.bucket(head.bucket);
     group->used = true;

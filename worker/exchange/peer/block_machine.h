@@ -1,4 +1,4 @@
-// What the machines of the co-located star over messages have in common: direct_machine.h and share_machine.h.
+// The common part of the machines of the co-located star over messages: direct_machine.h and share_machine.h.
 //
 // Words. There are N ranks. A reduction block is cut in N ring chunks (common/arithmetic/reduction_order.h); rank c
 // owns chunk c. A *group* is the unit that a machine works on: as many consecutive blocks of a bucket as a message of
@@ -8,8 +8,8 @@
 //
 // A group has two phases: *reduce* brings all contributions to chunk c to rank c, which adds them and applies the
 // optimizer; *gather* brings the new parameters of chunk c from rank c to all ranks. In each phase a rank sends and
-// receives N - 1 messages, one in each *round* 0, 1, ..., N - 2; a machine decides to whom a round's message goes, and
-// what it has. A message is named by the group, the phase and the round, which are also its tag.
+// receives N - 1 messages, one in each *round* 0, 1, ..., N - 2; a machine decides the receiver and the content of a
+// round's message. A message is named by the group, the phase and the round, which are also its tag.
 //
 // The chunks of a group of one block are sent from gradient and parameters, and received there. Those of several blocks
 // are *packed*: messages leave from and arrive in memory of the slot, and are copied from the gradient, and to the
@@ -87,7 +87,7 @@ class BlockMachine : public BucketMachine {
     std::vector<int64_t> posted_ns;   // by phase and round, with a track
   };
 
-  // What a machine decides when it is made.
+  // The decisions of a machine when it is made.
   struct Plan {
     int64_t scratch_elements = 0;  // of each slot
     // The vector's last block is a group by itself. Not each rank sends and receives in each of its rounds: StartGroup
@@ -212,7 +212,7 @@ class BlockMachine : public BucketMachine {
   int active_count_ = 0;
   int64_t started_count_ = 0;
   std::vector<int64_t> unready_groups_;  // by bucket
-  std::vector<int64_t> submitted_ns_;    // likewise, with a track
+  std::vector<int64_t> submitted_ns_;    // by bucket, with a track
   ExchangeCounters counters_;
 };
 

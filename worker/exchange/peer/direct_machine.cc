@@ -9,7 +9,7 @@
 namespace starring {
 namespace {
 
-// Places begin at cache lines, which is what the loops that add like best.
+// Places begin at cache lines, because the loops that add are fastest there.
 constexpr int64_t kLineElements = Layout::kAlignmentElements;
 constexpr int64_t kWindowElements = kDirectWindowBytes / static_cast<int64_t>(sizeof(float));
 static_assert(kChunkElementsMax % kLineElements == 0 && kWindowElements >= 2 * kChunkElementsMax);
@@ -183,7 +183,7 @@ void DirectMachine::StartFew(Group& group, Progress& progress) {
   progress.place_elements = RoundedToLines(mine);
   progress.added_count = 0;
   if (progress.tree.has_value()) progress.tree->Begin(round_count());
-  // What is posted here, and by an owner later: an answer to each rank.
+  // Counts the operations that are posted here, and those that an owner posts later: an answer to each rank.
   const int owned_rounds = mine > 0 ? round_count() : 0;
   group.before_ready = owned_rounds;
   for (int round = 0; round < round_count(); ++round) {

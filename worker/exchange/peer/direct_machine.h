@@ -66,7 +66,7 @@ class DirectMachine final : public BlockMachine {
     int receives_posted = 0;         // of contributions, by round
     int added_count = 0;             // contributions that are in the sum: those of the first rounds
     std::vector<bool> arrived;       // contributions, by round
-    std::vector<int> place_of;       // likewise; in a chain the sum is in that of round 0
+    std::vector<int> place_of;       // by round; in a chain the sum is in the place of round 0
     std::optional<TreePlaces> tree;  // with the order of a tree only
   };
 
@@ -90,9 +90,9 @@ class DirectMachine final : public BlockMachine {
   void ApplyFewAsTree(const Group& group, Progress& progress);
   void ApplyFewInChain(const Group& group, const Progress& progress, int chunk);
   std::span<float> FewPlace(const Group& group, const Progress& progress, int place) const;
-  // What `rank` owns of the vector's last block.
+  // The slice of the vector's last block that `rank` owns.
   ElementRange LastSliceOf(int rank) const { return owners_.SliceOfBlock(buckets().last_block(), rank); }
-  // What the rank at the other end owns, to which this rank contributes in `round`.
+  // The slice of that block to which this rank contributes in `round`: the one of the rank at the other end.
   ElementRange OwnerSlice(int round) const;
 
   const OwnerMap owners_;

@@ -41,10 +41,10 @@ int64_t PieceElements(int rank, int world_size, const HostMemory::Options& optio
   return gradients + WholePages(options.element_count) + BoardElements(world_size, options);
 }
 
-// Raise it with every change after which one build would misunderstand what another writes to the memory.
+// Raise the version with every change after which two builds would misunderstand each other's memory.
 constexpr int kLayoutVersion = 2;
 
-// What a rank tells before anything is allocated.
+// The text that a rank sends before anything is allocated.
 std::string PlaceText(const HostMemory::Options& options) {
   const absl::StatusOr<int64_t> available = options.available_memory();
   const int64_t bytes = available.ok() ? *available : std::numeric_limits<int64_t>::max();
@@ -76,7 +76,7 @@ absl::StatusOr<std::string> RefusalOf(const std::vector<std::string>& places, co
   return std::string();
 }
 
-// A piece as the ranks tell each other: where the memory is, or why there is none.
+// A piece as the ranks describe it to each other: where its memory is, or why it has no memory.
 struct Piece {
   v1::SharedMemory where;
   std::string error;
@@ -126,7 +126,8 @@ absl::StatusOr<HostMemory::Outcome> HostMemory::Meet(MessagePump& pump, const Op
   } else {
     mine.error = std::string(created.status().message());
   }
-  // A rank without memory tells so and goes on, as do ranks that see its error: all must take part in all messages.
+  // A rank without memory reports that and goes on, as do ranks that see its error: all ranks must take part in all
+  // messages.
   ASSIGN_OR_RETURN(all, GatherTextToRoot(pump, ToText(mine), join));
   std::string list = absl::StrJoin(all, "\n");
   RETURN_IF_ERROR(SendTextFromRoot(pump, list, join));

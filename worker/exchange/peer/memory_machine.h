@@ -1,8 +1,8 @@
 // The co-located star of ranks that share memory: all of them map every rank's gradients and one vector of parameters,
 // so a contribution is read where its rank has written it, and no answer is sent.
 //
-// Words: host_board.h's, and these. A bucket is cut in slices of at least kRankSliceBytesMin, each of which a rank owns
-// (BucketMap::RankSlice).
+// Words: host_board.h's, and these. A bucket is cut in slices of at least OwnerMap::kSliceBytesMin, each of which a
+// rank owns (OwnerMap::Ranges).
 //
 //   submit   A rank counts its arrival.
 //   update   When all ranks have arrived, each owner adds the contributions to its slice in the order of
@@ -10,12 +10,12 @@
 //            update. It works in pieces, and returns to the transport after each.
 //   ready    When all owners have updated, the bucket is ready on all ranks.
 //
-// Who may write what: the parameters of a bucket are written between its last arrival and its last update, when no rank
-// reads them, because a rank submits a bucket after its last use of the parameters in a step (gradient_exchange.h). A
-// rank writes the next step's gradient after the last update, when no owner reads the old one any more.
+// Writes: the parameters of a bucket are written between its last arrival and its last update. No rank reads them then,
+// because a rank submits a bucket after its last use of the parameters in a step (gradient_exchange.h). A rank writes
+// the next step's gradient after the last update, when no owner reads the old one any more.
 //
-// Cost: of N ranks each reads its slice of N gradients and moves no other byte. Two wake-ups follow one after the
-// other: the last rank wakes the owners, and the last owner wakes the ranks.
+// Cost: with N ranks, each rank reads its slice of N gradients and moves no other byte. Two wake-ups follow one after
+// the other: the last rank wakes the owners, and the last owner wakes the ranks.
 //
 // There is no deadlock: an arrival waits for nothing, and an update for arrivals alone.
 #ifndef STARRING_WORKER_EXCHANGE_PEER_MEMORY_MACHINE_H_
@@ -50,7 +50,7 @@ class MemoryMachine final : public BucketMachine {
  public:
   struct Options {
     const BucketMap* buckets = nullptr;
-    SliceOwner* owner = nullptr;  // owns this rank's RankSlice of every bucket, in host memory
+    SliceOwner* owner = nullptr;  // owns this rank's slice of every bucket, in host memory
     HostArrays arrays;
     HostBoard* board = nullptr;          // its counts are zero when the first rank submits
     HostTransport* transport = nullptr;  // to which the board is attached

@@ -122,7 +122,7 @@ class PeerExchange final : public GradientExchange {
                                                std::span<float> parameters) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status ShareStart() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   OwnerMap OwnersOf(const Way& way) const;
-  // What `rank` owns of each bucket.
+  // The ranges of each bucket that `rank` owns.
   std::vector<std::vector<ElementRange>> SlicesOf(const Way& way, const BucketMap& buckets, int rank) const;
   absl::Status ShareMovingState() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   ExchangeCounters CountersOfAllMachines() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -189,7 +189,7 @@ class ABSL_SCOPED_LOCKABLE PeerExchange::TrainerDrives {
     exchange_.BeginCall();
   }
   ~TrainerDrives() ABSL_UNLOCK_FUNCTION() {
-    // What this thread has completed and not handled is for the background thread.
+    // The background thread handles the operations that this thread has completed and not handled.
     exchange_.transport_->PassOn();
     exchange_.mutex_.Unlock();
     exchange_.trainer_drives_.store(false, std::memory_order_relaxed);

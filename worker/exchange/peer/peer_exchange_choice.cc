@@ -19,11 +19,11 @@
 namespace starring {
 namespace {
 
-// What is exchanged in a trial: long enough for bandwidth to count, short enough for seven rounds of each way at 200
+// The elements exchanged in a trial: enough for bandwidth to count, few enough for seven rounds of each way at 200
 // Mbit/s in two seconds.
 constexpr int64_t kTrialElementsMax = 262'144;
 
-// Of the shortest buckets, which are one reduction block long.
+// The number of buckets of the least length, which is one reduction block.
 int MaxBucketCount(int64_t element_count, int world_size) {
   const int64_t block = ReductionBlockElements(world_size);
   return static_cast<int>(std::min<int64_t>((element_count + block - 1) / block, kBucketCountMax));
@@ -84,7 +84,7 @@ absl::Status PeerExchange::ChooseFastest() {
   choice_ = ExchangeChoice{.sync = way_.algorithm == Algorithm::kRing ? Sync::kRing : Sync::kStar,
                            .reason = text.substr(tab + 1)};
   if (pump_.rank() == 0 && say_) say_(absl::StrCat("--sync=auto: ", ways[fastest].first, ": ", choice_->reason));
-  // What was not chosen is given back.
+  // Gives back the shared memory if it was not chosen.
   if (way_.memory == nullptr && memory_ != nullptr) {
     transport_->Detach();
     memory_ = nullptr;

@@ -1,7 +1,8 @@
-// What a worker has to say to the servers of a dedicated star that are ranks of its world, apart from gradients
-// (dedicated_machine.h). common/transport/shard_wire.h has the messages, server/shard/shard_rank.h the other end.
+// The messages, apart from gradients, between a worker and the servers of a dedicated star that are ranks of its world.
+// dedicated_machine.h has the gradients, common/transport/shard_wire.h the messages' formats, server/shard/shard_rank.h
+// the other end.
 //
-// Every call is collective over the workers, blocks, and has a deadline; an error has been told to the peers, or is
+// Every call is collective over the workers, blocks, and has a deadline; an error has been sent to the peers, or is
 // known to them. After an error the spans belong to the pump until it is destroyed.
 #ifndef STARRING_WORKER_EXCHANGE_PEER_SERVER_RANKS_H_
 #define STARRING_WORKER_EXCHANGE_PEER_SERVER_RANKS_H_
@@ -21,7 +22,7 @@ namespace starring {
 absl::Status JoinServers(MessagePump& pump, const JobSpec& job, const std::string& agreement,
                          std::chrono::milliseconds stall_report);
 
-// Rank 0 sends every server what it owns of job.optimizer_state, if there is any, and of `parameters`. Returns when all
+// Rank 0 sends every server its part of job.optimizer_state, if there is any, and of `parameters`. Returns when all
 // servers take contributions.
 absl::Status SendStartToServers(MessagePump& pump, const JobSpec& job, std::span<const float> parameters);
 

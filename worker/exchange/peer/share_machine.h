@@ -1,10 +1,10 @@
-// The co-located star of a job with micro-batches: direct_machine.h's way of the messages, for ranks of which each
+// The co-located star of a job with micro-batches. The messages travel as in direct_machine.h, but each rank
 // contributes the nodes of its share (common/job/leaf_shares.h).
 //
-// Words: direct_machine.h's. A group is one block. Of a group every rank sends each owner a contribution for each node
-// of its share, in the order of the share, and gets one answer. They leave when the last node is submitted: a share
-// has more than one node only where the ranks do not divide the leaves evenly. An owner has a place for every
-// contribution of the others; when all are there, it adds them, and its own, as the tree of the leaves says.
+// Words: direct_machine.h's. A group is one block. In a group, every rank sends each owner a contribution for each node
+// of its share, in the order of the share, and gets one answer. The contributions leave when the last node is
+// submitted: a share has more than one node only where the ranks do not divide the leaves evenly. An owner has a place
+// for every contribution of the others; when all are there, it adds them, and its own, as the tree of the leaves says.
 //
 // Cost per block of L elements and rank with q nodes: q (N - 1) + N - 1 messages sent, (q + 1) L (N - 1) / N elements.
 //
@@ -38,7 +38,7 @@ class ShareMachine final : public BlockMachine {
 
   static int64_t PlaceElements(const Options& options);
   static int64_t ScratchElements(const Options& options, int micro_batches);
-  // What `rank` owns of the group.
+  // The range of the group that `rank` owns.
   ElementRange OwnedOf(const Group& group, int rank) const;
   std::span<const float> GradientOf(const Group& group, size_t node, ElementRange range) const;
   // The memory of a contribution of another rank.

@@ -1,5 +1,5 @@
-// Decides whether a server for which a worker waits still answers: the worker asks it after a while, and the server is
-// silent if no sign of life follows. It knows no gRPC, and the time is passed in.
+// Decides whether a server for which a worker waits still answers: the worker asks the server after a while, and the
+// server is silent if no sign of life follows. The class knows no gRPC, and the time is passed in.
 //
 // Thread safety: one thread.
 #ifndef STARRING_WORKER_EXCHANGE_STAR_SERVER_WATCH_H_
@@ -19,7 +19,7 @@ class ServerWatch {
 
   explicit ServerWatch(StallTimes times) : times_(times) {}
 
-  // What a worker sees of one server.
+  // A worker's view of one server.
   struct Seen {
     int64_t signs_of_life = 0;          // grows with every message that the server sends or takes
     std::optional<Time> waiting_since;  // since when the oldest request is unanswered; null: none is

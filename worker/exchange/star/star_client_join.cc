@@ -31,16 +31,16 @@ constexpr absl::Duration kConnectWait = absl::Seconds(1);
 // The pause if another process has this rank at the server. The rank becomes free when the server notices that the
 // process is gone, which takes seconds.
 constexpr absl::Duration kTakenPause = absl::Milliseconds(500);
-// The same if what answers at the server's address does not prove that it has the job's secret.
+// The pause if the process that answers at the server's address does not prove that it has the job's secret.
 constexpr absl::Duration kUnprovedPause = absl::Milliseconds(500);
-// In an elastic run a Join is asked anew so often: its generation may be over before the server answers.
+// In an elastic run a Join is repeated after this time: its generation may be over before the server answers.
 constexpr absl::Duration kElasticPatience = absl::Seconds(1);
 // After so many refusals, about a second, a line says why this worker waits.
 constexpr int kTakenCountSaid = 3;
 // The server names the missing ranks when the deadline has passed, so its answer arrives a little later than that.
 constexpr absl::Duration kAnswerGrace = absl::Seconds(2);
 
-// What the end of a Join says about its cause. `has_answered`: it came from the server, and not from this side's
+// The cause that the end of a Join shows. `has_answered`: the end came from the server, and not from this side's
 // deadline.
 ErrorOrigin OriginOfRefusal(grpc::StatusCode code, int shard, bool has_answered) {
   using Kind = ErrorOrigin::Kind;
@@ -78,7 +78,7 @@ class JoinWatch {
   const std::string key_;
   const StallTimes times_;
   const std::chrono::steady_clock::time_point since_ = std::chrono::steady_clock::now();
-  // Of the questions to the server; the destructor cancels them.
+  // The contexts of the questions to the server; the destructor cancels the questions.
   grpc::ClientContext challenge_context_;
   grpc::ClientContext context_;
   StallReport report_;  // used by thread_ and, once it has ended, by the destructor
@@ -130,7 +130,8 @@ std::string JoinWatch::WhoIsMissing() {
   const auto end = std::chrono::system_clock::now() + times_.patience();
   challenge_context_.set_deadline(end);
   context_.set_deadline(end);
-  // The question takes the connection of the Join that waits: what keeps the one from arriving keeps the other, too.
+  // The question takes the connection of the Join that waits: an obstacle to the Join is an obstacle to the question,
+  // too.
   const auto stub = v1::ParameterServer::NewStub(channel_);
   RequestSigner signer(key_);
   absl::Status status = Challenge(*stub, &challenge_context_, &signer);
@@ -158,7 +159,7 @@ struct JoinTarget {
   absl::Duration join_deadline;  // as the job has it
 };
 
-// What one attempt to join has brought.
+// The outcome of one attempt to join.
 struct JoinAttempt {
   absl::Status status;     // as gRPC says it, or why the server is not believed
   bool is_proved = false;  // the server has proved that it has the job's secret, if there is one
@@ -167,8 +168,7 @@ struct JoinAttempt {
 };
 
 JoinAttempt AskToJoin(const JoinTarget& target, v1::JoinRequest& request, v1::ParameterServer::Stub& stub) {
-  // This is what is left of the deadline. So the server, which knows the missing ranks, gives up before this side
-  // does.
+  // This is the rest of the deadline. So the server, which knows the missing ranks, gives up before this side does.
   request.set_join_deadline_ms(absl::ToInt64Milliseconds(BoundedDeadline(target.deadline - SteadyNow())));
   // gRPC's deadlines are of the wall clock; ours is of the steady one.
   const bool is_elastic = target.options.superseded != nullptr;
@@ -292,7 +292,7 @@ absl::StatusOr<std::unique_ptr<StarClient>> StarClient::Join(const JobSpec& job,
   return absl::WrapUnique(new StarClient(job, std::move(options)));
 }
 
-// At the shards that this worker has joined, the job has begun. Without a word they would wait for its lanes until
+// At the shards that this worker has joined, the job has begun. Without a message they would wait for its lanes until
 // their deadlines are over, and then blame a rank that has done nothing. The coordinator tells the shards of an elastic
 // run.
 absl::Status StarClient::GiveUp(const JobSpec& job, Options options, const FailedJoin& failed) {

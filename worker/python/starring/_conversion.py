@@ -24,7 +24,7 @@ from .layer_file import check, IMAGE, KINDS, Layer, LayerFile
 
 _TAKES_RELU = ("conv2d", "dense", "batch_norm", "add")
 
-# What to write instead of an operation that has no counterpart.
+# Advice on how to replace an operation that has no counterpart.
 _LOSS_APPLIES_IT = "the loss applies it, so return the logits"
 _HINTS = {"Softmax": _LOSS_APPLIES_IT, "LogSoftmax": _LOSS_APPLIES_IT, "softmax": _LOSS_APPLIES_IT,
           "log_softmax": _LOSS_APPLIES_IT,
@@ -97,7 +97,7 @@ class _Converter:
             self._add_module(node)
         elif node.op in ("call_function", "call_method") and node.name in self._trace.shapes:
             self._add_operation(node)
-        # What is left makes no tensor, or reads a parameter: an operation that uses it will be refused.
+        # Any other node makes no tensor, or reads a parameter: an operation that uses it will be refused.
 
     def _finish(self, node: fx.Node) -> None:
         result = node.args[0]
@@ -127,7 +127,7 @@ class _Converter:
                                     value.read_once and self._is_read_once(node))
 
     def _is_read_once(self, node: fx.Node) -> bool:
-        # What only asks for a size reads no values.
+        # A user that only asks for a size reads no values.
         return sum(user.op == "output" or user.name in self._trace.shapes for user in node.users) == 1
 
     def _shape(self, node: Any) -> Tuple[int, ...]:

@@ -60,7 +60,7 @@ class _Token(NamedTuple):
     position: Position
 
     def __str__(self) -> str:
-        # What is no UTF-8 cannot be printed.
+        # Text that is not UTF-8 cannot be printed.
         text = self.text.encode("utf-8", "replace").decode("utf-8")
         return "the end of the file" if self.kind == "end" else f"\"{text}\""
 

@@ -36,7 +36,7 @@ absl::StatusOr<TcpFrame> Await(TcpFrameConnection& connection, size_t bytes_max 
   return **frame;
 }
 
-// What a frame looks like on the wire, taken from a connection whose other end is bare.
+// The bytes of a frame on the wire, taken from a connection whose other end is bare.
 std::string WireFrame(TcpFrameKind kind, const std::string& payload) {
   SocketPair pair = ConnectedSockets();
   TcpFrameConnection connection(std::move(pair.a));
@@ -75,7 +75,7 @@ TEST(TcpFramesTest, AFrameMayArriveByteByByte) {
   EXPECT_EQ(got, "payload;;");
 }
 
-// What follows a frame belongs to the messages of the job.
+// The bytes after a frame belong to the messages of the job.
 TEST(TcpFramesTest, ReadsNoByteBeyondAFrame) {
   SocketPair pair = ConnectedSockets();
   ASSERT_TRUE(SendAll(pair.a, WireFrame(TcpFrameKind::kWelcome, "") + "next"));

@@ -145,7 +145,7 @@ TEST(TcpHandshakeTest, OneChallengeIsAnswered) {
   EXPECT_TRUE(absl::IsInvalidArgument(welcome.status())) << welcome.status();
 }
 
-// What a dialler sends before its welcome: its hello, and its proof for the challenge of a true door.
+// The bytes that a dialler sends before its welcome: its hello, and its proof for the challenge of a true door.
 struct Recorded {
   std::string hello;
   std::string proof;
@@ -358,7 +358,7 @@ TEST(TcpHandshakeTest, TwoRanksWithTlsOpenAnEncryptedConnection) {
   ASSERT_EQ(outcome.door, absl::OkStatus());
   EXPECT_TRUE(door.hello().has_tls);
   EXPECT_TRUE(dialer.connection().is_encrypted() && door.connection().is_encrypted());
-  // What follows is encrypted too.
+  // Later frames are encrypted, too.
   const std::string text = "where every rank listens";
   dialer.connection().Send(TcpFrameKind::kTable, text);
   absl::StatusOr<std::optional<TcpFrame>> frame = std::optional<TcpFrame>();

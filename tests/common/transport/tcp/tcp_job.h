@@ -180,7 +180,7 @@ class BareRank {
                  [&] { frame = dialer_.connection().Receive(kTcpTableBytesMax); });
   }
   void Send(TcpFrameKind kind) { dialer_.connection().Send(kind, ""); }
-  // What follows the handshake.
+  // The channel for the bytes after the handshake.
   TcpChannel TakeChannel() { return dialer_.connection().TakeChannel(); }
 
  private:

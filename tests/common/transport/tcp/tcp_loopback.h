@@ -1,4 +1,4 @@
-// Connections on loopback, for the tests of the transport over TCP. What waits gives up when half a minute is over, or
+// Connections on loopback, for the tests of the transport over TCP. Functions that wait give up after half a minute, or
 // when the test has had a fatal failure.
 #ifndef STARRING_TESTS_COMMON_TRANSPORT_TCP_TCP_LOOPBACK_H_
 #define STARRING_TESTS_COMMON_TRANSPORT_TCP_TCP_LOOPBACK_H_
@@ -54,11 +54,12 @@ RankAndBarePeers ConnectBarePeers(int peer_count, const TcpTransport::Options& b
 std::string WireMessage(int tag, const std::string& data);
 std::string WireGoodbye();
 
-// Sends everything, waiting for the kernel if needed. False if the peer has closed the connection, or if it gives up.
+// Sends everything, waiting for the kernel if needed. False if the peer has closed the connection, or if the call gives
+// up.
 bool SendAll(const Socket& socket, const std::string& bytes);
-// What arrives until `size` bytes have, the stream ends, or it gives up.
+// Receives until `size` bytes have arrived, the stream ends, or the call gives up.
 std::string ReceiveSome(const Socket& socket, size_t size);
-// The same of what has arrived already.
+// Receives only bytes that have arrived already.
 std::string ReceiveNow(const Socket& socket, size_t size);
 // Whether the other end closes the connection in order, without a reset, and sends nothing before.
 bool EndsInOrder(const Socket& socket);

@@ -103,7 +103,7 @@ TEST(TcpRendezvousSocketsTest, ARankWhosePacketsAreLostIsNamedToAll) {
   TcpRendezvousOptions two = job.Options(2);
   two.join_deadline = absl::Seconds(1);
   job.Start(2, std::move(two));
-  // What rank 1 hears last.
+  // Rank 1 reads until its last error.
   absl::StatusOr<bool> welcome = false;
   ASSERT_TRUE(Until([&] { return welcome.ok() && *welcome; }, [&] { welcome = one.Advance(); })) << welcome.status();
   absl::StatusOr<std::optional<TcpFrame>> frame = std::optional<TcpFrame>();

@@ -276,7 +276,7 @@ class PlayedRankOne {
   TcpHellosHeard heard_;
 };
 
-// What `transport` sends to `peer` comes by the connection for messages.
+// Expects that a message of `transport` to `peer` comes by the connection for messages.
 void ExpectMessageOn(Transport& transport, int peer, const Socket& messages) {
   const std::string text = "by the right connection";
   transport.PostSend(peer, 16, std::as_bytes(std::span(text)), {.operation = 1});

@@ -120,8 +120,8 @@ TEST(TcpRendezvousTest, RankZeroMayComeLast) {
   for (const Joined& joined : results) EXPECT_TRUE(joined.ok()) << joined.status();
 }
 
-// No test waits so long. Who starts before rank 0 loses a redial at most. A host that drops packets is found, and a
-// meeting of the usual length has time for another attempt. Rank 0's verdict is there before others give up.
+// No test waits so long. A rank that starts before rank 0 loses at most one redial. A host that drops packets is found,
+// and a meeting of the usual length has time for another attempt. Rank 0's verdict is there before others give up.
 TEST(TcpRendezvousTest, WaitsAreShorterThanAMeeting) {
   EXPECT_EQ(kTcpRedialMs, 100);
   EXPECT_EQ(kTcpDialMs, 10'000);

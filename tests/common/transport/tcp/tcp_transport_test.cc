@@ -481,7 +481,7 @@ TEST(TcpTransportTest, ALossAndAnEndWaitShortly) {
   EXPECT_EQ(options.last_words_ms, 500);
 }
 
-// --- What a peer may not do ---
+// --- Actions that are forbidden to a peer ---
 
 TEST(TcpTransportTest, AWrongLengthIsAnError) {
   for (const bool is_posted_first : {true, false}) {
@@ -663,13 +663,13 @@ TEST(TcpTransportTest, ARankThatLeavesInOrderIsNoError) {
     ASSERT_EQ(poller.Poll(), absl::OkStatus());
     ranks[0]->Wait(milliseconds(10));
   }
-  // What it sent before is still there, and notices for it are over at once.
+  // The message that rank 2 sent before is still there, and notices for rank 2 complete at once.
   std::string got(text.size(), '.');
   ranks[0]->PostReceive(2, kTag, std::as_writable_bytes(std::span(got)), {.operation = 1});
   ranks[0]->PostSend(2, Transport::kNoticeTag, Bytes(text), {.operation = 2});
   EXPECT_TRUE(poller.Await(1) && poller.Await(2));
   EXPECT_EQ(got, text);
-  // More than that it cannot give.
+  // Rank 2 cannot send more.
   ranks[0]->PostReceive(2, kTag, std::as_writable_bytes(std::span(got)), {.operation = 3});
   const absl::Status status = poller.AwaitError();
   EXPECT_TRUE(absl::IsUnavailable(status)) << status;

@@ -1,4 +1,4 @@
-// What ring and co-located star must do alike; ring_machine_test.cc and direct_machine_test.cc have the rest.
+// Tests that ring and co-located star share; ring_machine_test.cc and direct_machine_test.cc have the others.
 #include "worker/exchange/peer/block_machine.h"
 
 #include <algorithm>

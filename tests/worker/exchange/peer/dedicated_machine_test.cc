@@ -1,5 +1,4 @@
-// What a worker sends to servers and takes from them; tests/server/shard/shard_rank_test.cc has the real servers and
-// the bits.
+// The messages between a worker and servers; tests/server/shard/shard_rank_test.cc has the real servers and the bits.
 #include "worker/exchange/peer/dedicated_machine.h"
 
 #include <cstdint>

@@ -18,10 +18,10 @@ namespace {
 constexpr int64_t kWindowElements = kDirectWindowBytes / 4;
 constexpr int64_t kScratchElementsMax = 6 * kChunkElementsMax;
 
-// Of the group: as long as N messages.
+// The elements of a group: as long as N messages.
 int64_t GroupElements(int world_size) { return world_size * kChunkElementsMax; }
 
-// What a machine allocates to pack the messages of `groups` groups.
+// The elements that a machine allocates to pack the messages of `groups` groups.
 int64_t PackedElements(int world_size, int groups) { return world_size <= 4 ? 0 : groups * GroupElements(world_size); }
 
 class DirectMachineRanks : public testing::TestWithParam<int> {};

@@ -33,9 +33,9 @@ struct ExampleJob {
   BucketMap Buckets() const;
 
   std::vector<float> InitialParameters() const;
-  // Of a rank, or of a micro-batch.
+  // `leaf`: a rank, or a micro-batch.
   std::vector<float> Gradient(int leaf, int64_t step) const;
-  // What a rank contributes to a step: a sum for each node of its share (common/job/leaf_shares.h).
+  // A rank's contributions to a step: a sum for each node of its share (common/job/leaf_shares.h).
   std::vector<std::vector<float>> Contributions(int rank, int64_t step) const;
 
   // The parameters that all ranks must have after `step_count` steps. `state`, if not null, takes the optimizer's

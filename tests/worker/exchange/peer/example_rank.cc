@@ -26,7 +26,8 @@ namespace {
 
 constexpr int64_t kFaultyStep = 2;
 constexpr std::chrono::seconds kSleep{2};
-// Of a core, while a rank waits for one that sleeps. Instrumented code takes several times as long.
+// The share of a core that a rank may use while it waits for a rank that sleeps. Instrumented code takes several times
+// as long.
 #if defined(STARRING_ASAN) || defined(STARRING_TSAN)
 constexpr double kWaitingShareMax = 0.3;
 #else

@@ -1,5 +1,6 @@
-// What a test's process does as one rank: trains an example job for some steps through the real exchange and compares
-// every bit with the reference. Its flags are --steps, --deadline_ms, and --fault, which makes one rank misbehave.
+// The work of a test's process as one rank: it trains an example job for some steps through the real exchange and
+// compares every bit with the reference. Its flags are --steps, --deadline_ms, and --fault, which makes one rank
+// misbehave.
 #ifndef STARRING_TESTS_WORKER_EXCHANGE_PEER_EXAMPLE_RANK_H_
 #define STARRING_TESTS_WORKER_EXCHANGE_PEER_EXAMPLE_RANK_H_
 

@@ -41,7 +41,7 @@ class MachineRanks {
   BucketMachine& machine(int rank) { return *machines_[rank]; }
   const std::vector<float>& parameters(int rank) const { return parameters_[rank]; }
   InMemoryNetwork& network() { return network_; }
-  // What the rank's machine has allocated.
+  // The elements that the rank's machine has allocated.
   int64_t scratch_elements(int rank) const;
 
   // Each rank goes through its steps at its own speed, as a trainer does: it submits one bucket after the other and

@@ -30,7 +30,7 @@ struct alignas(64) Line {
   std::byte bytes[64] = {};
 };
 
-// What all ranks map.
+// The memory that all ranks map.
 struct Shared {
   explicit Shared(const ExampleJob& job)
       : buckets(job.Buckets()),

@@ -160,7 +160,7 @@ TEST(TcpExchangeTest, AnAbortReachesAllRanksWithItsReason) {
   }
 }
 
-// Rank 1 is played by bare sockets and has another seed. What the trainer does after an error must not send a notice,
+// Rank 1 is played by bare sockets and has another seed. After an error the trainer's calls must not send a notice,
 // which may overtake the verdict.
 TEST(TcpExchangeTest, TheVerdictIsTheLastWord) {
   RankAndBarePeers it = ConnectBarePeers(1);

@@ -27,10 +27,10 @@ class TcpProxy {
   void CutEvery(int64_t bytes, int times);
   int cuts() const { return cuts_; }
 
-  // What has happened, for the message of a test that failed.
+  // Describes the proxy's history, for the message of a test that failed.
   std::string Describe() const;
 
-  // What clients have sent.
+  // The bytes that clients have sent.
   int64_t bytes_from_clients() const { return bytes_from_clients_; }
 
   // Resets all connections and refuses new ones, or accepts them again.

@@ -15,14 +15,14 @@
 namespace starring {
 namespace {
 
-// What a rank can do, as it travels to rank 0 and back.
+// The path that a rank can use. Ranks send it to rank 0, which sends back the path for all.
 enum class Path : int { kHost, kDevice };
 
 // The longest message, and one element more: messages that begin between two 16-byte boundaries are moved too.
 constexpr int64_t kTestElements = kChunkElementsMax + 1;
 constexpr ElementRange kMessages[] = {{1, 3}, {3, kTestElements}};
 
-// Every rank leaves with kDevice if all came with it.
+// Returns kDevice on every rank if `mine` is kDevice on every rank.
 absl::StatusOr<Path> Agree(MessagePump& pump, Path mine, const CollectiveOptions& options) {
   std::vector<Path> all(pump.rank() == 0 ? static_cast<size_t>(pump.world_size()) : 0);
   // Each rank's answer goes to rank 0, and the verdict comes back. Both may have one tag: they travel in opposite
