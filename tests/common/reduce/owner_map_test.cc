@@ -136,7 +136,9 @@ TEST(OwnerMapTest, ManyBucketsAreSpreadEvenly) {
       }
       const auto [least, most] = std::ranges::minmax_element(owned);
       // The last, short one has fewer owners.
-      if (map.bucket_count() > world_size) EXPECT_LE(*most - *least, OwnerMap::kSliceBytesMin);
+      if (map.bucket_count() > world_size) {
+        EXPECT_LE(*most - *least, OwnerMap::kSliceBytesMin);
+      }
     }
   }
 }

@@ -70,6 +70,22 @@ TEST_P(ReduceRingTest, ADifferenceNamesBothRanksAndBothValues) {
   for (int rank = 0; rank < worker_count(); ++rank) EXPECT_EQ(ranks.completed_count(rank), 0);
 }
 
+// Elements of reductions on which ranks disagree are never added, however late the difference is found.
+TEST_P(ReduceRingTest, NothingIsAddedWhereRanksDisagree) {
+  if (worker_count() == 1) return;
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    SummingRanks ranks = Ranks(seed);
+    std::vector<std::vector<std::byte>> contributions;
+    for (int rank = 0; rank < worker_count(); ++rank) {
+      const ReductionHead head = {.bucket = rank, .count = 100};
+      contributions.push_back(WildElements(head, rank, seed));
+      ranks.Begin(rank, head, contributions.back());
+    }
+    EXPECT_TRUE(absl::IsInvalidArgument(ranks.Finish()));
+    for (int rank = 0; rank < worker_count(); ++rank) EXPECT_TRUE(ranks.elements(rank, 0) == contributions[rank]);
+  }
+}
+
 std::string NameOf(const testing::TestParamInfo<Set>& set) {
   return std::to_string(set.param.worker_count) + "Ranks" +
          (set.param.sharing == SummingRanks::Sharing::kMemory ? "Memory" : "Messages");

@@ -2,8 +2,11 @@
 #include "common/reduce/ring.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <optional>
 #include <ostream>
 #include <random>
 #include <utility>
@@ -20,8 +23,10 @@ namespace starring {
 namespace {
 
 constexpr int kPollsMax = 2'000'000;
+constexpr float kBefore = 3.0f;  // results that are apart
 
-// Halves sums. Contributions are sent from where they are, or copied.
+// Adds half of a sum to what the result's place held before, if that is apart. Contributions are sent from where they
+// are, or copied.
 class HalvingSink final : public RingSink {
  public:
   struct Array {
@@ -55,7 +60,11 @@ class HalvingSink final : public RingSink {
     EXPECT_GT(range.size(), 0);
     Add(sum, range, partial);
     const std::span<float> result = Results(sum, range);
-    for (size_t i = 0; i < partial.size(); ++i) result[i] = std::exchange(partial[i], -1e30f) * 0.5f;
+    const bool is_apart = !arrays[sum.number].result.empty();
+    for (size_t i = 0; i < partial.size(); ++i) {
+      const float half = std::exchange(partial[i], -1e30f) * 0.5f;
+      result[i] = is_apart ? result[i] + half : half;
+    }
   }
   std::span<std::byte> Result(const RingSum& sum, ElementRange range) override {
     return std::as_writable_bytes(Results(sum, range));
@@ -88,6 +97,57 @@ class HalvingSink final : public RingSink {
   std::vector<AlignedFloats> memory_;
 };
 
+// Fails if memory that an operation in flight uses is received into meanwhile.
+class ExclusiveTransport final : public Transport, private Transport::Poster {
+ public:
+  explicit ExclusiveTransport(std::unique_ptr<Transport> inner) : inner_(std::move(inner)) {}
+  int rank() const override { return inner_->rank(); }
+  int world_size() const override { return inner_->world_size(); }
+  int tag_max() const override { return inner_->tag_max(); }
+  void PostSend(int peer, int tag, std::span<const std::byte> data, Token token) override {
+    inner_->PostSend(peer, tag, data, Begin({.data = data, .receives = false, .token = token}));
+  }
+  void PostReceive(int peer, int tag, std::span<std::byte> data, Token token) override {
+    inner_->PostReceive(peer, tag, data, Begin({.data = data, .receives = true, .token = token}));
+  }
+  absl::Status Poll(std::vector<Token>& completed) override {
+    std::vector<Token> inner;
+    const absl::Status status = inner_->Poll(inner);
+    for (const Token& token : inner) {
+      completed.push_back(in_flight_.at(token.operation).token);
+      in_flight_.erase(token.operation);
+    }
+    return status;
+  }
+  void Wait(std::chrono::microseconds longest) override { inner_->Wait(longest); }
+  void Wake() override { inner_->Wake(); }
+  std::optional<Received> TryReceive(int tag, std::span<std::byte> data) override {
+    return inner_->TryReceive(tag, data);
+  }
+
+ private:
+  struct Operation {
+    std::span<const std::byte> data;
+    bool receives = false;
+    Token token;
+  };
+  Token Begin(const Operation& operation) {
+    for (const auto& [number, other] : in_flight_) {
+      const bool overlaps = !operation.data.empty() && !other.data.empty() &&
+                            operation.data.data() < other.data.data() + other.data.size() &&
+                            other.data.data() < operation.data.data() + operation.data.size();
+      EXPECT_FALSE(overlaps && (operation.receives || other.receives)) << "rank " << rank();
+    }
+    in_flight_.emplace(++count_, operation);
+    return {.poster = this, .operation = count_};
+  }
+  void OnCompletion(uint64_t) override {}
+
+  const std::unique_ptr<Transport> inner_;
+  std::map<uint64_t, Operation> in_flight_;
+  uint64_t count_ = 0;
+};
+
 struct Kind {
   const char* name = "";
   bool results_are_apart = true;
@@ -104,7 +164,7 @@ class Ranks {
       : kind_(kind), counts_(std::move(counts)), random_(seed), network_(rank_count, seed) {
     for (int rank = 0; rank < rank_count; ++rank) {
       sinks_.push_back(std::make_unique<HalvingSink>(kind.sends));
-      transports_.push_back(network_.CreateTransport(rank));
+      transports_.push_back(std::make_unique<ExclusiveTransport>(network_.CreateTransport(rank)));
       memories_.emplace_back(RingMemory::BytesNeeded(rank_count) / static_cast<int64_t>(sizeof(float)));
     }
     for (int rank = 0; rank < rank_count; ++rank) {
@@ -129,8 +189,9 @@ class Ranks {
     const auto sum_count = std::ssize(counts_);
     for (size_t rank = 0; rank < rings_.size(); ++rank) {
       for (int64_t number = 0; number < sum_count; ++number) {
-        sinks_[rank]->arrays.push_back({.contribution = ContributionOf(rank, number),
-                                        .result = std::vector<float>(kind_.results_are_apart ? counts_[number] : 0)});
+        sinks_[rank]->arrays.push_back(
+            {.contribution = ContributionOf(rank, number),
+             .result = std::vector<float>(kind_.results_are_apart ? counts_[number] : 0, kBefore)});
       }
     }
     std::vector<int64_t> submitted(rings_.size(), 0);
@@ -165,6 +226,7 @@ class Ranks {
                    sums[e] = terms[first_rank][e];
                    for (int i = 1; i < rank_count; ++i) sums[e] += terms[(first_rank + i) % rank_count][e];
                    sums[e] *= 0.5f;
+                   if (kind_.results_are_apart) sums[e] = kBefore + sums[e];
                  }
                });
     return sums;
