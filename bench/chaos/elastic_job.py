@@ -1,4 +1,30 @@
-"""An elastic job: it is never started again as a whole, and workers join and leave while it runs."""
+"""An elastic job: it is never started again as a whole, and workers join and leave while it runs.
+
+Kinds of events (their times follow from schedule.py):
+  kill, kill-two    SIGKILL of a worker, a server, or shard 0, which has the coordinator; of two at once.
+  stop-short        Up to 3.75 s, which changes nothing.
+  stop-long         6 to 7.5 s, so that the process is given up after 5 s (--member_silent_s). A worker then wakes up
+                    during a later generation and joins the next one. A launcher ends a server before it wakes up, and
+                    starts it again.
+  join, leave       One more worker, by a `launch --join` of its own; SIGTERM to a worker, if there is another one.
+                    There are 1 to 6 workers; at these limits one event becomes the other.
+  cut, shut-long    Workers that have joined reach the coordinator through a proxy. It resets one or all of these
+                    connections, which changes nothing, or refuses them for 1.8 to 2.5 s. Then these workers are given
+                    up (--member_gone_s, 1 s) and join again. If there are none, a worker joins.
+  stuck-long        For 12 to 14 s only the training thread of a worker is stopped (ptrace), while it computes if that
+                    comes within 2 s. The worker goes on to report, and is given up after 10 s (--member_stuck_s). A
+                    worker that was stopped while it waited is not: the run goes on when the event ends.
+  report-error      A worker's device reports an error in its next forward (tests/e2e/stopping_worker.cc fails so after
+                    SIGUSR2). The worker leaves, and its launcher starts it again.
+  blocked-shard     For 5.5 to 8 s a proxy before the last shard lets no new connection through, and a worker joins.
+                    The others train on, and the worker comes in later.
+  memory-squeeze    Every third job has servers with memory for five contributions to a bucket (--memory_limit_gb), and
+                    the model mlp. Workers join until there are six. Those without room are spares.
+  disk-full         For 1 to 2 s the servers cannot write snapshots (RLIMIT_FSIZE), but the log.
+After three kills in ten the next event comes 0 to 1.5 s after the kill, during the change. Else an event waits until
+all workers are back. A worker whose network was down as the run ended cannot know that it has ended: chaos ends it, and
+says so.
+"""
 
 from __future__ import annotations
 

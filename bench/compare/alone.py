@@ -25,7 +25,7 @@ OWN_HOSTS = "star-own-hosts"  # in place of `star`, where its servers have hosts
 # Libraries whose allreduce Python calls under mpirun: the modules that are needed, and how to get them.
 LIBRARIES = {
     "mpi4py": (("numpy", "mpi4py"), "apt-get install python3-mpi4py"),
-    "horovod": (("horovod.torch",), "bench/README.md has the commands"),
+    "horovod": (("horovod.torch",), "bench/results/2026-11-22-building-horovod.md has the commands"),
 }
 
 

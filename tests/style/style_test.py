@@ -14,6 +14,8 @@ import mirrors
 import references
 
 LINE_WIDTH_MAX = 120
+# Pages that a user reads whole, and how many words each may have. Measurements belong in bench/results/.
+WORDS_MAX = {"bench/README.md": 2500}
 CPP = (".h", ".cc", ".cu", ".cuh")
 # Text that people wrap as they like, and text that is not ours.
 FREE_WIDTH = (".md", "LICENSE", ".svg", ".json")
@@ -127,6 +129,12 @@ def check_clock(path, text):
             yield f"{number}: a wall clock can be set: SteadyNow() of common/base/steady_time.h"
 
 
+def check_length(path, text):
+    count = len(text.split())
+    if count > WORDS_MAX.get(path, count):
+        yield f"1: {count} words, {WORDS_MAX[path]} are the limit: a measurement is a page of bench/results/"
+
+
 CHECKS = [check for name, check in sorted(globals().items()) if name.startswith("check_")]
 
 
@@ -191,6 +199,9 @@ class StyleTest(unittest.TestCase):
         self.assert_found("tests/a_test.cc", "TEST(A, DISABLED_B) {}\n", "DISABLED_B")
         self.assert_found("worker/a.cc", "const absl::Time end = absl::Now() + deadline;\n", "can be set")
         self.assertEqual(find_problems("tests/a.cc", "absl::Now();\n"), [])
+        self.assert_found("bench/README.md", 2501 * "a\n", "2501 words, 2500 are the limit")
+        self.assertEqual(find_problems("bench/README.md", 2500 * "a\n"), [])
+        self.assertEqual(find_problems("README.md", 2501 * "a\n"), [])
 
     def test_every_file(self):
         root = find_repository()
