@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from bench.chaos.schedule import ELASTIC, LIGHTHOUSE, TORCHFT
+from bench.chaos.schedule import ELASTIC
 
 # The kinds of events, in the order of the table.
 GROUPS = ("kill", "stop-short", "stop-long", "cut", "shut-short", "shut-long", "freeze-short", "freeze-long")
@@ -15,8 +15,7 @@ ELASTIC_GROUPS = ("kill", "kill-two", "stop-short", "stop-long", "join", "leave"
                   "stuck-long", "report-error", "blocked-shard", "memory-squeeze")
 # Of these there is also a row for each kind of victim.
 BY_VICTIM = ("kill", "stop-short", "stop-long")
-VICTIMS = {"worker": "a worker", "server": "a server", "shard 0": "shard 0", LIGHTHOUSE: "the lighthouse"}
-
+VICTIMS = {"worker": "a worker", "server": "a server", "shard 0": "shard 0"}
 
 Entry = dict[str, Any]
 
@@ -99,7 +98,7 @@ def _numbers(values: list[float], digits: int, worst: bool) -> str:
     return " | ".join("%.*f" % (digits, number) for number in numbers)
 
 
-def _elastic_table(topology: str, events: list[Entry]) -> list[str]:
+def _elastic_table(events: list[Entry]) -> list[str]:
     """A next step counts without the start of the processes that it had to wait for."""
     three = " p50 | p95 | worst |"
     lines = ["| event | count | detection s p50 | p95 | next step s" + three + " steps again" + three,
@@ -110,7 +109,7 @@ def _elastic_table(topology: str, events: list[Entry]) -> list[str]:
         again = [event["again_steps"] for event in group if event["restarted"]]
         if group:
             lines.append("| %s, %s | %d | %s | %s | %s |" % (
-                topology, name, len(group), _numbers(detections, 2, worst=False), _numbers(steps, 2, worst=True),
+                ELASTIC, name, len(group), _numbers(detections, 2, worst=False), _numbers(steps, 2, worst=True),
                 _numbers(again, 0, worst=True)))
     return lines
 
@@ -126,26 +125,12 @@ def _restart_table(log: Log, topologies: list[str]) -> list[str]:
     return lines
 
 
-def _torchft_facts(jobs: list[Entry]) -> str:
-    """What torchft's jobs have lost and kept. A share is what one of the workers of the start computes of a step."""
-    due, missing, extra = (sum(job[key] for job in jobs) for key in ("shares_due", "shares_missing", "shares_extra"))
-    ends = [end for job in jobs for end in job["ends"]]
-    backs = _numbers([back for job in jobs for back in job["back_s"]], 2, worst=True)
-    different = sum(job["digests"] > 1 for job in jobs)
-    return ("%s: of %d shares of samples %d were missing and %d came on top; a killed worker was back after s %s (p50, "
-            "p95, worst); %d processes ended that were not killed; in %d jobs workers ended with different parameters" %
-            (TORCHFT, due, missing, extra, backs.replace(" |", ","), len(ends), different))
-
-
 def summary(log: Log) -> str:
     """Markdown: a row for each topology and kind of event, and the number of failures."""
-    topologies = sorted({event["topology"] for event in log.of("event")} - {ELASTIC, TORCHFT}, reverse=True)
+    topologies = sorted({event["topology"] for event in log.of("event")} - {ELASTIC}, reverse=True)
     lines = [*_restart_table(log, topologies), ""] if topologies else []
-    for topology in (ELASTIC, TORCHFT):
-        if events := log.of("event", topology=topology):
-            lines += [*_elastic_table(topology, events), ""]
-    if torchft_jobs := log.of("job", topology=TORCHFT):
-        lines += [_torchft_facts(torchft_jobs), ""]
+    if events := log.of("event", topology=ELASTIC):
+        lines += [*_elastic_table(events), ""]
     jobs = log.of("job")
     outcomes: dict[str, int] = {}
     for job in jobs:

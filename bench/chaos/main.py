@@ -22,8 +22,7 @@ from bench.chaos import netlab_chaos
 from bench.chaos.elastic_job import ElasticJob
 from bench.chaos.job import Done, Job, JobFailed, JobPlan, Outcome
 from bench.chaos.log import Log, summary
-from bench.chaos.schedule import ELASTIC, KINDS, TORCHFT, Event, Setup, job_seed, make_schedule
-from bench.chaos.torchft_job import TorchftJob, refusal
+from bench.chaos.schedule import ELASTIC, KINDS, Event, Setup, job_seed, make_schedule
 
 # Steps of a job, enough for some ten events. A step takes 0.1 to 1 ms, of an elastic job a few, so most of the time
 # goes into restarts and changes.
@@ -31,8 +30,7 @@ STEPS = {("star", "logreg"): 12000, ("star", "lenet5"): 8000, ("star-mpi", "logr
          ("star-mpi", "lenet5"): 12000, ("star-tcp", "logreg"): 30000, ("star-tcp", "lenet5"): 12000,
          ("star-servers-tcp", "logreg"): 20000, ("star-servers-tcp", "lenet5"): 10000,
          ("ring", "logreg"): 30000, ("ring", "lenet5"): 12000, ("ring-tcp", "logreg"): 30000,
-         ("ring-tcp", "lenet5"): 12000, (ELASTIC, "lenet5"): 12000, (ELASTIC, "mlp"): 2000,
-         (TORCHFT, "lenet5"): 3000}
+         ("ring-tcp", "lenet5"): 12000, (ELASTIC, "lenet5"): 12000, (ELASTIC, "mlp"): 2000}
 MODELS = ("logreg", "lenet5")
 MAY_SHARE = ("star", "star-mpi", "star-tcp", ELASTIC)  # memory, in every other pair of jobs
 SYNTHETIC = ("--dataset=synthetic", "--synthetic_test_count=64", "--seed=1", "--device=cpu", "--learning_rate=0.01")
@@ -52,8 +50,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="seed of all schedules (default: %(default)s)")
     parser.add_argument("--job", type=int, default=None, help="run only this job of the seed, to repeat a failure")
     parser.add_argument("--kinds", default="", help="kinds of events of %s, separated by commas; empty: all" % ELASTIC)
-    parser.add_argument("--workers", type=int, default=0,
-                        help="0: 2, of %s and %s 3 (default: %%(default)s)" % (ELASTIC, TORCHFT))
+    parser.add_argument("--workers", type=int, default=0, help="0: 2, of %s 3 (default: %%(default)s)" % ELASTIC)
     parser.add_argument("--servers", type=int, default=2, help="servers of a star (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=0, help="steps of a job; 0: enough for ten events")
     parser.add_argument("--checkpoint_every_steps", type=int, default=100, help="(default: %(default)s)")
@@ -69,10 +66,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--check_log", default=None,
                         help="the program that proves from the log of %s that each leaf of each step counted once "
                         "(default: the one built with the launcher, if there is one)" % ELASTIC)
-    parser.add_argument("--torchft_python", default=None, help="a Python with torchft, for %s" % TORCHFT)
-    parser.add_argument("--torchft_gradients", choices=["allreduce", "ddp"], default="allreduce",
-                        help="%s averages by a Manager.allreduce, or by its DistributedDataParallel (default: "
-                        "%%(default)s)" % TORCHFT)
     options = parser.parse_args(arguments)
     if min(options.events, options.servers, options.checkpoint_every_steps, options.exchange_deadline_s,
            options.join_deadline_s) < 1 or min(options.workers, options.steps, options.job or 0) < 0:
@@ -90,8 +83,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     for topology in options.topologies.split(","):
         if topology not in KINDS:
             parser.error("--topologies has %r: each must be one of %s" % (topology, ", ".join(KINDS)))
-    if refused := refusal(options.topologies.split(","), options.torchft_python):
-        parser.error(refused)
     return options
 
 
@@ -116,8 +107,7 @@ def find_beside(launch: str, program: str) -> str:
 
 
 def job_class(plan: JobPlan) -> type[Job]:
-    classes: dict[str, type[Job]] = {ELASTIC: ElasticJob, TORCHFT: TorchftJob}
-    return classes.get(plan.setup.topology, Job)
+    return ElasticJob if plan.setup.topology == ELASTIC else Job
 
 
 class Chaos:
@@ -167,15 +157,11 @@ class Chaos:
         return all(self._missing(topology) <= 0 for topology in topologies)
 
     def _worker_flags(self, topology: str, job: int) -> tuple[int, tuple[str, ...]]:
-        options, is_elastic = self._options, topology in (ELASTIC, TORCHFT)
+        options, is_elastic = self._options, topology == ELASTIC
         model = "lenet5" if is_elastic else MODELS[job // 4 % 2]
         if self._is_squeezed(topology, job):
             model = "mlp"  # its parameters are most of what its servers hold
         steps = options.steps or STEPS[topology, model]
-        if topology == TORCHFT:
-            return steps, ("--model=" + model, "--global_batch=%d" % ELASTIC_SAMPLES[1], "--max_steps=%d" % steps,
-                           "--checkpoint_every_steps=%d" % options.checkpoint_every_steps,
-                           "--gradients=" + options.torchft_gradients)
         same_host = ("--same_host=" + ("shared_memory", "socket")[job // 2 % 2],) if topology in MAY_SHARE else ()
         train_count, batch = ELASTIC_SAMPLES if is_elastic else SAMPLES
         more = "--micro_batches=8" if is_elastic else "--checkpoint_every_steps=%d" % options.checkpoint_every_steps
@@ -189,14 +175,12 @@ class Chaos:
 
     def _plan(self, topology: str, job: int) -> JobPlan:
         options = self._options
-        setup = Setup(topology=topology, workers=options.workers or (3 if topology in (ELASTIC, TORCHFT) else 2),
-                      servers=options.servers,
-                      exchange_deadline_s=options.exchange_deadline_s, join_deadline_s=options.join_deadline_s,
-                      squeezed=self._is_squeezed(topology, job),
+        setup = Setup(topology=topology, workers=options.workers or (3 if topology == ELASTIC else 2),
+                      servers=options.servers, exchange_deadline_s=options.exchange_deadline_s,
+                      join_deadline_s=options.join_deadline_s, squeezed=self._is_squeezed(topology, job),
                       kinds=tuple(kind for kind in options.kinds.split(",") if kind))
         steps, flags = self._worker_flags(topology, job)
-        launch = os.path.abspath(options.torchft_python) if topology == TORCHFT else self._launch
-        return JobPlan(launch=launch, setup=setup, worker_flags=flags, steps=steps,
+        return JobPlan(launch=self._launch, setup=setup, worker_flags=flags, steps=steps,
                        limit_s=options.job_limit_s, event_limit_s=options.event_limit_s, worker=self._worker,
                        server=self._server, check_log=self._check_log)
 
@@ -253,15 +237,14 @@ class Chaos:
                     Outcome.WRONG_DIGEST, "digest %s, undisturbed %s" % (digest, expected))
             except JobFailed as failure:
                 outcome, text = failure.outcome, str(failure)
-            output, facts = job.output, job.facts if isinstance(job, TorchftJob) else {}
+            output = job.output
         if options.outputs:
             with open(os.path.join(options.outputs, "job.%d.%d" % (options.seed, number)), "w") as file:
                 file.write(output)
         self._log.add("job", topology=topology, seed=options.seed, job=number, wall=began, events=count,
-                      seconds=time.time() - began, outcome=outcome, text=text, **facts)
+                      seconds=time.time() - began, outcome=outcome, text=text)
         say("job %d: %s, %d events, %.1f s" % (number, outcome, count, time.time() - began))
-        # torchft does not promise the digest: the log shows it.
-        if outcome != Outcome.OK and (topology, outcome) != (TORCHFT, Outcome.WRONG_DIGEST):
+        if outcome != Outcome.OK:
             self.failures += 1
             self._explain(number, events[:count + 1], text, output)
 
@@ -276,7 +259,7 @@ class Chaos:
 def describe(done: Done, topology: str) -> str:
     """What an event has caused, in a line."""
     text = "next step never: the job ended" if done.next_step_s is None else "next step after %.2f s" % done.next_step_s
-    if topology not in (ELASTIC, TORCHFT):
+    if topology != ELASTIC:
         return text + ", restarted" * done.restarted
     if done.start_s > 0:
         text += " (%.2f s of it for starting processes)" % done.start_s

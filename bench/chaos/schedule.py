@@ -11,8 +11,6 @@ import dataclasses
 import random
 
 ELASTIC = "star-elastic"
-TORCHFT = "torchft"  # another library under the schedule of an elastic star
-LIGHTHOUSE = "lighthouse"  # torchft's coordinator
 
 # Weights of the kinds of events. Connections over MPI are internal to it, and ranks over TCP find each other's ports
 # themselves, so no proxy can cut them. star-mpi and star-tcp are the star without servers, star-servers-tcp is the one
@@ -27,8 +25,6 @@ KINDS = {
     "ring-tcp": {"kill": 8, "stop-short": 7, "stop-long": 5},
     ELASTIC: {"kill": 8, "kill-two": 3, "stop-short": 3, "stop-long": 3, "join": 3, "leave": 3, "disk-full": 2,
               "cut": 3, "shut-long": 2, "stuck-long": 1, "report-error": 3, "blocked-shard": 2, "memory-squeeze": 3},
-    # Drawn as those of ELASTIC: torchft_events().
-    TORCHFT: {"kill": 8, "kill-two": 3, "stop-short": 3, "stop-long": 3, "join": 3, "leave": 3},
 }
 # Those whose ranks mpirun starts.
 BY_MPIRUN = ("star-mpi", "ring")
@@ -111,34 +107,16 @@ def job_seed(seed: int, job: int) -> int:
 
 
 def make_schedule(seed: int, setup: Setup, count: int) -> list[Event]:
-    """`count` events; equal for equal arguments. Fewer for TORCHFT: some of an elastic star's are not for it."""
+    """`count` events; equal for equal arguments."""
     rng = random.Random(seed)
-    draw = _draw_elastic if setup.topology in (ELASTIC, TORCHFT) else _draw
+    draw = _draw_elastic if setup.topology == ELASTIC else _draw
     events: list[Event] = []
     for _ in range(count):
         at_start = bool(events) and events[-1].kind in ("kill", "kill-two") and rng.random() < AT_START
         if not events:
             at_start = rng.random() < AT_START
         events.append(draw(rng, setup, at_start))
-    return torchft_events(events) if setup.topology == TORCHFT else events
-
-
-def torchft_events(events: list[Event]) -> list[Event]:
-    """Those of an elastic star's events for which torchft has the processes. Its lighthouse is the victim in place of
-    shard 0; there is no other shard, and no log that a full disk could stop."""
-    kept: list[Event] = []
-    has_cause = True  # the event before was kept, so that this one may come during the change
-    for event in events:
-        victims = [(LIGHTHOUSE, 0) if role == "server" else (role, number)
-                   for role, number in [(event.role, event.number), *([event.other] if event.other else [])]
-                   if role == "worker" or number == 0]
-        if event.kind in KINDS[TORCHFT] and victims:
-            kept.append(dataclasses.replace(
-                event, kind="kill" if event.kind == "kill-two" and len(victims) < 2 else event.kind,
-                at_start=event.at_start and has_cause, role=victims[0][0], number=victims[0][1],
-                other=victims[1] if len(victims) > 1 else None))
-        has_cause = event.kind in KINDS[TORCHFT] and bool(victims)
-    return kept
+    return events
 
 
 def _draw(rng: random.Random, setup: Setup, at_start: bool) -> Event:

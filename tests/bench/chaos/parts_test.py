@@ -15,11 +15,9 @@ from unittest import mock
 from bench.chaos import processes
 from bench.chaos.log import Log, percentile, summary
 from bench.chaos.proxy import Proxy
-from bench.chaos.schedule import (ELASTIC, KINDS, LIGHTHOUSE, MEMBER_GONE_S, MEMBER_SILENT_S, MEMBER_STUCK_S, TORCHFT,
-                                  VERDICT_GRACE_S, WORKERS_MAX, Setup, job_seed, make_schedule)
+from bench.chaos.schedule import (ELASTIC, KINDS, MEMBER_GONE_S, MEMBER_SILENT_S, MEMBER_STUCK_S, VERDICT_GRACE_S,
+                                  WORKERS_MAX, Setup, job_seed, make_schedule)
 from bench.chaos.timeline import Timeline, covered
-from bench.chaos.torchft_job import refusal
-from bench.chaos.torchft_steps import Steps, Try, parse
 
 DEADLINE_S = 20
 
@@ -93,21 +91,6 @@ class ScheduleTest(unittest.TestCase):
                 self.assertEqual((event.role, event.number), ("server", 1))
             elif event.kind == "stuck-long":
                 self.assertGreater(event.duration_s, MEMBER_STUCK_S + 1.9)
-
-    def test_torchft_has_the_events_of_an_elastic_star_that_it_has_processes_for(self):
-        drawn, events = (make_schedule(9, setup(topology), 1000) for topology in (ELASTIC, TORCHFT))
-        self.assertEqual(events[:20], make_schedule(9, setup(TORCHFT), 60)[:20])
-        self.assertEqual({event.kind for event in events}, set(KINDS[TORCHFT]))
-        self.assertEqual({event.role for event in events}, {"worker", LIGHTHOUSE})
-
-        def count(events, victim):
-            return [sum(event.kind == kind and (event.role, event.number) == victim for event in events)
-                    for kind in ("stop-short", "stop-long")]
-        self.assertEqual(count(events, (LIGHTHOUSE, 0)), count(drawn, ("server", 0)))
-        self.assertEqual(count(events, ("worker", 5)), count(drawn, ("worker", 5)))
-        for before, event in zip(events, events[1:]):
-            self.assertEqual(event.other is not None, event.kind == "kill-two")
-            self.assertTrue(not event.at_start or before.kind in ("kill", "kill-two"))
 
 
 class TimelineTest(unittest.TestCase):
@@ -200,78 +183,6 @@ class TimelineTest(unittest.TestCase):
     def test_what_intervals_cover(self):
         self.assertEqual(covered([]), 0)
         self.assertEqual(covered([(5, 6), (1, 3), (2, 4), (2, 3)]), 4)
-
-
-class TorchftTest(unittest.TestCase):
-    """Three workers that make a step every 0.1 s from 0 s on."""
-
-    def setUp(self):
-        self.steps = Steps()
-
-    def add(self, what, at, worker, step, quorum, shares):
-        self.steps.add("%s %.4f %d %d %d %d" % (what, at, worker, step, quorum, shares))
-
-    def make(self, begin, count, first, quorum=1, workers=(0, 1, 2)):
-        for i in range(count):
-            for worker in workers:
-                self.add("step", begin + 0.1 * i + 0.001 * worker, worker, first + i, quorum, len(workers))
-
-    def test_lines(self):
-        self.assertEqual(parse("ready 12.5 3\n"), (12.5, 3))
-        self.assertEqual(parse("step 12.5 3 100 7 2"), Try(12.5, 3, 100, 7, 2, committed=True))
-        self.assertFalse(parse("failed 12.5 3 100 7 2").committed)
-        for line in ("", "step 12.5 3 100 7", "made 12.5 3 100 7 2"):
-            with self.assertRaises(ValueError):
-                parse(line)
-
-    def test_a_killed_worker(self):
-        self.make(0.0, 100, 0)
-        self.add("step", 10.01, 0, 100, 1, 3)  # made before the kill at 10.0, and seen later
-        self.add("failed", 10.2, 1, 101, 1, 3)
-        self.add("failed", 10.2, 0, 101, 1, 3)
-        self.assertIsNone(self.steps.measure(10.0, 10.0, needs_change=True).next_step_s)
-        self.make(11.0, 10, 101, quorum=2, workers=(0, 1))
-        found = self.steps.measure(10.0, 10.0, needs_change=True)
-        self.assertAlmostEqual(found.detection_s, 0.2)
-        self.assertAlmostEqual(found.next_step_s, 1.0)
-        self.assertEqual((found.again_steps, found.changed), (1, True))
-        self.assertIsNone(self.steps.back(2, 10.0))
-        self.steps.add("ready 12.0 2")
-        self.make(12.1, 10, 111, quorum=3)
-        self.steps.add("ready 14.0 2")  # killed again
-        self.assertAlmostEqual(self.steps.back(2, 10.0), 12.102)
-        self.assertIsNone(self.steps.back(2, 13.5))
-        self.assertEqual((self.steps.step, self.steps.quorum, self.steps.newest[2].step), (120, 3, 120))
-        self.assertEqual([self.steps.shares[step] for step in (100, 101, 111)], [3, 2, 3])
-
-    def test_a_step_that_one_worker_made_is_not_made_again(self):
-        self.make(0.0, 100, 0)
-        self.add("step", 10.1, 0, 100, 1, 3)
-        self.add("failed", 10.2, 1, 100, 1, 3)
-        self.make(11.0, 10, 101, quorum=2, workers=(0, 1))
-        self.assertEqual(self.steps.measure(10.05, 10.05, needs_change=True).again_steps, 0)
-
-    def test_after_the_death_of_all_the_steps_since_the_checkpoint_are_made_again(self):
-        self.make(0.0, 150, 0)
-        self.make(20.0, 100, 100, quorum=2)
-        found = self.steps.measure(15.0, 15.0, needs_change=True)
-        self.assertAlmostEqual(found.next_step_s, 10.0)  # step 150 is the first that is higher than 149
-        self.assertEqual(found.again_steps, 50)
-
-    def test_a_stop_counts_from_its_end_unless_the_others_went_on(self):
-        self.make(0.0, 100, 0)
-        self.make(13.0, 70, 100)
-        found = self.steps.measure(10.0, 12.9, needs_change=False)
-        self.assertAlmostEqual(found.next_step_s, 3.0)
-        self.assertFalse(found.changed)
-        self.make(22.0, 10, 170, quorum=2, workers=(0, 1))
-        self.assertAlmostEqual(self.steps.measure(20.0, 26.9, needs_change=False).next_step_s, 2.0)
-
-    def test_needs_a_python(self):
-        self.assertEqual(refusal(["star", ELASTIC], None), "")
-        self.assertEqual(refusal([TORCHFT], sys.executable), "")
-        for python in (None, "/no/python"):
-            self.assertIn("give a Python that has torchft", refusal([ELASTIC, TORCHFT], python))
 
 
 class Echo:
@@ -516,21 +427,6 @@ class LogTest(unittest.TestCase):
         self.assertIn("star-elastic, disk-full | 1 | - | - " + three % (0.25, 0.25, 0.25, "-", "-", "-"), text)
         self.assertIn("star-elastic, all | 4 |", text)
         self.assertNotIn("ended in a restart", text)
-
-    def test_torchft_has_a_table_and_facts(self):
-        with tempfile.TemporaryDirectory() as folder:
-            log = Log(os.path.join(folder, "log"))
-            log.add("event", topology=TORCHFT, seed=1, job=0, kind="kill", role=LIGHTHOUSE, number=0, in_change=False,
-                    restarted=True, detection_s=None, next_step_s=4.0, start_s=3.0, again_steps=1)
-            for job, outcome in enumerate(("wrong digest", "ok")):
-                log.add("job", topology=TORCHFT, seed=1, job=job, outcome=outcome, shares_due=300, shares_missing=7,
-                        shares_extra=5, ends=["worker 1: exit code 1"], digests=1, back_s=[2.0, 3.0])
-            text = summary(log)
-        self.assertIn("torchft, kill of the lighthouse | 1 | - | - | 1.00 | 1.00 | 1.00 | 1 | 1 | 1 |", text)
-        self.assertIn("of 600 shares of samples 14 were missing and 10 came on top", text)
-        self.assertIn("back after s 2.00, 3.00, 3.00 (p50, p95, worst); 2 processes ended", text)
-        self.assertIn("in 0 jobs workers ended with different parameters", text)
-        self.assertIn("1 wrong digests, 0 hangs, 0 other failures", text)
 
 
 if __name__ == "__main__":
