@@ -11,9 +11,8 @@ from typing import Any
 
 import exchange_model as model
 import sync_cells as cells
-from correction import Correction
 
-VERSION = 5
+VERSION = 6
 MEMORY, SOCKETS = "memory", "sockets"  # how messages of one host travel; between hosts always by sockets
 MEDIA = (MEMORY, SOCKETS)
 # Planned with another cell's costs where it was not measured: the same transport, so the same messages.
@@ -21,8 +20,7 @@ LIKE = {"star-servers-tcp": "star-tcp", "star-tcp": "ring-tcp", "ring-tcp": "sta
 BORROWED_BAND_MIN = 0.25  # relative; such costs were never compared with that cell
 # Beyond the measured numbers of workers and bytes a band grows by this share of itself for each doubling.
 BAND_GROWTH = 0.5
-_HERE = os.path.dirname(os.path.realpath(__file__))
-SHIPPED = os.path.join(_HERE, "costs.json")
+SHIPPED = os.path.join(os.path.dirname(os.path.realpath(__file__)), "costs.json")
 HOW_TO_MEASURE = "bazel run //bench:growth"
 
 
@@ -40,10 +38,10 @@ def is_extrapolated(costs: model.Costs, workers: int, size: int) -> bool:
     return workers > costs.workers_max or size > costs.bytes_max
 
 
-def band(costs: model.Costs, workers: int, size: int, *, corrected: bool) -> float:
+def band(costs: model.Costs, workers: int, size: int) -> float:
     """The relative band of a prediction. It is a rule of thumb beyond the measurements."""
     doublings = math.log2(max(1.0, workers / costs.workers_max)) + math.log2(max(1.0, size / costs.bytes_max))
-    return (costs.band if corrected else costs.bare_band) * (1 + BAND_GROWTH * doublings)
+    return costs.band * (1 + BAND_GROWTH * doublings)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,18 +57,15 @@ class CostBook:
     def find(self, sync: str, medium: str) -> tuple[model.Costs, str]:
         """The costs, and a note if they are another's. CostsError if nothing similar was measured."""
         over_tcp = cells.BY_SYNC[sync].transport == "tcp"
-        if over_tcp:
-            medium = SOCKETS  # even on one host
-        for other in dict.fromkeys((sync, LIKE.get(sync, sync))):
-            for by in dict.fromkeys((medium, *MEDIA)):
-                found = self.costs.get((other, by))
-                if found is None or (over_tcp and by != medium):
+        media = (SOCKETS,) if over_tcp else (medium, *MEDIA)  # TCP has sockets alone, even on one host
+        for other in (sync, LIKE.get(sync, sync)):
+            for by in media:
+                if (found := self.costs.get((other, by))) is None:
                     continue
-                if (other, by) == (sync, medium):
+                if (other, by) == (sync, media[0]):
                     return found, ""
-                borrowed_band = max(found.bare_band, BORROWED_BAND_MIN)
-                return (dataclasses.replace(found, corrections=(), band=borrowed_band, bare_band=borrowed_band),
-                        f"{sync} by {medium} was not measured: planned with the costs of {other} by {by}")
+                return (dataclasses.replace(found, band=max(found.band, BORROWED_BAND_MIN)),
+                        f"{sync} by {media[0]} was not measured: planned with the costs of {other} by {by}")
         raise CostsError(f"no costs of {sync}: {HOW_TO_MEASURE} measures them")
 
     def wasted_by(self, place: cells.Cell) -> float:
@@ -79,9 +74,8 @@ class CostBook:
 
 
 def to_json(book: CostBook) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "version": VERSION, "machine": book.machine, "commit": book.commit, "date": book.date, "command": book.command,
-        "jitter": book.jitter, "wasted_buckets": dict(book.wasted_buckets), "cells": {}}
+    found: dict[str, Any] = {"version": VERSION, **vars(book), "cells": {}}
+    del found["costs"]
     for (sync, medium), costs in book.costs.items():
         found["cells"].setdefault(sync, {})[medium] = dataclasses.asdict(costs)
     return found
@@ -89,27 +83,33 @@ def to_json(book: CostBook) -> dict[str, Any]:
 
 def from_json(found: Mapping[str, Any]) -> CostBook:
     if found["version"] != VERSION:
-        raise ValueError(f"version {found['version']}, this program reads {VERSION}")
+        raise ValueError(f"it has version {found['version']}, and this program reads version {VERSION}")
     costs = {}
     for sync, media in found["cells"].items():
         if sync not in cells.BY_SYNC:
             raise ValueError(f"unknown cell {sync}")
         for medium, one in media.items():
             seconds = {name: float(one["seconds"][name]) for name in (*model.FITTED, *model.KERNELS)}
-            corrections = tuple(Correction(int(each["workers"]), int(each["servers"]), int(each["bytes"]),
-                                           float(each["factor"])) for each in one["corrections"])
             rest = {field.name: float(one[field.name]) for field in dataclasses.fields(model.Costs)
-                    if field.name not in ("seconds", "corrections")}
-            costs[sync, medium] = model.Costs(seconds, corrections=corrections, **rest)
-    return CostBook(costs, {key: float(value) for key, value in found["wasted_buckets"].items()},
-                    float(found["jitter"]), str(found["machine"]), str(found["commit"]), str(found["date"]),
-                    str(found["command"]))
+                    if field.name != "seconds"}
+            costs[sync, medium] = model.Costs(seconds, **rest)
+    wasted = {key: float(value) for key, value in found["wasted_buckets"].items()}
+    return CostBook(costs, wasted, float(found["jitter"]),
+                    *(str(found[name]) for name in ("machine", "commit", "date", "command")))
+
+
+def write_text(path: str, text: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def user_path(path: str) -> str:
+    """`bazel run` starts us in another folder than the one where the user called it."""
+    return os.path.abspath(os.path.join(os.environ.get("BUILD_WORKING_DIRECTORY", "."), path))
 
 
 def write(path: str, book: CostBook) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(to_json(book), file, indent=1)
-        file.write("\n")
+    write_text(path, json.dumps(to_json(book), indent=1) + "\n")
 
 
 def read(path: str) -> CostBook:

@@ -9,20 +9,12 @@ _TOLERANCE = 1e-10
 
 
 def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """Gaussian elimination with the largest pivot of each column. `matrix` is positive definite."""
-    size = len(right)
+    """Gauss and Jordan's elimination. `matrix` is positive definite, so that its pivots are above 0."""
     rows = [[*row, value] for row, value in zip(matrix, right)]
-    for column in range(size):
-        pivot = max(range(column, size), key=lambda row: abs(rows[row][column]))
-        rows[column], rows[pivot] = rows[pivot], rows[column]
-        for row in range(column + 1, size):
-            factor = rows[row][column] / rows[column][column]
-            rows[row] = [one - factor * other for one, other in zip(rows[row], rows[column])]
-    answer = [0.0] * size
-    for row in reversed(range(size)):
-        rest = sum(rows[row][column] * answer[column] for column in range(row + 1, size))
-        answer[row] = (rows[row][size] - rest) / rows[row][row]
-    return answer
+    for column, _ in enumerate(right):
+        rows[column] = pivot = [value / rows[column][column] for value in rows[column]]
+        rows = [row if row is pivot else [one - row[column] * other for one, other in zip(row, pivot)] for row in rows]
+    return [row[-1] for row in rows]
 
 
 def non_negative(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:

@@ -14,7 +14,7 @@ import machine
 import programs
 from cost_book import SOCKETS, CostBook
 from growth_runs import MPI_BY_SOCKETS, MPI_ENVIRONMENT
-from workload import WorkloadError
+from workload import Cluster, WorkloadError
 
 MODEL_STEPS = 60
 LINK_SECONDS_MAX = 120
@@ -39,13 +39,13 @@ def model_facts(model: str, dataset: str, batch: int, threads: int) -> tuple[int
     return 4 * int(found[1]), 1e-3 * (spent["forward"] + spent["backward"] + spent["data_wait"] + spent["other"])
 
 
-def link(hosts: Sequence[str], book: CostBook) -> emulated_hosts.Link:
-    """The link between the first two hosts, by two ranks that mpirun starts there, and by TCP, which all cells without
+def link(hosts: Sequence[str], book: CostBook) -> Cluster:
+    """The first two hosts with their link, by two ranks that mpirun starts there, and by TCP, which all cells without
     MPI use. The programs must be at the same path on both."""
-    sizes = (emulated_hosts.SMALL, emulated_hosts.LARGE)
+    sizes = f"{emulated_hosts.SMALL},{emulated_hosts.LARGE}"
     text = programs.run(["mpirun", "-np", "2", "--host", ",".join(f"{host}:1" for host in hosts[:2]), "--map-by",
                          "node", *MPI_BY_SOCKETS, programs.binary("bench/ring_bench"), "--format=json", "--syncs=ring",
-                         "--bytes=" + ",".join(map(str, sizes)), "--steps_max=100"], MPI_ENVIRONMENT, LINK_SECONDS_MAX)
+                         "--bytes=" + sizes, "--steps_max=100"], MPI_ENVIRONMENT, LINK_SECONDS_MAX)
     seconds = {int(row["bytes"]): 1e-6 * float(row["latency_us"]) for row in alone.rows(text)}
     costs, _ = book.find("ring", SOCKETS)
     return emulated_hosts.measured_link(seconds, costs, len(machine.cores()))

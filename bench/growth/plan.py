@@ -33,6 +33,7 @@ import measured_facts
 import netlab
 import planning
 import programs
+from cost_book import user_path, write_text
 from workload import Cluster, Workload, WorkloadError
 
 WORKERS_MAX = planning.RANKS_MAX
@@ -54,15 +55,9 @@ def _servers(text: str) -> int:
 
 
 def _names(text: str) -> list[str]:
-    found = [name for name in text.split(",") if name]
-    if len(found) < 2:
+    if len(found := [name for name in text.split(",") if name]) < 2:
         raise argparse.ArgumentTypeError(f"{text!r}: a link is measured between two hosts, such as node1,node2")
     return found
-
-
-def _path(text: str) -> str:
-    """`bazel run` starts us in another folder than the one where the user called it."""
-    return os.path.abspath(os.path.join(os.environ.get("BUILD_WORKING_DIRECTORY", "."), text))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -88,9 +83,9 @@ def parser() -> argparse.ArgumentParser:
                                                      "TCP even where MPI has a faster network")
     add("--workers", type=_numbers, default=None, help=f"up to {WORKERS_MAX}; default: powers of two")
     add("--servers", type=_servers, default=0, help="of each star with servers; 0: the plan chooses")
-    add("--costs", type=_path, default=None, help=f"of bench:growth; default: {OWN_COSTS}, or the shipped one")
-    add("--out", type=_path, default=None, help="plan.json, for compare --plans")
-    add("--plot", type=_path, default=None, help="plan.svg: samples/s over workers")
+    add("--costs", type=user_path, default=None, help=f"of bench:growth; default: {OWN_COSTS}, or the shipped one")
+    add("--out", type=user_path, default=None, help="plan.json, for compare --plans")
+    add("--plot", type=user_path, default=None, help="plan.svg: samples/s over workers")
     add("--check", default="", help="1gbit:2-4,200mbit:2-6: measures on emulated hosts, and compares")
     add("--repeats", type=int, default=1, help="rounds of --check; a lab takes some minutes a round")
     return found
@@ -109,17 +104,17 @@ def workload_of(options: argparse.Namespace) -> Workload:
 
 
 def cluster_of(options: argparse.Namespace, book: cost_book.CostBook) -> Cluster:
+    hosts = options.hosts or len(options.measure or [""])
     if options.measure:
         if options.gbits:
             raise WorkloadError("give either --measure, or --gbits and --latency_us")
         link = measured_facts.link(options.measure, book)
-        return Cluster(options.hosts or len(options.measure), options.workers_per_host, options.cores,
-                       link.bytes_per_second, link.latency_s)
-    hosts = options.hosts or 1
-    if hosts == 1:
-        return Cluster(1, options.workers_per_host, options.cores)
-    return Cluster(hosts, options.workers_per_host, options.cores, 1.25e8 * PAYLOAD_SHARE * options.gbits,
-                   1e-6 * options.latency_us)
+        rate, latency_s = link.bytes_per_second, link.latency_s
+    elif hosts > 1:
+        rate, latency_s = 1.25e8 * PAYLOAD_SHARE * options.gbits, 1e-6 * options.latency_us
+    else:
+        rate, latency_s = 0.0, 0.0
+    return Cluster(hosts, options.workers_per_host, options.cores, rate, latency_s)
 
 
 def default_workers(cluster: Cluster) -> list[int]:
@@ -137,19 +132,20 @@ def _table(plan: planning.Plan, title: str, value: Callable[[planning.Point], st
 
 
 def text_of(plan: planning.Plan) -> list[str]:
-    """What is printed."""
+    """The printed lines."""
     workload, cluster = plan.workload, plan.cluster
     between = (f", {8e-9 * cluster.bytes_per_second:.3g} Gbit/s of payload and {1e6 * cluster.latency_s:.0f} us "
                "between hosts" if cluster.hosts > 1 else "")
-    batch = workload.batch
-    lines = [f"{workload.name}: {workload.bytes:,} bytes, {1e3 * workload.compute_s:.2f} ms of computing for {batch} "
-             f"samples; {cluster.workers_per_host} workers a host with {cluster.cores:g} cores{between}",
+    hosts = f"{cluster.workers_per_host} workers a host with {cluster.cores:g} cores{between}"
+    lines = [f"{workload.name}: {workload.bytes:,} bytes, {1e3 * workload.compute_s:.2f} ms of computing for "
+             f"{workload.batch} samples; {hosts}",
              f"Costs of the exchange: {plan.source}.", f"One process: {plan.alone:,.0f} samples/s.", ""]
     lines += _table(plan, "step ms, workers:", lambda one: f"{1e3 * one.step_s:.4g}")
     lines += _table(plan, "exposed exchange ms", lambda one: f"{1e3 * one.exposed_s:.4g}")
-    lines += _table(plan, "samples/s", lambda one: f"{one.rate(batch):,.0f}")
+    lines += _table(plan, "samples/s", lambda one: f"{plan.rate(one.workers, one.step_s):,.0f}")
     lines += _table(plan, "band of the step +- %", lambda one: f"{100 * one.band:.0f}")
     lines += _table(plan, "servers", lambda one: str(one.servers))
+    lines.append("The band holds 9 of 10 errors of the costs on sizes that they were not fitted to.")
     points = [point for line in plan.lines for point in line.points]
     if any(point and point.extrapolated for point in points):
         lines.append("* extrapolated: more workers, or more bytes, than bench:growth measured with that cell.")
@@ -162,34 +158,33 @@ def text_of(plan: planning.Plan) -> list[str]:
 
 
 def picture_of(plan: planning.Plan) -> str:
-    batch = plan.workload.batch
-    drawn = [(line, [point for point in line.points if point]) for line in plan.lines]
-    lines = [line_plot.Line(line.name, [one.workers for one in points], [one.rate(batch) for one in points],
-                            [one.rate(batch) / (1 + one.band) for one in points],
-                            [one.rate(batch) / (1 - min(one.band, planning.BAND_MAX)) for one in points],
-                            dashed=line.place.has_servers) for line, points in drawn if points]
+    lines = []
+    for line in plan.lines:
+        points = [point for point in line.points if point]
+        if points:
+            lines.append(line_plot.Line(line.name, [one.workers for one in points],
+                                        [plan.rate(one.workers, one.step_s) for one in points],
+                                        [plan.rate(one.workers, one.slowest_s) for one in points],
+                                        [plan.rate(one.workers, one.fastest_s) for one in points],
+                                        dashed=line.place.has_servers))
     return line_plot.draw(f"{plan.workload.name}: predicted samples/s", "workers", "samples/s", lines,
                           plan.measured_until)
 
 
-def check(labs: Sequence[emulated_hosts.Lab], book: cost_book.CostBook, repeats: int) -> int:
-    found, failures = emulated_hosts.compare_all(labs, book, repeats, lambda text: print(text, flush=True))
-    print("\n".join(emulated_hosts.table(found, failures)))
-    return 0 if emulated_hosts.is_met(found, failures) else 1
-
-
 def run(options: argparse.Namespace) -> int:
-    book = cost_book.read_first((options.costs,) if options.costs else (_path(OWN_COSTS), cost_book.SHIPPED))
+    book = cost_book.read_first((options.costs,) if options.costs else (user_path(OWN_COSTS), cost_book.SHIPPED))
     if options.check:
-        return check(emulated_hosts.parse_labs(options.check), book, options.repeats)
+        compared = emulated_hosts.compare_all(emulated_hosts.parse_labs(options.check), book, options.repeats,
+                                              lambda text: print(text, flush=True))
+        return 0 if emulated_hosts.is_met(*compared) else 1
     cluster = cluster_of(options, book)
     plan = planning.make(workload_of(options), cluster, options.workers or default_workers(cluster), book,
                          options.servers or None)
     print("\n".join(text_of(plan)))
     if options.out:
-        line_plot.write(options.out, json.dumps(planning.to_json(plan), indent=1) + "\n")
+        write_text(options.out, json.dumps(planning.to_json(plan), indent=1) + "\n")
     if options.plot:
-        line_plot.write(options.plot, picture_of(plan))
+        write_text(options.plot, picture_of(plan))
     return 0
 
 

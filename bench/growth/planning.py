@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import exchange_model as model
@@ -18,7 +19,7 @@ SERVER_GAIN_MIN = 0.03
 GAIN_MIN = 1.1
 DOUBLING_GAIN_MIN = 1.25  # of twice as many workers
 BAND_MAX = 0.9
-# What our programs refuse (common/base/limits.h): more servers, and over TCP, where servers are ranks too, more ranks.
+# Our programs refuse more (common/base/limits.h). Over TCP servers are ranks, too.
 SERVERS_MAX = 256
 RANKS_MAX = 1024
 
@@ -33,9 +34,15 @@ class Point:
     band: float  # relative, of step_s
     extrapolated: bool
 
-    def rate(self, batch: int) -> float:
-        """samples/s of all workers."""
-        return self.workers * batch / self.step_s
+    @property
+    def slowest_s(self) -> float:
+        """The upper end of the band of step_s."""
+        return self.step_s * (1 + self.band)
+
+    @property
+    def fastest_s(self) -> float:
+        """The lower end of the band of step_s."""
+        return self.step_s * (1 - min(self.band, BAND_MAX))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,10 +50,6 @@ class Line:
     name: str
     place: cells.Cell
     points: Sequence[Point | None]  # for each number of workers; None where our programs refuse such a job
-
-    @property
-    def own_hosts(self) -> bool:
-        return self.place.placement == cells.OWN_HOSTS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +63,10 @@ class Plan:
     notes: Sequence[str]
     source: str  # of the costs
 
+    def rate(self, workers: int, step_s: float) -> float:
+        """samples/s of all workers."""
+        return workers * self.workload.batch / step_s
+
     def best(self, index: int, choose: Callable[[Line], bool] = lambda _: True) -> tuple[Line, Point]:
         """The line with the shortest step among those chosen, with the index-th number of workers. Never empty: the
         ranks may be as many as a plan has workers, in a ring and in a star."""
@@ -70,12 +77,8 @@ class Plan:
 
 def places(cluster: Cluster) -> list[cells.Cell]:
     """The six cells and, between hosts, those with servers once more, on hosts of their own."""
-    found = []
-    for cell in cells.CELLS:
-        found.append(cell)
-        if cell.has_servers and cluster.hosts > 1:
-            found.append(dataclasses.replace(cell, placement=cells.OWN_HOSTS))
-    return found
+    return [dataclasses.replace(cell, placement=placement) for cell in cells.CELLS
+            for placement in (cell.placement, *[cells.OWN_HOSTS] * (cell.has_servers and cluster.hosts > 1))]
 
 
 def line_name(place: cells.Cell) -> str:
@@ -84,15 +87,11 @@ def line_name(place: cells.Cell) -> str:
     return plan_name(place) + where[place.placement]
 
 
-def servers_max(place: cells.Cell, workers: int) -> int:
-    """The most servers that our programs accept."""
-    return min(SERVERS_MAX, RANKS_MAX - workers) if place.transport == "tcp" else SERVERS_MAX
-
-
-def server_counts(place: cells.Cell, workers: int) -> list[int]:
-    """Those that are tried: powers of two, and as many as workers, as far as there may be so many."""
-    powers = {2 ** power for power in range(workers.bit_length()) if 2 ** power <= workers}
-    return sorted(count for count in powers | {workers} if count <= servers_max(place, workers))
+def server_counts(place: cells.Cell, workers: int, servers: int | None = None) -> list[int]:
+    """Those that are tried: `servers`, or powers of two and as many as workers, as far as our programs accept them."""
+    most = min(SERVERS_MAX, RANKS_MAX - workers) if place.transport == "tcp" else SERVERS_MAX
+    tried = {servers} if servers else {workers, *(2 ** power for power in range(workers.bit_length()))}
+    return sorted(count for count in tried if count <= most)
 
 
 def _medium(place: cells.Cell, workers: int, cluster: Cluster) -> str:
@@ -114,26 +113,15 @@ def _point(place: cells.Cell, workers: int, cluster: Cluster, workload: Workload
            servers: int | None) -> Point | None:
     costs, _ = book.find(place.sync, _medium(place, workers, cluster))
 
-    def predicted(count: int) -> model.Prediction:
-        chosen = dataclasses.replace(workload, bucket_bytes=bucket_bytes(place, workers, count, cluster, workload))
-        return model.predict(model.Job(place, workers, count), cluster, chosen, costs, book.wasted_by(place),
-                             book.jitter)
-
-    if not place.has_servers:
-        counts = [0]
-    elif servers:
-        counts = [servers] if servers <= servers_max(place, workers) else []
-    else:
-        counts = server_counts(place, workers)
-    if not counts:
-        return None
-    steps = {count: predicted(count) for count in counts}
-    shortest = min(one.step_s for one in steps.values())
-    chosen = next(count for count in counts if steps[count].step_s <= (1 + SERVER_GAIN_MIN) * shortest)
-    return Point(workers, chosen, steps[chosen].step_s, steps[chosen].exposed_s,
-                 band(costs, workers, workload.bytes,
-                      corrected=model.is_corrected(costs, model.Job(place, workers, chosen), cluster)),
-                 is_extrapolated(costs, workers, workload.bytes))
+    steps = {}
+    for count in server_counts(place, workers, servers) if place.has_servers else [0]:
+        sized = dataclasses.replace(workload, bucket_bytes=bucket_bytes(place, workers, count, cluster, workload))
+        steps[count] = model.predict(model.Job(place, workers, count), cluster, sized, costs, book.wasted_by(place),
+                                     book.jitter)
+    shortest = min((one.step_s for one in steps.values()), default=0.0)
+    return next((Point(workers, count, one.step_s, one.exposed_s, band(costs, workers, workload.bytes),
+                       is_extrapolated(costs, workers, workload.bytes))
+                 for count, one in steps.items() if one.step_s <= (1 + SERVER_GAIN_MIN) * shortest), None)
 
 
 def make(workload: Workload, cluster: Cluster, workers: Sequence[int], book: CostBook, servers: int | None = None
@@ -143,8 +131,7 @@ def make(workload: Workload, cluster: Cluster, workers: Sequence[int], book: Cos
     notes: list[str] = []
     measured_until = max(workers)
     for place in places(cluster):
-        medium = SOCKETS if cluster.hosts > 1 else MEMORY
-        costs, note = book.find(place.sync, medium)
+        costs, note = book.find(place.sync, SOCKETS if cluster.hosts > 1 else MEMORY)
         notes += [note] if note and note not in notes else []
         measured_until = 0 if workload.bytes > costs.bytes_max else int(min(measured_until, costs.workers_max))
         lines.append(Line(line_name(place), place, [_point(place, count, cluster, workload, book, servers)
@@ -157,85 +144,69 @@ def make(workload: Workload, cluster: Cluster, workers: Sequence[int], book: Cos
                 f"measured on {book.machine} at {book.commit}, {book.date}, by {book.command}")
 
 
-def _counts(workers: Sequence[int]) -> str:
-    return f"{workers[0]:,} workers" if len(workers) == 1 else f"{workers[0]:,} to {workers[-1]:,} workers"
-
-
-def _runs(plan: Plan, name: Callable[[int], str]) -> list[tuple[str, list[int]]]:
-    """Neighbouring numbers of workers with the same name: [(name, indices), ...]."""
-    found: list[tuple[str, list[int]]] = []
-    for index in range(len(plan.workers)):
-        if found and found[-1][0] == name(index):
-            found[-1][1].append(index)
-        else:
-            found.append((name(index), [index]))
-    return found
+def _extent(texts: Iterable[str]) -> str:
+    """2 to 4, or 2 if both are alike."""
+    return " to ".join(dict.fromkeys(texts))
 
 
 def crossings(plan: Plan) -> list[str]:
     """Which line is fastest where, and by how much the other topology is slower there."""
     sentences = []
-    for name, indices in _runs(plan, lambda index: plan.best(index)[0].name):
+    for name, group in itertools.groupby(range(len(plan.workers)), lambda index: plan.best(index)[0].name):
+        indices = list(group)
         best = [plan.best(index) for index in indices]
         other = "star" if best[0][0].place.topology == "ring" else "ring"
-        margins, tied = [], []
-        for index, (_, ours) in zip(indices, best):
-            _, theirs = plan.best(index, lambda one: one.place.topology == other)
-            margins.append(theirs.step_s / ours.step_s)
-            tied.append(theirs.step_s * (1 - min(theirs.band, BAND_MAX)) <= ours.step_s * (1 + ours.band))
-        extent = f"{min(margins):.2f}" if len(margins) == 1 else f"{min(margins):.2f} to {max(margins):.2f}"
-        servers = [ours.servers for _, ours in best]
-        with_servers = f" with {servers[0]}{f' to {servers[-1]}' * (servers[-1] != servers[0])} servers" * bool(
-            servers[0])
-        sentences.append(f"{_counts([plan.workers[index] for index in indices])}: {name}{with_servers} is the fastest; "
-                         f"the best {other} takes {extent} times as long"
+        pairs = [(ours, plan.best(index, lambda one: one.place.topology == other)[1])
+                 for index, (_, ours) in zip(indices, best)]
+        margins = [theirs.step_s / ours.step_s for ours, theirs in pairs]
+        tied = [theirs.fastest_s <= ours.slowest_s for ours, theirs in pairs]
+        workers = _extent(f"{plan.workers[index]:,}" for index in (indices[0], indices[-1]))
+        servers = _extent(str(pairs[index][0].servers) for index in (0, -1))
+        sentences.append(f"{workers} workers: {name}{f' with {servers} servers' * best[0][0].place.has_servers} is the "
+                         f"fastest; the best {other} takes "
+                         f"{_extent(f'{margin:.2f}' for margin in (min(margins), max(margins)))} times as long"
                          + (f", which is {'' if all(tied) else 'partly '}within the bands" if any(tied) else ""))
     return sentences
 
 
 def verdict(plan: Plan) -> list[str]:
     """Whether to distribute, and until where more workers pay."""
-    batch = plan.workload.batch
-    best = [plan.best(index)[1].rate(batch) for index in range(len(plan.workers))]
+    workers = plan.workers
+    best = [plan.rate(count, plan.best(index)[1].step_s) for index, count in enumerate(workers)]
     gains = [rate / plan.alone for rate in best]
     fastest = max(range(len(best)), key=lambda index: best[index])
     if gains[fastest] < GAIN_MIN:
         return [f"do not distribute this: one process makes {plan.alone:,.0f} samples/s, and the best job "
-                f"{best[fastest]:,.0f} with {plan.workers[fastest]:,} workers ({gains[fastest]:.2f} times)"]
+                f"{best[fastest]:,.0f} with {workers[fastest]:,} workers ({gains[fastest]:.2f} times)"]
     sentences = []
-    worse = [workers for workers, gain in zip(plan.workers, gains) if gain < GAIN_MIN]
-    if worse:
-        sentences.append(f"{', '.join(f'{count:,}' for count in worse)} workers make fewer than {GAIN_MIN} times the "
-                         "samples/s of one process")
-    pay = [index + 1 for index in range(len(best) - 1) if best[index + 1] >= best[index] * (
-        1 + (DOUBLING_GAIN_MIN - 1) * (plan.workers[index + 1] / plan.workers[index] - 1))]
-    last = max(pay, default=0)
+    if worse := [f"{count:,}" for count, gain in zip(workers, gains) if gain < GAIN_MIN]:
+        sentences.append(f"{', '.join(worse)} workers make fewer than {GAIN_MIN} times the samples/s of one process")
+    last = max((index for index in range(1, len(best)) if best[index] >= best[index - 1] * (
+        1 + (DOUBLING_GAIN_MIN - 1) * (workers[index] / workers[index - 1] - 1))), default=0)
     if last < len(best) - 1:
-        sentences.append(f"beyond {plan.workers[last]:,} workers, more of them gain little: "
-                         f"{best[last + 1] / best[last]:.2f} times the samples/s with {plan.workers[last + 1]:,}")
-    sentences.append(f"the most samples/s: {best[fastest]:,.0f} with {plan.workers[fastest]:,} workers, "
+        sentences.append(f"beyond {workers[last]:,} workers, more of them gain little: "
+                         f"{best[last + 1] / best[last]:.2f} times the samples/s with {workers[last + 1]:,}")
+    sentences.append(f"the most samples/s: {best[fastest]:,.0f} with {workers[fastest]:,} workers, "
                      f"{gains[fastest]:.1f} times one process's {plan.alone:,.0f}")
     return sentences
 
 
 def to_json(plan: Plan) -> Mapping[str, Any]:
-    """What predictions.py reads, and more, without the numbers of workers that some line cannot have."""
-    batch = plan.workload.batch
-    cluster = plan.cluster
+    """The fields that predictions.py reads, and more. Numbers of workers that some line cannot have are left out."""
+    workload, cluster = dataclasses.asdict(plan.workload), dataclasses.asdict(plan.cluster)
+    del cluster["burst_s"]
     kept = [index for index in range(len(plan.workers)) if all(line.points[index] for line in plan.lines)]
-    points = [[point for index in kept for point in (line.points[index],) if point] for line in plan.lines]
-    return {
-        "title": f"{plan.workload.name}, predicted",
-        "workload": {"name": plan.workload.name, "bytes": plan.workload.bytes, "compute_s": plan.workload.compute_s,
-                     "batch": batch, "threads": plan.workload.threads, "bucket_bytes": plan.workload.bucket_bytes},
-        "cluster": {"hosts": cluster.hosts, "workers_per_host": cluster.workers_per_host, "cores": cluster.cores,
-                    "bytes_per_second": cluster.bytes_per_second, "latency_s": cluster.latency_s},
-        "alone": plan.alone, "workers": [plan.workers[index] for index in kept], "measured_until": plan.measured_until,
-        "costs": plan.source, "notes": list(plan.notes), "crossings": crossings(plan), "verdict": verdict(plan),
-        "lines": [{"name": line.name, "own_hosts": line.own_hosts, "servers": [one.servers for one in each],
-                   "step_ms": [1e3 * one.step_s for one in each],
-                   "exposed_ms": [1e3 * one.exposed_s for one in each],
-                   "samples_per_second": [one.rate(batch) for one in each],
-                   "samples_per_second_low": [one.rate(batch) / (1 + one.band) for one in each],
-                   "samples_per_second_high": [one.rate(batch) / (1 - min(one.band, BAND_MAX)) for one in each]}
-                  for line, each in zip(plan.lines, points)]}
+
+    def line_of(line: Line) -> dict[str, Any]:
+        points = [point for index in kept for point in (line.points[index],) if point]
+        return {"name": line.name, "own_hosts": line.place.placement == cells.OWN_HOSTS,
+                "servers": [one.servers for one in points],
+                "step_ms": [1e3 * one.step_s for one in points], "exposed_ms": [1e3 * one.exposed_s for one in points],
+                "samples_per_second": [plan.rate(one.workers, one.step_s) for one in points],
+                "samples_per_second_low": [plan.rate(one.workers, one.slowest_s) for one in points],
+                "samples_per_second_high": [plan.rate(one.workers, one.fastest_s) for one in points]}
+
+    return {"title": f"{plan.workload.name}, predicted", "workload": workload, "cluster": cluster, "alone": plan.alone,
+            "workers": [plan.workers[index] for index in kept], "measured_until": plan.measured_until,
+            "costs": plan.source, "notes": list(plan.notes), "crossings": crossings(plan), "verdict": verdict(plan),
+            "lines": [line_of(line) for line in plan.lines]}

@@ -87,7 +87,7 @@ class LabsTest(unittest.TestCase):
             found = labs.measured_link(seconds, COSTS, 1.0, burst)
             self.assertAlmostEqual(found.latency_s, LATENCY, delta=0.25 * LATENCY)  # 4 KiB take some time on the link
             self.assertAlmostEqual(found.bytes_per_second, RATE, delta=0.002 * RATE)
-            self.assertEqual(labs.cluster_of(found, 2).burst_s, burst)
+            self.assertEqual((found.burst_s, found.hosts, found.cores), (burst, 2, 1.0))
         # A link as fast as memory has no latency below 0, and no endless rate.
         fast = labs.measured_link({size: 0.0 for size in seconds}, COSTS, 1.0)
         self.assertEqual(fast.latency_s, 0)

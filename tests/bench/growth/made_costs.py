@@ -16,8 +16,7 @@ FREE = model.Costs({name: 0.0 for name in (*model.FITTED, *model.KERNELS)})
 COSTS = model.Costs({"step": 5e-6, "hop": 8e-6, "wake": 7e-6, "crowd": 3e-6, "message": 4e-6, "long_message": 2e-6,
                      "incast": 2e-6, "byte": 3e-10, "cold_byte": 1e-10, "small_page_byte": 2e-10, "sum_byte": 1e-10,
                      "apply_byte": 4e-10},
-                    cache_bytes=16 << 20, contention=1.5, band=0.05, bare_band=0.05, workers_max=64,
-                    bytes_max=16 << 20)
+                    cache_bytes=16 << 20, contention=1.5, band=0.05, workers_max=64, bytes_max=16 << 20)
 KERNELS = {name: COSTS.seconds[name] for name in model.KERNELS}
 CORES = 2
 
@@ -34,12 +33,12 @@ def make_measurements(syncs: Sequence[str] = cells.SYNCS, workers: Sequence[int]
     """What bench:growth would measure; `noise` is the relative standard deviation of each."""
     numbers = random.Random(1)
     found = []
-    for run in growth_runs.plan_runs(syncs, workers, growth_runs.all_bytes(), CORES):
+    for run in growth_runs.plan_runs(syncs, workers, CORES):
         for sync in run.syncs:
             for size in run.sizes:
                 one = cost_fit.Measurement(sync, run.medium, run.workers, run.servers, size, run.bucket_bytes,
                                            run.compute_s, 1.0)
-                seconds = cost_fit.predicted_s(one, CORES, of_medium(costs, run.medium)) * (1 + numbers.gauss(0, noise))
+                seconds = one.predicted_s(CORES, of_medium(costs, run.medium)) * (1 + numbers.gauss(0, noise))
                 found.append(dataclasses.replace(one, seconds=seconds))
     return found
 

@@ -22,8 +22,7 @@ import predictions
 import programs
 import regimes
 import sync_cells as cells
-from correction import Correction
-from emulated_hosts import Comparison, Link
+from emulated_hosts import Comparison
 from made_costs import COSTS, FREE, make_book
 from workload import Cluster, Workload
 
@@ -55,7 +54,7 @@ class PlanningTest(unittest.TestCase):
         self.assertEqual(planning.server_counts(tcp, 1024), [])
         # Each server on a host of its own adds its link, so the plan takes as many as there are workers.
         for line in make(costs=FREE, workers=[4, 16]).lines:
-            if line.own_hosts:
+            if line.place.placement == cells.OWN_HOSTS:
                 self.assertEqual([one.servers for one in line.points], [4, 16])
         # Where nothing is gained by more servers, one is taken.
         fast = dataclasses.replace(HOSTS, bytes_per_second=1e15)
@@ -102,7 +101,7 @@ class PlanningTest(unittest.TestCase):
     def test_own_hosts_win_between_hosts(self):
         found = make(costs=FREE, workers=[4, 8])
         line, best = found.best(0)
-        self.assertTrue(line.own_hosts)
+        self.assertTrue(line.place.placement == cells.OWN_HOSTS)
         _, rival = found.best(0, lambda line: line.place.topology == "ring")
         self.assertGreater(rival.step_s / best.step_s, 1.2)
         self.assertIn("4 to 8 workers: star/tcp on own hosts with 4 to 8 servers is the fastest; the best ring takes",
@@ -119,8 +118,8 @@ class PlanningTest(unittest.TestCase):
         self.assertTrue(sentences[1].startswith("64 workers: "))
 
     def test_within_the_bands(self):
-        tied = make(costs=dataclasses.replace(FREE, bare_band=0.5), workers=[4])
-        apart = make(costs=dataclasses.replace(FREE, bare_band=0.02), workers=[4])
+        tied = make(costs=dataclasses.replace(FREE, band=0.5), workers=[4])
+        apart = make(costs=dataclasses.replace(FREE, band=0.02), workers=[4])
         self.assertIn(", which is within the bands", planning.crossings(tied)[0])
         self.assertNotIn("bands", planning.crossings(apart)[0])
 
@@ -158,17 +157,6 @@ class PlanningTest(unittest.TestCase):
         self.assertEqual({(one.extrapolated, round(one.band, 3)) for each in large.lines for one in each.points},
                          {(True, 0.075)})
         self.assertEqual(large.measured_until, 0)
-
-    def test_corrections_and_their_band_are_for_as_many_cores_as_measured(self):
-        twice = dataclasses.replace(COSTS, cores=2, corrections=(Correction(2, 0, 4096, 2.0),), band=0.02,
-                                    bare_band=0.3)
-        no_link = {"bytes_per_second": 1e15}
-        for cluster, factor, band in ((Cluster(cores=2), 2.0, 0.02), (Cluster(cores=16), 1.0, 0.3), (HOSTS, 1.0, 0.3),
-                                      (Cluster(hosts=2, cores=1, **no_link), 2.0, 0.02)):
-            found, plain = (planning.make(Workload("a", 4096), cluster, [2], make_book(costs)).lines[0].points[0]
-                            for costs in (twice, COSTS))
-            self.assertAlmostEqual(found.step_s / plain.step_s, factor)
-            self.assertEqual(found.band, band)
 
     def test_every_cell_is_extrapolated_from_its_own_measurements(self):
         book = make_book()
@@ -208,7 +196,7 @@ class OutputTest(unittest.TestCase):
         by_key = {(one["sync"], one["accounting"], one["workers"]): one for one in found}
         self.assertEqual(len(by_key), len(found))
         for line in made.lines:
-            accounting = cells.ACCOUNTING_OWN_HOSTS if line.own_hosts else "equal-workers"
+            accounting = cells.ACCOUNTING_OWN_HOSTS if line.place.placement == cells.OWN_HOSTS else "equal-workers"
             for point in line.points[:-1]:
                 one = by_key[line.place.sync, accounting, point.workers]
                 self.assertAlmostEqual(one["step_ms"], 1e3 * point.step_s)
@@ -220,8 +208,8 @@ class OutputTest(unittest.TestCase):
 
     def test_printed(self):
         text = "\n".join(program.text_of(make()))
-        for wanted in ("step ms", "exposed exchange ms", "samples/s", "servers", "1,024", "* extrapolated",
-                       "star/grpc on own hosts", "Verdict: ", "is the fastest"):
+        for wanted in ("step ms", "The band holds 9 of 10 errors", "exposed exchange ms", "samples/s", "servers",
+                       "1,024", "* extrapolated", "star/grpc on own hosts", "Verdict: ", "is the fastest"):
             self.assertIn(wanted, text)
         self.assertRegex(text, r"\nring/mpi( +[\d.]+ ){6}( +[\d.]+\*){4}\n")
         self.assertNotIn("*", "\n".join(program.text_of(make(workers=[2, 4]))))
@@ -274,7 +262,7 @@ class ProgramTest(unittest.TestCase):
 
     def test_a_model_and_a_cluster_are_measured(self):
         with unittest.mock.patch.object(measured_facts, "model_facts", lambda *_: (8 * MIB, 0.004)), \
-                unittest.mock.patch.object(measured_facts, "link", lambda hosts, _: Link(1e9 / 8 * 10, 1e-5)):
+                unittest.mock.patch.object(measured_facts, "link", lambda *_: Cluster(2, 1, 2, 1e9 / 8 * 10, 1e-5)):
             status, text, _ = self.run_plan("--model=mlp", "--measure=a,b,c")
             self.assertEqual(status, 0)
             self.assertIn("mlp: 8,388,608 bytes, 4.00 ms of computing", text)

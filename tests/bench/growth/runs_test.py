@@ -14,6 +14,7 @@ import growth_runs
 import machine
 import programs
 import sync_cells as cells
+from emulated_hosts import Comparison
 from made_costs import CORES, COSTS, KERNELS, of_medium
 
 ELEMENTS = 1 << 22
@@ -29,12 +30,8 @@ class Programs:
 
     def __init__(self, failing=()):
         self.failing, self.ran = failing, []
-        self.round_trips_ns = []  # of the two cores, in turn; 100 after the last
 
     def run(self, argv, _environment=None, _seconds_max=0.0):
-        if "--benchmark_filter=CoreRoundTrip" in argv:
-            now = self.round_trips_ns.pop(0) if self.round_trips_ns else 100.0
-            return json.dumps({"benchmarks": [{"name": "CoreRoundTrip/real_time", "real_time": now}]})
         self.ran.append(argv)
         if any(word in " ".join(argv) for word in self.failing):
             raise programs.ProgramError(f"{argv[0]} ended with 1:\nboom")
@@ -61,7 +58,7 @@ class Programs:
                 one = cost_fit.Measurement(name, "sockets" if sockets else "memory", workers,
                                            int(flag(argv, "servers", "0")), size, int(flag(argv, "bucket_bytes")),
                                            computing, 0.0)
-                seconds = cost_fit.predicted_s(one, CORES, of_medium(COSTS, one.medium))
+                seconds = one.predicted_s(CORES, of_medium(COSTS, one.medium))
                 lines.append(json.dumps({"sync": name, "workers": workers, "bytes": size,
                                          "latency_us": 1e6 * (seconds - computing), "p95_us": 1e6 * seconds}))
         return "\n".join(["noise", *lines])
@@ -71,7 +68,7 @@ class Programs:
 @unittest.mock.patch.object(programs, "binary", lambda name: "/bin/" + name)
 class RunsTest(unittest.TestCase):
     def plan(self, syncs=cells.SYNCS, workers=(1, 2, 8, 64)):
-        return growth_runs.plan_runs(list(syncs), list(workers), growth_runs.all_bytes(), CORES)
+        return growth_runs.plan_runs(list(syncs), list(workers), CORES)
 
     def test_commands(self):
         for run in self.plan():
@@ -115,42 +112,6 @@ class RunsTest(unittest.TestCase):
         self.assertEqual(median.seconds, 3.0)
         self.assertAlmostEqual(median.scatter, (0 + 2 / 3 + 6 / 3) / 3)
 
-    def test_what_was_measured_while_cores_were_elsewhere_does_not_count(self):
-        runs = self.plan(["ring"], [2, 4])
-
-        def measured(round_trips_ns, slow):
-            """Of `runs[0]`, whose visits numbered in `slow` take three times as long; and how often it was visited."""
-            fake, visited = Programs(), []
-            fake.round_trips_ns = list(round_trips_ns)
-
-            def run(argv, *more):
-                output = fake.run(argv, *more)
-                if argv == runs[0].command():
-                    visited.append(argv)
-                    if len(visited) - 1 in slow:
-                        rows = [json.loads(line) for line in output.splitlines()[1:]]
-                        output = "\n".join(json.dumps({**row, "latency_us": 3 * row["latency_us"]}) for row in rows)
-                return output
-
-            with unittest.mock.patch.object(programs, "run", run):
-                *_, (found, _) = growth_runs.rounds(runs, 2, lambda text: None)
-            first, = (one for one in found if (one.workers, one.medium, one.bytes, one.bucket_bytes, one.compute_s)
-                      == (2, "memory", 4096, growth_runs.BUCKET_BYTES, 0.0))
-            return first.seconds / cost_fit.predicted_s(first, CORES, of_medium(COSTS, "memory")), len(visited)
-
-        for trips in ([500.0, 500.0], [500.0, 100.0], [100.0, 500.0]):  # far away, or on the way
-            for there in (trips, [50.0 if ns == 500 else ns for ns in trips]):
-                ratio, visits = measured(there, slow={0})
-                self.assertAlmostEqual(ratio, 1, places=6)
-                self.assertEqual(visits, 3)
-        ratio, visits = measured([150.0, 70.0], slow=set())
-        self.assertAlmostEqual(ratio, 1, places=6)
-        self.assertEqual(visits, 3)  # 150 and 70 are not alike
-        self.assertEqual(measured([150.0, 100.0], slow=set())[1], 2)
-        # Elsewhere each time: better than nothing.
-        elsewhere = ([500.0, 500.0] + [100.0] * 2 * (len(runs) - 1)) + [100.0] * 2 * (len(runs) - 1) + [500.0] * 8
-        self.assertAlmostEqual(measured(elsewhere, slow=range(9))[0], 3, places=6)
-
     def test_runs_whose_rounds_differ_are_measured_again(self):
         fake, disturbed = Programs(), []
 
@@ -169,7 +130,7 @@ class RunsTest(unittest.TestCase):
         scattered = [one for one in found if one.scatter > 0]
         self.assertEqual([one.workers for one in scattered], [4])
         for one in found:
-            expected = cost_fit.predicted_s(one, CORES, of_medium(COSTS, one.medium))
+            expected = one.predicted_s(CORES, of_medium(COSTS, one.medium))
             self.assertAlmostEqual(one.seconds / expected, 1, places=6)
 
     def test_what_fails_is_told_once_and_left_out(self):
@@ -217,7 +178,7 @@ class GrowthTest(unittest.TestCase):
 
     def test_an_interruption_loses_a_round(self):
         fake = Programs()
-        runs = len(growth_runs.plan_runs(["ring"], [2, 4, 8], growth_runs.all_bytes(), CORES))
+        runs = len(growth_runs.plan_runs(["ring"], [2, 4, 8], CORES))
 
         def run(argv, *more):
             if sum("ring_bench" in word for one in fake.ran for word in one) > runs + 3:
@@ -244,13 +205,14 @@ class GrowthTest(unittest.TestCase):
                 self.assertRaises(KeyboardInterrupt):
             self.run_growth(*FEW, "--lab=1gbit:2")
         self.assertTrue(cost_book.read(path).costs)
-        with unittest.mock.patch.object(growth, "measure_lab", lambda *_: ({"ring": 1.25}, ["star: boom"])):
+        wasteful = Comparison(cells.BY_SYNC["ring"], "netlab:2,1gbit", 2, 0, 4 << 20, 1.25, 1.0, True, 0.2)
+        with unittest.mock.patch.object(growth.emulated_hosts, "compare", return_value=([wasteful], ["star: boom"])):
             status, said = self.run_growth(*FEW, "--lab=1gbit:2")
         self.assertEqual(status, 1)
         self.assertIn("not measured: star: boom", said)
-        with unittest.mock.patch.object(growth, "measure_lab", lambda *_: ({"ring": 1.25}, [])):
+        with unittest.mock.patch.object(growth.emulated_hosts, "compare", return_value=([wasteful], [])):
             self.assertEqual(self.run_growth(*FEW, "--lab=1gbit:2")[0], 0)
-        self.assertEqual(cost_book.read(path).wasted_buckets, {"ring": 1.25})
+        self.assertAlmostEqual(cost_book.read(path).wasted_buckets["ring"], 1.25)
 
     def test_a_fit_of_runs_that_were_saved(self):
         self.run_growth(*FEW)
@@ -276,7 +238,7 @@ class GrowthTest(unittest.TestCase):
         with unittest.mock.patch("sys.stderr"):
             self.assertEqual(self.run_growth(f"--runs={ring},{star}")[0], 2)
 
-    def test_a_missed_target_is_said_and_fails(self):
+    def test_a_missed_target_is_said(self):
         self.run_growth(*FEW)
         path = os.path.join(self.out, "runs.json")
         with open(path, encoding="utf-8") as file:
@@ -287,7 +249,7 @@ class GrowthTest(unittest.TestCase):
         with open(path, "w", encoding="utf-8") as file:
             json.dump(runs, file)
         status, said = self.run_growth("--runs=" + path)
-        self.assertEqual(status, 1)
+        self.assertEqual(status, 0)
         self.assertIn("MISSED", said)
         self.assertIn("worst  66.7 %", said)
 
