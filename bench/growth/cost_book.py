@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -18,8 +17,6 @@ MEDIA = (MEMORY, SOCKETS)
 # Planned with another cell's costs where it was not measured: the same transport, so the same messages.
 LIKE = {"star-servers-tcp": "star-tcp", "star-tcp": "ring-tcp", "ring-tcp": "star-tcp", "star-mpi": "ring"}
 BORROWED_BAND_MIN = 0.25  # relative; such costs were never compared with that cell
-# Beyond the measured numbers of workers and bytes a band grows by this share of itself for each doubling.
-BAND_GROWTH = 0.5
 SHIPPED = os.path.join(os.path.dirname(os.path.realpath(__file__)), "costs.json")
 HOW_TO_MEASURE = "bazel run //bench:growth"
 
@@ -31,17 +28,6 @@ class CostsError(Exception):
 def place_key(place: cells.Cell) -> str:
     """ring, star, or star@own: the cell with servers on hosts of their own."""
     return place.sync + ("@own" if place.placement == cells.OWN_HOSTS else "")
-
-
-def is_extrapolated(costs: model.Costs, workers: int, size: int) -> bool:
-    """Whether that is beyond the measurements of the costs."""
-    return workers > costs.workers_max or size > costs.bytes_max
-
-
-def band(costs: model.Costs, workers: int, size: int) -> float:
-    """The relative band of a prediction. It is a rule of thumb beyond the measurements."""
-    doublings = math.log2(max(1.0, workers / costs.workers_max)) + math.log2(max(1.0, size / costs.bytes_max))
-    return costs.band * (1 + BAND_GROWTH * doublings)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,15 +43,17 @@ class CostBook:
     def find(self, sync: str, medium: str) -> tuple[model.Costs, str]:
         """The costs, and a note if they are another's. CostsError if nothing similar was measured."""
         over_tcp = cells.BY_SYNC[sync].transport == "tcp"
-        media = (SOCKETS,) if over_tcp else (medium, *MEDIA)  # TCP has sockets alone, even on one host
-        for other in (sync, LIKE.get(sync, sync)):
-            for by in media:
-                if (found := self.costs.get((other, by))) is None:
+        if over_tcp:
+            medium = SOCKETS  # even on one host
+        for other in dict.fromkeys((sync, LIKE.get(sync, sync))):
+            for by in dict.fromkeys((medium, *MEDIA)):
+                found = self.costs.get((other, by))
+                if found is None or (over_tcp and by != medium):
                     continue
-                if (other, by) == (sync, media[0]):
+                if (other, by) == (sync, medium):
                     return found, ""
                 return (dataclasses.replace(found, band=max(found.band, BORROWED_BAND_MIN)),
-                        f"{sync} by {media[0]} was not measured: planned with the costs of {other} by {by}")
+                        f"{sync} by {medium} was not measured: planned with the costs and the error of {other} by {by}")
         raise CostsError(f"no costs of {sync}: {HOW_TO_MEASURE} measures them")
 
     def wasted_by(self, place: cells.Cell) -> float:
@@ -74,33 +62,23 @@ class CostBook:
 
 
 def to_json(book: CostBook) -> dict[str, Any]:
-    found: dict[str, Any] = {"version": VERSION, **vars(book), "cells": {}}
-    del found["costs"]
+    cells_of: dict[str, dict[str, Any]] = {}
     for (sync, medium), costs in book.costs.items():
-        found["cells"].setdefault(sync, {})[medium] = dataclasses.asdict(costs)
-    return found
+        cells_of.setdefault(sync, {})[medium] = dataclasses.asdict(costs)
+    facts = {field.name: getattr(book, field.name) for field in dataclasses.fields(book) if field.name != "costs"}
+    return {"version": VERSION, **facts, "cells": cells_of}
 
 
 def from_json(found: Mapping[str, Any]) -> CostBook:
-    if found["version"] != VERSION:
-        raise ValueError(f"it has version {found['version']}, and this program reads version {VERSION}")
     costs = {}
     for sync, media in found["cells"].items():
         if sync not in cells.BY_SYNC:
             raise ValueError(f"unknown cell {sync}")
         for medium, one in media.items():
+            rest = {name: float(value) for name, value in one.items() if name != "seconds"}
             seconds = {name: float(one["seconds"][name]) for name in (*model.FITTED, *model.KERNELS)}
-            rest = {field.name: float(one[field.name]) for field in dataclasses.fields(model.Costs)
-                    if field.name != "seconds"}
             costs[sync, medium] = model.Costs(seconds, **rest)
-    wasted = {key: float(value) for key, value in found["wasted_buckets"].items()}
-    return CostBook(costs, wasted, float(found["jitter"]),
-                    *(str(found[name]) for name in ("machine", "commit", "date", "command")))
-
-
-def write_text(path: str, text: str) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
+    return CostBook(costs, **{name: value for name, value in found.items() if name not in ("version", "cells")})
 
 
 def user_path(path: str) -> str:
@@ -109,18 +87,24 @@ def user_path(path: str) -> str:
 
 
 def write(path: str, book: CostBook) -> None:
-    write_text(path, json.dumps(to_json(book), indent=1) + "\n")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(json.dumps(to_json(book), indent=1) + "\n")
 
 
 def read(path: str) -> CostBook:
     try:
         with open(path, encoding="utf-8") as file:
-            return from_json(json.load(file))
+            found = json.load(file)
+        if found["version"] == VERSION:
+            return from_json(found)
     except OSError as error:
         raise CostsError(f"{path}: {error.strerror}: {HOW_TO_MEASURE} measures costs and writes them") from error
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise CostsError(f"{path} has no costs ({type(error).__name__}: {error}): {HOW_TO_MEASURE} "
                          "writes such a file") from error
+    runs = os.path.join(os.path.dirname(path), "runs.json")
+    raise CostsError(f"{path} has costs of version {found['version']}, this program reads version {VERSION}: "
+                     f"{HOW_TO_MEASURE} measures again, and {HOW_TO_MEASURE} -- --runs={runs} fits the old runs again")
 
 
 def read_first(paths: tuple[str, ...]) -> CostBook:

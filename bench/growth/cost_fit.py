@@ -1,9 +1,9 @@
-"""Finds the costs of a cell from measurements of its exchange, and states their error on sizes that it has not seen.
+"""Finds the costs of a cell from measurements of its exchange, and tests them on sizes that the fit has not seen.
 
-The costs of summing and updating come from common_bench. The rest of each measured time is split over the other costs
-by non-negative least squares of the relative errors, so that a microsecond at 4 KiB counts as much as a millisecond at
-4 MiB. The size of the cache is the one of CACHES with the smallest error, and contention the one of CONTENTIONS that
-explains the steps with computing best.
+The costs of summing and updating come from common_bench. What is left of each measured time is split over the other
+costs by non-negative least squares of the relative errors, so that a microsecond at 4 KiB counts as much as a
+millisecond at 4 MiB. The size of the cache is the one of CACHES with the smallest error, and contention the one of
+CONTENTIONS that explains the steps with computing best. The python3 of `bazel run` may lack numpy.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 import exchange_model as model
-import least_squares
 import sync_cells as cells
 from cost_book import MEMORY
 from workload import Cluster, Workload
 
-MEDIAN_ERROR_MAX, WORST_ERROR_MAX = 0.10, 0.25  # the targets on sizes left out
 FIT_BYTES = tuple(4096 << i for i in range(13))  # to 16 MiB
 TEST_BYTES = tuple(6144 << 2 * i for i in range(6))  # between them, to 6 MiB
 CACHES = (1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20)
 CONTENTIONS = (1.0, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0)
 # Where one process copies from the memory of another, the kernel looks up every page. By sockets this cost would stand
-# for the part of one bucket that nothing overlaps.
+# for what one bucket cannot overlap.
 OF_MEMORY = ("small_page_byte",)
 BAND_SHARE = 0.9  # of the errors are within the band
 BAND_MIN = 0.02  # a few points that happen to fit promise no more
+_RIDGE = 1e-12  # of columns of length 1: two that are alike share their cost, where the equations would have no answer
+_TOLERANCE = 1e-10
 
 
 class FitError(Exception):
@@ -52,81 +52,114 @@ class Measurement:
     def is_test(self) -> bool:
         return self.bytes in TEST_BYTES and not self.compute_s
 
-    @property
-    def job(self) -> model.Job:
-        return model.Job(cells.BY_SYNC[self.sync], self.workers, self.servers)
-
-    def predicted_s(self, cores: float, costs: model.Costs) -> float:
-        workload = Workload(self.sync, self.bytes, self.compute_s, bucket_bytes=self.bucket_bytes)
-        return model.predict(self.job, Cluster(cores=cores), workload, costs, bench=True).step_s
-
-    def error(self, cores: float, costs: model.Costs) -> float:
-        """The prediction's error, relative and without a sign."""
-        return abs(self.predicted_s(cores, costs) / self.seconds - 1)
-
-
-@dataclasses.dataclass(frozen=True)
-class Errors:
-    """Relative errors of predictions, without signs."""
-    count: int
-    median: float
-    worst: float
-    worst_at: str
-    band: float  # BAND_SHARE of the errors are within it
-
-    @property
-    def met(self) -> bool:
-        return self.count > 0 and self.median <= MEDIAN_ERROR_MAX and self.worst <= WORST_ERROR_MAX
-
 
 @dataclasses.dataclass(frozen=True)
 class Fit:
     costs: model.Costs
     fitted: int  # measurements
-    test: Errors  # on sizes that the fit has not seen
-    scatter: tuple[float, float]  # of the measurements of the test: median and worst
+    tested: int  # likewise, of sizes that the fit has not seen
+    worst_at: Measurement  # of these
+    scatter: tuple[float, float]  # of these: median and worst
 
 
-def errors(measured: Iterable[Measurement], cores: float, costs: model.Costs) -> Errors:
-    found = sorted(((one.error(cores, costs), one) for one in measured), key=lambda pair: pair[0])
-    if not found:
-        return Errors(0, math.nan, math.nan, "", 0.0)
-    worst, where = found[-1]
-    band, _ = found[math.ceil(BAND_SHARE * len(found)) - 1]
-    return Errors(len(found), statistics.median(error for error, _ in found), worst,
-                  f"{where.workers} workers, {where.servers} servers, {where.bytes} bytes", max(BAND_MIN, band))
+def _job(one: Measurement) -> model.Job:
+    return model.Job(cells.BY_SYNC[one.sync], one.workers, one.servers)
+
+
+def predicted_s(one: Measurement, cores: float, costs: model.Costs) -> float:
+    workload = Workload(one.sync, one.bytes, one.compute_s, bucket_bytes=one.bucket_bytes)
+    return model.predict(_job(one), Cluster(cores=cores), workload, costs, bench=True).step_s
+
+
+def errors(measured: Iterable[Measurement], cores: float, costs: model.Costs) -> list[float]:
+    """Relative errors of the predictions, without signs."""
+    return [abs(predicted_s(one, cores, costs) / one.seconds - 1) for one in measured]
+
+
+def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
+    """Gaussian elimination with the largest pivot of each column. `matrix` is positive definite."""
+    size = len(right)
+    rows = [[*row, value] for row, value in zip(matrix, right)]
+    for column in range(size):
+        pivot = max(range(column, size), key=lambda row: abs(rows[row][column]))
+        rows[column], rows[pivot] = rows[pivot], rows[column]
+        for row in range(column + 1, size):
+            factor = rows[row][column] / rows[column][column]
+            rows[row] = [one - factor * other for one, other in zip(rows[row], rows[column])]
+    answer = [0.0] * size
+    for row in reversed(range(size)):
+        rest = sum(rows[row][column] * answer[column] for column in range(row + 1, size))
+        answer[row] = (rows[row][size] - rest) / rows[row][row]
+    return answer
+
+
+def non_negative(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
+    """The x >= 0 for which |matrix x - right| is smallest, by the active sets of Lawson and Hanson (1974, chapter 23).
+    """
+    width = len(matrix[0])
+    # Costs differ by ten orders of magnitude. With columns of length 1 one tolerance serves all.
+    lengths = [sum(row[i] ** 2 for row in matrix) ** 0.5 or 1.0 for i in range(width)]
+    scaled = [[value / length for value, length in zip(row, lengths)] for row in matrix]
+    gram = [[sum(row[i] * row[j] for row in scaled) + _RIDGE * (i == j) for j in range(width)] for i in range(width)]
+    against = [sum(row[i] * value for row, value in zip(scaled, right)) for i in range(width)]
+    x = [0.0] * width
+    free: list[int] = []
+    for _ in range(10 * width):
+        gradient = [against[i] - sum(gram[i][j] * x[j] for j in free) for i in range(width)]
+        wanting = [i for i in range(width) if i not in free and gradient[i] > _TOLERANCE]
+        if not wanting:
+            break
+        free.append(max(wanting, key=lambda i: gradient[i]))
+        while True:
+            found = dict(zip(free, _solve([[gram[i][j] for j in free] for i in free], [against[i] for i in free])))
+            if all(value > 0 for value in found.values()):
+                x = [found.get(i, 0.0) for i in range(width)]
+                break
+            # Goes from x towards the answer until the first unknown reaches 0, which leaves the free ones.
+            step = min(x[i] / (x[i] - value) for i, value in found.items() if value <= 0)
+            x = [x[i] + step * (found[i] - x[i]) if i in found else 0.0 for i in range(width)]
+            free = [i for i in free if x[i] > _TOLERANCE]
+            x = [value if i in free else 0.0 for i, value in enumerate(x)]
+    return [value / length for value, length in zip(x, lengths)]
 
 
 def _seconds(measured: Sequence[Measurement], cores: float, kernels: Mapping[str, float],
              cache: float) -> dict[str, float]:
     rows, right = [], []
-    names = [name for name in model.FITTED if measured[0].medium == MEMORY or name not in OF_MEMORY]
+    medium = measured[0].medium
+    names = [name for name in model.FITTED if medium == MEMORY or name not in OF_MEMORY]
     for one in measured:
-        load, = model.loads(one.job, Cluster(cores=cores), one.bytes, one.bucket_bytes)
-        counts = load.counts(Cluster(cores=cores), cache)
+        load, = model.loads(_job(one), Cluster(cores=cores), one.bytes, one.bucket_bytes)
+        counts = model.terms(load, Cluster(cores=cores), cache)
         known = sum(kernels[name] * counts[name] for name in model.KERNELS)
         # A kernel alone may seem to take longer than the whole step where its data is in a cache.
         rest = max(one.seconds - known, 0.1 * one.seconds)
         rows.append([counts[name] / one.seconds for name in names])
         right.append(rest / one.seconds)
-    return {**kernels, **dict.fromkeys(model.FITTED, 0.0), **dict(zip(names, least_squares.non_negative(rows, right)))}
+    return {**kernels, **dict.fromkeys(model.FITTED, 0.0), **dict(zip(names, non_negative(rows, right)))}
 
 
 def fit(measured: Sequence[Measurement], cores: float, kernels: Mapping[str, float]) -> Fit:
-    """The costs of one cell with one medium. FitError if there are fewer measurements than costs."""
-    computing = [one for one in measured if one.compute_s]
-    test = [one for one in measured if one.is_test]
-    known = [one for one in measured if not one.compute_s and not one.is_test]
+    """The costs of one cell with one medium. FitError if there are fewer measurements than costs, or none to test."""
+    alone = [one for one in measured if not one.compute_s]
+    known, test = [one for one in alone if not one.is_test], [one for one in alone if one.is_test]
     if len(known) < len(model.FITTED):
         raise FitError(f"{len(known)} measurements to fit {len(model.FITTED)} costs: give more --workers")
-    costs = min((model.Costs(_seconds(known, cores, kernels, cache), cache) for cache in CACHES),
-                key=lambda candidate: sum(one.error(cores, candidate) ** 2 for one in known))
+    if not test:
+        raise FitError("no measurement of a size that the fit has not seen, such as "
+                       f"{TEST_BYTES[0]} bytes: measure again")
+    candidates = [model.Costs(_seconds(known, cores, kernels, cache), cache) for cache in CACHES]
+    costs = min(candidates, key=lambda one: sum(error ** 2 for error in errors(known, cores, one)))
+    computing = [one for one in measured if one.compute_s]
     if computing:
         costs = min((dataclasses.replace(costs, contention=value) for value in CONTENTIONS),
-                    key=lambda candidate: errors(computing, cores, candidate).median)
-    # The fit has seen neither the sizes of the test nor, but for contention, the steps with computing.
-    costs = dataclasses.replace(costs, band=errors([*test, *computing] or known, cores, costs).band,
+                    key=lambda one: statistics.median(errors(computing, cores, one)))
+    found = errors(test, cores, costs)
+    every = sorted([*found, *errors(computing, cores, costs)])
+    costs = dataclasses.replace(costs, median_error=statistics.median(found), worst_error=max(found),
+                                band=max(BAND_MIN, every[math.ceil(BAND_SHARE * len(every)) - 1]),
                                 workers_max=max(one.workers for one in measured),
                                 bytes_max=max(one.bytes for one in measured))
-    scatters = [one.scatter for one in test] or [0.0]
-    return Fit(costs, len(known), errors(test, cores, costs), (statistics.median(scatters), max(scatters)))
+    scatters = [one.scatter for one in test]
+    return Fit(costs, len(known), len(test), test[found.index(max(found))],
+               (statistics.median(scatters), max(scatters)))

@@ -22,9 +22,6 @@ ERROR_MAX = 0.10
 RANKS_BUCKET_BYTES = 1 << 30  # ring_bench's default, as alone.py starts it: the whole vector
 SMALL, LARGE = 4096, 4194304  # what a link's latency and its rate are measured with
 
-Say = Callable[[str], None]
-Times = dict[tuple[str, int, int], float]  # seconds by sync, servers and bytes
-
 
 class LabsError(Exception):
     """The text names no labs; the message says what it can be."""
@@ -49,24 +46,30 @@ def parse_labs(text: str) -> list[Lab]:
     return labs
 
 
-def measured_link(seconds: dict[int, float], costs: model.Costs, cores: float, burst_s: float = 0.0) -> Cluster:
-    """Two hosts with the rate and latency of their link, from the time of a ring of two ranks: {bytes: seconds}.
+@dataclasses.dataclass(frozen=True)
+class Link:
+    bytes_per_second: float
+    latency_s: float
+    burst_s: float = 0.0  # Cluster.burst_s
 
-    The costs of the ranks are known, so the rest is the link's: of a short exchange the latency, of a long one the
-    rate.
+
+def measured_link(seconds: dict[int, float], costs: model.Costs, cores: float, burst_s: float = 0.0) -> Link:
+    """A link's rate and latency from the time of a ring of two ranks on two hosts, {bytes: seconds}.
+
+    What the ranks themselves cost is known, so the rest is the link's: of a short exchange the latency, of a long one
+    the rate.
     """
     job = model.Job(cells.BY_SYNC["ring"], 2, 0)
-    # Without bytes on the link, the parts are the ranks' own costs, whatever the rate.
+    # Without bytes on the link, the parts are what the ranks cost themselves, whatever the rate.
     cluster = Cluster(hosts=2, cores=cores, bytes_per_second=1.0)
-    load, = model.loads(job, cluster, LARGE, RANKS_BUCKET_BYTES)
-    own = {size: model.parts(dataclasses.replace(one, link_bytes=0.0), cluster, costs) for size in (SMALL, LARGE)
-           for one in model.loads(job, cluster, size, RANKS_BUCKET_BYTES)}
-    latency = max(0.0, (seconds[SMALL] - own[SMALL].exchange_s) / load.hops)
-    idle = own[LARGE].start_s + load.hops * latency
+    short, long = (model.loads(job, cluster, size, RANKS_BUCKET_BYTES)[0] for size in (SMALL, LARGE))
+    own_short, own_long = (model.parts(dataclasses.replace(load, link_bytes=0.0), cluster, costs)
+                           for load in (short, long))
+    latency = max(0.0, (seconds[SMALL] - own_short.exchange_s) / long.hops)
+    idle = own_long.start_s + long.hops * latency
     on_wire = seconds[LARGE] - max(0.0, idle - burst_s)
     # Without that limit a link that is faster than the cores would seem to be of any rate.
-    return dataclasses.replace(cluster, latency_s=latency, burst_s=burst_s,
-                               bytes_per_second=load.link_bytes / max(on_wire, own[LARGE].cpu_s))
+    return Link(long.link_bytes / max(on_wire, own_long.cpu_s), latency, burst_s)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +89,12 @@ class Comparison:
         return self.predicted_s / self.measured_s - 1
 
 
+def cluster_of(link: Link, hosts: int) -> Cluster:
+    """`hosts` emulated hosts: they share this machine's cores."""
+    return Cluster(hosts=hosts, cores=len(machine.cores()) / hosts, bytes_per_second=link.bytes_per_second,
+                   latency_s=link.latency_s, burst_s=link.burst_s)
+
+
 def _place(sync: str) -> cells.Cell:
     if sync == alone.OWN_HOSTS:
         return dataclasses.replace(cells.BY_SYNC["star"], placement=cells.OWN_HOSTS)
@@ -97,16 +106,19 @@ def predict(book: CostBook, place: cells.Cell, workers: int, servers: int, size:
     """The seconds of an exchange as alone.py measures it, whether the link is what limits it, and those of a bucket on
     the link where the cell can waste them (Load.wasting)."""
     costs, _ = book.find(place.sync, SOCKETS)
+    job, wasted = model.Job(place, workers, servers), book.wasted_by(place)
     bucket = cells.bucket_bytes_between_hosts(servers) if place.has_servers else RANKS_BUCKET_BYTES
-    slowest, load = max(((model.parts(load, cluster, costs, book.wasted_by(place)), load)
-                         for load in model.loads(model.Job(place, workers, servers), cluster, size, bucket)),
-                        key=lambda one: one[0].exchange_s)
+    each = [(model.parts(load, cluster, costs, wasted), load) for load in model.loads(job, cluster, size, bucket)]
+    slowest, load = max(each, key=lambda one: one[0].exchange_s)
     return (slowest.exchange_s, slowest.wire_s > slowest.cpu_s,
             load.wasting * load.link_bytes / cluster.bytes_per_second)
 
 
-def _medians(lab: netlab.Netlab, syncs: Sequence[str], workers: int, sizes: Sequence[int], repeats: int, say: Say
-             ) -> tuple[Times, dict[str, str]]:
+Times = dict[tuple[str, int, int], float]  # seconds by sync, servers and bytes
+
+
+def _medians(lab: netlab.Netlab, syncs: Sequence[str], workers: int, sizes: Sequence[int], repeats: int,
+             say: Callable[[str], None]) -> tuple[Times, dict[str, str]]:
     """The times, and by sync why it failed."""
     found: dict[tuple[str, int, int], list[float]] = {}
     reasons: dict[str, str] = {}
@@ -121,61 +133,62 @@ def _medians(lab: netlab.Netlab, syncs: Sequence[str], workers: int, sizes: Sequ
     return {key: statistics.median(values) for key, values in found.items()}, reasons
 
 
-def _link_of(lab: netlab.Netlab, costs: model.Costs, repeats: int, say: Say) -> Cluster:
+def _measured_link(lab: netlab.Netlab, costs: model.Costs, repeats: int, say: Callable[[str], None]) -> Link:
     """As two hosts of the lab find it. ProgramError if their ring fails: nothing can be predicted without the link."""
-    times, reasons = _medians(lab, ["ring"], 2, (SMALL, LARGE), repeats, say)
-    if any(("ring", 0, size) not in times for size in (SMALL, LARGE)):
+    sizes = (SMALL, LARGE)
+    times, reasons = _medians(lab, ["ring"], 2, sizes, repeats, say)
+    if any(("ring", 0, size) not in times for size in sizes):
         raise programs.ProgramError(f"{lab.section}: the link cannot be measured: {reasons.get('ring', 'no times')}")
-    link = measured_link({size: times["ring", 0, size] for size in (SMALL, LARGE)}, costs, len(machine.cores()) / 2,
-                         lab.burst_s)
-    say(f"{lab.section}: {8e-6 * link.bytes_per_second:.1f} Mbit/s of payload, {1e6 * link.latency_s:.0f} us, "
-        f"bursts of {1e6 * link.burst_s:.0f} us")
-    return link
+    return measured_link({size: times["ring", 0, size] for size in sizes}, costs, len(machine.cores()) / 2, lab.burst_s)
 
 
-def compare(lab: Lab, book: CostBook, repeats: int, say: Say) -> tuple[list[Comparison], list[str]]:
-    """Measures all cells that have costs with a worker on each host and, with half of the hosts for servers, the star
-    once more. The second result says what has failed. CostsError without costs of the ring, which measures the link."""
-    ring, _ = book.find("ring", SOCKETS)
-    syncs: list[str] = []
-    found: list[Comparison] = []
-    failures: list[str] = []
+def _syncs_with_costs(book: CostBook, say: Callable[[str], None]) -> list[str]:
+    found = []
     for sync in cells.SYNCS:
         try:
             book.find(sync, SOCKETS)
-            syncs.append(sync)
+            found.append(sync)
         except CostsError as error:
             say(f"{sync} is not compared: {error}")
+    return found
 
-    def add(hosts: netlab.Netlab, workers: int, measured: Sequence[str], kept: Sequence[str], cluster: Cluster) -> None:
+
+def compare(lab: Lab, book: CostBook, repeats: int, say: Callable[[str], None]) -> tuple[list[Comparison], list[str]]:
+    """Measures all cells that have costs with a worker on each host and, with half of the hosts for servers, the star
+    once more. The second result says what has failed. CostsError without costs of the ring, which measures the link."""
+    ring, _ = book.find("ring", SOCKETS)
+    syncs = _syncs_with_costs(book, say)
+    found: list[tuple[str, int, Times]] = []
+    failures: list[str] = []
+
+    def add(hosts: netlab.Netlab, workers: int, measured: Sequence[str], only: str = "") -> None:
         times, reasons = _medians(hosts, measured, workers, SIZES, repeats, say)
-        found.extend(Comparison(_place(sync), hosts.section, workers, servers, size, seconds,
-                                *predict(book, _place(sync), workers, servers, size, cluster))
-                     for (sync, servers, size), seconds in times.items() if sync in kept)
-        failures.extend(f"{hosts.section}: {sync}: {reason}" for sync, reason in reasons.items() if sync in kept)
+        found.append((hosts.section, workers, {key: one for key, one in times.items() if only in ("", key[0])}))
+        failures.extend(f"{hosts.section}: {sync}: {reason}" for sync, reason in reasons.items() if only in ("", sync))
 
     with netlab.Netlab(hosts=lab.hosts, rate=lab.rate) as hosts:
-        # The hosts share this machine's cores.
-        cluster = dataclasses.replace(_link_of(hosts, ring, repeats, say), hosts=lab.hosts,
-                                      cores=len(machine.cores()) / lab.hosts)
-        add(hosts, lab.hosts, syncs, syncs, cluster)
+        link = _measured_link(hosts, ring, repeats, say)
+        say(f"{hosts.section}: {8e-6 * link.bytes_per_second:.1f} Mbit/s of payload, {1e6 * link.latency_s:.0f} us, "
+            f"bursts of {1e6 * link.burst_s:.0f} us")
+        add(hosts, lab.hosts, syncs)
     if lab.hosts % 2 == 0 and "star" in syncs:
         half = lab.hosts // 2
         with netlab.Netlab(hosts=half, rate=lab.rate, server_hosts=half) as hosts:
-            add(hosts, half, ["star"], [alone.OWN_HOSTS], cluster)
-    return found, failures
+            add(hosts, half, ["star"], only=alone.OWN_HOSTS)
+    return [Comparison(_place(sync), section, workers, servers, size, seconds,
+                       *predict(book, _place(sync), workers, servers, size, cluster_of(link, lab.hosts)))
+            for section, workers, times in found for (sync, servers, size), seconds in times.items()], failures
 
 
-def compare_all(labs: Sequence[Lab], book: CostBook, repeats: int, say: Say) -> tuple[list[Comparison], list[str]]:
-    """Says the comparisons of each lab at once, as slow links take minutes and may be interrupted, and those of all."""
+def compare_all(labs: Sequence[Lab], book: CostBook, repeats: int, say: Callable[[str], None]
+                ) -> tuple[list[Comparison], list[str]]:
+    """Says the comparisons so far after each lab: slow links take minutes, and may be interrupted."""
     found: list[Comparison] = []
     failures: list[str] = []
     for lab in labs:
-        of_lab, failed = compare(lab, book, repeats, say)
-        found, failures = found + of_lab, failures + failed
-        if lab != labs[-1]:
-            say("\n".join(table(of_lab, failed)))
-    say("\n".join(table(found, failures)))
+        more, failed = compare(lab, book, repeats, say)
+        found, failures = [*found, *more], [*failures, *failed]
+        say("\n".join(table(found, failures)))
     return found, failures
 
 
@@ -197,14 +210,17 @@ def is_met(found: Sequence[Comparison], failures: Sequence[str]) -> bool:
 
 def table(found: Sequence[Comparison], failures: Sequence[str] = ()) -> list[str]:
     """A line for each comparison, what has failed, and the verdict in the last one."""
-    lines = [f"{'cell':24} {'lab':22} {'workers':>7} {'bytes':>10} {'measured ms':>12} {'predicted ms':>12}   error",
-             *(f"{cells.name_of(one.place)[:24]:24} {one.lab:22} {one.workers:7} {one.bytes:10} "
-               f"{1e3 * one.measured_s:12.2f} {1e3 * one.predicted_s:12.2f} {100 * one.error:+6.1f}%" for one in found),
-             *(f"not measured: {failure}" for failure in failures)]
+    lines = [f"{'cell':24} {'lab':22} {'workers':>7} {'bytes':>10} {'measured ms':>12} {'predicted ms':>12} "
+             f"{'error':>7}"]
+    for one in found:
+        lines.append(f"{cells.name_of(one.place)[:24]:24} {one.lab:22} {one.workers:7} {one.bytes:10} "
+                     f"{1e3 * one.measured_s:12.2f} {1e3 * one.predicted_s:12.2f} {100 * one.error:+6.1f}%")
+    lines += [f"not measured: {failure}" for failure in failures]
     if not found:
         return [*lines, "missed: nothing was measured"]
     errors = [abs(one.error) for one in found]
-    lines.append(f"{'met' if is_met(found, failures) else 'missed'}: {sum(error <= ERROR_MAX for error in errors)} of "
-                 f"{len(errors)} predictions are within {100 * ERROR_MAX:.0f} % of what was measured; median "
-                 f"{100 * statistics.median(errors):.1f} %, worst {100 * max(errors):.1f} %")
+    within = sum(error <= ERROR_MAX for error in errors)
+    lines.append(f"{'met' if is_met(found, failures) else 'missed'}: {within} of {len(errors)} predictions are within "
+                 f"{100 * ERROR_MAX:.0f} % of what was measured; median {100 * statistics.median(errors):.1f} %, "
+                 f"worst {100 * max(errors):.1f} %")
     return lines

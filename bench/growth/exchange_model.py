@@ -7,16 +7,18 @@ The exchange alone takes
 
     start + max(cpu, wire) + unhidden - saved
 
-    start     the step's fixed time, and what its hops cost: messages that wait for each other
+    start     a fixed time, and `hops` messages that wait for each other: each costs its latency, and its turn on a core
+              where a host has more processes than cores
     cpu       the host's messages, bytes, sums and updates, over the cores that its processes can use
-    wire      the busiest link's bytes over its rate, and the time of the buckets that the cell wastes (Load.wasting)
+    wire      the busiest link's bytes over its rate, and the time of as many buckets as the cell wastes (Load.wasting)
     unhidden  min(cpu, wire) of one bucket where there are servers: push, update and pull of a bucket follow each other,
-              and no other bucket is there to work on meanwhile
-    saved     by an emulated link, which catches up on its idle time, up to a burst (Cluster.burst_s)
+              and there is no other bucket to work on meanwhile
+    saved     by an emulated link, which may catch up on its idle time, but not on more than a burst (Cluster.burst_s)
 
-In a step with computing a bucket leaves when its part of backward is done, and buckets are served one after the other:
+A load is linear in the costs, so that they can be fitted by least squares. A step of N workers, each of which computes
+T, lets bucket i leave when its part of backward is done, and serves the buckets one after the other:
 
-    step = max(start + unhidden - saved + time at which the last bucket is served, all work of the host / its cores)
+    step = max(start + time at which the last bucket is served, all work of the host / its cores)
 
 Let M be the bytes of parameters in b buckets, S the servers, B the rate of a link. With costs of zero this is the bound
 of each cell: 2 (N - 1) / N M/B between ranks; (1 + 1/b) max(1, N / S) M/B with servers on hosts of their own. In a
@@ -32,35 +34,33 @@ from collections.abc import Mapping
 import sync_cells as cells
 from workload import Cluster, Workload, bucket_count, bucket_sizes, groups
 
-# All costs, each in seconds for one of what is named here. Load.counts() counts them.
-WAITING = {
-    "step": "a step",
-    "hop": "a message that the next one waits for",
-    "wake": "a hop on a host with more processes than cores, in addition: a process that waits there sleeps",
-    "crowd": "a hop and each further process on its core, in addition: that one's turn may come first",
-}
-WORKING = {
-    "message": "a message sent or received",
-    "long_message": "a message longer than EAGER_BYTES, in addition",
-    "incast": "a message and each doubling of the senders to its owner, in addition: few are under way at once",
-    "byte": "a byte sent or received",
-    "cold_byte": "a byte sent or received that is in no cache, in addition",
-    "small_page_byte": "a byte sent or received where the parameters are shorter than a huge page, in addition",
-}
-# common_bench measures these, and no fit finds them.
-KERNELS = {"sum_byte": "a byte of a contribution that is added", "apply_byte": "a byte of parameters that is updated"}
-FITTED = (*WAITING, *WORKING)
-
+# Seconds for each of these:
+FITTED = (
+    "step",
+    "hop",
+    "wake",  # in addition for a hop on a host with more processes than cores: a process that waits there sleeps
+    "crowd",  # in addition for a hop and each further process on its core, whose turn may come first
+    "message",  # sent or received
+    "long_message",  # in addition for one longer than EAGER_BYTES
+    "incast",  # in addition for a message and each doubling of the senders to its owner: few are under way at once
+    "byte",  # sent or received
+    "cold_byte",  # in addition for one that is in no cache
+    "small_page_byte",  # in addition where the parameters are shorter than a huge page
+)
+# A byte of a contribution added, and of parameters updated: measured by common_bench, not fitted.
+KERNELS = ("sum_byte", "apply_byte")
 EAGER_BYTES = 4095  # MPI and gRPC hand over longer messages in another way; MPI's 4,096 has a header, too
-HUGE_PAGE_BYTES = 2 << 20  # shorter arrays are in pages of 4 KiB (common/base/memory.cc), each of which is looked up
-COPIES = 3  # gradient, parameters, and what the optimizer keeps: a worker's working set in units of M
 # The worker's forward is about a third of its computing: backward does two products where forward does one.
 FORWARD_SHARE = 1 / 3
+HUGE_PAGE_BYTES = 2 << 20  # shorter arrays are in pages of 4 KiB (common/base/memory.cc), each of which is looked up
+# Beyond the measured numbers of workers and bytes a band grows by this share of itself for each doubling.
+BAND_GROWTH = 0.5
+COPIES = 3  # gradient, parameters, and what the optimizer keeps: a worker's working set in units of M
 
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """The work of one step for all processes of one host."""
+    """What one step asks of one host, all its processes together."""
     hops: int
     processes: int
     buckets: int
@@ -73,42 +73,42 @@ class Load:
     working_set: float
     small_pages: bool
     link_bytes: float  # in the busier direction
-    served: bool = False  # there are servers
-    meeting: int = 1  # processes of other hosts that send to one of this host at once; 1 for ranks, which waste nothing
     fill: float = 1.0  # the link's time, times this, where a first or last bucket leaves one direction idle
+    meeting: int = 1  # processes of other hosts that send to one of this host at once; 1 for ranks, which waste nothing
+    served: bool = False  # there are servers
 
     @property
     def wasting(self) -> float:
         """A bucket's share of the link's time, where a cell can waste it: several senders meet, some bytes of a bucket
-        come early and others late, and what follows waits. The first bucket of a step waits for none."""
+        come early and others late, and what follows waits. The first bucket of a step waits behind none."""
         return 1 / self.buckets if self.meeting > 1 and self.buckets > 1 else 0.0
 
-    def cores_of(self, cluster: Cluster) -> float:
-        """The cores that its processes can use."""
-        return min(cluster.cores, float(self.processes))
-
-    def counts(self, cluster: Cluster, cache_bytes: float) -> dict[str, float]:
-        """How often each cost occurs one after the other, so that time is the sum over costs of cost times this."""
-        share = 1 / self.cores_of(cluster)
-        cold = max(0.0, 1 - cache_bytes / self.working_set) if self.working_set else 0.0
-        return {"step": 1.0, "hop": float(self.hops), "wake": float(self.hops * (self.processes > cluster.cores)),
-                "crowd": self.hops * max(0.0, self.processes / cluster.cores - 1),
-                "message": share * self.messages, "long_message": share * self.long_messages,
-                "incast": share * self.messages * math.log2(max(1, self.senders)),
-                "byte": share * self.bytes, "cold_byte": share * self.bytes * cold,
-                "small_page_byte": share * self.bytes * self.small_pages,
-                "sum_byte": share * self.summed, "apply_byte": share * self.applied}
+    @property
+    def unhidden(self) -> float:
+        """The share of the faster one of cores and link that does not hide behind the slower one."""
+        return 1 / self.buckets if self.served else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """The costs of one cell with one medium, and how far they hold."""
+    """Of one cell with one medium."""
     seconds: Mapping[str, float]  # by the names of FITTED and KERNELS
     cache_bytes: float = math.inf  # a working set beyond it is in no cache
     contention: float = 1.0  # the work of an exchange costs so many times as much while the worker computes
-    band: float = 0.1  # relative error that 9 of 10 predictions do not exceed
+    median_error: float = 0.0  # relative, on sizes that the fit has not seen
+    worst_error: float = 0.0  # likewise
+    band: float = 0.1  # 9 of 10 errors, on these sizes and of steps that compute, do not exceed it
     workers_max: float = math.inf  # of the measurements
     bytes_max: float = math.inf  # likewise
+
+    def is_extrapolated(self, workers: int, size: int) -> bool:
+        """Whether that is beyond the measurements."""
+        return workers > self.workers_max or size > self.bytes_max
+
+    def band_at(self, workers: int, size: int) -> float:
+        """The relative band of a prediction. It is a rule of thumb beyond the measurements."""
+        doublings = math.log2(max(1.0, workers / self.workers_max)) + math.log2(max(1.0, size / self.bytes_max))
+        return self.band * (1 + BAND_GROWTH * doublings)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,75 +131,102 @@ class Job:
     servers: int  # 0 where the ranks are the owners
 
 
-def _ranks_load(job: Job, cluster: Cluster, total: int, asked_bucket: int) -> Load:
-    """The busiest host's load. Its ranks are workers and may be owners."""
-    workers, ring = job.workers, job.place.topology == "ring"
-    here, several = cluster.workers_here(workers), cluster.hosts_of(workers) > 1
-    messages = long_messages = sent = summed = applied = crossed = 0.0
+def _of_ranks(job: Job, cluster: Cluster, total: int, asked_bucket: int, load: Load) -> Load:
+    """`load` with the messages of the busiest host's ranks, each of which is a worker and may be an owner."""
+    workers, here = job.workers, load.processes
+    ring = job.place.topology == "ring"
     for group in groups(total, asked_bucket, workers, few_owners=not ring):
         owners_here = -(-here * group.owners // workers)
         owned = group.count * group.bytes * owners_here / group.owners
         # A rank sends to each other owner and receives from it; an owner does so with each other rank.
-        count = 2 * group.count * (owners_here * (workers - 1) + here * group.owners - owners_here)
-        size = group.bytes / group.owners
-        messages += count
-        long_messages += count * (size > EAGER_BYTES)
-        sent += count * size
-        summed += owned * workers * (workers > 1)
-        applied += owned
-        crossed += group.count * size * (here * (group.owners - owners_here) + owners_here * (workers - here))
-    return Load(hops=2 * (workers - 1) if ring else 2 * (workers > 1), processes=here,
-                buckets=bucket_count(total, asked_bucket, workers), messages=messages, long_messages=long_messages,
-                senders=1 if ring else workers - 1, bytes=sent, summed=summed, applied=applied,
-                working_set=here * COPIES * total, small_pages=total < HUGE_PAGE_BYTES,
-                link_bytes=several * (2 * (workers - 1) / workers * total if ring else crossed))
-
-
-def _server_loads(job: Job, cluster: Cluster, total: int, asked_bucket: int) -> list[Load]:
-    """The load of a host with workers and servers; or of one with workers, and of one with a server."""
-    workers, servers, hosts, here = (job.workers, job.servers, cluster.hosts_of(job.workers),
-                                     cluster.workers_here(job.workers))
-    sizes = bucket_sizes(total, asked_bucket, 1)  # servers own no chunks of blocks (common/job/bucket_map.h)
-    buckets = bucket_count(total, asked_bucket, 1)
-    # A slice is one message, whatever its length.
-    long_buckets = sum(count for size, count in sizes if size / servers > EAGER_BYTES)
-
-    def load(workers_here: int, servers_here: int, link_bytes: float, meeting: int, fill: float = 1.0) -> Load:
-        messages = 2.0 * (workers_here * servers + servers_here * workers)  # of a bucket
-        slices = servers_here * total / servers
-        return Load(hops=2, processes=workers_here + servers_here, buckets=buckets, messages=messages * buckets,
-                    long_messages=messages * long_buckets, senders=workers if servers_here else 1,
-                    bytes=2.0 * workers_here * total + 2.0 * workers * slices, summed=workers * slices, applied=slices,
-                    working_set=COPIES * (workers_here * total + slices), small_pages=total < HUGE_PAGE_BYTES,
-                    link_bytes=link_bytes, served=True, meeting=meeting, fill=fill)
-
-    if job.place.placement == cells.OWN_HOSTS and cluster.hosts > 1:
-        return [load(here, 0, here * total, servers, 1 + 1 / buckets),
-                load(0, 1, workers * total / servers, workers, 1 + 1 / buckets)]
-    both = -(-servers // hosts)
-    crossed = (here * (servers - both) + both * (workers - here)) * total / servers if hosts > 1 else 0.0
-    return [load(here, both, crossed, max(workers - here, servers - both))]
+        messages = 2 * group.count * (owners_here * (workers - 1) + here * group.owners - owners_here)
+        message_bytes = group.bytes / group.owners
+        crossing = here * (group.owners - owners_here) + owners_here * (workers - here)
+        load = dataclasses.replace(
+            load, messages=load.messages + messages,
+            long_messages=load.long_messages + messages * (message_bytes > EAGER_BYTES),
+            bytes=load.bytes + messages * message_bytes, summed=load.summed + owned * workers * (workers > 1),
+            applied=load.applied + owned,
+            link_bytes=load.link_bytes + (0.0 if ring else group.count * crossing * message_bytes))
+    if ring:
+        load = dataclasses.replace(load, link_bytes=2 * (workers - 1) / workers * total)
+    return load if cluster.hosts_of(workers) > 1 else dataclasses.replace(load, link_bytes=0.0)
 
 
 def loads(job: Job, cluster: Cluster, total: int, asked_bucket: int) -> list[Load]:
     """The load of each kind of host: the workers', and the servers' where these have hosts of their own."""
-    if job.place.has_servers:
-        return _server_loads(job, cluster, total, asked_bucket)
-    return [_ranks_load(job, cluster, total, asked_bucket)]
+    place, workers, servers = job.place, job.workers, job.servers
+    cut_for = 1 if place.has_servers else workers  # servers own no chunks of blocks (common/job/bucket_map.h)
+    buckets = bucket_count(total, asked_bucket, cut_for)
+    hosts = cluster.hosts_of(workers)
+    here = -(-workers // hosts)
+    idle = Load(hops=2, processes=here, buckets=buckets, messages=0.0, long_messages=0.0, senders=1, bytes=0.0,
+                summed=0.0, applied=0.0, working_set=here * COPIES * total,
+                small_pages=total < HUGE_PAGE_BYTES, link_bytes=0.0, served=place.has_servers)
+    if not place.has_servers:
+        ring = place.topology == "ring"
+        idle = dataclasses.replace(idle, hops=2 * (workers - 1) if ring else 2 * (workers > 1),
+                                   senders=1 if ring else workers - 1)
+        return [_of_ranks(job, cluster, total, asked_bucket, idle)]
+    # A slice is one message, whatever its length.
+    long_buckets = sum(count for size, count in bucket_sizes(total, asked_bucket, cut_for)
+                       if size / servers > EAGER_BYTES)
+    of_workers = dataclasses.replace(idle, messages=2.0 * here * servers * buckets,
+                                     long_messages=2.0 * here * servers * long_buckets, bytes=2.0 * here * total)
+    own = place.placement == cells.OWN_HOSTS and cluster.hosts > 1
+    servers_here = 1 if own else -(-servers // hosts)
+    of_servers = dataclasses.replace(
+        of_workers, processes=servers_here, senders=workers, messages=2.0 * servers_here * workers * buckets,
+        long_messages=2.0 * servers_here * workers * long_buckets, bytes=2.0 * servers_here * workers * total / servers,
+        summed=servers_here * workers * total / servers, applied=servers_here * total / servers,
+        working_set=servers_here * COPIES * total / servers)
+    if own:
+        fill = 1 + 1 / buckets
+        return [dataclasses.replace(of_workers, link_bytes=float(here * total), fill=fill, meeting=servers),
+                dataclasses.replace(of_servers, link_bytes=workers * total / servers, fill=fill, meeting=workers)]
+    crossing_bytes = (here * total * (servers - servers_here) / servers
+                      + servers_here * total / servers * (workers - here)) if hosts > 1 else 0.0
+    return [dataclasses.replace(
+        of_servers, processes=here + servers_here, messages=of_workers.messages + of_servers.messages,
+        long_messages=of_workers.long_messages + of_servers.long_messages, bytes=of_workers.bytes + of_servers.bytes,
+        working_set=of_workers.working_set + of_servers.working_set, link_bytes=crossing_bytes,
+        meeting=max(workers - here, servers - servers_here))]
+
+
+def usable_cores(load: Load, cluster: Cluster) -> float:
+    return min(cluster.cores, float(load.processes))
+
+
+def terms(load: Load, cluster: Cluster, cache_bytes: float) -> dict[str, float]:
+    """How often each cost occurs one after the other, so that time is the sum over costs of cost times this."""
+    share = 1 / usable_cores(load, cluster)
+    cold = max(0.0, 1 - cache_bytes / load.working_set) if load.working_set else 0.0
+    return {"step": 1.0, "hop": float(load.hops),
+            "wake": float(load.hops * (load.processes > cluster.cores)),
+            "crowd": load.hops * max(0.0, load.processes / cluster.cores - 1),
+            "message": share * load.messages,
+            "long_message": share * load.long_messages,
+            "incast": share * load.messages * math.log2(max(1, load.senders)),
+            "byte": share * load.bytes, "cold_byte": share * load.bytes * cold,
+            "small_page_byte": share * load.bytes * load.small_pages,
+            "sum_byte": share * load.summed, "apply_byte": share * load.applied}
+
+
+_START = ("step", "hop", "wake", "crowd")
 
 
 def parts(load: Load, cluster: Cluster, costs: Costs, wasted_buckets: float = 0.0) -> Parts:
     """The exchange of one step, as this kind of host sees it, while nothing computes."""
     seconds = {name: count * costs.seconds.get(name, 0.0)
-               for name, count in load.counts(cluster, costs.cache_bytes).items()}
-    start = sum(seconds[name] for name in WAITING)
-    cpu = sum(seconds[name] for name in (*WORKING, *KERNELS))
+               for name, count in terms(load, cluster, costs.cache_bytes).items()}
+    start = sum(seconds[name] for name in _START)
     carried = 0.0
     if load.link_bytes:
         start += load.hops * cluster.latency_s
         carried = load.link_bytes / cluster.bytes_per_second
     wire = (load.fill + wasted_buckets * load.wasting) * carried
-    unhidden = min(cpu, wire) / load.buckets if load.served else 0.0
+    cpu = sum(seconds.values()) - sum(seconds[name] for name in _START)
+    unhidden = load.unhidden * min(cpu, wire)
     # A direction is idle while the other one carries all, too.
     idle = start + max(cpu, wire) + unhidden - carried
     return Parts(start, cpu, wire, unhidden, min(idle, load.fill * min(cluster.burst_s, carried)))
@@ -210,9 +237,25 @@ def compute_s(job: Job, cluster: Cluster, workload: Workload, jitter: float = 0.
 
     The mean of the largest of N times that scatter by `jitter`, relatively, is about sqrt(2 ln N) scatters longer.
     """
+    here = -(-job.workers // cluster.hosts_of(job.workers))
     # Workers of emulated hosts cannot have more of a core than there is, nor can one use more than its threads.
-    crowded = max(1.0, cluster.workers_here(job.workers) * workload.threads / cluster.cores)
+    crowded = max(1.0, here * workload.threads / cluster.cores)
     return workload.compute_s * crowded * (1 + jitter * math.sqrt(2 * math.log(job.workers)))
+
+
+def step_s(load: Load, cluster: Cluster, costs: Costs, computing_s: float, busy_s: float, bench: bool,
+           wasted_buckets: float = 0.0) -> float:
+    """A step in which every worker computes `computing_s`; `busy_s`: of all cores of this host together."""
+    found = parts(load, cluster, costs, wasted_buckets)
+    service = max(found.cpu_s, found.wire_s) / load.buckets
+    # When the first and the last bucket leave, as shares of computing. The benches submit a bucket and compute then.
+    first, last = ((0.0, (load.buckets - 1) / load.buckets) if bench else
+                   (FORWARD_SHARE + (1 - FORWARD_SHARE) / load.buckets, 1.0))
+    served = max(first * computing_s + load.buckets * service, last * computing_s + service, computing_s)
+    work = found.cpu_s * usable_cores(load, cluster)
+    contended = min(work, busy_s)  # only work that meets computing is dearer
+    return max(found.start_s + found.unhidden_s - found.saved_s + served,
+               (busy_s + work + (costs.contention - 1) * contended) / cluster.cores)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,19 +266,11 @@ class Prediction:
 
 def predict(job: Job, cluster: Cluster, workload: Workload, costs: Costs, wasted_buckets: float = 0.0,
             jitter: float = 0.0, bench: bool = False) -> Prediction:
-    """One step of a job; with `bench`, of ring_bench or star_bench, which submit a bucket and compute then."""
+    """One step of a job; with `bench`, of ring_bench or star_bench."""
     computing = compute_s(job, cluster, workload, jitter)
-    busy = cluster.workers_here(job.workers) * workload.compute_s * workload.threads  # of all cores of a workers' host
-    longest = 0.0
-    for load in loads(job, cluster, workload.bytes, workload.bucket_bytes):
-        found = parts(load, cluster, costs, wasted_buckets)
-        bucket = max(found.cpu_s, found.wire_s) / load.buckets
-        first = 0.0 if bench else FORWARD_SHARE + (1 - FORWARD_SHARE) / load.buckets
-        last = (load.buckets - 1) / load.buckets if bench else 1.0
-        served = max(first * computing + load.buckets * bucket, last * computing + bucket, computing)
-        work = found.cpu_s * load.cores_of(cluster)
-        contended = (costs.contention - 1) * min(work, busy)  # only work that meets computing is dearer
-        longest = max(longest, found.start_s + found.unhidden_s - found.saved_s + served,
-                      (busy + work + contended) / cluster.cores)
-        busy = 0.0  # a host of servers alone computes nothing
-    return Prediction(longest, longest - computing)
+    here = -(-job.workers // cluster.hosts_of(job.workers))
+    steps = []
+    for place, load in enumerate(loads(job, cluster, workload.bytes, workload.bucket_bytes)):
+        busy = here * workload.compute_s * workload.threads if place == 0 else 0.0
+        steps.append(step_s(load, cluster, costs, computing, busy, bench, wasted_buckets))
+    return Prediction(max(steps), max(steps) - computing)

@@ -7,12 +7,10 @@
     bazel run //bench:growth -- --runs=data/ring/runs.json,data/star/runs.json
 
 Workers compute nothing, so many of them fit on one machine. The defaults take about an hour on two quiet cores.
-Runs whose rounds differ are measured up to three times more, and the table says how much rounds scatter. The fit sees
-some of the sizes (cost_fit.py), and the table states its error on the others: the targets are a median within 10 % and
-a worst case within 25 %. A plan's band holds 9 of 10 of these errors and of those of steps with computing.
-Writes to the folder --out: costs.json for bench:plan, runs.json with all medians, after each round, growth.svg,
-table.txt. --lab also measures between emulated hosts (root only) how much of a link each cell wastes. Exit status 0:
-all measured, however large the error; 1: not all; 2: nothing.
+Runs whose rounds differ are measured up to three times more. The fit sees some of the sizes (cost_fit.py); the table
+states the model's error on the others, and how much the rounds scatter there. Writes to the folder --out: costs.json
+for bench:plan, runs.json with all medians, after each round, growth.svg, table.txt. --lab also measures between
+emulated hosts (root only) how much of a link each cell wastes. Exit status 0: all was measured; 1: not all; 2: nothing.
 """
 
 from __future__ import annotations
@@ -35,17 +33,14 @@ sys.path[:0] = [_HERE, *(os.path.join(_BENCH, room)
 import cost_book
 import cost_fit
 import emulated_hosts
-import exchange_model as model
 import growth_runs
 import line_plot
 import machine
 import netlab
 import programs
 import sync_cells as cells
-from cost_book import user_path
 
-PLOTTED_BYTES = 1 << 20
-Fits = dict[tuple[str, str], cost_fit.Fit]  # by sync and medium
+Key = tuple[str, str]  # sync and medium
 
 
 def say(text: str) -> None:
@@ -70,8 +65,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="rounds over all runs, in turns")
     parser.add_argument("--syncs", type=syncs, default=list(cells.SYNCS), help="cells: " + ",".join(cells.SYNCS))
     parser.add_argument("--lab", default="", help="emulated hosts, such as 1gbit:4: what each cell wastes of a link")
-    parser.add_argument("--out", type=user_path, default="data/growth", help="the folder of the results")
-    parser.add_argument("--runs", type=lambda text: [user_path(path) for path in text.split(",")], default=[],
+    parser.add_argument("--out", default="data/growth", help="the folder of the results")
+    parser.add_argument("--runs", default="",
                         help="runs.json of earlier runs, separated by commas: fits these, and measures only --lab")
     options = parser.parse_args(arguments)
     if options.repeats < 1:
@@ -83,9 +78,15 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return options
 
 
+def commit() -> str:
+    done = subprocess.run(["git", "-C", os.path.dirname(_BENCH), "rev-parse", "--short=7", "HEAD"],
+                          capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else "unknown"
+
+
 @dataclasses.dataclass
 class Runs:
-    """The content of runs.json."""
+    """What runs.json has."""
     measured: list[cost_fit.Measurement]
     kernels: dict[str, float]
     jitter: float
@@ -97,7 +98,8 @@ class Runs:
 
     def save(self, path: str) -> None:
         """Under another name first: what is there already outlives an interruption."""
-        cost_book.write_text(path + ".part", json.dumps(dataclasses.asdict(self), indent=1))
+        with open(path + ".part", "w", encoding="utf-8") as file:
+            json.dump(dataclasses.asdict(self), file, indent=1)
         os.replace(path + ".part", path)
 
     @staticmethod
@@ -124,16 +126,14 @@ def measure(options: argparse.Namespace, path: str) -> Runs:
     plan = growth_runs.plan_runs(options.syncs, options.workers, cores)
     kernels, jitter = growth_runs.measure_kernels(), growth_runs.measure_jitter()
     facts = machine.describe(machine.Gpus())
-    commit = subprocess.run(["git", "-C", _BENCH, "rev-parse", "--short=7", "HEAD"], capture_output=True, text=True,
-                            check=False).stdout.strip()
-    runs = Runs([], kernels, jitter, cores, f"{facts['cpu']}, {cores} cores, {facts['os']}", commit or "unknown",
+    runs = Runs([], kernels, jitter, cores, f"{facts['cpu']}, {cores} cores, {facts['os']}", commit(),
                 datetime.date.today().isoformat(), [])
     for runs.measured, runs.failures in growth_runs.rounds(plan, options.repeats, say):
         runs.save(path)
     return runs
 
 
-def fit_all(runs: Runs) -> tuple[Fits, list[str]]:
+def fit_all(runs: Runs) -> tuple[dict[Key, cost_fit.Fit], list[str]]:
     """The fits, and what could not be fitted."""
     fits, failures = {}, []
     for key in sorted({(one.sync, one.medium) for one in runs.measured}):
@@ -145,51 +145,52 @@ def fit_all(runs: Runs) -> tuple[Fits, list[str]]:
     return fits, failures
 
 
-def table(fits: Fits) -> list[str]:
+def table(fits: dict[Key, cost_fit.Fit]) -> list[str]:
     """The costs of each fit, and its error."""
-    names = {f"{sync} by {medium}": fit for (sync, medium), fit in fits.items()}
-    of_things = [cost for cost in model.FITTED if "byte" not in cost]
-    of_bytes = [cost for cost in (*model.FITTED, *model.KERNELS) if "byte" in cost]
-    lines = []
-    for unit, factor, costs in (("microseconds", 1e6, of_things), ("nanoseconds a KiB", 1024e9, of_bytes)):
-        lines.append(f"{unit:26}" + "".join(f"{cost:>16}" for cost in costs))
-        lines += [f"{name:26}" + "".join(f"{factor * fit.costs.seconds[cost]:16.2f}" for cost in costs)
-                  for name, fit in names.items()] + [""]
-    lines.append("On sizes left out of the fit (targets: median {:.0f} %, worst {:.0f} %):".format(
-        100 * cost_fit.MEDIAN_ERROR_MAX, 100 * cost_fit.WORST_ERROR_MAX))
-    for name, fit in names.items():
-        test = fit.test
-        scatter = "{:.1f} %, at worst {:.1f} %".format(*(100 * part for part in fit.scatter))
-        found = (f"median {100 * test.median:5.1f} %, worst {100 * test.worst:5.1f} % ({test.worst_at}); {test.count} "
-                 f"tested, whose rounds scatter by {scatter}" if test.count else "no test")
-        lines.append(f"{name:26} {'met   ' if test.met else 'MISSED'} {found}; {fit.fitted} fitted; contention "
-                     f"{fit.costs.contention:.2f}; a plan's band is {100 * fit.costs.band:.0f} %")
+    micro = ("step", "hop", "wake", "crowd", "message", "long_message", "incast")
+    nano = ("byte", "cold_byte", "small_page_byte", "sum_byte", "apply_byte")
+    lines = [f"{'microseconds':26}" + "".join(f"{name:>16}" for name in micro)]
+    lines += [f"{sync + ' by ' + medium:26}" + "".join(f"{1e6 * fit.costs.seconds[name]:16.2f}" for name in micro)
+              for (sync, medium), fit in fits.items()]
+    lines += ["", f"{'nanoseconds a KiB':26}" + "".join(f"{name:>16}" for name in (*nano, "contention"))]
+    lines += [f"{sync + ' by ' + medium:26}" + "".join(f"{1024e9 * fit.costs.seconds[name]:16.2f}" for name in nano)
+              + f"{fit.costs.contention:16.2f}" for (sync, medium), fit in fits.items()]
+    lines += ["", f"{'error on sizes not seen, %':26}" + "".join(
+        f"{name:>9}" for name in ("median", "worst", "band", "scatter", "worst", "fitted", "tested"))
+        + "  worst error at"]
+    for (sync, medium), fit in fits.items():
+        shares = (fit.costs.median_error, fit.costs.worst_error, fit.costs.band, *fit.scatter)
+        at = f"{fit.worst_at.workers} workers, {fit.worst_at.servers} servers, {fit.worst_at.bytes} bytes"
+        lines.append(f"{sync + ' by ' + medium:26}" + "".join(f"{100 * share:9.1f}" for share in shares)
+                     + f"{fit.fitted:9}{fit.tested:9}  {at}")
     return lines
 
 
-def plot(runs: Runs) -> str | None:
+def plot(runs: Runs, size: int = 1 << 20) -> str | None:
     """Time over workers for one size. None if nothing has that size."""
     lines = []
     for medium in cost_book.MEDIA:
-        for sync in cells.SYNCS:
-            # A star's point is the run with most servers.
-            points = {one.workers: 1e3 * one.seconds for one in sorted(runs.measured, key=lambda one: one.servers)
-                      if (one.sync, one.medium, one.bytes, one.compute_s) == (sync, medium, PLOTTED_BYTES, 0.0)}
+        for cell in cells.CELLS:
+            # Of a star the runs with most servers.
+            points = {one.workers: one.seconds for one in sorted(runs.measured, key=lambda one: one.servers)
+                      if (one.sync, one.medium, one.bytes, one.compute_s) == (cell.sync, medium, size, 0.0)}
             if points:
-                lines.append(line_plot.Line(f"{sync} by {medium}", sorted(points),
-                                            [points[count] for count in sorted(points)],
+                lines.append(line_plot.Line(f"{cell.sync} by {medium}", sorted(points),
+                                            [1e3 * points[count] for count in sorted(points)],
                                             dashed=medium == cost_book.SOCKETS))
-    title = f"Exchange alone of {PLOTTED_BYTES / 2**20:g} MiB on one host"
+    title = f"Exchange alone of {size / 2**20:g} MiB on one host"
     return line_plot.draw(title, "workers", "ms", lines) if lines else None
 
 
 def main() -> int:
     options = parse()
-    os.makedirs(options.out, exist_ok=True)
+    out = cost_book.user_path(options.out)
+    os.makedirs(out, exist_ok=True)
     command = "bazel run //bench:growth" + (" -- " + shlex.join(sys.argv[1:]) if sys.argv[1:] else "")
-    runs_path, costs_path = os.path.join(options.out, "runs.json"), os.path.join(options.out, "costs.json")
+    runs_path, costs_path = os.path.join(out, "runs.json"), os.path.join(out, "costs.json")
     try:
-        runs = Runs.load(options.runs) if options.runs else measure(options, runs_path)
+        runs = (Runs.load([cost_book.user_path(path) for path in options.runs.split(",")]) if options.runs
+                else measure(options, runs_path))
     except (programs.ProgramError, OSError, ValueError, TypeError, LookupError) as error:
         print(f"growth: {error}", file=sys.stderr)
         return 2
@@ -204,19 +205,20 @@ def main() -> int:
     cost_book.write(costs_path, book)  # now: --lab takes minutes, and may fail
     try:
         if options.labs:
-            found, not_measured = emulated_hosts.compare_all(options.labs, book, options.repeats, say)
+            compared, not_measured = emulated_hosts.compare_all(options.labs, book, options.repeats, say)
             failures += not_measured
-            wasted = emulated_hosts.wasted_buckets(found)
-            cost_book.write(costs_path, dataclasses.replace(book, wasted_buckets=wasted))
+            cost_book.write(costs_path, dataclasses.replace(
+                book, wasted_buckets=emulated_hosts.wasted_buckets(compared)))
     except (netlab.NetlabError, programs.ProgramError, cost_book.CostsError, LookupError, OSError,
             subprocess.SubprocessError) as error:
         failures.append(f"--lab={options.lab}: {error}")
     lines = [*table(fits), *(f"not measured: {failure}" for failure in failures)]
     say("\n".join(lines))
-    cost_book.write_text(os.path.join(options.out, "table.txt"), "\n".join(lines) + "\n")
-    if (picture := plot(runs)) is not None:
-        cost_book.write_text(os.path.join(options.out, "growth.svg"), picture)
-    say(f"{options.out}: {', '.join(sorted(os.listdir(options.out)))}")
+    line_plot.write(os.path.join(out, "table.txt"), "\n".join(lines) + "\n")
+    picture = plot(runs)
+    if picture is not None:
+        line_plot.write(os.path.join(out, "growth.svg"), picture)
+    say(f"{out}: {', '.join(sorted(os.listdir(out)))}")
     return 1 if failures else 0
 
 

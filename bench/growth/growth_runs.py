@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import alone
-import cost_fit
 import machine
 import programs
 import sync_cells as cells
 from cost_book import MEDIA, MEMORY, SOCKETS
-from cost_fit import Measurement
+from cost_fit import FIT_BYTES, TEST_BYTES, Measurement
 from workload import BUCKET_BYTES
 
 # These numbers bound the time of all runs: three rounds shall end within about an hour on two cores.
@@ -37,6 +38,7 @@ MORE_WORKERS = (2, 4)  # of --workers; these send many messages, and those that 
 JITTER_COMPUTE_US, JITTER_STEPS = 10_000, 300
 SCATTER_MAX = 0.05  # of the rounds of a size; runs with more are measured again
 MORE_ROUNDS = 3
+CORES_FACTOR = 1.6  # between two times of a cache line's way that count as one
 NORMAL_95 = 1.645  # standard deviations from the median to the 95th percentile
 # MPI takes shared memory within a host, and between hosts the fastest network, unless it is told not to. Only its part
 # ob1 obeys the choice of a btl.
@@ -81,19 +83,23 @@ class Run:
                 programs.binary("bench/ring_bench"), "--syncs=" + ",".join(self.syncs), *flags]
 
 
+def _sizes(workers: int, sizes: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted(size for size in sizes if size * workers <= BYTES_OF_ALL_MAX))
+
+
 def plan_runs(syncs: Sequence[str], workers: Sequence[int], cores: int) -> list[Run]:
     """All commands of one round."""
     runs = []
-    every_size = sorted({*cost_fit.FIT_BYTES, *cost_fit.TEST_BYTES})
+    sizes = (*FIT_BYTES, *TEST_BYTES)
     for medium in MEDIA:
         # Over TCP no message goes through memory.
         found = [cell for cell in cells.CELLS if cell.sync in syncs and (cell.transport != "tcp" or medium == SOCKETS)]
         ranks = tuple(cell.sync for cell in found if not cell.has_servers)
         stars = [(cell.sync,) for cell in found if cell.has_servers]
         for count in workers:
-            sizes = tuple(size for size in every_size if size * count <= BYTES_OF_ALL_MAX)
-            runs += [Run(ranks, medium, count, 0, sizes)] * bool(count > 1 and ranks)
-            runs += [Run(star, medium, count, servers, sizes)
+            if count > 1 and ranks:
+                runs.append(Run(ranks, medium, count, 0, _sizes(count, sizes)))
+            runs += [Run(star, medium, count, servers, _sizes(count, sizes))
                      for star in stars for servers in sorted({1, min(count, SERVERS_MAX)})]
         for count in sorted({*MORE_WORKERS} & {*workers}):
             parts = [(ranks, 0)] * bool(ranks) + [(star, servers) for star in stars for servers in (1, count)]
@@ -126,36 +132,87 @@ def medians(rounds: Iterable[Measurement]) -> list[Measurement]:
     return result
 
 
+def _common_bench(names: str, seconds: float, prefix: Sequence[str] = ()) -> list[dict[str, Any]]:
+    text = programs.run([*prefix, programs.binary("bench/common_bench"), "--benchmark_format=json",
+                         "--benchmark_filter=" + names, f"--benchmark_min_time={seconds}"])
+    found: list[dict[str, Any]] = json.loads(text)["benchmarks"]
+    return found
+
+
+def core_round_trip_ns() -> float:
+    """How long a cache line takes from the first of our cores to the second and back; 0 with one core.
+
+    A virtual machine's cores change places: now they share a cache, and it takes 110 ns, and then they do not, it takes
+    600, and an exchange in memory twice as long. Costs must be those of one machine.
+    """
+    if len(machine.cores()) < 2:
+        return 0.0
+    row, = _common_bench("CoreRoundTrip", 0.02)
+    return float(row["real_time"])
+
+
+def _are_alike(some_ns: float, other_ns: float) -> bool:
+    return max(some_ns, other_ns) <= CORES_FACTOR * min(some_ns, other_ns)
+
+
+class Visits:
+    """What each command printed in all rounds. Where the cores usually are is where they were in most visits; others
+    count only for commands that have none of these."""
+
+    def __init__(self, runs: Iterable[Run]) -> None:
+        # The rows, and core_round_trip_ns before and after; nan if it changed.
+        self._of: dict[Run, list[tuple[list[Measurement], float]]] = {run: [] for run in runs}
+
+    def make(self, run: Run) -> None:
+        before = core_round_trip_ns()
+        rows = rows_of(run, programs.run(run.command(), MPI_ENVIRONMENT, BENCH_SECONDS_MAX))
+        self._of[run].append((rows, before if _are_alike(before, core_round_trip_ns()) else math.nan))
+
+    def usual_ns(self) -> float:
+        found = [core_ns for visits in self._of.values() for _, core_ns in visits if not math.isnan(core_ns)]
+        return statistics.median_low(found) if found else math.nan
+
+    def _usual(self, run: Run) -> list[list[Measurement]]:
+        usual = self.usual_ns()
+        return [rows for rows, core_ns in self._of[run] if _are_alike(core_ns, usual)]
+
+    def medians(self, runs: Iterable[Run]) -> list[Measurement]:
+        return medians(one for run in runs for rows in self._usual(run) or [rows for rows, _ in self._of[run]]
+                       for one in rows)
+
+    def is_wanting(self, run: Run, repeats: int) -> bool:
+        """The command was made too seldom while the cores were as usual, or its rounds differ."""
+        return len(self._usual(run)) < repeats or any(one.scatter > SCATTER_MAX for one in self.medians([run]))
+
+
 def rounds(runs: Sequence[Run], repeats: int, say: Callable[[str], None]
            ) -> Iterator[tuple[list[Measurement], list[str]]]:
     """After each round over all runs, every other one backwards, the medians so far, and what failed.
 
-    After `repeats` rounds come at most MORE_ROUNDS over those runs alone whose rounds differ: many processes on few
-    cores share them in more than one way, and a disturbance of one round would be half of a median of two.
+    After `repeats` rounds come at most MORE_ROUNDS over those runs alone that are wanting: many processes on few cores
+    share them in more than one way, a disturbance of one round would be half of a median of two, and cores may move.
     """
-    found: dict[Run, list[Measurement]] = {run: [] for run in runs}
+    visits = Visits(runs)
     failed: dict[Run, str] = {}
     for repeat in range(repeats + MORE_ROUNDS):
-        chosen = [run for run in runs if run not in failed
-                  and (repeat < repeats or any(one.scatter > SCATTER_MAX for one in medians(found[run])))]
+        chosen = [run for run in runs if run not in failed and (repeat < repeats or visits.is_wanting(run, repeats))]
+        if not chosen:
+            break
         name = f"round {repeat + 1} of {repeats}" if repeat < repeats else "again, as rounds differ"
         for place, run in enumerate(chosen[::-1 if repeat % 2 else 1]):
             say(f"{name}, {place + 1} of {len(chosen)}: {run.text}")
             try:
-                found[run] += rows_of(run, programs.run(run.command(), MPI_ENVIRONMENT, BENCH_SECONDS_MAX))
+                visits.make(run)
             except programs.ProgramError as error:
                 failed[run] = f"{run.text}: {str(error).splitlines()[0]}"
-        if chosen:
-            yield medians(one for ones in found.values() for one in ones), list(failed.values())
+        say(f"a cache line takes {visits.usual_ns():.0f} ns from core to core and back, usually")
+        yield visits.medians(runs), list(failed.values())
 
 
 def measure_kernels() -> dict[str, float]:
-    """sum_byte and apply_byte from a server's whole step with 2 and 8 workers."""
-    text = programs.run(["taskset", "-c", str(machine.cores()[0]), programs.binary("bench/common_bench"),
-                         "--benchmark_format=json", "--benchmark_filter=ShardChain/.*workers:(2|8)/",
-                         "--benchmark_min_time=0.3"])
+    """sum_byte and apply_byte from a server's whole step, in nanoseconds, with two numbers of workers."""
     times: dict[int, tuple[int, float]] = {}  # by workers: the largest count of elements and its seconds
-    for row in json.loads(text)["benchmarks"]:
+    for row in _common_bench("ShardChain/.*workers:(2|8)/", 0.3, ["taskset", "-c", str(machine.cores()[0])]):
         if match := re.match(r"ShardChain/(\d+)/workers:(\d+)/", row["name"]):
             count, workers = int(match[1]), int(match[2])
             times[workers] = max(times.get(workers, (0, 0.0)), (count, 1e-9 * float(row["real_time"])))

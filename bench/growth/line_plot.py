@@ -72,3 +72,8 @@ def draw(title: str, x_label: str, y_label: str, lines: Sequence[Line], extrapol
                      f'<path d="M{WIDTH - _LEGEND + 16} {middle}h24" stroke="{color}" stroke-width="2"{dash}/>'
                      f'<text x="{WIDTH - _LEGEND + 46}" y="{middle + 4}">{html.escape(line.name)}</text>')
     return "".join(parts) + "</svg>\n"
+
+
+def write(path: str, text: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)

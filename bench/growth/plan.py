@@ -16,8 +16,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 
 _HERE = os.path.dirname(os.path.realpath(__file__))
@@ -25,20 +27,24 @@ _BENCH = os.path.dirname(_HERE)
 sys.path[:0] = [_HERE, *(os.path.join(_BENCH, room)
                          for room in ("compare", "compare/measured", "compare/judgement", "netlab"))]
 
+import alone
 import cost_book
 import emulated_hosts
+import growth_runs
 import line_plot
 import machine
-import measured_facts
 import netlab
 import planning
 import programs
-from cost_book import user_path, write_text
+from cost_book import user_path
 from workload import Cluster, Workload, WorkloadError
 
 WORKERS_MAX = planning.RANKS_MAX
 PAYLOAD_SHARE = 0.957  # of a link's rate; the rest are headers of Ethernet, IP and TCP
 OWN_COSTS = "data/growth/costs.json"
+MODEL_STEPS = 60
+LINK_SECONDS_MAX = 120
+PARAMETERS = r", (\d+) parameters, on "  # in the worker's first line, which --progress=none leaves out
 
 
 def _numbers(text: str) -> list[int]:
@@ -55,7 +61,8 @@ def _servers(text: str) -> int:
 
 
 def _names(text: str) -> list[str]:
-    if len(found := [name for name in text.split(",") if name]) < 2:
+    found = [name for name in text.split(",") if name]
+    if len(found) < 2:
         raise argparse.ArgumentTypeError(f"{text!r}: a link is measured between two hosts, such as node1,node2")
     return found
 
@@ -91,12 +98,43 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
+def model_facts(model: str, dataset: str, batch: int, threads: int) -> tuple[int, float]:
+    """The bytes of a model's parameters, and the seconds that one worker computes in a step, on this machine's first
+    cores."""
+    with tempfile.TemporaryDirectory() as folder:
+        record = os.path.join(folder, "record.json")
+        cores = ",".join(map(str, machine.cores()[:threads]))
+        text = programs.run(["taskset", "-c", cores, programs.binary("worker/worker"), "--sync=local",
+                             "--model=" + model, "--dataset=" + dataset, f"--global_batch={batch}",
+                             f"--threads={threads}", f"--max_steps={MODEL_STEPS}", "--epochs=100000",
+                             "--device=cpu", "--progress=plain", "--record=" + record])
+        with open(record, encoding="utf-8") as file:
+            spent = json.load(file)["breakdown_ms"]
+    found = re.search(PARAMETERS, text)
+    if found is None:
+        raise WorkloadError(f"the worker does not say how many parameters {model} has: give --bytes and --compute_ms")
+    return 4 * int(found[1]), 1e-3 * (spent["forward"] + spent["backward"] + spent["data_wait"] + spent["other"])
+
+
+def link(hosts: Sequence[str], book: cost_book.CostBook) -> emulated_hosts.Link:
+    """The link between the first two hosts, by two ranks that mpirun starts there, and by TCP, which all cells without
+    MPI use. The programs must be at the same path on both."""
+    sizes = f"{emulated_hosts.SMALL},{emulated_hosts.LARGE}"
+    text = programs.run(["mpirun", "-np", "2", "--host", ",".join(f"{host}:1" for host in hosts[:2]), "--map-by",
+                         "node", *growth_runs.MPI_BY_SOCKETS, programs.binary("bench/ring_bench"), "--format=json",
+                         "--syncs=ring", "--bytes=" + sizes, "--steps_max=100"], growth_runs.MPI_ENVIRONMENT,
+                        LINK_SECONDS_MAX)
+    seconds = {int(row["bytes"]): 1e-6 * float(row["latency_us"]) for row in alone.rows(text)}
+    costs, _ = book.find("ring", cost_book.SOCKETS)
+    return emulated_hosts.measured_link(seconds, costs, len(machine.cores()))
+
+
 def workload_of(options: argparse.Namespace) -> Workload:
     size, compute_s, name = options.bytes, 1e-3 * options.compute_ms, options.model
     if bool(name) == bool(size):
         raise WorkloadError("give either --model=mlp, or --bytes=B and --compute_ms=T")
     if name:
-        size, measured_s = measured_facts.model_facts(name, options.dataset, options.batch, options.threads)
+        size, measured_s = model_facts(name, options.dataset, options.batch, options.threads)
         compute_s = compute_s or measured_s
     if compute_s <= 0:
         raise WorkloadError("--bytes needs --compute_ms=T, the milliseconds of forward and backward of one worker")
@@ -104,17 +142,16 @@ def workload_of(options: argparse.Namespace) -> Workload:
 
 
 def cluster_of(options: argparse.Namespace, book: cost_book.CostBook) -> Cluster:
-    hosts = options.hosts or len(options.measure or [""])
     if options.measure:
         if options.gbits:
             raise WorkloadError("give either --measure, or --gbits and --latency_us")
-        link = measured_facts.link(options.measure, book)
-        rate, latency_s = link.bytes_per_second, link.latency_s
-    elif hosts > 1:
-        rate, latency_s = 1.25e8 * PAYLOAD_SHARE * options.gbits, 1e-6 * options.latency_us
-    else:
-        rate, latency_s = 0.0, 0.0
-    return Cluster(hosts, options.workers_per_host, options.cores, rate, latency_s)
+        found = link(options.measure, book)
+        return Cluster(options.hosts or len(options.measure), options.workers_per_host, options.cores,
+                       found.bytes_per_second, found.latency_s)
+    if options.hosts in (0, 1):
+        return Cluster(1, options.workers_per_host, options.cores)
+    return Cluster(options.hosts, options.workers_per_host, options.cores, 1.25e8 * PAYLOAD_SHARE * options.gbits,
+                   1e-6 * options.latency_us)
 
 
 def default_workers(cluster: Cluster) -> list[int]:
@@ -132,20 +169,22 @@ def _table(plan: planning.Plan, title: str, value: Callable[[planning.Point], st
 
 
 def text_of(plan: planning.Plan) -> list[str]:
-    """The printed lines."""
+    """What is printed."""
     workload, cluster = plan.workload, plan.cluster
     between = (f", {8e-9 * cluster.bytes_per_second:.3g} Gbit/s of payload and {1e6 * cluster.latency_s:.0f} us "
                "between hosts" if cluster.hosts > 1 else "")
-    hosts = f"{cluster.workers_per_host} workers a host with {cluster.cores:g} cores{between}"
     lines = [f"{workload.name}: {workload.bytes:,} bytes, {1e3 * workload.compute_s:.2f} ms of computing for "
-             f"{workload.batch} samples; {hosts}",
+             f"{workload.batch} samples; {cluster.workers_per_host} workers a host with {cluster.cores:g} cores"
+             + between,
              f"Costs of the exchange: {plan.source}.", f"One process: {plan.alone:,.0f} samples/s.", ""]
     lines += _table(plan, "step ms, workers:", lambda one: f"{1e3 * one.step_s:.4g}")
     lines += _table(plan, "exposed exchange ms", lambda one: f"{1e3 * one.exposed_s:.4g}")
-    lines += _table(plan, "samples/s", lambda one: f"{plan.rate(one.workers, one.step_s):,.0f}")
+    lines += _table(plan, "samples/s", lambda one: f"{one.rate(workload.batch):,.0f}")
     lines += _table(plan, "band of the step +- %", lambda one: f"{100 * one.band:.0f}")
     lines += _table(plan, "servers", lambda one: str(one.servers))
-    lines.append("The band holds 9 of 10 errors of the costs on sizes that they were not fitted to.")
+    lines += [f"{'error on sizes not seen, %':26}{'median':>8} {'worst':>8}"]
+    lines += [f"{line.name:26}{100 * line.median_error:8.0f} {100 * line.worst_error:8.0f}" for line in plan.lines]
+    lines += ["", "The error is of the exchange alone, on the host of the costs, at sizes that their fit has not seen."]
     points = [point for line in plan.lines for point in line.points]
     if any(point and point.extrapolated for point in points):
         lines.append("* extrapolated: more workers, or more bytes, than bench:growth measured with that cell.")
@@ -158,15 +197,11 @@ def text_of(plan: planning.Plan) -> list[str]:
 
 
 def picture_of(plan: planning.Plan) -> str:
-    lines = []
-    for line in plan.lines:
-        points = [point for point in line.points if point]
-        if points:
-            lines.append(line_plot.Line(line.name, [one.workers for one in points],
-                                        [plan.rate(one.workers, one.step_s) for one in points],
-                                        [plan.rate(one.workers, one.slowest_s) for one in points],
-                                        [plan.rate(one.workers, one.fastest_s) for one in points],
-                                        dashed=line.place.has_servers))
+    batch = plan.workload.batch
+    drawn = [(line, [point for point in line.points if point]) for line in plan.lines]
+    lines = [line_plot.Line(line.name, [one.workers for one in points], [one.rate(batch) for one in points],
+                            [one.rate_low(batch) for one in points], [one.rate_high(batch) for one in points],
+                            dashed=line.place.has_servers) for line, points in drawn if points]
     return line_plot.draw(f"{plan.workload.name}: predicted samples/s", "workers", "samples/s", lines,
                           plan.measured_until)
 
@@ -182,9 +217,9 @@ def run(options: argparse.Namespace) -> int:
                          options.servers or None)
     print("\n".join(text_of(plan)))
     if options.out:
-        write_text(options.out, json.dumps(planning.to_json(plan), indent=1) + "\n")
+        line_plot.write(options.out, json.dumps(planning.to_json(plan), indent=1) + "\n")
     if options.plot:
-        write_text(options.plot, picture_of(plan))
+        line_plot.write(options.plot, picture_of(plan))
     return 0
 
 

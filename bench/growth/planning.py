@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import exchange_model as model
 import sync_cells as cells
-from cost_book import MEMORY, SOCKETS, CostBook, band, is_extrapolated
+from cost_book import MEMORY, SOCKETS, CostBook
 from predictions import plan_name
 from workload import BUCKET_BYTES, SHARED_BUCKET_BYTES, Cluster, Workload
 
@@ -19,7 +19,7 @@ SERVER_GAIN_MIN = 0.03
 GAIN_MIN = 1.1
 DOUBLING_GAIN_MIN = 1.25  # of twice as many workers
 BAND_MAX = 0.9
-# Our programs refuse more (common/base/limits.h). Over TCP servers are ranks, too.
+# What our programs refuse (common/base/limits.h): more servers, and over TCP, where servers are ranks too, more ranks.
 SERVERS_MAX = 256
 RANKS_MAX = 1024
 
@@ -34,15 +34,15 @@ class Point:
     band: float  # relative, of step_s
     extrapolated: bool
 
-    @property
-    def slowest_s(self) -> float:
-        """The upper end of the band of step_s."""
-        return self.step_s * (1 + self.band)
+    def rate(self, batch: int) -> float:
+        """samples/s of all workers."""
+        return self.workers * batch / self.step_s
 
-    @property
-    def fastest_s(self) -> float:
-        """The lower end of the band of step_s."""
-        return self.step_s * (1 - min(self.band, BAND_MAX))
+    def rate_low(self, batch: int) -> float:
+        return self.rate(batch) / (1 + self.band)
+
+    def rate_high(self, batch: int) -> float:
+        return self.rate(batch) / (1 - min(self.band, BAND_MAX))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +50,12 @@ class Line:
     name: str
     place: cells.Cell
     points: Sequence[Point | None]  # for each number of workers; None where our programs refuse such a job
+    median_error: float  # of the model, relative, on sizes that the fit of this cell's costs has not seen
+    worst_error: float  # likewise
+
+    @property
+    def own_hosts(self) -> bool:
+        return self.place.placement == cells.OWN_HOSTS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,10 +69,6 @@ class Plan:
     notes: Sequence[str]
     source: str  # of the costs
 
-    def rate(self, workers: int, step_s: float) -> float:
-        """samples/s of all workers."""
-        return workers * self.workload.batch / step_s
-
     def best(self, index: int, choose: Callable[[Line], bool] = lambda _: True) -> tuple[Line, Point]:
         """The line with the shortest step among those chosen, with the index-th number of workers. Never empty: the
         ranks may be as many as a plan has workers, in a ring and in a star."""
@@ -77,8 +79,12 @@ class Plan:
 
 def places(cluster: Cluster) -> list[cells.Cell]:
     """The six cells and, between hosts, those with servers once more, on hosts of their own."""
-    return [dataclasses.replace(cell, placement=placement) for cell in cells.CELLS
-            for placement in (cell.placement, *[cells.OWN_HOSTS] * (cell.has_servers and cluster.hosts > 1))]
+    found = []
+    for cell in cells.CELLS:
+        found.append(cell)
+        if cell.has_servers and cluster.hosts > 1:
+            found.append(dataclasses.replace(cell, placement=cells.OWN_HOSTS))
+    return found
 
 
 def line_name(place: cells.Cell) -> str:
@@ -87,11 +93,15 @@ def line_name(place: cells.Cell) -> str:
     return plan_name(place) + where[place.placement]
 
 
-def server_counts(place: cells.Cell, workers: int, servers: int | None = None) -> list[int]:
-    """Those that are tried: `servers`, or powers of two and as many as workers, as far as our programs accept them."""
-    most = min(SERVERS_MAX, RANKS_MAX - workers) if place.transport == "tcp" else SERVERS_MAX
-    tried = {servers} if servers else {workers, *(2 ** power for power in range(workers.bit_length()))}
-    return sorted(count for count in tried if count <= most)
+def servers_max(place: cells.Cell, workers: int) -> int:
+    """The most servers that our programs accept."""
+    return min(SERVERS_MAX, RANKS_MAX - workers) if place.transport == "tcp" else SERVERS_MAX
+
+
+def server_counts(place: cells.Cell, workers: int) -> list[int]:
+    """Those that are tried: powers of two, and as many as workers, as far as there may be so many."""
+    powers = {2 ** power for power in range(workers.bit_length()) if 2 ** power <= workers}
+    return sorted(count for count in powers | {workers} if count <= servers_max(place, workers))
 
 
 def _medium(place: cells.Cell, workers: int, cluster: Cluster) -> str:
@@ -113,15 +123,24 @@ def _point(place: cells.Cell, workers: int, cluster: Cluster, workload: Workload
            servers: int | None) -> Point | None:
     costs, _ = book.find(place.sync, _medium(place, workers, cluster))
 
-    steps = {}
-    for count in server_counts(place, workers, servers) if place.has_servers else [0]:
-        sized = dataclasses.replace(workload, bucket_bytes=bucket_bytes(place, workers, count, cluster, workload))
-        steps[count] = model.predict(model.Job(place, workers, count), cluster, sized, costs, book.wasted_by(place),
-                                     book.jitter)
-    shortest = min((one.step_s for one in steps.values()), default=0.0)
-    return next((Point(workers, count, one.step_s, one.exposed_s, band(costs, workers, workload.bytes),
-                       is_extrapolated(costs, workers, workload.bytes))
-                 for count, one in steps.items() if one.step_s <= (1 + SERVER_GAIN_MIN) * shortest), None)
+    def predicted(count: int) -> model.Prediction:
+        chosen = dataclasses.replace(workload, bucket_bytes=bucket_bytes(place, workers, count, cluster, workload))
+        return model.predict(model.Job(place, workers, count), cluster, chosen, costs, book.wasted_by(place),
+                             book.jitter)
+
+    if not place.has_servers:
+        counts = [0]
+    elif servers:
+        counts = [servers] if servers <= servers_max(place, workers) else []
+    else:
+        counts = server_counts(place, workers)
+    if not counts:
+        return None
+    steps = {count: predicted(count) for count in counts}
+    shortest = min(one.step_s for one in steps.values())
+    chosen = next(count for count in counts if steps[count].step_s <= (1 + SERVER_GAIN_MIN) * shortest)
+    return Point(workers, chosen, steps[chosen].step_s, steps[chosen].exposed_s,
+                 costs.band_at(workers, workload.bytes), costs.is_extrapolated(workers, workload.bytes))
 
 
 def make(workload: Workload, cluster: Cluster, workers: Sequence[int], book: CostBook, servers: int | None = None
@@ -131,11 +150,12 @@ def make(workload: Workload, cluster: Cluster, workers: Sequence[int], book: Cos
     notes: list[str] = []
     measured_until = max(workers)
     for place in places(cluster):
-        costs, note = book.find(place.sync, SOCKETS if cluster.hosts > 1 else MEMORY)
+        medium = SOCKETS if cluster.hosts > 1 else MEMORY
+        costs, note = book.find(place.sync, medium)
         notes += [note] if note and note not in notes else []
         measured_until = 0 if workload.bytes > costs.bytes_max else int(min(measured_until, costs.workers_max))
         lines.append(Line(line_name(place), place, [_point(place, count, cluster, workload, book, servers)
-                                                    for count in workers]))
+                                                    for count in workers], costs.median_error, costs.worst_error))
     alone = workload.batch / (workload.compute_s + workload.bytes * costs.seconds["apply_byte"])
     if cluster.hosts > 1 and not book.wasted_buckets:
         notes.append("how much of a link each cell wastes was not measured, and is planned as nothing: "
@@ -144,9 +164,8 @@ def make(workload: Workload, cluster: Cluster, workers: Sequence[int], book: Cos
                 f"measured on {book.machine} at {book.commit}, {book.date}, by {book.command}")
 
 
-def _extent(texts: Iterable[str]) -> str:
-    """2 to 4, or 2 if both are alike."""
-    return " to ".join(dict.fromkeys(texts))
+def _counts(workers: Sequence[int]) -> str:
+    return f"{workers[0]:,} workers" if len(workers) == 1 else f"{workers[0]:,} to {workers[-1]:,} workers"
 
 
 def crossings(plan: Plan) -> list[str]:
@@ -156,57 +175,61 @@ def crossings(plan: Plan) -> list[str]:
         indices = list(group)
         best = [plan.best(index) for index in indices]
         other = "star" if best[0][0].place.topology == "ring" else "ring"
-        pairs = [(ours, plan.best(index, lambda one: one.place.topology == other)[1])
-                 for index, (_, ours) in zip(indices, best)]
-        margins = [theirs.step_s / ours.step_s for ours, theirs in pairs]
-        tied = [theirs.fastest_s <= ours.slowest_s for ours, theirs in pairs]
-        workers = _extent(f"{plan.workers[index]:,}" for index in (indices[0], indices[-1]))
-        servers = _extent(str(pairs[index][0].servers) for index in (0, -1))
-        sentences.append(f"{workers} workers: {name}{f' with {servers} servers' * best[0][0].place.has_servers} is the "
-                         f"fastest; the best {other} takes "
-                         f"{_extent(f'{margin:.2f}' for margin in (min(margins), max(margins)))} times as long"
+        rivals = [plan.best(index, lambda one, other=other: one.place.topology == other)[1]  # type: ignore[misc]
+                  for index in indices]
+        margins = [theirs.step_s / ours.step_s for (_, ours), theirs in zip(best, rivals)]
+        tied = [theirs.step_s * (1 - min(theirs.band, BAND_MAX)) <= ours.step_s * (1 + ours.band)
+                for (_, ours), theirs in zip(best, rivals)]
+        extent = f"{min(margins):.2f}" if len(margins) == 1 else f"{min(margins):.2f} to {max(margins):.2f}"
+        servers = [ours.servers for _, ours in best]
+        with_servers = f" with {servers[0]}{f' to {servers[-1]}' * (servers[-1] != servers[0])} servers" * bool(
+            servers[0])
+        sentences.append(f"{_counts([plan.workers[index] for index in indices])}: {name}{with_servers} is the fastest; "
+                         f"the best {other} takes {extent} times as long"
                          + (f", which is {'' if all(tied) else 'partly '}within the bands" if any(tied) else ""))
     return sentences
 
 
 def verdict(plan: Plan) -> list[str]:
     """Whether to distribute, and until where more workers pay."""
-    workers = plan.workers
-    best = [plan.rate(count, plan.best(index)[1].step_s) for index, count in enumerate(workers)]
+    batch = plan.workload.batch
+    best = [plan.best(index)[1].rate(batch) for index in range(len(plan.workers))]
     gains = [rate / plan.alone for rate in best]
     fastest = max(range(len(best)), key=lambda index: best[index])
     if gains[fastest] < GAIN_MIN:
         return [f"do not distribute this: one process makes {plan.alone:,.0f} samples/s, and the best job "
-                f"{best[fastest]:,.0f} with {workers[fastest]:,} workers ({gains[fastest]:.2f} times)"]
+                f"{best[fastest]:,.0f} with {plan.workers[fastest]:,} workers ({gains[fastest]:.2f} times)"]
     sentences = []
-    if worse := [f"{count:,}" for count, gain in zip(workers, gains) if gain < GAIN_MIN]:
-        sentences.append(f"{', '.join(worse)} workers make fewer than {GAIN_MIN} times the samples/s of one process")
-    last = max((index for index in range(1, len(best)) if best[index] >= best[index - 1] * (
-        1 + (DOUBLING_GAIN_MIN - 1) * (workers[index] / workers[index - 1] - 1))), default=0)
+    worse = [workers for workers, gain in zip(plan.workers, gains) if gain < GAIN_MIN]
+    if worse:
+        sentences.append(f"{', '.join(f'{count:,}' for count in worse)} workers make fewer than {GAIN_MIN} times the "
+                         "samples/s of one process")
+    pay = [index + 1 for index in range(len(best) - 1) if best[index + 1] >= best[index] * (
+        1 + (DOUBLING_GAIN_MIN - 1) * (plan.workers[index + 1] / plan.workers[index] - 1))]
+    last = max(pay, default=0)
     if last < len(best) - 1:
-        sentences.append(f"beyond {workers[last]:,} workers, more of them gain little: "
-                         f"{best[last + 1] / best[last]:.2f} times the samples/s with {workers[last + 1]:,}")
-    sentences.append(f"the most samples/s: {best[fastest]:,.0f} with {workers[fastest]:,} workers, "
+        sentences.append(f"beyond {plan.workers[last]:,} workers, more of them gain little: "
+                         f"{best[last + 1] / best[last]:.2f} times the samples/s with {plan.workers[last + 1]:,}")
+    sentences.append(f"the most samples/s: {best[fastest]:,.0f} with {plan.workers[fastest]:,} workers, "
                      f"{gains[fastest]:.1f} times one process's {plan.alone:,.0f}")
     return sentences
 
 
 def to_json(plan: Plan) -> Mapping[str, Any]:
-    """The fields that predictions.py reads, and more. Numbers of workers that some line cannot have are left out."""
-    workload, cluster = dataclasses.asdict(plan.workload), dataclasses.asdict(plan.cluster)
-    del cluster["burst_s"]
+    """What predictions.py reads, and more, without the numbers of workers that some line cannot have."""
+    batch = plan.workload.batch
     kept = [index for index in range(len(plan.workers)) if all(line.points[index] for line in plan.lines)]
-
-    def line_of(line: Line) -> dict[str, Any]:
-        points = [point for index in kept for point in (line.points[index],) if point]
-        return {"name": line.name, "own_hosts": line.place.placement == cells.OWN_HOSTS,
-                "servers": [one.servers for one in points],
-                "step_ms": [1e3 * one.step_s for one in points], "exposed_ms": [1e3 * one.exposed_s for one in points],
-                "samples_per_second": [plan.rate(one.workers, one.step_s) for one in points],
-                "samples_per_second_low": [plan.rate(one.workers, one.slowest_s) for one in points],
-                "samples_per_second_high": [plan.rate(one.workers, one.fastest_s) for one in points]}
-
-    return {"title": f"{plan.workload.name}, predicted", "workload": workload, "cluster": cluster, "alone": plan.alone,
-            "workers": [plan.workers[index] for index in kept], "measured_until": plan.measured_until,
-            "costs": plan.source, "notes": list(plan.notes), "crossings": crossings(plan), "verdict": verdict(plan),
-            "lines": [line_of(line) for line in plan.lines]}
+    points = [[point for index in kept for point in (line.points[index],) if point] for line in plan.lines]
+    return {
+        "title": f"{plan.workload.name}, predicted", "workload": dataclasses.asdict(plan.workload),
+        "cluster": dataclasses.asdict(plan.cluster), "alone": plan.alone,
+        "workers": [plan.workers[index] for index in kept], "measured_until": plan.measured_until,
+        "costs": plan.source, "notes": list(plan.notes), "crossings": crossings(plan), "verdict": verdict(plan),
+        "lines": [{"name": line.name, "own_hosts": line.own_hosts, "median_error": line.median_error,
+                   "worst_error": line.worst_error, "servers": [one.servers for one in each],
+                   "step_ms": [1e3 * one.step_s for one in each],
+                   "exposed_ms": [1e3 * one.exposed_s for one in each],
+                   "samples_per_second": [one.rate(batch) for one in each],
+                   "samples_per_second_low": [one.rate_low(batch) for one in each],
+                   "samples_per_second_high": [one.rate_high(batch) for one in each]}
+                  for line, each in zip(plan.lines, points)]}

@@ -1,14 +1,15 @@
-"""A plan's model and cluster, and the buckets and messages that follow from both."""
+"""What is planned for: a model, a cluster, and the buckets and messages that follow from both."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 
-MESSAGE_BYTES = 128 << 10  # one message between ranks carries the chunks of several blocks up to this
-CHUNK_BYTES_MIN = 4 << 10
+KIB = 1024
+MESSAGE_BYTES = 128 * KIB  # one message between ranks carries the chunks of several blocks up to this
+CHUNK_BYTES_MIN = 4 * KIB
 SMALL_WORLD = 4  # up to so many workers a chunk has MESSAGE_BYTES
-SLICE_BYTES_MIN = 16 << 10  # of an owner of a short last block in a star without servers
+SLICE_BYTES_MIN = 16 * KIB  # of an owner of a short last block in a star without servers
 BUCKET_BYTES = 1 << 20  # the worker's default
 SHARED_BUCKET_BYTES = 4 << 20  # the worker's default where servers share memory with the workers
 
@@ -64,15 +65,12 @@ class Cluster:
         """The hosts that so many workers use."""
         return 1 if self.hosts == 1 else -(-workers // self.workers_per_host)
 
-    def workers_here(self, workers: int) -> int:
-        """Those of so many workers that are on the fullest host."""
-        return -(-workers // self.hosts_of(workers))
-
 
 def chunk_bytes(workers: int) -> int:
     """The part of a block that one rank owns: smaller with more ranks, or the smallest bucket would grow with them."""
-    shorter = 1 << (2 * MESSAGE_BYTES // workers).bit_length() - 1  # the power of two from there down
-    return MESSAGE_BYTES if workers <= SMALL_WORLD else max(CHUNK_BYTES_MIN, shorter)
+    if workers <= SMALL_WORLD:
+        return MESSAGE_BYTES
+    return int(max(CHUNK_BYTES_MIN, 2 ** math.floor(math.log2(2 * MESSAGE_BYTES / workers))))
 
 
 def block_bytes(workers: int) -> int:
@@ -85,15 +83,15 @@ def rounded_bucket_bytes(total: int, asked: int, workers: int) -> int:
     return block * min(-(-asked // block), -(-total // block))
 
 
+def bucket_count(total: int, asked: int, workers: int) -> int:
+    return -(-total // rounded_bucket_bytes(total, asked, workers))
+
+
 def bucket_sizes(total: int, asked: int, workers: int) -> list[tuple[int, int]]:
     """[(bytes, number of such buckets), ...]: whole buckets, if there are any, and the last one."""
     bucket = rounded_bucket_bytes(total, asked, workers)
     whole = (total - 1) // bucket
     return [(bucket, whole)] * (whole > 0) + [(total - whole * bucket, 1)]
-
-
-def bucket_count(total: int, asked: int, workers: int) -> int:
-    return sum(count for _, count in bucket_sizes(total, asked, workers))
 
 
 @dataclasses.dataclass(frozen=True)

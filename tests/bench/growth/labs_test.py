@@ -11,7 +11,7 @@ import cost_book
 import emulated_hosts as labs
 import exchange_model as model
 import machine
-import measured_facts
+import plan
 import netlab
 import programs
 import sync_cells as cells
@@ -87,7 +87,7 @@ class LabsTest(unittest.TestCase):
             found = labs.measured_link(seconds, COSTS, 1.0, burst)
             self.assertAlmostEqual(found.latency_s, LATENCY, delta=0.25 * LATENCY)  # 4 KiB take some time on the link
             self.assertAlmostEqual(found.bytes_per_second, RATE, delta=0.002 * RATE)
-            self.assertEqual((found.burst_s, found.hosts, found.cores), (burst, 2, 1.0))
+            self.assertEqual(labs.cluster_of(found, 2).burst_s, burst)
         # A link as fast as memory has no latency below 0, and no endless rate.
         fast = labs.measured_link({size: 0.0 for size in seconds}, COSTS, 1.0)
         self.assertEqual(fast.latency_s, 0)
@@ -175,12 +175,12 @@ class MeasuredFactsTest(unittest.TestCase):
     def test_a_model(self):
         self.said = "mlp, 1863690 parameters, on fashion-mnist (60000 training images)"
         with unittest.mock.patch.object(programs, "run", self.worker):
-            size, seconds = measured_facts.model_facts("mlp", "fashion-mnist", 64, 1)
+            size, seconds = plan.model_facts("mlp", "fashion-mnist", 64, 1)
             self.assertEqual(size, 4 * 1863690)
             self.assertAlmostEqual(seconds, 0.0033)
             self.said = "done"
             with self.assertRaisesRegex(WorkloadError, "give --bytes and --compute_ms"):
-                measured_facts.model_facts("mlp", "fashion-mnist", 64, 1)
+                plan.model_facts("mlp", "fashion-mnist", 64, 1)
 
     def test_a_link(self):
         ran = []
@@ -191,7 +191,7 @@ class MeasuredFactsTest(unittest.TestCase):
                            for size in (labs.SMALL, labs.LARGE))
 
         with unittest.mock.patch.object(programs, "run", run):
-            found = measured_facts.link(["a", "b", "c"], make_book())
+            found = plan.link(["a", "b", "c"], make_book())
         self.assertEqual(ran[0][ran[0].index("--host") + 1], "a:1,b:1")
         self.assertEqual(ran[0][ran[0].index("btl") + 1], "tcp,self")
         self.assertAlmostEqual(found.bytes_per_second, RATE, delta=0.02 * RATE)

@@ -38,7 +38,7 @@ def make_measurements(syncs: Sequence[str] = cells.SYNCS, workers: Sequence[int]
             for size in run.sizes:
                 one = cost_fit.Measurement(sync, run.medium, run.workers, run.servers, size, run.bucket_bytes,
                                            run.compute_s, 1.0)
-                seconds = one.predicted_s(CORES, of_medium(costs, run.medium)) * (1 + numbers.gauss(0, noise))
+                seconds = cost_fit.predicted_s(one, CORES, of_medium(costs, run.medium)) * (1 + numbers.gauss(0, noise))
                 found.append(dataclasses.replace(one, seconds=seconds))
     return found
 

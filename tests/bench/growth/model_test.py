@@ -208,23 +208,23 @@ class LoadTest(unittest.TestCase):
 
     def test_more_processes_than_cores_share_them(self):
         cluster = Cluster(cores=2)
-        one = self.load("ring", 2, 0).counts(cluster, 1e18)
-        many = self.load("ring", 8, 0).counts(cluster, 1e18)
+        one = model.terms(self.load("ring", 2, 0), cluster, 1e18)
+        many = model.terms(self.load("ring", 8, 0), cluster, 1e18)
         self.assertEqual((one["crowd"], many["crowd"]), (0, 14 * 3))
         self.assertAlmostEqual(many["byte"] / one["byte"], (8 * 4 * 7 / 8) / (2 * 4 / 2))
 
     def test_a_cache_is_left_gradually(self):
         load, cluster = self.load("ring", 2, 0), Cluster(cores=2)
-        self.assertEqual(load.counts(cluster, load.working_set)["cold_byte"], 0)
-        half = load.counts(cluster, load.working_set / 2)
+        self.assertEqual(model.terms(load, cluster, load.working_set)["cold_byte"], 0)
+        half = model.terms(load, cluster, load.working_set / 2)
         self.assertAlmostEqual(half["cold_byte"], half["byte"] / 2)
 
     def test_a_short_array_is_in_small_pages(self):
         cluster = Cluster(cores=2)
         for sync, servers in (("ring", 0), ("star", 2)):
-            short = self.load(sync, 2, servers, size=2 * MIB - 4).counts(cluster, 1e18)
+            short = model.terms(self.load(sync, 2, servers, size=2 * MIB - 4), cluster, 1e18)
             self.assertEqual(short["small_page_byte"], short["byte"])
-            long = self.load(sync, 2, servers, size=2 * MIB).counts(cluster, 1e18)
+            long = model.terms(self.load(sync, 2, servers, size=2 * MIB), cluster, 1e18)
             self.assertEqual(long["small_page_byte"], 0)
 
 

@@ -15,14 +15,13 @@ import cost_book
 import exchange_model as model
 import line_plot
 import machine
-import measured_facts
 import plan as program
 import planning
 import predictions
 import programs
 import regimes
 import sync_cells as cells
-from emulated_hosts import Comparison
+from emulated_hosts import Comparison, Link
 from made_costs import COSTS, FREE, make_book
 from workload import Cluster, Workload
 
@@ -54,7 +53,7 @@ class PlanningTest(unittest.TestCase):
         self.assertEqual(planning.server_counts(tcp, 1024), [])
         # Each server on a host of its own adds its link, so the plan takes as many as there are workers.
         for line in make(costs=FREE, workers=[4, 16]).lines:
-            if line.place.placement == cells.OWN_HOSTS:
+            if line.own_hosts:
                 self.assertEqual([one.servers for one in line.points], [4, 16])
         # Where nothing is gained by more servers, one is taken.
         fast = dataclasses.replace(HOSTS, bytes_per_second=1e15)
@@ -101,7 +100,7 @@ class PlanningTest(unittest.TestCase):
     def test_own_hosts_win_between_hosts(self):
         found = make(costs=FREE, workers=[4, 8])
         line, best = found.best(0)
-        self.assertTrue(line.place.placement == cells.OWN_HOSTS)
+        self.assertTrue(line.own_hosts)
         _, rival = found.best(0, lambda line: line.place.topology == "ring")
         self.assertGreater(rival.step_s / best.step_s, 1.2)
         self.assertIn("4 to 8 workers: star/tcp on own hosts with 4 to 8 servers is the fastest; the best ring takes",
@@ -196,7 +195,7 @@ class OutputTest(unittest.TestCase):
         by_key = {(one["sync"], one["accounting"], one["workers"]): one for one in found}
         self.assertEqual(len(by_key), len(found))
         for line in made.lines:
-            accounting = cells.ACCOUNTING_OWN_HOSTS if line.place.placement == cells.OWN_HOSTS else "equal-workers"
+            accounting = cells.ACCOUNTING_OWN_HOSTS if line.own_hosts else "equal-workers"
             for point in line.points[:-1]:
                 one = by_key[line.place.sync, accounting, point.workers]
                 self.assertAlmostEqual(one["step_ms"], 1e3 * point.step_s)
@@ -208,12 +207,21 @@ class OutputTest(unittest.TestCase):
 
     def test_printed(self):
         text = "\n".join(program.text_of(make()))
-        for wanted in ("step ms", "The band holds 9 of 10 errors", "exposed exchange ms", "samples/s", "servers",
-                       "1,024", "* extrapolated", "star/grpc on own hosts", "Verdict: ", "is the fastest"):
+        for wanted in ("step ms", "exposed exchange ms", "samples/s", "servers", "1,024", "* extrapolated",
+                       "star/grpc on own hosts", "Verdict: ", "is the fastest"):
             self.assertIn(wanted, text)
         self.assertRegex(text, r"\nring/mpi( +[\d.]+ ){6}( +[\d.]+\*){4}\n")
         self.assertNotIn("*", "\n".join(program.text_of(make(workers=[2, 4]))))
         self.assertLessEqual(max(len(line) for line in text.splitlines() if line.startswith(("ring", "star"))), 120)
+
+    def test_the_error_of_each_cell_is_stated(self):
+        book = make_book(dataclasses.replace(COSTS, median_error=0.123, worst_error=0.456))
+        made = planning.make(Workload("mlp", MIB, 0.01), HOSTS, [2], book)
+        self.assertEqual({(line["median_error"], line["worst_error"]) for line in planning.to_json(made)["lines"]},
+                         {(0.123, 0.456)})
+        text = "\n".join(program.text_of(made))
+        for line in made.lines:
+            self.assertRegex(text, rf"\n{line.name} +12 +46\n")
 
     def test_picture(self):
         root = ElementTree.fromstring(program.picture_of(make()))
@@ -261,8 +269,8 @@ class ProgramTest(unittest.TestCase):
         self.assertNotIn("between hosts", text)
 
     def test_a_model_and_a_cluster_are_measured(self):
-        with unittest.mock.patch.object(measured_facts, "model_facts", lambda *_: (8 * MIB, 0.004)), \
-                unittest.mock.patch.object(measured_facts, "link", lambda *_: Cluster(2, 1, 2, 1e9 / 8 * 10, 1e-5)):
+        with unittest.mock.patch.object(program, "model_facts", lambda *_: (8 * MIB, 0.004)), \
+                unittest.mock.patch.object(program, "link", lambda hosts, _: Link(1e9 / 8 * 10, 1e-5)):
             status, text, _ = self.run_plan("--model=mlp", "--measure=a,b,c")
             self.assertEqual(status, 0)
             self.assertIn("mlp: 8,388,608 bytes, 4.00 ms of computing", text)

@@ -6,7 +6,7 @@ import unittest
 import unittest.mock
 
 import growth_runs
-import measured_facts
+import plan
 import planning
 import programs
 import sync_cells as cells
@@ -28,14 +28,14 @@ class SourcesTest(unittest.TestCase):
     def test_the_worker_says_how_many_parameters_a_model_has(self):
         main = read("worker/main.cc")
         line, = re.findall(r'printf\("(.*%lld parameters.*)\\n"', main)
-        self.assertEqual(re.search(measured_facts.PARAMETERS, line.replace("%lld", "42"))[1], "42")
+        self.assertEqual(re.search(plan.PARAMETERS, line.replace("%lld", "42"))[1], "42")
         # It goes to standard output, which programs.run returns, but not with --progress=none.
         self.assertTrue(f'std::printf("{line}' in main)
         self.assertTrue("if (style != Progress::Style::kNone) PrintHead(" in main)
         with unittest.mock.patch.object(programs, "run", side_effect=programs.ProgramError) as run, \
                 unittest.mock.patch.object(programs, "binary", lambda name: name), \
                 self.assertRaises(programs.ProgramError):
-            measured_facts.model_facts("mlp", "fashion-mnist", 64, 1)
+            plan.model_facts("mlp", "fashion-mnist", 64, 1)
         style, = re.findall(r"--progress=(\w+)", " ".join(run.call_args[0][0]))
         self.assertTrue(f'{{"{style}", ProgressStyle::k{style.capitalize()}}}' in
                         read("worker/options/worker_options.h"))
