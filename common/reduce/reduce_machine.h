@@ -61,6 +61,8 @@ class ReduceMachine : public Transport::Poster {
   // `transport` outlives the machine. The last `server_count` ranks of its world are servers.
   explicit ReduceMachine(Transport* transport, int server_count = 0);
 
+  // REQUIRES: the reduction is in flight.
+  const Reduction& InFlightOf(int64_t number) const { return in_flight_.at(number).reduction; }
   // The reduction is complete after that many further calls of Complete.
   void Expect(int64_t number, int64_t calls);
   void Complete(int64_t number);

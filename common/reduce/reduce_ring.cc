@@ -18,11 +18,9 @@ ReduceRing::ReduceRing(const Options& options) : ReduceMachine(options.transport
 void ReduceRing::Start(const Reduction& reduction) {
   if (reduction.head.count == 0) return;
   Expect(reduction.number, 1);
-  reductions_.emplace(reduction.number, reduction);
   ring_->Submit({.number = reduction.number,
                  .elements = {0, reduction.head.count},
                  .result_bytes = ElementBytes(reduction.head.type),
-                 .results_are_apart = false,
                  .tag_key = HashOf(reduction.head),
                  .labels = {.step = reduction.head.step, .bucket = reduction.head.bucket}});
 }
@@ -30,33 +28,32 @@ void ReduceRing::Start(const Reduction& reduction) {
 void ReduceRing::Advance(uint64_t /*operation*/) { CHECK(false) << "the ring posts its operations itself"; }
 
 std::span<const float> ReduceRing::Contribution(const RingSum& sum, ElementRange range) {
-  if (reductions_.at(sum.number).head.type != ElementType::kFloat32) return {};
+  if (InFlightOf(sum.number).head.type != ElementType::kFloat32) return {};
   const std::span<std::byte> own = Result(sum, range);
   return {reinterpret_cast<const float*>(own.data()), static_cast<size_t>(range.size())};
 }
 
 void ReduceRing::CopyContribution(const RingSum& sum, ElementRange range, std::span<float> out) {
-  Widen(reductions_.at(sum.number).head.type, Result(sum, range).data(), out);
+  Widen(InFlightOf(sum.number).head.type, Result(sum, range).data(), out);
 }
 
 void ReduceRing::Add(const RingSum& sum, ElementRange range, std::span<float> partial) {
   NoteProgress();
-  AddElements(reductions_.at(sum.number).head.type, Result(sum, range).data(), partial);
+  AddElements(InFlightOf(sum.number).head.type, Result(sum, range).data(), partial);
 }
 
 void ReduceRing::Finish(const RingSum& sum, ElementRange range, std::span<float> partial) {
   Add(sum, range, partial);
-  starring::Finish(reductions_.at(sum.number).head.result(), partial, Result(sum, range).data());
+  starring::Finish(InFlightOf(sum.number).head.result(), partial, Result(sum, range).data());
 }
 
 std::span<std::byte> ReduceRing::Result(const RingSum& sum, ElementRange range) {
-  std::byte* const data = reductions_.at(sum.number).data;
+  std::byte* const data = InFlightOf(sum.number).data;
   return {data + range.begin * sum.result_bytes, static_cast<size_t>(range.size() * sum.result_bytes)};
 }
 
 void ReduceRing::OnDone(const RingSum& sum) {
   NoteProgress();
-  reductions_.erase(sum.number);
   Complete(sum.number);
 }
 

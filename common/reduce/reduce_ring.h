@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <optional>
 #include <span>
 #include <vector>
@@ -43,8 +42,7 @@ class ReduceRing final : public ReduceMachine, private RingSink {
   void OnDone(const RingSum& sum) override;
 
   std::vector<AlignedFloats> allocated_;
-  std::map<int64_t, Reduction> reductions_;  // in flight, by number
-  std::optional<Ring> ring_;                 // none with one rank
+  std::optional<Ring> ring_;  // none with one rank
 };
 
 }  // namespace starring

@@ -67,7 +67,6 @@ void Ring::AllocateMemory() {
 
 void Ring::Submit(const RingSum& sum) {
   CHECK_GT(sum.elements.size(), 0);
-  CHECK(sum.results_are_apart || !options_.results_are_apart);
   CHECK_EQ(sum.elements.begin % block_elements_, 0);
   const int64_t groups = (sum.elements.size() + group_elements_ - 1) / group_elements_;
   sums_.push_back({.sum = sum,
@@ -251,7 +250,7 @@ std::span<float> Ring::Partial(const Group& group, int hop, int chunk) const {
   const ElementRange packed = PackedChunk(group, chunk);
   if (is_shared()) return options_.own->PartialFloats(group.slot, hop).first(packed.size());
   const RingSum& sum = group.in_flight->sum;
-  if (group.is_packed || !sum.results_are_apart) return group.scratch.subspan(packed.begin, packed.size());
+  if (group.is_packed || !options_.results_are_apart) return group.scratch.subspan(packed.begin, packed.size());
   // The place of the owned chunk's result still has the parameters that the optimizer updates.
   if (chunk == rank_) return group.scratch.first(packed.size());
   const std::span<std::byte> place = sink_.Result(sum, RingChunk(group.range, chunk, rank_count_));
@@ -271,7 +270,7 @@ bool Ring::ArrivesAtAnyTime(const Group& group, int hop) const {
   if (group.is_packed) return false;
   // Hop 0 is about the chunk whose reduction starts here, so no partial sum arrives in its place. If results replace
   // contributions, that chunk may be sent from there; all others have been added before their result exists.
-  return (hop == 0) == group.in_flight->sum.results_are_apart;
+  return (hop == 0) == options_.results_are_apart;
 }
 
 void Ring::Send(Group& group, Operation operation, std::span<const std::byte> data) {

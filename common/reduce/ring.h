@@ -55,9 +55,6 @@ struct RingSum {
   int64_t number = 0;                    // the sink's name for it; no other sum in flight has it
   ElementRange elements;                 // from a block's begin on
   int64_t result_bytes = sizeof(float);  // of an element of the result
-  // Whether contributions are float32, and results float32 in other memory. Otherwise CopyContribution widens, and
-  // results replace contributions.
-  bool results_are_apart = true;
   // Sums with different keys have different tags, as far as there are tags. So messages of sums on which ranks disagree
   // are not taken for each other.
   uint64_t tag_key = 0;
@@ -99,7 +96,8 @@ class Ring final : public Transport::Poster {
     // A message has the chunks of so many blocks as fit, at least of one. Floats of a GPU cannot be packed: 0.
     int64_t message_bytes_max = 0;
     int64_t sum_elements_max = 0;  // of the longest sum; memory for longer groups is not allocated
-    // Whether all sums have results_are_apart: then groups of one block need no memory for partial sums but their own.
+    // Whether contributions are float32, and results float32 in other memory: then groups of one block need no memory
+    // for partial sums but their own. Otherwise CopyContribution widens, and results replace contributions.
     bool results_are_apart = true;
     int groups_in_flight_max = 0;  // 0: as many as limits.h allows
     TraceTrack* track = nullptr;   // of the thread that drives the ring; null: there is no trace

@@ -15,7 +15,7 @@ BEGINNING = re.compile(rf"(?:^|(?<=[.:|] )|(?<=- ))({WORDS}[^.?|]*[.?|]?)")
 
 def paragraphs(path: str, text: str) -> Iterator[str]:
     """The comments of a source, or the paragraphs of a page: each one line."""
-    suffix = path[path.rfind("."):] if "." in path else ""
+    suffix = path[path.rfind("."):] if "." in path else ".bzl" if path.endswith("BUILD") else ""
     mark = COMMENTED.get(suffix)
     if path.endswith(".md"):
         text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)

@@ -43,6 +43,7 @@ class SentencesTest(unittest.TestCase):
                 "```\nWho writes.\n```\n")
         self.assertEqual(sentences.sentences("a.md", page), ["Of all.", "What is kept stays."])
         self.assertEqual(sentences.sentences("a.py", "x = 1  # what\n# Of it.\ny = 'Who is'\n"), ["Of it."])
+        self.assertEqual(sentences.sentences("common/BUILD", "# What a test needs.\nx()\n"), ["What a test needs."])
         self.assertEqual(sentences.sentences("data.bin", "Who is it. Of it.\n"), [])
 
 

@@ -199,10 +199,8 @@ class Ranks {
       const size_t rank = random_() % rings_.size();
       if (submitted[rank] < sum_count && random_() % 8 == 0) {
         const int64_t number = submitted[rank]++;
-        rings_[rank]->Submit({.number = number,
-                              .elements = {0, counts_[number]},
-                              .results_are_apart = kind_.results_are_apart,
-                              .tag_key = static_cast<uint64_t>(number)});
+        rings_[rank]->Submit(
+            {.number = number, .elements = {0, counts_[number]}, .tag_key = static_cast<uint64_t>(number)});
       }
       std::vector<Transport::Token> completed;
       CHECK_OK(transports_[rank]->Poll(completed));

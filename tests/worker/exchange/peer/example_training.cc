@@ -65,6 +65,7 @@ absl::Status Train(const ExampleTraining& training, GradientExchange& exchange, 
   std::ranges::copy(exchange.parameter_memory(), outcome.parameters.begin());
   outcome.counters = exchange.counters();
   outcome.choice = exchange.choice();
+  outcome.owners = exchange.owners();
   return absl::OkStatus();
 }
 

@@ -12,6 +12,7 @@
 #include "absl/status/status.h"
 #include "common/job/job_spec.h"
 #include "tests/worker/exchange/peer/example_job.h"
+#include "common/reduce/owner_map.h"
 #include "worker/exchange/gradient_exchange.h"
 
 namespace starring {
@@ -37,6 +38,7 @@ struct ExampleOutcome {
   std::vector<std::vector<float>> state;  // rank 0
   ExchangeCounters counters;
   std::optional<ExchangeChoice> choice;
+  OwnerMap owners;
 };
 
 // In each step submits all buckets, adds two numbers over all ranks, and awaits the buckets in the opposite order. An

@@ -85,6 +85,10 @@ TEST_P(HostExchangeRanks, SharedMemoryGivesTheReferencesBits) {
     EXPECT_EQ(outcome.parameters, expected);
     EXPECT_EQ(outcome.counters.shared_memory, job.world_size > 1);
     EXPECT_FALSE(outcome.choice.has_value());
+    // A sum of a few elements has one owner, in turn.
+    const OwnerMap::Sum sum = {.elements = {0, 16}, .number = 1};
+    ASSERT_EQ(outcome.owners.owner_count(), job.world_size);
+    EXPECT_EQ(outcome.owners.SliceOf(sum, job.world_size > 1 ? 1 : 0), (std::vector<ElementRange>{{0, 16}}));
   }
   EXPECT_EQ(outcomes[0].state, state);
 }

@@ -123,6 +123,26 @@ TEST_P(PeerExchangeRanks, OtherBucketsChangeNoBit) {
   }
 }
 
+// What a checkpoint's manifest says. Two ranks or more: one rank owns everything.
+TEST_P(PeerExchangeRanks, TheExchangeSaysWhoOwnsWhat) {
+  const int rank_count = GetParam();
+  const Training training = {.job = {.element_count = Block() + 16, .bucket_bytes = 1, .world_size = rank_count},
+                             .step_count = 1};
+  const BucketMap buckets = training.job.Buckets();
+  const auto ring = rank_count == 1 ? OwnerMap() : OwnerMap::SplitChunks(rank_count);
+  const auto star = rank_count == 1 ? OwnerMap() : OwnerMap::JoinedChunks(rank_count);
+  for (const auto& [algorithm, expected] : {std::pair(Algorithm::kRing, ring), std::pair(Algorithm::kDirect, star),
+                                            std::pair(Algorithm::kAllreduce, OwnerMap())}) {
+    const OwnerMap owners = RunAll(training, algorithm, 3)[0].owners;
+    ASSERT_EQ(owners.owner_count(), expected.owner_count());
+    for (int b = 0; b < buckets.bucket_count(); ++b) {
+      for (int owner = 0; owner < owners.owner_count(); ++owner) {
+        EXPECT_EQ(owners.SliceOf(buckets.sum(b), owner), expected.SliceOf(buckets.sum(b), owner));
+      }
+    }
+  }
+}
+
 TEST_P(PeerExchangeRanks, AStarAddsAsATree) {
   const Training training = {.job = {.element_count = Block() + Short(),
                                      .bucket_bytes = 1,
