@@ -11,8 +11,8 @@
 
 #include "absl/status/status.h"
 #include "common/job/job_spec.h"
-#include "tests/worker/exchange/peer/example_job.h"
 #include "common/reduce/owner_map.h"
+#include "tests/worker/exchange/peer/example_job.h"
 #include "worker/exchange/gradient_exchange.h"
 
 namespace starring {
