@@ -103,7 +103,7 @@ class Group:
 
 
 def groups(total: int, asked: int, workers: int, few_owners: bool) -> list[Group]:
-    """As worker/exchange/peer/block_machine.h cuts the buckets. With `few_owners`, a short last block is a group of its
+    """As common/reduce/star_pieces.h cuts the buckets. With `few_owners`, a short last block is a group of its
     own with an owner for each SLICE_BYTES_MIN (common/reduce/owner_map.h), as in a star without servers."""
     block = block_bytes(workers)
     longest = MESSAGE_BYTES // chunk_bytes(workers) * block

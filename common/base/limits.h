@@ -274,7 +274,7 @@ inline constexpr int kRestartCountMax = 1000;
 inline constexpr int kDeadlineSecondsMax = 7 * 24 * 3600;  // a week: longer than a machine's maintenance
 inline constexpr int kStartSecondsMax = 3600;              // for processes of this machine to start or to save
 
-// Blocks, or groups of short blocks (worker/exchange/peer/block_machine.h), that the ring, or the co-located star, has
+// Blocks, or groups of short blocks (common/reduce/ring.h, star_pieces.h), that the ring, or the co-located star, has
 // in flight at a time: at least two, which keep both directions of a link busy, however many ranks there are.
 constexpr int RingBlocksInFlightMax(int world_size) {
   // A block has N - 1 rounds to reduce and as many to gather, each a send and a receive.
@@ -283,13 +283,13 @@ constexpr int RingBlocksInFlightMax(int world_size) {
   return blocks > 2 ? blocks : 2;
 }
 
-// The co-located star (worker/exchange/peer/direct_machine.h): messages of one block that a rank has on their way to
-// others, and contributions that it takes from others, at a time, as many as have these bytes together. Two chunks of
-// 128 KiB keep a link busy while the owner adds; more would only queue in the network, where those of several ranks
-// meet at one owner. Small chunks are not held back: their cost is in the messages, not in the bytes. All blocks in
-// flight then have 6 chunks of scratch memory (768 KiB), which fit a core's L2 cache, and with two blocks 4 chunks on
-// their way to others.
-inline constexpr int64_t kDirectWindowBytes = 256 << 10;
+// The star between ranks (common/reduce/star.h): for each piece that an owner has in flight, the bytes of contributions
+// that it takes at a time, and of messages that a process has on their way to others. Two chunks of 128 KiB keep a link
+// busy while the owner adds; more would only queue in the network, where those of several ranks meet at one owner.
+// Small chunks are not held back: their cost is in the messages, not in the bytes. All pieces in flight then have 6
+// chunks of memory for sums (768 KiB), which fit a core's L2 cache, and with two pieces 4 chunks on their way to
+// others.
+inline constexpr int64_t kStarWindowBytes = 256 << 10;
 
 // Segments of a long control message (a broadcast, a rank's optimizer state) that a sender may have sent before the
 // receiver has taken them: one travels while the one before it is taken. A transport may have to keep them.

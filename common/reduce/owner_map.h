@@ -44,6 +44,8 @@ class OwnerMap {
   static OwnerMap ShardRanges(int shard_count);
 
   int owner_count() const { return owner_count_; }
+  // The cut: chunks, otherwise ranges.
+  bool has_chunks() const { return cut_ != Cut::kRanges; }
 
   // A sum, and the number that says whose turn it is: a bucket's, or a reduction's. With chunks, `elements` are whole
   // blocks of the vector; its last block may be shorter.

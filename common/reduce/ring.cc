@@ -5,6 +5,7 @@
 
 #include "common/arithmetic/reduction_order.h"
 #include "common/base/check.h"
+#include "common/base/copy_array.h"
 #include "common/base/limits.h"
 
 namespace starring {
@@ -209,7 +210,7 @@ void Ring::FinishOwnChunk(Group& group, std::span<float> partial) {
       if (range.size() == 0) return;
       sink_.Finish(sum, range, partial.subspan(at, range.size()));
       // This part of the packed partial sum is used up, so the result may take its place.
-      if (group.is_packed) std::ranges::copy(sink_.Result(sum, range), landing.begin() + at * sum.result_bytes);
+      if (group.is_packed) CopyArray(sink_.Result(sum, range), landing.subspan(at * sum.result_bytes));
     });
   }
   Send(group, {.phase = Phase::kGatherSend, .hop = 0}, landing);
@@ -225,7 +226,7 @@ void Ring::OnGatherReceived(Group& group, int hop) {
   if (!group.is_packed && !is_shared()) return;
   ForEachPiece(group, chunk, [&](ElementRange range, int64_t at) {
     const std::span<std::byte> result = sink_.Result(sum, range);
-    std::ranges::copy(message.subspan(at * sum.result_bytes, result.size()), result.begin());
+    CopyArray(message.subspan(at * sum.result_bytes, result.size()), result);
   });
 }
 
@@ -281,7 +282,7 @@ void Ring::Send(Group& group, Operation operation, std::span<const std::byte> da
     const bool gathers = operation.phase == Phase::kGatherSend;
     const std::span<std::byte> place =
         gathers ? right.Sum(group.slot, operation.hop) : right.Partial(group.slot, operation.hop);
-    if (data.data() != place.data()) std::ranges::copy(data, place.begin());
+    if (data.data() != place.data()) CopyArray(data, place);
     data = {};
   }
   transport_.PostSend((rank_ + 1) % rank_count_, TagOf(group, operation), data, TokenOf(group, operation));

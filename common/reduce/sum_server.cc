@@ -1,25 +1,18 @@
 #include "common/reduce/sum_server.h"
 
-#include <span>
-
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/base/limits.h"
 #include "common/base/status.h"
 #include "common/reduce/reduce_machine.h"
-#include "common/reduce/star_pieces.h"
 
 namespace starring {
 
-SumServer::SumServer(const Options& options)
+SumServer::SumServer(const ReduceStarOptions& options)
     : transport_(*options.transport),
       server_count_(options.server_count),
       worker_count_(transport_.world_size() - options.server_count),
-      owner_({.transport = options.transport,
-              .worker_count = worker_count_,
-              .memory = options.memory,
-              .is_shared = options.is_shared,
-              .on_answered = [this](int64_t) { --slice_count_; }}),
+      star_(StarOptionsOf(options, this)),
       ranks_(worker_count_) {
   CHECK(worker_count_ >= 1 && transport_.rank() >= worker_count_);
   for (int rank = 0; rank < worker_count_; ++rank) PostHead(rank);
@@ -58,15 +51,18 @@ absl::Status SumServer::TakeHead(int rank) {
                                                    " sums that another rank has not begun, at most ",
                                                    kReductionsMax + server_count_, " are allowed"));
   }
-  if (is_first) BeginSlice({.number = number, .head = head});
+  const Reduction reduction = {.number = number, .head = head};
+  if (!is_first || SliceOf(reduction, transport_.rank() - worker_count_, server_count_).size() == 0) {
+    return absl::OkStatus();
+  }
+  slices_.emplace(number, head.result());
+  star_.Submit(StarSumOf(reduction, server_count_));
   return absl::OkStatus();
 }
 
-void SumServer::BeginSlice(const Reduction& reduction) {
-  const ElementRange slice = SliceOf(reduction, transport_.rank() - worker_count_, server_count_);
-  if (slice.size() == 0) return;
-  ++slice_count_;
-  owner_.Begin(reduction, slice);
+void SumServer::FinishAll(const StarSum& sum, ElementRange range, std::span<std::byte* const> contributions,
+                          std::span<std::byte> result) {
+  SumContributions(contributions, range.size(), slices_.at(sum.number), result.data());
 }
 
 }  // namespace starring

@@ -1,5 +1,5 @@
 // A server of a star that only adds: learns from the ranks' heads (reduction.h) what they add, and owns its slice of
-// each reduction (sum_owner.h). It keeps nothing of a reduction that is over.
+// each reduction (star.h). It keeps nothing of a reduction that is over.
 //
 // Heads. Every rank sends the head of each reduction before its contributions, and one that ends its part of the group.
 // The first head of a reduction counts, and those of the other ranks are compared with it.
@@ -8,31 +8,31 @@
 #ifndef STARRING_COMMON_REDUCE_SUM_SERVER_H_
 #define STARRING_COMMON_REDUCE_SUM_SERVER_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
+#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
-#include "common/reduce/piece_memory.h"
+#include "common/base/element_range.h"
+#include "common/reduce/element_sum.h"
+#include "common/reduce/reduce_star.h"
 #include "common/reduce/reduction.h"
-#include "common/reduce/sum_owner.h"
+#include "common/reduce/star.h"
+#include "common/reduce/star_sink.h"
 #include "common/transport/transport.h"
 
 namespace starring {
 
-class SumServer final : public Transport::Poster {
+class SumServer final : public Transport::Poster, private StarSink {
  public:
-  struct Options {
-    Transport* transport = nullptr;  // outlives the server; its last ranks are servers, this one among them
-    int server_count = 1;
-    PieceMemory memory;
-    bool is_shared = false;  // as SumOwner::Options
-  };
-  // Posts its first operations.
-  explicit SumServer(const Options& options);
+  // Posts its first operations. REQUIRES: the objects to which the options refer outlive the server; this process is
+  // one of server_count servers.
+  explicit SumServer(const ReduceStarOptions& options);
 
   // All ranks have ended their part, and no sum is under way.
-  bool is_over() const { return ended_count_ == worker_count_ && slice_count_ == 0; }
+  bool is_over() const { return ended_count_ == worker_count_ && slices_.empty(); }
   // InvalidArgument once ranks disagree about a reduction; Internal if a head is none that a rank sends.
   const absl::Status& status() const { return status_; }
 
@@ -52,16 +52,18 @@ class SumServer final : public Transport::Poster {
 
   void PostHead(int rank);
   absl::Status TakeHead(int rank);
-  void BeginSlice(const Reduction& reduction);
+  void FinishAll(const StarSum& sum, ElementRange range, std::span<std::byte* const> contributions,
+                 std::span<std::byte> result) override;
+  void OnDone(const StarSum& sum) override { slices_.erase(sum.number); }
 
   Transport& transport_;
   const int server_count_;
   const int worker_count_;
-  SumOwner owner_;
+  Star star_;
   std::vector<Rank> ranks_;
-  std::map<int64_t, Begun> begun_;  // by number
-  int ended_count_ = 0;             // ranks
-  int64_t slice_count_ = 0;         // under way
+  std::map<int64_t, Begun> begun_;       // by number
+  std::map<int64_t, SumResult> slices_;  // under way, by number
+  int ended_count_ = 0;                  // ranks
   absl::Status status_;
 };
 

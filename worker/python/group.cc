@@ -14,9 +14,7 @@
 #include "common/base/limits.h"
 #include "common/base/status.h"
 #include "common/base/steady_time.h"
-#include "common/reduce/piece_memory.h"
 #include "common/reduce/ring_memory.h"
-#include "common/reduce/star_pieces.h"
 #include "common/transport/collectives.h"
 #include "common/transport/tcp/tcp_transport.h"
 
@@ -60,7 +58,7 @@ std::string Compare(const std::string& name, const GroupAgreement& other, const 
 }  // namespace
 
 int64_t GroupUnexpectedBytesMax(int worker_count) {
-  const int64_t pieces = 2 * kPiecesOnTheirWay * (PieceBytes(worker_count) + kTcpKeptMessageBytes);
+  const int64_t pieces = 2 * kReduceStarSlots * (ReduceStarMessageBytes(worker_count) + kTcpKeptMessageBytes);
   const int64_t heads = kReductionsMax * (static_cast<int64_t>(sizeof(ReductionHead)) + kTcpKeptMessageBytes);
   return std::max(TcpUnexpectedBytesMax(worker_count), kTcpControlBytesMax + pieces) + heads;
 }
@@ -110,7 +108,7 @@ absl::Status Group::CreateMachine() {
   if (pump_.world_size() > 1) {
     const GroupMemory::Options memory = {
         .first_owner = options_.server_count > 0 ? worker_count : 0,
-        .bytes = is_ring ? RingMemory::BytesNeeded(worker_count) : PieceMemory::BytesNeeded(worker_count),
+        .bytes = is_ring ? RingMemory::BytesNeeded(worker_count) : ReduceStarMemoryBytes(worker_count),
         .host_id = options_.host_id};
     const CollectiveOptions join = {.what = "joining", .deadline = options_.join_deadline, .with_servers = true};
     ASSIGN_OR_RETURN(memory_, GroupMemory::Meet(pump_, memory, join));
@@ -135,21 +133,19 @@ ReduceRing::Options Group::RingOptions() {
   return ring;
 }
 
-ReduceStar::Options Group::StarOptions() {
-  ReduceStar::Options star = {
+ReduceStarOptions Group::StarOptions() {
+  ReduceStarOptions star = {
       .transport = transport_.get(), .server_count = options_.server_count, .memory = {}, .shared = {}};
   if (memory_ == nullptr) return star;
-  const int worker_count = pump_.worker_count();
-  if (!memory_->own().empty()) star.memory.emplace(memory_->own(), worker_count);
-  for (const std::span<std::byte> memory : memory_->of_owners()) star.shared.emplace_back(memory, worker_count);
+  star.memory = memory_->own();
+  star.is_shared = memory_->is_shared();
+  // A server maps no memory of other servers.
+  if (!is_server()) star.shared = memory_->of_owners();
   return star;
 }
 
 void Group::CreateServer() {
-  server_ = std::make_unique<SumServer>(SumServer::Options{.transport = transport_.get(),
-                                                           .server_count = options_.server_count,
-                                                           .memory = PieceMemory(memory_->own(), pump_.worker_count()),
-                                                           .is_shared = memory_->is_shared()});
+  server_ = std::make_unique<SumServer>(StarOptions());
   const MutexLock lock(mutex_);
   tickets_[kServerTicket] = {};
 }

@@ -98,7 +98,7 @@ class Group {
   absl::Status Agree();
   absl::Status CreateMachine();
   ReduceRing::Options RingOptions();
-  ReduceStar::Options StarOptions();
+  ReduceStarOptions StarOptions();
   void CreateServer();
   absl::Status StartThread();
   bool is_server() const { return pump_.rank() >= pump_.worker_count(); }

@@ -135,6 +135,13 @@ TEST_P(ReduceStarTest, ADifferenceNamesBothRanksAndBothValues) {
   for (int rank = 0; rank < ranks.worker_count(); ++rank) EXPECT_EQ(ranks.completed_count(rank), 0);
 }
 
+TEST(ReduceStarMessageTest, MessagesAreShorterWithManyRanks) {
+  EXPECT_EQ(ReduceStarMessageBytes(1), 256 << 10);
+  EXPECT_EQ(ReduceStarMessageBytes(16), 256 << 10);
+  EXPECT_EQ(ReduceStarMessageBytes(64), 64 << 10);
+  EXPECT_EQ(ReduceStarMessageBytes(1024), 16 << 10);
+}
+
 // Sums of no elements end without the other ranks.
 TEST(SumServerTest, ARankThatIsFarAheadIsRefused) {
   SummingRanks ranks({.worker_count = 2, .server_count = 1});

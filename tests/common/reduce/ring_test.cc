@@ -2,9 +2,7 @@
 #include "common/reduce/ring.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <ostream>
@@ -17,6 +15,7 @@
 #include "common/base/limits.h"
 #include "common/base/memory.h"
 #include "gtest/gtest.h"
+#include "tests/common/reduce/exclusive_transport.h"
 #include "tests/common/transport/in_memory_transport.h"
 
 namespace starring {
@@ -95,57 +94,6 @@ class HalvingSink final : public RingSink {
 
   const Sends sends_;
   std::vector<AlignedFloats> memory_;
-};
-
-// Fails if memory that an operation in flight uses is received into meanwhile.
-class ExclusiveTransport final : public Transport, private Transport::Poster {
- public:
-  explicit ExclusiveTransport(std::unique_ptr<Transport> inner) : inner_(std::move(inner)) {}
-  int rank() const override { return inner_->rank(); }
-  int world_size() const override { return inner_->world_size(); }
-  int tag_max() const override { return inner_->tag_max(); }
-  void PostSend(int peer, int tag, std::span<const std::byte> data, Token token) override {
-    inner_->PostSend(peer, tag, data, Begin({.data = data, .receives = false, .token = token}));
-  }
-  void PostReceive(int peer, int tag, std::span<std::byte> data, Token token) override {
-    inner_->PostReceive(peer, tag, data, Begin({.data = data, .receives = true, .token = token}));
-  }
-  absl::Status Poll(std::vector<Token>& completed) override {
-    std::vector<Token> inner;
-    const absl::Status status = inner_->Poll(inner);
-    for (const Token& token : inner) {
-      completed.push_back(in_flight_.at(token.operation).token);
-      in_flight_.erase(token.operation);
-    }
-    return status;
-  }
-  void Wait(std::chrono::microseconds longest) override { inner_->Wait(longest); }
-  void Wake() override { inner_->Wake(); }
-  std::optional<Received> TryReceive(int tag, std::span<std::byte> data) override {
-    return inner_->TryReceive(tag, data);
-  }
-
- private:
-  struct Operation {
-    std::span<const std::byte> data;
-    bool receives = false;
-    Token token;
-  };
-  Token Begin(const Operation& operation) {
-    for (const auto& [number, other] : in_flight_) {
-      const bool overlaps = !operation.data.empty() && !other.data.empty() &&
-                            operation.data.data() < other.data.data() + other.data.size() &&
-                            other.data.data() < operation.data.data() + operation.data.size();
-      EXPECT_FALSE(overlaps && (operation.receives || other.receives)) << "rank " << rank();
-    }
-    in_flight_.emplace(++count_, operation);
-    return {.poster = this, .operation = count_};
-  }
-  void OnCompletion(uint64_t) override {}
-
-  const std::unique_ptr<Transport> inner_;
-  std::map<uint64_t, Operation> in_flight_;
-  uint64_t count_ = 0;
 };
 
 struct Kind {

@@ -58,7 +58,7 @@ class Owner {
   std::vector<std::string> values_;  // by place
 };
 
-// As a DirectMachine uses it: some contributions are on their way while one is added.
+// As an owner of a star uses it: some contributions are on their way while one is added.
 TEST(TreePlaces, AddAsTheTreeIsDefinedInFewPlaces) {
   for (const int world_size : {2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 33, 64, 100}) {
     const std::string expected = TreeOf(0, world_size);

@@ -74,15 +74,12 @@ SummingRanks::SummingRanks(const Options& options)
     if (options.topology == Topology::kRing) {
       CreateRingMemory();
     } else {
-      memories_.emplace_back(PieceMemory::BytesNeeded(options.worker_count) / static_cast<int64_t>(sizeof(float)));
+      memories_.emplace_back(ReduceStarMemoryBytes(options.worker_count) / static_cast<int64_t>(sizeof(float)));
     }
   }
   for (int rank = 0; rank < options.worker_count + options.server_count; ++rank) {
     if (rank >= options.worker_count) {
-      servers_.push_back(std::make_unique<SumServer>(SumServer::Options{.transport = transports_[rank].get(),
-                                                                        .server_count = options.server_count,
-                                                                        .memory = PiecesOf(rank),
-                                                                        .is_shared = is_shared()}));
+      servers_.push_back(std::make_unique<SumServer>(StarOptions(rank)));
     } else if (options.topology == Topology::kRing) {
       machines_.push_back(std::make_unique<ReduceRing>(RingOptions(rank)));
     } else {
@@ -96,18 +93,16 @@ void SummingRanks::CreateRingMemory() {
   memories_.emplace_back(RingMemory::BytesNeeded(worker_count()) / static_cast<int64_t>(sizeof(float)));
 }
 
-PieceMemory SummingRanks::PiecesOf(int rank) {
-  return PieceMemory(std::as_writable_bytes(memories_[rank].span()), worker_count());
-}
-
-ReduceStar::Options SummingRanks::StarOptions(int rank) {
-  ReduceStar::Options star = {.transport = transports_[rank].get(),
-                              .server_count = options_.server_count,
-                              .memory = PiecesOf(rank),
-                              .shared = {}};
+ReduceStarOptions SummingRanks::StarOptions(int rank) {
+  ReduceStarOptions star = {.transport = transports_[rank].get(),
+                            .server_count = options_.server_count,
+                            .memory = std::as_writable_bytes(memories_[rank].span()),
+                            .shared = {},
+                            .is_shared = is_shared()};
+  if (!is_shared() || rank >= worker_count()) return star;
   const int first_owner = options_.server_count > 0 ? worker_count() : 0;
-  for (int owner = first_owner; is_shared() && owner < std::ssize(memories_); ++owner) {
-    star.shared.push_back(PiecesOf(owner));
+  for (int owner = first_owner; owner < std::ssize(memories_); ++owner) {
+    star.shared.push_back(std::as_writable_bytes(memories_[owner].span()));
   }
   return star;
 }

@@ -10,7 +10,6 @@
 #include "absl/status/status.h"
 #include "common/base/memory.h"
 #include "common/reduce/element_sum.h"
-#include "common/reduce/piece_memory.h"
 #include "common/reduce/reduce_machine.h"
 #include "common/reduce/reduce_ring.h"
 #include "common/reduce/reduce_star.h"
@@ -63,8 +62,7 @@ class SummingRanks {
  private:
   bool is_shared() const { return options_.sharing == Sharing::kMemory; }
   void CreateRingMemory();
-  PieceMemory PiecesOf(int rank);
-  ReduceStar::Options StarOptions(int rank);
+  ReduceStarOptions StarOptions(int rank);
   ReduceRing::Options RingOptions(int rank);
   absl::Status RunUntilIdle(bool with_servers);
   absl::Status status() const;

@@ -1,8 +1,7 @@
 // A bucket machine turns submitted gradients into new parameters, bucket by bucket, driven by a transport's
-// completions. There are six: the ring (ring_machine.h); the co-located star, plain (direct_machine.h) and with
-// micro-batches (share_machine.h), which have much in common (block_machine.h), and in memory that the ranks share
-// (memory_machine.h); a star's worker whose servers are ranks (dedicated_machine.h); and the control (below), which
-// leaves the sum to the library's allreduce.
+// completions. There are five: the ring (ring_machine.h); the co-located star over messages (star_machine.h), and in
+// memory that the ranks share (memory_machine.h); a star's worker whose servers are ranks (dedicated_machine.h); and
+// the control (below), which leaves the sum to the library's allreduce.
 //
 // A machine never waits, starts no thread and reads no clock but for traces. Thread safety: none; one thread at a time.
 #ifndef STARRING_WORKER_EXCHANGE_PEER_BUCKET_MACHINE_H_
@@ -50,6 +49,17 @@ class BucketMachine : public Transport::Poster {
   virtual InFlight Oldest() const = 0;
 
   virtual ExchangeCounters counters() const = 0;
+};
+
+// For the machines whose ranks are the owners of chunks. All pointers outlive the machine.
+struct RankMachineOptions {
+  const BucketMap* buckets = nullptr;
+  SliceOwner* owner = nullptr;  // owns this rank's part of every bucket
+  std::span<float> parameters;  // the parameter vector, in the owner's memory, as gradients are
+  Transport* transport = nullptr;
+  TraceTrack* track = nullptr;   // the track of the thread that drives the machine; null: there is no trace
+  int first_tag = 0;             // the machine uses tags from here on
+  int groups_in_flight_max = 0;  // 0: as many as limits.h allows
 };
 
 // The control: one MPI_Allreduce per bucket. Every rank owns every element and applies the optimizer to the whole

@@ -5,6 +5,7 @@
 
 #include "common/arithmetic/sum_in_order.h"
 #include "common/base/check.h"
+#include "common/base/copy_array.h"
 #include "common/job/leaf_shares.h"
 #include "common/job/owned_slices.h"
 
@@ -49,7 +50,7 @@ void MemoryMachine::SubmitNode(int64_t /*step*/, int bucket, int node, std::span
   const ElementRange range = buckets_.bucket(bucket);
   CHECK_EQ(gradient.size(), range.size());
   const std::span<float> place = options_.arrays.own_gradients[node].subspan(range.begin, range.size());
-  if (gradient.data() != place.data()) std::ranges::copy(gradient, place.begin());
+  if (gradient.data() != place.data()) CopyArray(gradient, place);
 }
 
 void MemoryMachine::Submit(int64_t step, int bucket, std::span<const float> gradient) {

@@ -15,15 +15,13 @@
 #include "common/base/status.h"
 #include "common/job/owned_slices.h"
 #include "common/transport/collectives.h"
-#include "worker/exchange/peer/block_machine.h"
 #include "worker/exchange/peer/cuda_aware/cuda_aware_owner.h"
 #include "worker/exchange/peer/dedicated_machine.h"
-#include "worker/exchange/peer/direct_machine.h"
 #include "worker/exchange/peer/host_memory.h"
 #include "worker/exchange/peer/memory_machine.h"
 #include "worker/exchange/peer/ring_machine.h"
 #include "worker/exchange/peer/server_ranks.h"
-#include "worker/exchange/peer/share_machine.h"
+#include "worker/exchange/peer/star_machine.h"
 
 namespace starring {
 namespace {
@@ -210,15 +208,14 @@ std::unique_ptr<BucketMachine> PeerExchange::CreateMachine(const Way& way, const
                                                                   .micro_batches = job_.micro_batches,
                                                                   .track = track_});
   }
-  const BlockMachine::Options options = {.buckets = &buckets,
-                                         .owner = owner,
-                                         .parameters = parameters,
-                                         .transport = transport_.get(),
-                                         .track = track_,
-                                         .first_tag = MessagePump::kFirstDataTag};
+  const RankMachineOptions options = {.buckets = &buckets,
+                                      .owner = owner,
+                                      .parameters = parameters,
+                                      .transport = transport_.get(),
+                                      .track = track_,
+                                      .first_tag = MessagePump::kFirstDataTag};
   if (way.algorithm == Algorithm::kRing) return std::make_unique<RingMachine>(options);
-  if (job_.micro_batches > 0) return std::make_unique<ShareMachine>(options, job_.micro_batches);
-  return std::make_unique<DirectMachine>(options, job_.sum_order);
+  return std::make_unique<StarMachine>(options, job_.sum_order, job_.micro_batches);
 }
 
 std::span<float> PeerExchange::gradient_memory() {

@@ -1,14 +1,14 @@
 #include "worker/exchange/peer/ring_machine.h"
 
-#include <algorithm>
 #include <chrono>
 
 #include "common/arithmetic/reduction_order.h"
 #include "common/base/check.h"
+#include "common/base/copy_array.h"
 
 namespace starring {
 
-RingMachine::RingMachine(const BlockMachine::Options& options)
+RingMachine::RingMachine(const RankMachineOptions& options)
     : buckets_(*options.buckets),
       owner_(*options.owner),
       parameters_(options.parameters),
@@ -60,7 +60,7 @@ std::span<const float> RingMachine::Contribution(const RingSum& sum, ElementRang
 }
 
 void RingMachine::CopyContribution(const RingSum& sum, ElementRange range, std::span<float> out) {
-  std::ranges::copy(Contribution(sum, range), out.begin());
+  CopyArray(Contribution(sum, range), out);
 }
 
 void RingMachine::Add(const RingSum& sum, ElementRange range, std::span<float> partial) {

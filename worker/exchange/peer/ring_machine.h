@@ -13,7 +13,6 @@
 #include "common/metrics/trace.h"
 #include "common/reduce/ring.h"
 #include "common/transport/transport.h"
-#include "worker/exchange/peer/block_machine.h"
 #include "worker/exchange/peer/bucket_machine.h"
 #include "worker/exchange/slice_owner.h"
 
@@ -21,8 +20,8 @@ namespace starring {
 
 class RingMachine final : public BucketMachine, private RingSink {
  public:
-  // All pointers outlive the machine. `owner` owns this rank's chunks of every bucket.
-  explicit RingMachine(const BlockMachine::Options& options);
+  // The owner's part is its chunks (OwnerMap::SplitChunks).
+  explicit RingMachine(const RankMachineOptions& options);
 
   void Submit(int64_t step, int bucket, std::span<const float> gradient) override;
   bool IsReady(int bucket) const override { return gradients_[bucket] == nullptr; }

@@ -4,9 +4,8 @@
 #include <utility>
 
 #include "common/base/check.h"
-#include "worker/exchange/peer/direct_machine.h"
 #include "worker/exchange/peer/ring_machine.h"
-#include "worker/exchange/peer/share_machine.h"
+#include "worker/exchange/peer/star_machine.h"
 
 namespace starring {
 namespace {
@@ -29,7 +28,7 @@ OwnedSlices SlicesOf(const ExampleJob& job, const BucketMap& buckets, MachineKin
 }  // namespace
 
 std::ostream& operator<<(std::ostream& out, MachineKind kind) {
-  return out << (kind == MachineKind::kRing ? "Ring" : kind == MachineKind::kDirect ? "Direct" : "Share");
+  return out << (kind == MachineKind::kRing ? "Ring" : kind == MachineKind::kStar ? "Star" : "Nodes");
 }
 
 // Counts what the machine allocates.
@@ -63,19 +62,17 @@ MachineRanks::MachineRanks(const ExampleJob& job, const Options& options)
     transports_.push_back(network_.CreateTransport(rank));
   }
   for (int rank = 0; rank < job.world_size; ++rank) {
-    const BlockMachine::Options machine = {.buckets = &buckets_,
-                                           .owner = owners_[rank].get(),
-                                           .parameters = parameters_[rank],
-                                           .transport = transports_[rank].get(),
-                                           .track = AddTrack(options.trace, {.name = "exchange"}),
-                                           .first_tag = options.first_tag,
-                                           .groups_in_flight_max = options.groups_in_flight_max};
+    const RankMachineOptions machine = {.buckets = &buckets_,
+                                        .owner = owners_[rank].get(),
+                                        .parameters = parameters_[rank],
+                                        .transport = transports_[rank].get(),
+                                        .track = AddTrack(options.trace, {.name = "exchange"}),
+                                        .first_tag = options.first_tag,
+                                        .groups_in_flight_max = options.groups_in_flight_max};
     if (options.kind == MachineKind::kRing) {
       machines_.push_back(std::make_unique<RingMachine>(machine));
-    } else if (options.kind == MachineKind::kShare) {
-      machines_.push_back(std::make_unique<ShareMachine>(machine, job.micro_batches));
     } else {
-      machines_.push_back(std::make_unique<DirectMachine>(machine, job.sum_order));
+      machines_.push_back(std::make_unique<StarMachine>(machine, job.sum_order, job.micro_batches));
     }
   }
 }

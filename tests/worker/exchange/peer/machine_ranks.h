@@ -1,5 +1,5 @@
-// All ranks of a job in one thread, each with a machine of reduction blocks over an in-memory network, polled in random
-// order: for the tests of block_machine.h and of the machines that build on it.
+// All ranks of a job in one thread, each with a ring's or a co-located star's machine over an in-memory network, polled
+// in random order.
 #ifndef STARRING_TESTS_WORKER_EXCHANGE_PEER_MACHINE_RANKS_H_
 #define STARRING_TESTS_WORKER_EXCHANGE_PEER_MACHINE_RANKS_H_
 
@@ -15,12 +15,12 @@
 #include "common/metrics/trace.h"
 #include "tests/common/transport/in_memory_transport.h"
 #include "tests/worker/exchange/peer/example_job.h"
-#include "worker/exchange/peer/block_machine.h"
+#include "worker/exchange/peer/bucket_machine.h"
 #include "worker/exchange/slice_owner.h"
 
 namespace starring {
 
-enum class MachineKind { kRing, kDirect, kShare };
+enum class MachineKind { kRing, kStar, kNodes };  // kNodes: a star whose ranks contribute nodes of micro-batches
 std::ostream& operator<<(std::ostream& out, MachineKind kind);
 
 // Thread safety: one thread.
@@ -33,7 +33,7 @@ class MachineRanks {
     int groups_in_flight_max = 0;
     Trace* trace = nullptr;  // gets a track for each rank; outlives the ranks
   };
-  // REQUIRES: with kRing the job's order of sums is a chain; with kShare, and only then, the job has micro-batches.
+  // REQUIRES: with kRing the job's order of sums is a chain; with kNodes, and only then, the job has micro-batches.
   MachineRanks(const ExampleJob& job, const Options& options);
   ~MachineRanks();
 

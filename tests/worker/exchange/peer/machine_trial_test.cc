@@ -28,11 +28,11 @@ absl::StatusOr<double> TimeARing(InMemoryNetwork& network, int rank, absl::Durat
   const auto seconds = (*trial)->Time(
       pump,
       [&] {
-        return std::make_unique<RingMachine>(BlockMachine::Options{.buckets = &(*trial)->buckets(),
-                                                                   .owner = (*trial)->owner(),
-                                                                   .parameters = (*trial)->parameters(),
-                                                                   .transport = transport.get(),
-                                                                   .first_tag = MessagePump::kFirstDataTag});
+        return std::make_unique<RingMachine>(RankMachineOptions{.buckets = &(*trial)->buckets(),
+                                                                .owner = (*trial)->owner(),
+                                                                .parameters = (*trial)->parameters(),
+                                                                .transport = transport.get(),
+                                                                .first_tag = MessagePump::kFirstDataTag});
       },
       {.what = "the trial", .deadline = deadline});
   // After an error the transport still has operations in the trial's memory. It stays reachable, so it is no leak.

@@ -66,7 +66,7 @@ std::vector<Outcome> RunAll(const Training& training, Algorithm algorithm, uint6
 }
 
 // Three ranks send a block's chunks one by one. With five, whose blocks are shorter, a message has those of several.
-// block_machine_test.cc has the bits of more ranks.
+// rank_machines_test.cc has the bits of more ranks.
 class PeerExchangeRanks : public testing::TestWithParam<int> {
  protected:
   static int64_t Block() { return ReductionBlockElements(GetParam()); }

@@ -1,4 +1,4 @@
-// The ring's own limits; block_machine_test.cc has the bits.
+// The ring's own limits; rank_machines_test.cc has the bits.
 #include "worker/exchange/peer/ring_machine.h"
 
 #include "common/arithmetic/reduction_order.h"

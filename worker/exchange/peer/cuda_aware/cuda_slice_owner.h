@@ -3,7 +3,7 @@
 //
 // Every Add and Apply waits for the GPU, because its result is sent next and MPI knows nothing of streams: about ten
 // microseconds for each chunk: of 128 KiB, of 32 KiB with five to eight ranks. Messages of several blocks are not made
-// here (block_machine.h).
+// here (common/reduce/star.h, ring.h).
 //
 // Cost: GPU memory of the length of the parameter vector, once for the parameters and once for each optimizer state
 // vector. A rank owns only a part of each, but in whole vectors a slice has the place of its elements in the parameter

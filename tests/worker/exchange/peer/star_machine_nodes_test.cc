@@ -1,7 +1,5 @@
 // Ranks of which each contributes the nodes of its share, in any order of arrival: the bits are those of the tree of
 // the job's micro-batches, however many ranks there are.
-#include "worker/exchange/peer/share_machine.h"
-
 #include <cstdint>
 #include <set>
 #include <utility>
@@ -26,7 +24,7 @@ ExampleJob JobOf(int world_size, int micro_batches, int64_t element_count) {
 }
 
 // Vectors that few ranks own, that have empty chunks, and of more than one block, the last of which is short.
-TEST(ShareMachine, AddsAsTheTreeOfTheMicroBatches) {
+TEST(StarMachineNodes, AddsAsTheTreeOfTheMicroBatches) {
   for (const auto& [world_size, micro_batches] : std::vector<std::pair<int, int>>{
            {1, 8}, {2, 2}, {2, 3}, {2, 8}, {3, 8}, {5, 8}, {7, 8}, {8, 8}, {3, 7}, {4, 13}}) {
     const int64_t block = ReductionBlockElements(world_size);
@@ -36,17 +34,17 @@ TEST(ShareMachine, AddsAsTheTreeOfTheMicroBatches) {
       const int64_t steps = element_count <= 1023 ? 3 : 1;
       const ExampleJob job = JobOf(world_size, micro_batches, element_count);
       const std::vector<float> expected = job.Reference(steps);
-      MachineRanks ranks(job, {.kind = MachineKind::kShare, .seed = static_cast<uint64_t>(element_count)});
+      MachineRanks ranks(job, {.kind = MachineKind::kNodes, .seed = static_cast<uint64_t>(element_count)});
       ranks.Run(steps);
       for (int rank = 0; rank < world_size; ++rank) ASSERT_EQ(ranks.parameters(rank), expected) << rank;
     }
   }
 }
 
-TEST(ShareMachine, TheNumberOfRanksChangesNoBit) {
+TEST(StarMachineNodes, TheNumberOfRanksChangesNoBit) {
   std::set<std::vector<float>> outcomes;
   for (int world_size = 1; world_size <= 6; ++world_size) {
-    MachineRanks ranks(JobOf(world_size, 6, 5000), {.kind = MachineKind::kShare});
+    MachineRanks ranks(JobOf(world_size, 6, 5000), {.kind = MachineKind::kNodes});
     ranks.Run(2);
     outcomes.insert(ranks.parameters(0));
   }
@@ -54,12 +52,12 @@ TEST(ShareMachine, TheNumberOfRanksChangesNoBit) {
 }
 
 // A rank may submit a whole step more while another has not polled since it got its parameters.
-TEST(ShareMachine, ARankMayRunAhead) {
+TEST(StarMachineNodes, ARankMayRunAhead) {
   for (uint64_t seed = 1; seed <= 10; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     ExampleJob job = JobOf(3, 8, 5000);
     job.seed = seed;
-    MachineRanks ranks(job, {.kind = MachineKind::kShare, .seed = seed});
+    MachineRanks ranks(job, {.kind = MachineKind::kNodes, .seed = seed});
     std::vector<std::vector<std::vector<float>>> contributions;
     const auto submit = [&](int rank, int64_t step) {
       const std::vector<std::vector<float>>& nodes = contributions[3 * step + rank];
@@ -85,11 +83,11 @@ TEST(ShareMachine, ARankMayRunAhead) {
 }
 
 // Every node is a message to each owner, and each owner answers once.
-TEST(ShareMachine, CountsWhatItSends) {
+TEST(StarMachineNodes, CountsWhatItSends) {
   constexpr int kRanks = 3;
   constexpr int64_t kElements = 3 * 4096;
   const ExampleJob job = JobOf(kRanks, 8, kElements);
-  MachineRanks ranks(job, {.kind = MachineKind::kShare});
+  MachineRanks ranks(job, {.kind = MachineKind::kNodes});
   ranks.Run(1);
   const int64_t message_bytes = kElements / kRanks * 4;
   for (int rank = 0; rank < kRanks; ++rank) {
@@ -99,13 +97,14 @@ TEST(ShareMachine, CountsWhatItSends) {
 }
 
 // A place for each contribution of the others, in each block in flight.
-TEST(ShareMachine, KeepsItsMemoryBounded) {
+TEST(StarMachineNodes, KeepsItsMemoryBounded) {
   for (const int world_size : {2, 3, 8}) {
     const ExampleJob job = JobOf(world_size, 8, 8 * ReductionBlockElements(world_size));
-    MachineRanks ranks(job, {.kind = MachineKind::kShare});
+    MachineRanks ranks(job, {.kind = MachineKind::kNodes});
     ranks.Run(1);
-    const auto contributions = std::ssize(ContributorsOf(DealLeavesEvenly(8, world_size)));
+    const std::vector<int> leaves = DealLeavesEvenly(8, world_size);
     for (int rank = 0; rank < world_size; ++rank) {
+      const auto contributions = std::ssize(ContributorsOf(leaves)) - std::ssize(ShareOf(rank, leaves));
       EXPECT_EQ(ranks.scratch_elements(rank),
                 RingBlocksInFlightMax(world_size) * contributions * ChunkElements(world_size))
           << rank;

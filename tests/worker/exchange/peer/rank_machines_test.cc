@@ -1,6 +1,4 @@
-// Tests that ring and co-located star share; ring_machine_test.cc and direct_machine_test.cc have the others.
-#include "worker/exchange/peer/block_machine.h"
-
+// Tests that ring and co-located star share; ring_machine_test.cc and star_machine_test.cc have the others.
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
@@ -28,8 +26,9 @@
 #include "gtest/gtest.h"
 #include "tests/worker/exchange/peer/example_job.h"
 #include "tests/worker/exchange/peer/machine_ranks.h"
-#include "worker/exchange/peer/direct_machine.h"
+#include "worker/exchange/peer/bucket_machine.h"
 #include "worker/exchange/peer/ring_machine.h"
+#include "worker/exchange/peer/star_machine.h"
 #include "worker/exchange/slice_owner.h"
 
 namespace starring {
@@ -43,7 +42,7 @@ void ExpectParameters(const std::vector<float>& expected, const MachineRanks& ra
 
 using KindAndRanks = std::tuple<MachineKind, int>;
 
-class BlockMachineRanks : public testing::TestWithParam<KindAndRanks> {
+class RankMachines : public testing::TestWithParam<KindAndRanks> {
  protected:
   MachineKind kind() const { return std::get<0>(GetParam()); }
   int world_size() const { return std::get<1>(GetParam()); }
@@ -53,14 +52,14 @@ std::string NameOf(const testing::TestParamInfo<KindAndRanks>& info) {
   return testing::PrintToString(std::get<0>(info.param)) + std::to_string(std::get<1>(info.param));
 }
 
-INSTANTIATE_TEST_SUITE_P(Machines, BlockMachineRanks,
-                         testing::Combine(testing::Values(MachineKind::kRing, MachineKind::kDirect),
+INSTANTIATE_TEST_SUITE_P(Machines, RankMachines,
+                         testing::Combine(testing::Values(MachineKind::kRing, MachineKind::kStar),
                                           testing::Values(1, 2, 3, 4, 5, 8, 16)),
                          NameOf);
 
 // A block that is shorter than the number of ranks has empty chunks; with one element more than a block the last block
 // is such a one.
-TEST_P(BlockMachineRanks, GiveTheBitsOfTheReductionOrder) {
+TEST_P(RankMachines, GiveTheBitsOfTheReductionOrder) {
   const int64_t block = ReductionBlockElements(world_size());
   std::vector<int64_t> counts = {1, 3, 4, 5, 16, 1023, block / 3 + 7, block + 1};
   if (world_size() <= 5) counts.insert(counts.end(), {block, 3 * block / 2 + 1233});
@@ -78,7 +77,7 @@ TEST_P(BlockMachineRanks, GiveTheBitsOfTheReductionOrder) {
   }
 }
 
-TEST_P(BlockMachineRanks, SumIntegersExactly) {
+TEST_P(RankMachines, SumIntegersExactly) {
   const ExampleJob job = {.element_count = ReductionBlockElements(world_size()) / 2 + 1233,
                           .bucket_bytes = 1,
                           .world_size = world_size(),
@@ -96,7 +95,7 @@ TEST_P(BlockMachineRanks, SumIntegersExactly) {
   ExpectParameters(expected, ranks, world_size());
 }
 
-TEST_P(BlockMachineRanks, CountTheBytesOfAReduceScatterAndAnAllgather) {
+TEST_P(RankMachines, CountTheBytesOfAReduceScatterAndAnAllgather) {
   const ExampleJob job = {.element_count = 4096 * world_size(), .bucket_bytes = 1, .world_size = world_size()};
   MachineRanks ranks(job, {.kind = kind(), .seed = 5});
   ranks.Run(2);
@@ -108,12 +107,12 @@ TEST_P(BlockMachineRanks, CountTheBytesOfAReduceScatterAndAnAllgather) {
   }
 }
 
-class BlockMachineKinds : public testing::TestWithParam<MachineKind> {};
+class RankMachineKinds : public testing::TestWithParam<MachineKind> {};
 
-INSTANTIATE_TEST_SUITE_P(Machines, BlockMachineKinds, testing::Values(MachineKind::kRing, MachineKind::kDirect),
+INSTANTIATE_TEST_SUITE_P(Machines, RankMachineKinds, testing::Values(MachineKind::kRing, MachineKind::kStar),
                          testing::PrintToStringParamName());
 
-TEST_P(BlockMachineKinds, GiveTheSameBitsWhateverTheBucketAndTheWindow) {
+TEST_P(RankMachineKinds, GiveTheSameBitsWhateverTheBucketAndTheWindow) {
   for (const int world_size : {1, 2, 4, 5, 8}) {
     const int64_t block = ReductionBlockElements(world_size);
     struct Cut {
@@ -138,7 +137,7 @@ TEST_P(BlockMachineKinds, GiveTheSameBitsWhateverTheBucketAndTheWindow) {
 
 // With more than four ranks one message has the chunks of several blocks: of four with 5 and 8 ranks, of eight with 16.
 // The last group of a bucket has fewer blocks, one block, or a block that is cut short; so has the vector's.
-TEST_P(BlockMachineRanks, PackSeveralBlocksInAMessage) {
+TEST_P(RankMachines, PackSeveralBlocksInAMessage) {
   if (world_size() < 5) return;  // a message is one block's
   const int64_t block = ReductionBlockElements(world_size());
   const int64_t blocks_per_group = kChunkBytesMax / ChunkBytesFor(world_size());
@@ -171,7 +170,7 @@ TEST_P(BlockMachineRanks, PackSeveralBlocksInAMessage) {
 }
 
 // Whatever the number of ranks, a large bucket travels in messages of 128 KiB, and N x 128 KiB take as many as ever.
-TEST_P(BlockMachineRanks, SendMessagesOf128KiB) {
+TEST_P(RankMachines, SendMessagesOf128KiB) {
   if (world_size() == 1) return;
   constexpr int kMessages = 2;
   const ExampleJob job = {.element_count = kMessages * world_size() * kChunkElementsMax,
@@ -187,7 +186,7 @@ TEST_P(BlockMachineRanks, SendMessagesOf128KiB) {
 }
 
 // With a thousand ranks MPI may have tags for 16 blocks only, and a slow block meets one that has the same tags.
-TEST_P(BlockMachineKinds, DoNotConfuseBlocksThatHaveTheSameTags) {
+TEST_P(RankMachineKinds, DoNotConfuseBlocksThatHaveTheSameTags) {
   constexpr int kTags = 32768;  // of the in-memory transport
   for (const int world_size : {2, 3}) {
     const ExampleJob job = {
@@ -206,7 +205,7 @@ TEST_P(BlockMachineKinds, DoNotConfuseBlocksThatHaveTheSameTags) {
   }
 }
 
-TEST_P(BlockMachineKinds, TellTheOldestBucketInFlight) {
+TEST_P(RankMachineKinds, TellTheOldestBucketInFlight) {
   const ExampleJob job = {.element_count = 2 * ReductionBlockElements(3), .bucket_bytes = 1, .world_size = 3};
   MachineRanks ranks(job, {.kind = GetParam(), .seed = 11});
   const std::vector<float> gradient = job.Gradient(0, 0);
@@ -221,7 +220,7 @@ TEST_P(BlockMachineKinds, TellTheOldestBucketInFlight) {
 
 // The trainer overwrites its gradient and reads its parameters as soon as IsReady says so. Not one poll earlier may the
 // machine say so.
-TEST_P(BlockMachineKinds, AreReadyOnlyWithTheNewParameters) {
+TEST_P(RankMachineKinds, AreReadyOnlyWithTheNewParameters) {
   constexpr int kRanks = 4;
   const ExampleJob job = {.element_count = 5000, .bucket_bytes = 1, .world_size = kRanks};
   const std::vector<float> expected = job.Reference(1);
@@ -258,10 +257,10 @@ int CountLines(const std::string& json, const std::vector<std::string>& parts) {
   return count;
 }
 
-TEST_P(BlockMachineKinds, TraceEveryMessageWithTheRankAtItsOtherEnd) {
+TEST_P(RankMachineKinds, TraceEveryMessageWithTheRankAtItsOtherEnd) {
   constexpr int kRanks = 4;
   const ExampleJob job = {.element_count = 4096 * kRanks, .bucket_bytes = 1, .world_size = kRanks};
-  const Trace::Options options = {.path = testing::TempDir() + "/block_machine.json"};
+  const Trace::Options options = {.path = testing::TempDir() + "/rank_machines.json"};
   auto trace = Trace::Create(options);
   CHECK_OK(trace);
   MachineRanks ranks(job, {.kind = GetParam(), .seed = 2, .trace = trace->get()});
@@ -275,8 +274,8 @@ TEST_P(BlockMachineKinds, TraceEveryMessageWithTheRankAtItsOtherEnd) {
     EXPECT_EQ(CountLines(json, {track, "\"ph\":\"X\"", "\"name\":\"apply\""}), 1);
     for (int peer = 0; peer < kRanks; ++peer) {
       const std::string label = absl::StrCat("\"rank\":", peer, "}");
-      const int to = GetParam() == MachineKind::kDirect ? 2 * (peer != rank) : 6 * (peer == (rank + 1) % kRanks);
-      const int from = GetParam() == MachineKind::kDirect ? 2 * (peer != rank) : 6 * (rank == (peer + 1) % kRanks);
+      const int to = GetParam() == MachineKind::kStar ? 2 * (peer != rank) : 6 * (peer == (rank + 1) % kRanks);
+      const int from = GetParam() == MachineKind::kStar ? 2 * (peer != rank) : 6 * (rank == (peer + 1) % kRanks);
       EXPECT_EQ(CountLines(json, {track, "\"ph\":\"b\"", "\"name\":\"send\"", label}), to) << rank << peer;
       EXPECT_EQ(CountLines(json, {track, "\"ph\":\"b\"", "\"name\":\"receive\"", label}), from) << rank << peer;
     }
@@ -310,7 +309,7 @@ class NotingTransport final : public Transport {
   const int rank_;
 };
 
-TEST(BlockMachine, HasATagForEveryMessageOfTheLargestJob) {
+TEST(RankMachine, HasATagForEveryMessageOfTheLargestJob) {
   const ExampleJob job = {
       .element_count = ReductionBlockElements(kWorldSizeMax), .bucket_bytes = 1, .world_size = kWorldSizeMax};
   const BucketMap buckets = job.Buckets();
@@ -325,14 +324,14 @@ TEST(BlockMachine, HasATagForEveryMessageOfTheLargestJob) {
       HostSliceOwner owner(*std::move(owned));
       NotingTransport transport(rank);
       std::vector<float> parameters(job.element_count);
-      const BlockMachine::Options options = {
+      const RankMachineOptions options = {
           .buckets = &buckets, .owner = &owner, .parameters = parameters, .transport = &transport, .first_tag = 16};
       std::unique_ptr<BucketMachine> machine;
       if (kind == std::string("ring")) {
         machine = std::make_unique<RingMachine>(options);
       } else {
         machine =
-            std::make_unique<DirectMachine>(options, kind == std::string("tree") ? SumOrder::kTree : SumOrder::kChain);
+            std::make_unique<StarMachine>(options, kind == std::string("tree") ? SumOrder::kTree : SumOrder::kChain, 0);
       }
       machine->Submit(0, 0, gradient);
       while (!transport.posted.empty()) {
@@ -348,7 +347,7 @@ TEST(BlockMachine, HasATagForEveryMessageOfTheLargestJob) {
   }
 }
 
-TEST(BlockMachineDeathTest, RefusesABucketTwice) {
+TEST(RankMachineDeathTest, RefusesABucketTwice) {
   const ExampleJob job = {.element_count = 64, .bucket_bytes = 1, .world_size = 2};
   MachineRanks ranks(job, {});
   const std::vector<float> gradient = job.Gradient(0, 0);

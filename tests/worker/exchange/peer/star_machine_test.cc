@@ -1,5 +1,5 @@
-// The co-located star's own limits, and ranks that are far ahead of others; block_machine_test.cc has the bits.
-#include "worker/exchange/peer/direct_machine.h"
+// The co-located star's own limits, and ranks that are far ahead of others; rank_machines_test.cc has the bits.
+#include "worker/exchange/peer/star_machine.h"
 
 #include <algorithm>
 #include <utility>
@@ -15,7 +15,7 @@
 namespace starring {
 namespace {
 
-constexpr int64_t kWindowElements = kDirectWindowBytes / 4;
+constexpr int64_t kWindowElements = kStarWindowBytes / 4;
 constexpr int64_t kScratchElementsMax = 6 * kChunkElementsMax;
 
 // The elements of a group: as long as N messages.
@@ -24,18 +24,18 @@ int64_t GroupElements(int world_size) { return world_size * kChunkElementsMax; }
 // The elements that a machine allocates to pack the messages of `groups` groups.
 int64_t PackedElements(int world_size, int groups) { return world_size <= 4 ? 0 : groups * GroupElements(world_size); }
 
-class DirectMachineRanks : public testing::TestWithParam<int> {};
+class StarMachineRanks : public testing::TestWithParam<int> {};
 
-INSTANTIATE_TEST_SUITE_P(Ranks, DirectMachineRanks, testing::Values(2, 3, 4, 5, 8, 16));
+INSTANTIATE_TEST_SUITE_P(Ranks, StarMachineRanks, testing::Values(2, 3, 4, 5, 8, 16));
 
 // Whole chunks: the window is two messages.
-TEST(DirectMachine, KeepsOperationsAndMemoryBounded) {
+TEST(StarMachine, KeepsOperationsAndMemoryBounded) {
   for (const int world_size : {2, 3, 4, 5, 8}) {
     SCOPED_TRACE(testing::Message() << world_size << " ranks");
     const ExampleJob job = {.element_count = std::max(3, 24 / world_size) * GroupElements(world_size),
                             .bucket_bytes = 1 << 30,
                             .world_size = world_size};
-    MachineRanks ranks(job, {.kind = MachineKind::kDirect, .seed = 5});
+    MachineRanks ranks(job, {.kind = MachineKind::kStar, .seed = 5});
     ranks.Run(1);
     const int rounds = world_size - 1;
     EXPECT_EQ(ranks.parameters(0), ranks.parameters(rounds));
@@ -52,7 +52,7 @@ TEST(DirectMachine, KeepsOperationsAndMemoryBounded) {
 
 // Every owner's tree, over whole chunks and short ones, in any order of arrival. With the chain's bits the job would
 // not be one of a tree.
-TEST(DirectMachine, AddsAsATree) {
+TEST(StarMachine, AddsAsATree) {
   for (const int world_size : {1, 2, 3, 4, 5, 6, 7, 8, 13, 16}) {
     const int64_t block = ReductionBlockElements(world_size);
     for (const int64_t element_count : {int64_t{3}, int64_t{1023}, block / 3 + 7, block + 1}) {
@@ -61,7 +61,7 @@ TEST(DirectMachine, AddsAsATree) {
       ExampleJob job = {
           .element_count = element_count, .bucket_bytes = 1, .world_size = world_size, .sum_order = SumOrder::kTree};
       const std::vector<float> expected = job.Reference(steps);
-      MachineRanks ranks(job, {.kind = MachineKind::kDirect, .seed = static_cast<uint64_t>(element_count)});
+      MachineRanks ranks(job, {.kind = MachineKind::kStar, .seed = static_cast<uint64_t>(element_count)});
       ranks.Run(steps);
       for (int rank = 0; rank < world_size; ++rank) ASSERT_EQ(ranks.parameters(rank), expected) << rank;
       if (element_count < 1023) continue;
@@ -72,14 +72,14 @@ TEST(DirectMachine, AddsAsATree) {
 }
 
 // At most about log2 N sums wait for their sibling; the others' places are used again.
-TEST(DirectMachine, KeepsTheMemoryOfATreeBounded) {
+TEST(StarMachine, KeepsTheMemoryOfATreeBounded) {
   for (const int world_size : {2, 3, 8, 16}) {
     SCOPED_TRACE(testing::Message() << world_size << " ranks");
     const ExampleJob job = {.element_count = GroupElements(world_size),
                             .bucket_bytes = 1 << 30,
                             .world_size = world_size,
                             .sum_order = SumOrder::kTree};
-    MachineRanks ranks(job, {.kind = MachineKind::kDirect, .seed = 5, .groups_in_flight_max = 1});
+    MachineRanks ranks(job, {.kind = MachineKind::kStar, .seed = 5, .groups_in_flight_max = 1});
     ranks.Run(1);
     for (int rank = 0; rank < world_size; ++rank) {
       const int held = TreePlaces::HeldMax({.rank = rank, .world_size = world_size});
@@ -91,10 +91,10 @@ TEST(DirectMachine, KeepsTheMemoryOfATreeBounded) {
 }
 
 // Small chunks all travel at once: no message of a block waits for another one's completion.
-TEST_P(DirectMachineRanks, SendsSmallChunksAtOnce) {
+TEST_P(StarMachineRanks, SendsSmallChunksAtOnce) {
   const int world_size = GetParam();
   const ExampleJob job = {.element_count = 4096 * world_size, .bucket_bytes = 1, .world_size = world_size};
-  MachineRanks ranks(job, {.kind = MachineKind::kDirect});
+  MachineRanks ranks(job, {.kind = MachineKind::kStar});
   const std::vector<float> gradient = job.Gradient(0, 0);
   ranks.Submit(0, 0, gradient);
   // Contributions and answers are received, contributions are sent.
@@ -102,22 +102,23 @@ TEST_P(DirectMachineRanks, SendsSmallChunksAtOnce) {
 }
 
 // In between, as many messages travel as have the window's bytes.
-TEST(DirectMachine, TheWindowIsCountedInBytes) {
+TEST(StarMachine, TheWindowIsCountedInBytes) {
   constexpr int kRanks = 8;
   const ExampleJob job = {
       .element_count = kRanks * (kWindowElements / 5), .bucket_bytes = 1 << 30, .world_size = kRanks};
-  MachineRanks ranks(job, {.kind = MachineKind::kDirect});
+  MachineRanks ranks(job, {.kind = MachineKind::kStar, .groups_in_flight_max = 1});
   const std::vector<float> gradient = job.Gradient(3, 0);
   ranks.Submit(3, 0, gradient);
-  // kWindowElements / 5 is no multiple of a cache line, so that five of them do not fit the window's places.
-  EXPECT_EQ(ranks.network().sends_in_flight_max(), 4);
-  // Two blocks are in each message, so the receives of the answers follow when the contributions have been sent.
-  EXPECT_EQ(ranks.network().operations_in_flight_max(), 4 + 5);
+  EXPECT_EQ(ranks.network().sends_in_flight_max(), 5);
+  // kWindowElements / 5 is no multiple of a cache line, so only four contributions fit the window's places; one more
+  // is the sum. Two blocks are in each message, so the receives of the answers follow when the contributions have been
+  // sent.
+  EXPECT_EQ(ranks.network().operations_in_flight_max(), 5 + 5);
 }
 
 // Every rank sends all of a tiny vector to one rank, and gets all of it back. With 16 ranks an owner for each chunk
 // would cost eight times as many messages.
-TEST_P(DirectMachineRanks, AShortBlockHasFewOwners) {
+TEST_P(StarMachineRanks, AShortBlockHasFewOwners) {
   const int world_size = GetParam();
   for (const int owner_count : {1, std::min(3, world_size - 1)}) {
     const int64_t element_count = 4096 * owner_count + 100;
@@ -125,7 +126,7 @@ TEST_P(DirectMachineRanks, AShortBlockHasFewOwners) {
     for (const SumOrder order : {SumOrder::kChain, SumOrder::kTree}) {
       const ExampleJob job = {
           .element_count = element_count, .bucket_bytes = 1, .world_size = world_size, .sum_order = order};
-      MachineRanks ranks(job, {.kind = MachineKind::kDirect, .seed = 2});
+      MachineRanks ranks(job, {.kind = MachineKind::kStar, .seed = 2});
       int owners = 0;
       int64_t bytes = 0;
       const BucketMap buckets = job.Buckets();
@@ -147,7 +148,7 @@ TEST_P(DirectMachineRanks, AShortBlockHasFewOwners) {
 }
 
 // The vector's last block is apart from the group that it would end, and is no other group's tail.
-TEST_P(DirectMachineRanks, AShortBlockFollowsWholeOnes) {
+TEST_P(StarMachineRanks, AShortBlockFollowsWholeOnes) {
   const int world_size = GetParam();
   const int64_t block = ReductionBlockElements(world_size);
   for (const SumOrder order : {SumOrder::kChain, SumOrder::kTree}) {
@@ -155,7 +156,7 @@ TEST_P(DirectMachineRanks, AShortBlockFollowsWholeOnes) {
     const std::vector<float> expected = job.Reference(2);
     for (const int64_t bucket_bytes : {int64_t{1}, 3 * block * 4, int64_t{1} << 30}) {
       job.bucket_bytes = bucket_bytes;
-      MachineRanks ranks(job, {.kind = MachineKind::kDirect, .seed = 4});
+      MachineRanks ranks(job, {.kind = MachineKind::kStar, .seed = 4});
       ranks.Run(2);
       for (int rank = 0; rank < world_size; ++rank) ASSERT_EQ(ranks.parameters(rank), expected) << rank;
     }
@@ -164,7 +165,7 @@ TEST_P(DirectMachineRanks, AShortBlockFollowsWholeOnes) {
 
 // All ranks but one submit a whole step, and all messages that can travel do. The last rank then finds contributions of
 // all blocks that are in flight, and still adds them in their order.
-TEST_P(DirectMachineRanks, WaitsForARankThatIsFarBehind) {
+TEST_P(StarMachineRanks, WaitsForARankThatIsFarBehind) {
   const int world_size = GetParam();
   // Two groups; with many ranks one, whose chunks are short enough for six places, and a block with few owners.
   ExampleJob job = {.element_count = world_size <= 5 ? GroupElements(world_size) + 1000 : 10'000 * world_size,
@@ -175,7 +176,7 @@ TEST_P(DirectMachineRanks, WaitsForARankThatIsFarBehind) {
     SCOPED_TRACE(testing::Message() << "rank " << last << " is behind");
     job.sum_order = order;
     const std::vector<float> expected = job.Reference(1);
-    MachineRanks ranks(job, {.kind = MachineKind::kDirect, .seed = 9});
+    MachineRanks ranks(job, {.kind = MachineKind::kStar, .seed = 9});
     std::vector<std::vector<float>> gradients;
     for (int rank = 0; rank < world_size; ++rank) gradients.push_back(job.Gradient(rank, 0));
     for (int rank = 0; rank < world_size; ++rank) {
@@ -191,12 +192,12 @@ TEST_P(DirectMachineRanks, WaitsForARankThatIsFarBehind) {
 
 // A rank may be a whole step ahead: it has all of step 0 and submits step 1, while another rank has not polled since it
 // got its own parameters, and still has answers of step 0 in flight.
-TEST_P(DirectMachineRanks, ARankMayRunAhead) {
+TEST_P(StarMachineRanks, ARankMayRunAhead) {
   const int world_size = GetParam();
   for (uint64_t seed = 1; seed <= 10; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     const ExampleJob job = {.element_count = 5000, .bucket_bytes = 1, .world_size = world_size, .seed = seed};
-    MachineRanks ranks(job, {.kind = MachineKind::kDirect, .seed = seed});
+    MachineRanks ranks(job, {.kind = MachineKind::kStar, .seed = seed});
     std::vector<std::vector<float>> gradients;
     for (int rank = 0; rank < world_size; ++rank) gradients.push_back(job.Gradient(rank, 0));
     for (int rank = 0; rank < world_size; ++rank) ranks.Submit(rank, 0, gradients[rank]);
@@ -216,10 +217,10 @@ TEST_P(DirectMachineRanks, ARankMayRunAhead) {
 }
 
 // Two ranks whose messages take one hop each way in both machines: the star sends what the ring sends.
-TEST(DirectMachine, IsTheRingOfTwoRanks) {
+TEST(StarMachine, IsTheRingOfTwoRanks) {
   const ExampleJob job = {.element_count = 100'001, .bucket_bytes = 1, .world_size = 2};
   MachineRanks ring(job, {.kind = MachineKind::kRing, .seed = 3});
-  MachineRanks direct(job, {.kind = MachineKind::kDirect, .seed = 3});
+  MachineRanks direct(job, {.kind = MachineKind::kStar, .seed = 3});
   ring.Run(2);
   direct.Run(2);
   for (int rank = 0; rank < 2; ++rank) {

@@ -1,0 +1,374 @@
+#include "common/reduce/star.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/base/check.h"
+#include "common/base/copy_array.h"
+#include "common/base/limits.h"
+
+namespace starring {
+namespace {
+
+// An operation's number: kind << 60 | slot << 40 | peer.
+constexpr int kKindShift = 60;
+constexpr int kSlotShift = 40;
+constexpr uint64_t kSlotMask = (uint64_t{1} << (kKindShift - kSlotShift)) - 1;
+constexpr uint64_t kPeerMask = (uint64_t{1} << kSlotShift) - 1;
+
+// The most sets of tags. More sets would not distinguish sums any better.
+constexpr int64_t kTagSetsMax = 1 << 18;
+
+int64_t TagCount(const Star::Options& options) { return int64_t{options.transport->tag_max()} + 1 - options.first_tag; }
+
+}  // namespace
+
+Star::Star(const Options& options)
+    : options_(options),
+      transport_(*options.transport),
+      sink_(*options.sink),
+      rank_(transport_.rank()),
+      slot_count_(static_cast<int>(std::min<int64_t>(options.slot_count, TagCount(options) / 2))),
+      window_bytes_(slot_count_ * kStarWindowBytes),
+      asked_(owner_count(), std::vector<Asked>(slot_count_)),
+      next_slot_(owner_count(), 0) {
+  CHECK_GE(transport_.world_size(), 2);
+  CHECK(options_.shared.empty() || std::ssize(options_.shared) == owner_count());
+  CHECK_GE(slot_count_, 1) << "too few tags";
+  tag_sets_ = std::min(TagCount(options) / (2 * slot_count_), kTagSetsMax);
+  for (int i = 0; i < static_cast<int>(options_.contributors.size()); ++i) {
+    const StarContributor& one = options_.contributors[i];
+    if (one.rank != rank_) continue;
+    own_contributors_.resize(std::max<size_t>(own_contributors_.size(), one.node + 1));
+    own_contributors_[one.node] = i;
+  }
+  if (options_.server_count == 0) own_number_ = rank_;
+  if (options_.server_count > 0 && !is_worker()) own_number_ = rank_ - worker_count();
+  AllocateMemory();
+}
+
+void Star::AllocateMemory() {
+  const int slots = slot_count_;
+  const int64_t place_bytes = StarMemory::PlaceBytes(options_.sizes.piece_bytes_max);
+  if (is_worker() && options_.sizes.have_several_ranges) {
+    const std::span<std::byte> memory = sink_.Allocate(other_owner_count() * slots * place_bytes);
+    packing_.resize(static_cast<size_t>(owner_count()) * slots);
+    for (int i = 0; i < other_owner_count() * slots && !memory.empty(); ++i) {
+      packing_[OwnerAt(i / slots) * slots + i % slots] = memory.subspan(i * place_bytes, place_bytes);
+    }
+  }
+  if (options_.track != nullptr) {
+    posted_ns_.resize(4 * static_cast<size_t>(slots) *
+                      std::max(owner_count(), static_cast<int>(options_.contributors.size())));
+  }
+  if (own_number_ < 0) return;
+  Owner::Options owner = {.sink = &sink_,
+                          .owner = own_number_,
+                          .rank_count = worker_count(),
+                          .contributes = is_worker(),
+                          .contributors = options_.contributors,
+                          .plan = options_.plan,
+                          .window_bytes = kStarWindowBytes,
+                          .memory = {},
+                          .is_shared = options_.is_shared,
+                          .track = options_.track};
+  owner.memory = options_.memory.has_value()
+                     ? *options_.memory
+                     : StarMemory(sink_.Allocate(slots * Owner::SlotBytes(owner, options_.sizes)), slots);
+  CHECK_EQ(owner.memory.slot_count(), slots);
+  owner_.emplace(std::move(owner));
+  owned_.resize(slots);
+}
+
+void Star::Submit(const StarSum& sum) {
+  CHECK_GT(sum.elements.size(), 0);
+  CHECK_EQ(sum.owners.owner_count(), owner_count());
+  const int64_t id = next_id_++;
+  InFlight& in_flight = sums_.try_emplace(id, id, sum, options_.message_bytes_max).first->second;
+  if (options_.track != nullptr) in_flight.submitted_ns = TraceNow();
+  in_flight.unready = (is_worker() ? 1 : 0) + (owner_.has_value() ? 1 : 0);
+  Proceed();
+}
+
+// Receives come first: a message for which no receive is posted would be copied, or would wait. Answers come before
+// contributions, because others wait for them.
+void Star::Proceed() {
+  while (owner_.has_value() && BeginNextPiece()) {
+  }
+  while (!answers_.empty() && HasWindowFor(owned_[answers_.front().slot].answer_bytes)) SendAnswer();
+  while (is_worker() && AskNext()) {
+  }
+}
+
+Star::InFlight* Star::SumAt(Cursor& cursor) {
+  const auto at = sums_.lower_bound(cursor.id);
+  if (at == sums_.end()) return nullptr;
+  // The sum at which the process was is over.
+  if (at->first != cursor.id) cursor = {.id = at->first};
+  return &at->second;
+}
+
+int Star::OwnerAt(int i) const {
+  if (options_.server_count > 0) return (rank_ + i) % owner_count();
+  return (rank_ - 1 - i + owner_count()) % owner_count();
+}
+
+int Star::AnswerRank(int i) const { return (is_worker() ? rank_ + 1 + i : own_number_ + i) % worker_count(); }
+
+bool Star::AskNext() {
+  InFlight* const in_flight = SumAt(asking_);
+  if (in_flight == nullptr) return false;
+  if (asking_.next == other_owner_count()) asking_ = {.id = asking_.id, .stride = asking_.stride + 1};
+  if (asking_.stride == in_flight->pieces.stride_count()) {
+    asking_ = {.id = asking_.id + 1};
+    CountReady(*in_flight);
+    return true;
+  }
+  const int owner = OwnerAt(asking_.next);
+  if (const StarPieces::Piece piece = in_flight->pieces.PieceAt(asking_.stride, owner); piece.bytes > 0) {
+    Asked& asked = asked_[owner][next_slot_[owner]];
+    if (asked.in_flight != nullptr || !HasWindowFor(options_.shared.empty() ? piece.bytes : 0)) return false;
+    asked = {.in_flight = in_flight, .stride = asking_.stride, .piece = piece};
+    Ask(owner);
+  }
+  ++asking_.next;
+  return true;
+}
+
+void Star::Ask(int owner) {
+  const int slot = std::exchange(next_slot_[owner], (next_slot_[owner] + 1) % slot_count_);
+  Asked& asked = asked_[owner][slot];
+  const StarSum& sum = asked.in_flight->sum;
+  if (asked.piece.only.size() == 0) asked.packed = PackedOf(owner, slot, asked.piece.bytes);
+  asked.unsent = static_cast<int>(own_contributors_.size());
+  asked.in_flight->unready += asked.unsent + 1;
+  if (asked.packed.empty()) ReceiveAnswer(owner, slot);
+  for (int node = 0; node < static_cast<int>(own_contributors_.size()); ++node) {
+    const std::span<const std::byte> message = MessageOf(asked, owner, node);
+    if (!options_.shared.empty()) CopyToOwner(asked, owner, slot, own_contributors_[node], message);
+    Send(sum, RankOf(owner), {.kind = Kind::kContributionSend, .slot = slot, .peer = owner}, message);
+  }
+}
+
+std::span<std::byte> Star::PackedOf(int owner, int slot, int64_t bytes) const {
+  return packing_[owner * slot_count_ + slot].first(bytes);
+}
+
+std::span<const std::byte> Star::MessageOf(const Asked& asked, int owner, int node) {
+  const StarSum& sum = asked.in_flight->sum;
+  if (asked.packed.empty()) return sink_.Contribution(sum, node, asked.piece.only);
+  CHECK_EQ(asked.unsent, 1) << "nodes of one worker cannot be packed";
+  asked.in_flight->pieces.ForEachRange(asked.stride, owner, [&](ElementRange range, int64_t at) {
+    CopyArray(sink_.Contribution(sum, node, range), asked.packed.subspan(at * sum.element_bytes));
+  });
+  return asked.packed;
+}
+
+void Star::CopyToOwner(const Asked& asked, int owner, int slot, int contributor, std::span<const std::byte> message) {
+  const int place = PlaceOfContribution(options_.contributors, own_rank_of(owner), contributor);
+  CopyArray(message, options_.shared[owner].Place(slot, place, asked.piece.bytes));
+}
+
+void Star::OnCompletion(uint64_t operation) {
+  const Operation completed = {.kind = static_cast<Kind>(operation >> kKindShift),
+                               .slot = static_cast<int>(operation >> kSlotShift & kSlotMask),
+                               .peer = static_cast<int>(operation & kPeerMask)};
+  switch (completed.kind) {
+    case Kind::kContributionSend:
+      OnContributionSent(completed.peer, completed.slot);
+      break;
+    case Kind::kAnswerReceive:
+      OnAnswer(completed.peer, completed.slot);
+      break;
+    case Kind::kContributionReceive:
+      OnContribution(completed.slot, completed.peer);
+      break;
+    case Kind::kAnswerSend:
+      OnAnswerSent(completed.slot, completed.peer);
+      break;
+  }
+  Proceed();
+}
+
+void Star::OnContributionSent(int owner, int slot) {
+  Asked& asked = asked_[owner][slot];
+  InFlight& in_flight = *asked.in_flight;
+  TraceFlight(in_flight.sum, RankOf(owner), {.kind = Kind::kContributionSend, .slot = slot, .peer = owner});
+  if (options_.shared.empty()) sending_bytes_ -= asked.piece.bytes;
+  // The answer arrives where the packed contribution was.
+  if (--asked.unsent == 0 && !asked.packed.empty()) ReceiveAnswer(owner, slot);
+  FreeIfOver(asked);
+  CountReady(in_flight);
+}
+
+void Star::ReceiveAnswer(int owner, int slot) {
+  const Asked& asked = asked_[owner][slot];
+  const StarSum& sum = asked.in_flight->sum;
+  const std::span<std::byte> place = asked.packed.empty() ? sink_.Result(sum, asked.piece.only) : asked.packed;
+  Receive(sum, RankOf(owner), {.kind = Kind::kAnswerReceive, .slot = slot, .peer = owner}, place);
+}
+
+void Star::OnAnswer(int owner, int slot) {
+  Asked& asked = asked_[owner][slot];
+  InFlight& in_flight = *asked.in_flight;
+  TraceFlight(in_flight.sum, RankOf(owner), {.kind = Kind::kAnswerReceive, .slot = slot, .peer = owner});
+  TakeAnswer(asked, owner, slot);
+  asked.is_answered = true;
+  FreeIfOver(asked);
+  CountReady(in_flight);
+}
+
+// An answer may be reported before the sends of the contributions to which it is the answer.
+void Star::FreeIfOver(Asked& asked) {
+  if (asked.is_answered && asked.unsent == 0) asked = {};
+}
+
+void Star::TakeAnswer(const Asked& asked, int owner, int slot) {
+  std::span<const std::byte> message = asked.packed;
+  if (!options_.shared.empty()) {
+    const int place = PlaceOfResult(options_.contributors, own_rank_of(owner));
+    message = options_.shared[owner].Place(slot, place, asked.piece.bytes);
+  }
+  if (message.empty()) return;  // it has arrived at its place
+  const StarSum& sum = asked.in_flight->sum;
+  asked.in_flight->pieces.ForEachRange(asked.stride, owner, [&](ElementRange range, int64_t at) {
+    const std::span<std::byte> result = sink_.Result(sum, range);
+    CopyArray(message.subspan(at * sum.element_bytes, result.size()), result);
+  });
+}
+
+bool Star::BeginNextPiece() {
+  InFlight* const in_flight = SumAt(owning_);
+  if (in_flight == nullptr) return false;
+  const StarPieces& pieces = in_flight->pieces;
+  // The results of the sum before it with this number still leave from where the new ones will be.
+  if (owning_.stride == 0 && IsRepeated(*in_flight)) return false;
+  if (owning_.stride == pieces.stride_count()) {
+    owning_ = {.id = owning_.id + 1};
+    CountReady(*in_flight);
+    return true;
+  }
+  const StarPieces::Piece piece = pieces.PieceAt(owning_.stride, own_number_);
+  if (piece.bytes > 0) {
+    if (!owner_->CanBegin()) return false;
+    const int slot = owner_->Begin(pieces, owning_.stride);
+    owned_[slot] = {
+        .in_flight = in_flight, .answer_bytes = options_.is_shared ? 0 : piece.bytes, .unsent = answer_count()};
+    ++in_flight->unready;
+    in_flight->unfinished += answer_count();
+    PostReceives(slot);
+  }
+  ++owning_.stride;
+  return true;
+}
+
+bool Star::IsRepeated(const InFlight& in_flight) const {
+  for (const auto& [id, other] : sums_) {
+    if (id == in_flight.id) return false;
+    if (other.sum.number == in_flight.sum.number) return true;
+  }
+  return false;
+}
+
+void Star::PostReceives(int slot) {
+  const StarSum& sum = owned_[slot].in_flight->sum;
+  while (const std::optional<Owner::Receive> next = owner_->NextReceive(slot)) {
+    Receive(sum, next->rank, {.kind = Kind::kContributionReceive, .slot = slot, .peer = next->arrival}, next->place);
+  }
+}
+
+void Star::OnContribution(int slot, int arrival) {
+  InFlight& in_flight = *owned_[slot].in_flight;
+  TraceFlight(in_flight.sum, owner_->RankOf(arrival),
+              {.kind = Kind::kContributionReceive, .slot = slot, .peer = arrival});
+  if (!owner_->OnArrival(slot, arrival)) return PostReceives(slot);
+  for (int i = 0; i < answer_count(); ++i) answers_.push_back({.slot = slot, .rank = AnswerRank(i)});
+  CountReady(in_flight);
+}
+
+void Star::SendAnswer() {
+  const Answer answer = answers_.front();
+  answers_.pop_front();
+  Send(owned_[answer.slot].in_flight->sum, answer.rank,
+       {.kind = Kind::kAnswerSend, .slot = answer.slot, .peer = answer.rank}, owner_->Result(answer.slot));
+}
+
+void Star::OnAnswerSent(int slot, int rank) {
+  Owned& owned = owned_[slot];
+  InFlight& in_flight = *owned.in_flight;
+  TraceFlight(in_flight.sum, rank, {.kind = Kind::kAnswerSend, .slot = slot, .peer = rank});
+  sending_bytes_ -= owned.answer_bytes;
+  if (--owned.unsent == 0) owner_->Release(slot);
+  --in_flight.unfinished;
+  EndIfDone(in_flight);
+}
+
+void Star::CountReady(InFlight& in_flight) {
+  if (--in_flight.unready > 0) return;
+  if (options_.track != nullptr) {
+    options_.track->Add({.name = "exchange",
+                         .kind = TraceEvent::Kind::kFlight,
+                         .begin_ns = in_flight.submitted_ns,
+                         .end_ns = TraceNow(),
+                         .labels = in_flight.sum.labels});
+  }
+  sink_.OnReady(in_flight.sum);
+  EndIfDone(in_flight);
+}
+
+void Star::EndIfDone(InFlight& in_flight) {
+  if (in_flight.unready > 0 || in_flight.unfinished > 0) return;
+  const StarSum sum = in_flight.sum;
+  sums_.erase(in_flight.id);
+  sink_.OnDone(sum);
+}
+
+void Star::Send(const StarSum& sum, int rank, Operation operation, std::span<const std::byte> data) {
+  if (options_.track != nullptr) PostedNs(operation) = TraceNow();
+  bytes_sent_ += std::ssize(data);
+  const bool is_shared = operation.kind == Kind::kContributionSend ? !options_.shared.empty() : options_.is_shared;
+  if (is_shared) data = {};
+  sending_bytes_ += std::ssize(data);
+  transport_.PostSend(rank, TagOf(sum, operation), data, TokenOf(operation));
+}
+
+void Star::Receive(const StarSum& sum, int rank, Operation operation, std::span<std::byte> data) {
+  if (options_.track != nullptr) PostedNs(operation) = TraceNow();
+  bytes_received_ += std::ssize(data);
+  const bool is_shared = operation.kind == Kind::kAnswerReceive ? !options_.shared.empty() : options_.is_shared;
+  if (is_shared) data = {};
+  transport_.PostReceive(rank, TagOf(sum, operation), data, TokenOf(operation));
+}
+
+// A slot's tags are used again by its next piece. Each side has posted all messages of the first use before any of the
+// second, and messages of one tag match in the order in which they were posted.
+int Star::TagOf(const StarSum& sum, Operation operation) const {
+  const bool answers = operation.kind == Kind::kAnswerReceive || operation.kind == Kind::kAnswerSend;
+  const auto set = static_cast<int64_t>(sum.tag_key % static_cast<uint64_t>(tag_sets_));
+  return options_.first_tag + static_cast<int>((set * slot_count_ + operation.slot) * 2 + (answers ? 1 : 0));
+}
+
+Transport::Token Star::TokenOf(Operation operation) {
+  return {.poster = this,
+          .operation = static_cast<uint64_t>(operation.kind) << kKindShift |
+                       static_cast<uint64_t>(operation.slot) << kSlotShift | static_cast<uint64_t>(operation.peer)};
+}
+
+int64_t& Star::PostedNs(Operation operation) {
+  const int64_t kind_and_slot = static_cast<int64_t>(operation.kind) * slot_count_ + operation.slot;
+  return posted_ns_[kind_and_slot * (std::ssize(posted_ns_) / (4 * slot_count_)) + operation.peer];
+}
+
+void Star::TraceFlight(const StarSum& sum, int rank, Operation operation) {
+  if (options_.track == nullptr) return;
+  const bool sends = operation.kind == Kind::kContributionSend || operation.kind == Kind::kAnswerSend;
+  TraceLabels labels = sum.labels;
+  labels.peer = rank;
+  options_.track->Add({.name = sends ? "send" : "receive",
+                       .kind = TraceEvent::Kind::kFlight,
+                       .begin_ns = PostedNs(operation),
+                       .end_ns = TraceNow(),
+                       .labels = labels});
+}
+
+}  // namespace starring

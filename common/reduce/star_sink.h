@@ -1,0 +1,91 @@
+// The side of a star (star.h) that knows arrays: it has the contributions and results of one process, and carries out
+// the operations on their elements. Star and Owner decide what is added when; they touch no element.
+//
+// Thread safety: one thread at a time.
+#ifndef STARRING_COMMON_REDUCE_STAR_SINK_H_
+#define STARRING_COMMON_REDUCE_STAR_SINK_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "common/base/check.h"
+#include "common/base/element_range.h"
+#include "common/metrics/trace.h"
+#include "common/reduce/owner_map.h"
+
+namespace starring {
+
+// One sum, as every process submits it.
+struct StarSum {
+  // The sink's name for it. It may be the number of an earlier sum that is ready. Also its turn, as OwnerMap::Sum says.
+  int64_t number = 0;
+  ElementRange elements;
+  OwnerMap owners;
+  int64_t element_bytes = sizeof(float);  // of contributions and results
+  // Sums with different keys have different tags, as far as there are tags. So messages of sums on which processes
+  // disagree are not taken for each other.
+  uint64_t tag_key = 0;
+  TraceLabels labels;
+};
+
+// All calls but Allocate come from Star's own methods. A sink overrides those that its star needs.
+class StarSink {
+ public:
+  // Memory where the sink computes: in host memory, or a GPU's. It begins at a cache line, and lasts as long as the
+  // sink. Not needed by a star that is given its memory.
+  virtual std::span<std::byte> Allocate(int64_t /*bytes*/) { return Unexpected<std::span<std::byte>>(); }
+
+  // Where a worker has its elements of `range`, which may be sent from there; it has one array for each of its nodes.
+  virtual std::span<const std::byte> Contribution(const StarSum& /*sum*/, int /*node*/, ElementRange /*range*/) {
+    return Unexpected<std::span<const std::byte>>();
+  }
+  // Where a worker has the result of `range`.
+  virtual std::span<std::byte> Result(const StarSum& /*sum*/, ElementRange /*range*/) {
+    return Unexpected<std::span<std::byte>>();
+  }
+
+  // The operations of an owner. They are complete when they return. The first two are for the plans kChain and kTree
+  // (order.h), the third one is for kAll.
+  //
+  // into += from.
+  virtual void Add(const StarSum& /*sum*/, std::span<const std::byte> /*from*/, std::span<std::byte> /*into*/) {
+    Unexpected<void>();
+  }
+  // Two parts of all contributions to `range`, which are not added yet.
+  struct Parts {
+    std::span<std::byte> part;  // may be overwritten
+    std::span<const std::byte> other;
+  };
+  // result = the last step of the sum.
+  virtual void FinishParts(const StarSum& /*sum*/, ElementRange /*range*/, const Parts& /*parts*/,
+                           std::span<std::byte> /*result*/) {
+    Unexpected<void>();
+  }
+  // The same for all contributions to `range`, in the order of contributors. The worker's own must not be overwritten,
+  // unless `result` is at its place.
+  virtual void FinishAll(const StarSum& /*sum*/, ElementRange /*range*/, std::span<std::byte* const> /*contributions*/,
+                         std::span<std::byte> /*result*/) {
+    Unexpected<void>();
+  }
+
+  // The contribution may be overwritten, and the result is complete. At a process that does not contribute: its slice
+  // is complete.
+  virtual void OnReady(const StarSum& /*sum*/) {}
+  // Nothing of the sum is in flight any more; comes after OnReady. The star does not touch the sum again.
+  virtual void OnDone(const StarSum& /*sum*/) {}
+
+ protected:
+  ~StarSink() = default;
+
+ private:
+  template <typename T>
+  static T Unexpected() {
+    CHECK(false) << "this sink's star needs no such operation";
+    return T();
+  }
+};
+
+}  // namespace starring
+
+#endif  // STARRING_COMMON_REDUCE_STAR_SINK_H_

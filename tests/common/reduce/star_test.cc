@@ -1,0 +1,353 @@
+// The star with ranks and with servers as owners, over messages and through memory of the owners, with every plan.
+#include "common/reduce/star.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <ostream>
+#include <random>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "common/arithmetic/reduction_order.h"
+#include "common/base/check.h"
+#include "common/base/memory.h"
+#include "gtest/gtest.h"
+#include "tests/common/reduce/exclusive_transport.h"
+#include "tests/common/transport/in_memory_transport.h"
+
+namespace starring {
+namespace {
+
+constexpr int kPollsMax = 4'000'000;
+constexpr float kBefore = 3.0f;
+constexpr float kUsedUp = 1e30f;
+
+enum class Owners { kChunks, kRanges };
+struct Kind {
+  const char* name = "";
+  Order::Plan plan = Order::Plan::kAll;
+  Owners owners = Owners::kRanges;
+  int64_t message_bytes_max = 0;
+  bool is_shared = false;
+  int nodes = 1;  // of every rank
+  int server_count = 0;
+};
+std::ostream& operator<<(std::ostream& out, const Kind& kind) { return out << kind.name; }
+
+std::span<float> Floats(std::span<std::byte> bytes) {
+  return {reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float)};
+}
+std::span<const float> Floats(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const float*>(bytes.data()), bytes.size() / sizeof(float)};
+}
+
+float TreeSum(std::span<const float> terms) {
+  if (terms.size() == 1) return terms[0];
+  const int middle = TreeMiddle({0, static_cast<int>(terms.size())});
+  return TreeSum(terms.first(middle)) + TreeSum(terms.subspan(middle));
+}
+
+float ChainSum(const std::vector<float>& terms, int first) {
+  float sum = terms[first];
+  for (size_t i = 1; i < terms.size(); ++i) sum += terms[(first + i) % terms.size()];
+  return sum;
+}
+
+// The result of a sum is half of it and what its place held before. At a server it is the half.
+class HalvingSink final : public StarSink {
+ public:
+  struct Array {
+    std::vector<std::vector<float>> contributions;  // by node; none at a server
+    std::vector<float> result;
+    bool is_ready = false;
+    bool is_done = false;
+  };
+  std::vector<Array> arrays;  // by number
+  int64_t allocated = 0;
+
+  std::span<std::byte> Allocate(int64_t bytes) override {
+    allocated += bytes;
+    return std::as_writable_bytes(memory_.emplace_back(bytes / static_cast<int64_t>(sizeof(float))).span());
+  }
+  std::span<const std::byte> Contribution(const StarSum& sum, int node, ElementRange range) override {
+    EXPECT_FALSE(arrays[sum.number].is_ready);
+    return std::as_bytes(std::span(arrays[sum.number].contributions[node]).subspan(range.begin, range.size()));
+  }
+  std::span<std::byte> Result(const StarSum& sum, ElementRange range) override {
+    return std::as_writable_bytes(std::span(arrays[sum.number].result).subspan(range.begin, range.size()));
+  }
+  void Add(const StarSum& /*sum*/, std::span<const std::byte> from, std::span<std::byte> into) override {
+    ASSERT_EQ(from.size(), into.size());
+    for (size_t i = 0; i < Floats(into).size(); ++i) Floats(into)[i] += Floats(from)[i];
+  }
+  void FinishParts(const StarSum& sum, ElementRange range, const Parts& parts, std::span<std::byte> result) override {
+    ASSERT_EQ(Floats(parts.part).size(), static_cast<size_t>(range.size()));
+    ASSERT_EQ(parts.part.size(), parts.other.size());
+    for (int64_t i = 0; i < range.size(); ++i) {
+      const float total = std::exchange(Floats(parts.part)[i], kUsedUp) + Floats(parts.other)[i];
+      Store(sum, total, Floats(result)[i]);
+    }
+  }
+  void FinishAll(const StarSum& sum, ElementRange range, std::span<std::byte* const> contributions,
+                 std::span<std::byte> result) override {
+    std::vector<float> terms(contributions.size());
+    const auto count = static_cast<int64_t>(terms.size());
+    const ReductionOrder order = {.order = chain_elements > 0 ? SumOrder::kChain : SumOrder::kTree,
+                                  .world_size = static_cast<int>(count)};
+    const int64_t elements = std::max(chain_elements, range.end);
+    ForEachRun(range, elements, order, [&](ElementRange run, int first) {
+      for (int64_t e = run.begin; e < run.end; ++e) {
+        for (int64_t i = 0; i < count; ++i) {
+          terms[i] = reinterpret_cast<const float*>(contributions[i])[e - range.begin];
+        }
+        const float total = chain_elements > 0 ? ChainSum(terms, first) : TreeSum(terms);
+        Store(sum, total, Floats(result)[e - range.begin]);
+      }
+    });
+  }
+  void OnReady(const StarSum& sum) override {
+    Array& array = arrays[sum.number];
+    EXPECT_FALSE(std::exchange(array.is_ready, true));
+    // The user may overwrite the contributions from now on.
+    for (std::vector<float>& contribution : array.contributions) std::ranges::fill(contribution, kUsedUp);
+  }
+  void OnDone(const StarSum& sum) override {
+    EXPECT_TRUE(arrays[sum.number].is_ready);
+    EXPECT_FALSE(std::exchange(arrays[sum.number].is_done, true));
+  }
+
+  int64_t chain_elements = 0;  // of the sum in flight, if its order is a chain
+
+ private:
+  void Store(const StarSum& sum, float total, float& result) const {
+    const float before = arrays[sum.number].contributions.empty() ? kBefore : result;
+    result = before + total * 0.5f;
+  }
+
+  std::vector<AlignedFloats> memory_;
+};
+
+// All processes of a star on one thread.
+class Processes {
+ public:
+  static constexpr int kSlots = 3;
+
+  Processes(const Kind& kind, int rank_count, std::vector<int64_t> counts, uint64_t seed)
+      : kind_(kind),
+        rank_count_(rank_count),
+        counts_(std::move(counts)),
+        random_(seed),
+        network_(rank_count + kind.server_count, seed) {
+    for (int i = 0; i < process_count(); ++i) {
+      sinks_.push_back(std::make_unique<HalvingSink>());
+      if (kind.owners == Owners::kChunks && kind.plan == Order::Plan::kChain) {
+        sinks_.back()->chain_elements = counts_[0];
+      }
+      transports_.push_back(std::make_unique<ExclusiveTransport>(network_.CreateTransport(i)));
+      memories_.emplace_back(kSlots * StarMemory::SlotBytes(rank_count, kind.message_bytes_max) / 4);
+    }
+    for (int i = 0; i < process_count(); ++i) stars_.push_back(std::make_unique<Star>(OptionsOf(i)));
+  }
+
+  // Every process submits its sums one by one, now and then between polls.
+  void Run() {
+    const auto sum_count = std::ssize(counts_);
+    for (int i = 0; i < process_count(); ++i) {
+      for (int64_t number = 0; number < sum_count; ++number) {
+        HalvingSink::Array array = {.contributions = {}, .result = std::vector<float>(counts_[number], kBefore)};
+        for (int node = 0; i < rank_count_ && node < kind_.nodes; ++node) {
+          array.contributions.push_back(ContributionOf(i, node, number));
+        }
+        sinks_[i]->arrays.push_back(std::move(array));
+      }
+    }
+    std::vector<int64_t> submitted(process_count(), 0);
+    for (int poll = 0; poll < kPollsMax; ++poll) {
+      const int i = static_cast<int>(random_() % process_count());
+      if (submitted[i] < sum_count && random_() % 8 == 0) SubmitAt(i, submitted[i]++);
+      std::vector<Transport::Token> completed;
+      CHECK_OK(transports_[i]->Poll(completed));
+      for (const auto& [poster, operation] : completed) poster->OnCompletion(operation);
+      if (std::ranges::all_of(submitted, [&](int64_t count) { return count == sum_count; }) &&
+          std::ranges::all_of(stars_, [](const auto& star) { return star->Oldest() == nullptr; })) {
+        return;
+      }
+    }
+    FAIL() << "the processes wait for ever";
+  }
+
+  std::vector<float> Expected(int64_t number) const {
+    std::vector<std::vector<float>> terms;
+    for (int rank = 0; rank < rank_count_; ++rank) {
+      for (int node = 0; node < kind_.nodes; ++node) terms.push_back(ContributionOf(rank, node, number));
+    }
+    std::vector<float> sums(counts_[number]);
+    const bool is_chain = kind_.plan == Order::Plan::kChain;
+    ForEachRun({0, counts_[number]}, counts_[number],
+               {.order = is_chain ? SumOrder::kChain : SumOrder::kTree, .world_size = rank_count_},
+               [&](ElementRange run, int first) {
+                 std::vector<float> of_element(terms.size());
+                 for (int64_t e = run.begin; e < run.end; ++e) {
+                   for (size_t i = 0; i < terms.size(); ++i) of_element[i] = terms[i][e];
+                   const float total = is_chain ? ChainSum(of_element, first) : TreeSum(of_element);
+                   sums[e] = kBefore + total * 0.5f;
+                 }
+               });
+    return sums;
+  }
+
+  int process_count() const { return rank_count_ + kind_.server_count; }
+  HalvingSink& sink(int process) { return *sinks_[process]; }
+  Star& star(int process) { return *stars_[process]; }
+  InMemoryNetwork& network() { return network_; }
+
+ private:
+  int owner_count() const { return kind_.server_count > 0 ? kind_.server_count : rank_count_; }
+  OwnerMap owners() const {
+    return kind_.owners == Owners::kChunks ? OwnerMap::JoinedChunks(rank_count_) : OwnerMap::Ranges(owner_count());
+  }
+
+  Star::Options OptionsOf(int process) {
+    const int64_t chunk_bytes = ChunkBytesFor(rank_count_);
+    const int64_t blocks = std::max<int64_t>(kind_.message_bytes_max / chunk_bytes, 1);
+    const bool is_owner = kind_.server_count == 0 || process >= rank_count_;
+    Star::Options options = {.transport = transports_[process].get(),
+                             .sink = sinks_[process].get(),
+                             .server_count = kind_.server_count,
+                             .first_tag = 16,
+                             .contributors = {},
+                             .plan = kind_.plan,
+                             .message_bytes_max = kind_.message_bytes_max,
+                             .sizes = {.piece_bytes_max = kind_.message_bytes_max},
+                             .slot_count = kSlots,
+                             .memory = {},
+                             .shared = {},
+                             .is_shared = kind_.is_shared && is_owner};
+    if (kind_.owners == Owners::kChunks) {
+      options.sizes = {.piece_bytes_max = blocks * chunk_bytes,
+                       .joined_bytes_max = std::max<int64_t>(2 * OwnerMap::kSliceBytesMin, 2 * chunk_bytes),
+                       .have_several_ranges = blocks > 1};
+    }
+    for (int rank = 0; rank < rank_count_; ++rank) {
+      for (int node = 0; node < kind_.nodes; ++node) options.contributors.push_back({.rank = rank, .node = node});
+    }
+    if (!kind_.is_shared) return options;
+    if (is_owner) options.memory = MemoryOf(process);
+    for (int owner = 0; process < rank_count_ && owner < owner_count(); ++owner) {
+      options.shared.push_back(MemoryOf(kind_.server_count > 0 ? rank_count_ + owner : owner));
+    }
+    return options;
+  }
+
+  StarMemory MemoryOf(int process) {
+    return StarMemory(std::as_writable_bytes(memories_[process].span()), kSlots,
+                      StarMemory::PlaceBytes(kind_.message_bytes_max));
+  }
+
+  void SubmitAt(int process, int64_t number) {
+    const StarSum sum = {.number = number,
+                         .elements = {0, counts_[number]},
+                         .owners = owners(),
+                         .tag_key = static_cast<uint64_t>(number)};
+    const bool is_server = process >= rank_count_;
+    if (is_server &&
+        owners().RangeOf({.elements = sum.elements, .number = number}, process - rank_count_).size() == 0) {
+      return;
+    }
+    stars_[process]->Submit(sum);
+  }
+
+  std::vector<float> ContributionOf(int rank, int node, int64_t number) const {
+    std::mt19937 random(static_cast<uint32_t>(10'000 * rank + 1'000 * node + number));
+    std::vector<float> values(counts_[number]);
+    for (float& value : values) value = static_cast<float>(random()) * 1e-9f - 2.0f;
+    return values;
+  }
+
+  const Kind kind_;
+  const int rank_count_;
+  const std::vector<int64_t> counts_;
+  std::mt19937_64 random_;
+  InMemoryNetwork network_;
+  std::vector<std::unique_ptr<HalvingSink>> sinks_;
+  std::vector<std::unique_ptr<Transport>> transports_;
+  std::vector<AlignedFloats> memories_;
+  std::vector<std::unique_ptr<Star>> stars_;
+};
+
+class StarTest : public testing::TestWithParam<Kind> {};
+
+constexpr int64_t kMessage = 16 << 10;
+INSTANTIATE_TEST_SUITE_P(
+    Kinds, StarTest,
+    testing::Values(Kind{.name = "Chain", .plan = Order::Plan::kChain, .owners = Owners::kChunks},
+                    Kind{.name = "ChainPacked",
+                         .plan = Order::Plan::kChain,
+                         .owners = Owners::kChunks,
+                         .message_bytes_max = kChunkBytesMax},
+                    Kind{.name = "Tree", .plan = Order::Plan::kTree, .owners = Owners::kChunks},
+                    Kind{.name = "TreePacked",
+                         .plan = Order::Plan::kTree,
+                         .owners = Owners::kChunks,
+                         .message_bytes_max = kChunkBytesMax},
+                    Kind{.name = "TreeOfRanges", .plan = Order::Plan::kTree, .message_bytes_max = kMessage},
+                    Kind{.name = "AllOfChunks", .owners = Owners::kChunks},
+                    Kind{.name = "AllPacked", .owners = Owners::kChunks, .message_bytes_max = kChunkBytesMax},
+                    Kind{.name = "All", .message_bytes_max = kMessage},
+                    Kind{.name = "AllShared", .message_bytes_max = kMessage, .is_shared = true},
+                    Kind{.name = "Nodes", .message_bytes_max = kMessage, .nodes = 3},
+                    Kind{.name = "NodesOfChunks", .owners = Owners::kChunks, .nodes = 2},
+                    Kind{.name = "OneServer", .message_bytes_max = kMessage, .server_count = 1},
+                    Kind{.name = "Servers", .message_bytes_max = kMessage, .nodes = 2, .server_count = 3},
+                    Kind{.name = "ServersShared", .message_bytes_max = kMessage, .is_shared = true, .server_count = 3}),
+    testing::PrintToStringParamName());
+
+// Fewer elements than ranks, a block, several with a short last one, and more pieces than are in flight. A chain of
+// several chunks depends on the length of the vector, so then one length is tried at a time.
+TEST_P(StarTest, EverySumHasTheBitsOfItsOrder) {
+  for (const int rank_count : {2, 3, 5, 8}) {
+    const int64_t block = ReductionBlockElements(rank_count);
+    const std::vector<int64_t> all = {1, 3, 1'000, 9'000, block, block + 1, 2 * block + 17, 50'000};
+    std::vector<std::vector<int64_t>> jobs = {all};
+    if (GetParam().plan == Order::Plan::kChain) {
+      jobs.clear();
+      for (const int64_t count : all) jobs.push_back({count, count, count});
+    }
+    for (const std::vector<int64_t>& counts : jobs) {
+      Processes processes(GetParam(), rank_count, counts, static_cast<uint64_t>(rank_count));
+      processes.Run();
+      for (int64_t number = 0; number < std::ssize(counts); ++number) {
+        const std::vector<float> expected = processes.Expected(number);
+        for (int rank = 0; rank < rank_count; ++rank) {
+          EXPECT_TRUE(processes.sink(rank).arrays[number].is_done);
+          ASSERT_TRUE(processes.sink(rank).arrays[number].result == expected)
+              << "rank " << rank << " of " << rank_count << ", " << counts[number] << " elements";
+        }
+      }
+    }
+  }
+}
+
+// A worker sends each byte that others own once for each node, and gets it once.
+TEST_P(StarTest, MovesNoMoreThanItMust) {
+  constexpr int kRanks = 4;
+  const Kind& kind = GetParam();
+  const int64_t count = 2 * ReductionBlockElements(kRanks);
+  Processes processes(kind, kRanks, {count}, 1);
+  processes.Run();
+  const int64_t bytes = kind.server_count > 0 ? count * 4 : count * 4 * (kRanks - 1) / kRanks;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const int64_t answered = kind.server_count > 0 ? 0 : bytes;
+    const int64_t taken = answered * kind.nodes;
+    EXPECT_EQ(processes.star(rank).bytes_sent(), bytes * kind.nodes + answered) << rank;
+    EXPECT_EQ(processes.star(rank).bytes_received(), bytes + taken) << rank;
+  }
+  const int64_t message =
+      kind.owners == Owners::kChunks ? std::max(kind.message_bytes_max, ChunkBytesFor(kRanks)) : kind.message_bytes_max;
+  EXPECT_EQ(processes.network().message_bytes_max(), kind.is_shared ? 0 : message);
+}
+
+}  // namespace
+}  // namespace starring

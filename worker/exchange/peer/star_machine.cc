@@ -1,0 +1,186 @@
+#include "worker/exchange/peer/star_machine.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "common/arithmetic/sum_in_order.h"
+#include "common/base/check.h"
+#include "common/base/limits.h"
+#include "common/job/leaf_shares.h"
+
+namespace starring {
+namespace {
+
+std::span<float> Floats(std::span<std::byte> bytes) {
+  return {reinterpret_cast<float*>(bytes.data()), bytes.size() / sizeof(float)};
+}
+std::span<const float> Floats(std::span<const std::byte> bytes) {
+  return {reinterpret_cast<const float*>(bytes.data()), bytes.size() / sizeof(float)};
+}
+std::span<float> Floats(std::byte* begin, ElementRange range) {
+  return Floats(std::span(begin, range.size() * sizeof(float)));
+}
+
+int64_t Bytes(int64_t elements) { return elements * static_cast<int64_t>(sizeof(float)); }
+
+}  // namespace
+
+StarMachine::StarMachine(const RankMachineOptions& options, SumOrder order, int micro_batches)
+    : buckets_(*options.buckets),
+      owner_(*options.owner),
+      parameters_(options.parameters),
+      track_(options.track),
+      rank_(options.transport->rank()),
+      owners_(OwnerMap::JoinedChunks(options.transport->world_size())),
+      in_flight_(buckets_.bucket_count(), false) {
+  CHECK_EQ(buckets_.world_size(), options.transport->world_size());
+  CHECK_EQ(buckets_.element_count(), parameters_.size());
+  const std::vector<Contributor> contributors = ContributorsOf(DealLeavesEvenly(micro_batches, buckets_.world_size()));
+  for (const Contributor& one : contributors) {
+    if (micro_batches > 0) leaves_.push_back(one.leaves.size());
+    if (one.rank == rank_) gradients_.emplace_back(buckets_.bucket_count(), nullptr);
+  }
+  if (options.transport->world_size() > 1) star_.emplace(StarOptions(options, order, micro_batches));
+}
+
+Star::Options StarMachine::StarOptions(const RankMachineOptions& options, SumOrder order, int micro_batches) {
+  const int world_size = buckets_.world_size();
+  // Packing reads and writes floats, and those of a GPU are out of reach. All ranks have GPUs then, or none has.
+  const bool packs = owner_.own_parameters().empty() && micro_batches == 0;
+  Star::Options star = {
+      .transport = options.transport,
+      .sink = this,
+      .first_tag = options.first_tag,
+      .contributors = {},
+      .plan = order == SumOrder::kChain ? Order::Plan::kChain : Order::Plan::kTree,
+      .message_bytes_max = packs ? kChunkBytesMax : 0,
+      .slot_count = options.groups_in_flight_max > 0 ? options.groups_in_flight_max : RingBlocksInFlightMax(world_size),
+      .track = track_,
+      .memory = {},
+      .shared = {}};
+  if (micro_batches > 0) star.plan = Order::Plan::kAll;
+  for (const Contributor& one : ContributorsOf(DealLeavesEvenly(micro_batches, world_size))) {
+    star.contributors.push_back({.rank = one.rank, .node = one.node});
+  }
+  const int64_t bucket_blocks = buckets_.bucket_bytes() / Bytes(ReductionBlockElements(world_size));
+  const int64_t blocks =
+      std::clamp<int64_t>(star.message_bytes_max / ChunkBytesFor(world_size), 1, std::max<int64_t>(bucket_blocks, 1));
+  star.sizes.piece_bytes_max = blocks * ChunkBytesFor(world_size);
+  star.sizes.have_several_ranges = blocks > 1;
+  const ElementRange last = buckets_.last_block();
+  if (owners_.OwnersOfBlock(last) < world_size) {
+    star.sizes.joined_bytes_max = Bytes(owners_.SliceOfBlock(last, rank_).size());
+  }
+  return star;
+}
+
+void StarMachine::SubmitNode(int64_t /*step*/, int bucket, int node, std::span<const float> gradient) {
+  CHECK_EQ(std::ssize(gradient), buckets_.bucket(bucket).size());
+  CHECK_LT(static_cast<size_t>(node), gradients_.size());
+  gradients_[node][bucket] = gradient.data();
+}
+
+void StarMachine::Submit(int64_t step, int bucket, std::span<const float> gradient) {
+  const ElementRange range = buckets_.bucket(bucket);
+  CHECK(IsReady(bucket)) << "bucket " << bucket << " submitted twice without Await";
+  SubmitNode(step, bucket, static_cast<int>(gradients_.size()) - 1, gradient);
+  if (!star_.has_value()) {
+    const TraceSpan span(track_, "apply", {.step = step, .bucket = bucket});
+    return Apply({.step = step, .bucket = bucket, .range = range, .sum = gradient, .parameters = Parameters(range)});
+  }
+  in_flight_[bucket] = true;
+  star_->Submit({.number = bucket, .elements = range, .owners = owners_, .labels = {.step = step, .bucket = bucket}});
+}
+
+void StarMachine::OnCompletion(uint64_t /*operation*/) { CHECK(false) << "the star posts its operations itself"; }
+
+BucketMachine::InFlight StarMachine::Oldest() const {
+  CHECK(!IsIdle());
+  const StarSum& sum = *star_->Oldest();
+  return {.step = sum.labels.step, .bucket = sum.labels.bucket};
+}
+
+ExchangeCounters StarMachine::counters() const {
+  return {.bytes_sent = star_.has_value() ? star_->bytes_sent() : 0,
+          .bytes_received = star_.has_value() ? star_->bytes_received() : 0,
+          .optimizer_seconds = optimizer_seconds_};
+}
+
+std::span<std::byte> StarMachine::Allocate(int64_t bytes) {
+  return std::as_writable_bytes(owner_.Allocate(bytes / static_cast<int64_t>(sizeof(float))));
+}
+
+std::span<const std::byte> StarMachine::Contribution(const StarSum& sum, int node, ElementRange range) {
+  const int64_t at = range.begin - sum.elements.begin;
+  return std::as_bytes(std::span(gradients_[node][sum.number] + at, range.size()));
+}
+
+std::span<std::byte> StarMachine::Result(const StarSum& /*sum*/, ElementRange range) {
+  return std::as_writable_bytes(Parameters(range));
+}
+
+void StarMachine::Add(const StarSum& /*sum*/, std::span<const std::byte> from, std::span<std::byte> into) {
+  owner_.Add(Floats(from), Floats(into));
+}
+
+void StarMachine::FinishParts(const StarSum& sum, ElementRange range, const Parts& parts,
+                              std::span<std::byte> /*result*/) {
+  Apply({.step = sum.labels.step,
+         .bucket = sum.labels.bucket,
+         .range = range,
+         .sum = Floats(parts.part),
+         .last = Floats(parts.other),
+         .parameters = Parameters(range)});
+}
+
+void StarMachine::FinishAll(const StarSum& sum, ElementRange range, std::span<std::byte* const> contributions,
+                            std::span<std::byte> /*result*/) {
+  if (!leaves_.empty()) return FinishNodes(sum, range, contributions);
+  ForEachRun(range, buckets_.element_count(), {.order = SumOrder::kChain, .world_size = buckets_.world_size()},
+             [&](ElementRange run, int first_rank) {
+               std::vector<std::byte*> of_run;
+               for (std::byte* const one : contributions) of_run.push_back(one + Bytes(run.begin - range.begin));
+               FinishInChain(sum, run, of_run, first_rank);
+             });
+}
+
+// In pieces whose sum stays in the L1 cache, where the optimizer reads it.
+void StarMachine::FinishNodes(const StarSum& sum, ElementRange range, std::span<std::byte* const> contributions) {
+  alignas(64) float total[OwnedSlices::kPassElements];
+  std::vector<const std::byte*> terms(contributions.size());
+  for (int64_t begin = range.begin; begin < range.end; begin += OwnedSlices::kPassElements) {
+    const ElementRange pass = {begin, std::min(begin + OwnedSlices::kPassElements, range.end)};
+    for (size_t i = 0; i < terms.size(); ++i) terms[i] = contributions[i] + Bytes(begin - range.begin);
+    const std::span<float> out(total, pass.size());
+    SumAsTree(terms, out, BestInstructionSet(), leaves_);
+    Apply({.step = sum.labels.step,
+           .bucket = sum.labels.bucket,
+           .range = pass,
+           .sum = out,
+           .parameters = Parameters(pass)});
+  }
+}
+
+// The floats may be a GPU's, where the owner adds two arrays at a time. The sum is made where the first contribution
+// is. The own one must not be overwritten, but a + b = b + a, so then it is made where the second one is.
+void StarMachine::FinishInChain(const StarSum& sum, ElementRange run, std::span<std::byte* const> contributions,
+                                int first_rank) {
+  const int world_size = buckets_.world_size();
+  const auto term = [&](int position) { return Floats(contributions[(first_rank + position) % world_size], run); };
+  const std::span<float> total = term(first_rank == rank_ ? 1 : 0);
+  if (first_rank == rank_) owner_.Add(term(0), total);
+  for (int i = first_rank == rank_ ? 2 : 1; i < world_size; ++i) owner_.Add(term(i), total);
+  Apply({.step = sum.labels.step,
+         .bucket = sum.labels.bucket,
+         .range = run,
+         .sum = total,
+         .parameters = Parameters(run)});
+}
+
+void StarMachine::Apply(const ApplyArgs& args) {
+  const auto start = std::chrono::steady_clock::now();
+  owner_.Apply(args);
+  optimizer_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+}  // namespace starring
