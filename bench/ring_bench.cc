@@ -196,8 +196,8 @@ Result MeasureExchange(const std::string& sync, int64_t bytes, const MpiRuntime&
   std::ranges::fill(parameters.span(), 0.5f);
   CHECK_OK(exchange.Start(job, parameters.span()));
   // A trainer writes its gradients where the exchange likes to have them.
-  AlignedFloats own(exchange.gradient_memory().empty() ? job.layout.element_count() : 0);
-  const std::span<float> gradient = own.size() == 0 ? exchange.gradient_memory() : own.span();
+  AlignedFloats own(exchange.memory().gradients.empty() ? job.layout.element_count() : 0);
+  const std::span<float> gradient = own.size() == 0 ? exchange.memory().gradients.back() : own.span();
   std::ranges::fill(gradient, 1e-3f);
   const int buckets = job.buckets.bucket_count();
   const int nodes = static_cast<int>(ShareOf(mpi.rank(), LeafOwnersOf(job)).size());
@@ -206,12 +206,13 @@ Result MeasureExchange(const std::string& sync, int64_t bytes, const MpiRuntime&
     for (int node = 0; node + 1 < nodes; ++node) {
       for (int b = 0; b < buckets; ++b) {
         const ElementRange range = job.buckets.bucket(b);
-        exchange.SubmitNode(step, b, node, gradient.subspan(range.begin, range.size()));
+        exchange.Submit(
+            {.step = step, .bucket = b, .gradient = gradient.subspan(range.begin, range.size()), .node = node});
       }
     }
     for (int b = 0; b < buckets; ++b) {
       const ElementRange range = job.buckets.bucket(b);
-      exchange.Submit(step, b, gradient.subspan(range.begin, range.size()));
+      exchange.Submit({.step = step, .bucket = b, .gradient = gradient.subspan(range.begin, range.size())});
       if (compute_us > 0) computation.Run(compute_us / buckets);
     }
     // Buckets are awaited in the order in which forward needs them: the last bucket has the first layers.

@@ -208,7 +208,8 @@ int WorkerProcess(int rank, int64_t bytes, Place& place, Row* row) {
   std::ranges::fill(parameters.span(), 1.0f);
   AlignedFloats own(job.layout.element_count());
   CHECK_OK(exchange->Start(job, parameters.span()));
-  const std::span<float> memory = exchange->gradient_memory();
+  const std::vector<std::span<float>>& memories = exchange->memory().gradients;
+  const std::span<float> memory = memories.empty() ? std::span<float>() : memories.back();
   const std::span<float> gradient = memory.empty() ? own.span() : memory;
   std::ranges::fill(gradient, 1e-6f);
 
@@ -220,7 +221,7 @@ int WorkerProcess(int rank, int64_t bytes, Place& place, Row* row) {
     const Clock::time_point start = Clock::now();
     for (int b = 0; b < job.buckets.bucket_count(); ++b) {
       const ElementRange range = job.buckets.bucket(b);
-      exchange->Submit(step, b, gradient.subspan(range.begin, range.size()));
+      exchange->Submit({.step = step, .bucket = b, .gradient = gradient.subspan(range.begin, range.size())});
       if (compute_us > 0) computation.Run(compute_us / job.buckets.bucket_count());
     }
     // Buckets are awaited in the order in which forward needs them: the last bucket has the first layers.

@@ -432,7 +432,7 @@ Facts DecidingFactsOf(const JobParts& parts) {
 absl::Status ReportRun(const JobParts& parts, const ExchangeAndStep& work, const TrainResult& result) {
   const DeviceChoice& choice = *parts.choice;
   WorkerOptions options = *parts.options;
-  const std::optional<ExchangeChoice> exchange_choice = work.exchange->choice();
+  const std::optional<ExchangeChoice> exchange_choice = work.exchange->facts().choice;
   if (exchange_choice.has_value()) options.sync = exchange_choice->sync;
   if (options.rank != 0) return absl::OkStatus();
   if (ChooseStyle(options, *parts.launcher) != Progress::Style::kNone) PrintResult(options, result);

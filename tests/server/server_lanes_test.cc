@@ -102,10 +102,10 @@ void ExpectContributions(SameHost same_host, int expected) {
   const std::vector<float> gradient(job.layout.element_count());
   auto exchange = MakeStar({server->address()}, 1, same_host);
   ASSERT_TRUE(exchange->Start(job, parameters).ok());
-  ASSERT_EQ(exchange->gradient_memory().empty(), same_host == SameHost::kSocket);
+  ASSERT_EQ(exchange->memory().gradients.empty(), same_host == SameHost::kSocket);
   for (int b = 0; b < kBuckets; ++b) {
     const ElementRange range = job.buckets.bucket(b);
-    exchange->Submit(0, b, std::span(gradient).subspan(range.begin, range.size()));
+    exchange->Submit({.step = 0, .bucket = b, .gradient = std::span(gradient).subspan(range.begin, range.size())});
   }
   Stranger monitor(server->address());
   const auto contributions = [&] { return monitor.Status().workers(0).contributions(); };

@@ -123,7 +123,7 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> Checkpointer::Create(Options optio
 // The element ranges that each owner updates; adjacent ranges are joined.
 std::vector<std::vector<ElementRange>> Checkpointer::OwnerRanges(const GradientExchange& exchange) const {
   const BucketMap& buckets = *options_.buckets;
-  const OwnerMap owners = exchange.owners();
+  const OwnerMap owners = exchange.facts().owners;
   std::vector<std::vector<ElementRange>> ranges(owners.owner_count());
   for (int owner = 0; owner < owners.owner_count(); ++owner) {
     std::vector<ElementRange>& of_owner = ranges[owner];
@@ -220,17 +220,17 @@ absl::Status Checkpointer::SaveSnapshot(int64_t step, std::span<const float> par
   ASSIGN_OR_RETURN(reading_, Collect(step, parameters, *exchange));
   read_state_ = std::make_shared<std::vector<std::vector<float>>>(state_names_.size());
   for (std::vector<float>& vector : *read_state_) vector.resize(parameters.size());
-  if (!read_state_->empty()) exchange->ReadSnapshot(step, read_state_);
+  if (!read_state_->empty()) exchange->snapshots()->BeginRead(step, read_state_);
   return PollSnapshot(exchange);
 }
 
 absl::Status Checkpointer::PollSnapshot(GradientExchange* exchange) {
-  return reading_.has_value() && exchange->HasReadSnapshot() ? AwaitSnapshot(exchange) : absl::OkStatus();
+  return reading_.has_value() && exchange->snapshots()->HasRead() ? AwaitSnapshot(exchange) : absl::OkStatus();
 }
 
 absl::Status Checkpointer::AwaitSnapshot(GradientExchange* exchange) {
   if (!reading_.has_value()) return absl::OkStatus();
-  RETURN_IF_ERROR(exchange->AwaitSnapshot());
+  RETURN_IF_ERROR(exchange->snapshots()->AwaitRead());
   reading_->state = std::move(*read_state_);
   return BeginWrite(*std::exchange(reading_, std::nullopt), CheckpointWriter::AfterFailure::kGiveUp);
 }

@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -41,58 +42,77 @@ struct ExchangeChoice {
   std::string reason;
 };
 
+// Memory that an exchange has for its user, constant from the return of Start until destruction.
+struct ExchangeMemory {
+  // For each node of this worker's share an array as long as the parameter vector. Writing gradients directly into it,
+  // each at its place in the vector, avoids a copy; gradients in other memory may be submitted too. Empty: there is no
+  // such memory.
+  std::vector<std::span<float>> gradients;
+  // If not empty, the exchange writes new parameters here, and not into the span given to Start.
+  std::span<const float> parameters;
+  // Where both, and the gradients passed to Submit, must be. kDevice only if the exchange was created with a GPU.
+  enum class Place { kHost, kDevice };
+  Place place = Place::kHost;
+};
+
+struct ExchangeFacts {
+  OwnerMap owners;                       // of the elements of a bucket: servers, or ranks
+  std::optional<ExchangeChoice> choice;  // empty: there was nothing to choose
+};
+
+// One gradient of one bucket.
+struct Submission {
+  int64_t step = 0;
+  int bucket = 0;
+  std::span<const float> gradient;  // the bucket's elements
+  // Which node of this worker's share (JobSpec::micro_batches). The last one, which is the only one without
+  // micro-batches, comes after all others.
+  static constexpr int kLastNode = -1;
+  int node = kLastNode;
+};
+
+// The snapshots of an elastic run. The trainer's thread makes all calls.
+class Snapshots {
+ public:
+  // `values` are kept with the snapshot of `step`, besides parameters and state. For rank 0 alone; does not wait for
+  // other processes. An error is returned by the next Sum.
+  virtual void SubmitSideValues(int64_t step, const std::vector<double>& values) = 0;
+  // The values that were kept with the snapshot with which the generation began.
+  virtual absl::StatusOr<std::vector<double>> FetchSideValues() = 0;
+  // Begins to fill (*state)[i] with the whole optimizer state vector i of the snapshot of `step`, while training goes
+  // on. Rank 0 alone, once all buckets of step - 1 were awaited; one snapshot at a time.
+  virtual void BeginRead(int64_t step, const std::shared_ptr<std::vector<std::vector<float>>>& state) = 0;
+  // Whether AwaitRead would return at once.
+  virtual bool HasRead() = 0;
+  virtual absl::Status AwaitRead() = 0;
+  // Ends this worker's part in a generation. The other workers get no message about it. REQUIRES: everything was
+  // awaited.
+  virtual absl::Status Leave() = 0;
+
+ protected:
+  ~Snapshots() = default;
+};
+
 class GradientExchange {
  public:
   virtual ~GradientExchange() = default;
 
   // Brings all workers together and gives them rank 0's parameters and optimizer state: the initial ones, or those of a
   // checkpoint, which rank 0 has loaded into `parameters` and job.optimizer_state. `parameters` stays valid until
-  // Release; the exchange writes new parameters there. If parameter_memory() is not empty, the caller may free
-  // `parameters` when Start has returned OK. The spans in job.optimizer_state may end when Start returns.
+  // Release; the exchange writes new parameters there. If memory().parameters is not empty, the caller may
+  // free `parameters` when Start has returned OK. The spans in job.optimizer_state may end when Start returns.
   //
   // InvalidArgument, naming the rank that differs, if layouts, hyperparameters, flags or world sizes disagree;
   // DeadlineExceeded, naming the missing ranks, if not all workers join within job.join_deadline.
   virtual absl::Status Start(const JobSpec& job, std::span<float> parameters) = 0;
 
-  // Optional memory owned by the exchange, as long as the parameter vector. Writing gradients directly into it, each at
-  // its place in the vector, avoids a copy; gradients in other memory may be submitted too. Empty if unsupported. Valid
-  // from the return of Start until destruction.
-  virtual std::span<float> gradient_memory() { return {}; }
-  // The same for SubmitNode. Empty if gradient_memory() is.
-  virtual std::span<float> node_memory(int /*node*/) { return {}; }
-  // If not empty, the exchange writes new parameters here, and not into the span given to Start. Valid as above.
-  virtual std::span<const float> parameter_memory() const { return {}; }
-  // Where the two arrays above, and the gradients passed to Submit, must be. kDevice only if the exchange was created
-  // with a GPU. Valid after Start.
-  enum class MemoryPlace { kHost, kDevice };
-  virtual MemoryPlace memory_place() const { return MemoryPlace::kHost; }
+  // Valid after Start.
+  virtual const ExchangeMemory& memory() const;
 
-  // The gradient of `bucket` is complete for `step`; the span has the bucket's elements. Does not wait for other
-  // processes. Buckets are submitted in ascending order, every bucket once a step. An error is returned by Await.
-  virtual void Submit(int64_t step, int bucket, std::span<const float> gradient) = 0;
-  // The same for a node of this worker's share that is not the last one (JobSpec::micro_batches). The last one, by
-  // Submit, comes after all others. This span, too, stays unchanged until Await(step, bucket) has returned. REQUIRES:
-  // an exchange that takes micro-batches.
-  virtual void SubmitNode(int64_t /*step*/, int /*bucket*/, int /*node*/, std::span<const float> /*gradient*/) {
-    CHECK(false) << "this exchange takes one gradient a step";
-  }
-
-  // In an elastic run: `values` are kept with the snapshot of `step`, besides parameters and state. For rank 0 alone;
-  // does not wait for other processes. An error is returned by the next Sum.
-  virtual void SubmitSideValues(int64_t /*step*/, const std::vector<double>& /*values*/) {}
-  // The values that were kept with the snapshot with which the generation began.
-  virtual absl::StatusOr<std::vector<double>> FetchSideValues() { return std::vector<double>(); }
-  // Begins to fill (*state)[i] with the whole optimizer state vector i of the snapshot of `step`, while training goes
-  // on. Rank 0 alone, once all buckets of step - 1 were awaited; one snapshot at a time.
-  virtual void ReadSnapshot(int64_t /*step*/, const std::shared_ptr<std::vector<std::vector<float>>>& /*state*/) {
-    CHECK(false) << "only an elastic run has snapshots";
-  }
-  // Whether AwaitSnapshot would return at once.
-  virtual bool HasReadSnapshot() { return true; }
-  virtual absl::Status AwaitSnapshot() { return absl::OkStatus(); }
-  // Ends this worker's part in a generation. The other workers get no message about it. REQUIRES: everything was
-  // awaited.
-  virtual absl::Status Leave() { return absl::OkStatus(); }
+  // The gradient of a bucket is complete. Does not wait for other processes. Buckets are submitted in ascending order,
+  // every bucket once a step. The gradients of all nodes stay unchanged until Await(step, bucket) has returned. An
+  // error is returned by Await. REQUIRES: an exchange that takes micro-batches, if the share has several nodes.
+  virtual void Submit(const Submission& submission) = 0;
 
   // Returns when the parameters of `bucket` are those that step + 1 reads. Must be called once for every Submit.
   virtual absl::Status Await(int64_t step, int bucket) = 0;
@@ -126,13 +146,16 @@ class GradientExchange {
   virtual absl::Status Finish() = 0;
 
   virtual ExchangeCounters counters() const = 0;
-
-  // The owners of the elements of a bucket: servers, or ranks. Valid after Start.
-  virtual OwnerMap owners() const { return OwnerMap(); }
-
-  // Empty if there was nothing to choose. Valid after Start.
-  virtual std::optional<ExchangeChoice> choice() const { return std::nullopt; }
+  // Valid after Start.
+  virtual ExchangeFacts facts() const { return {}; }
+  // Null: the exchange has none. Valid as long as the exchange.
+  virtual Snapshots* snapshots() { return nullptr; }
 };
+
+inline const ExchangeMemory& GradientExchange::memory() const {
+  static const ExchangeMemory* const kNone = new ExchangeMemory();
+  return *kNone;
+}
 
 // Sums any number of values, also more than one message of an exchange can carry. All ranks have the same number, so
 // they cut it into the same parts.

@@ -87,7 +87,7 @@ absl::Status CudaBucketTransfers::Begin(StepTimer* timer) {
   timer_ = timer;
   // With an optimizer on the GPU the exchange gets no bucket, so its memory does not matter.
   if (optimizer_ == nullptr) {
-    way_ = exchange_.memory_place() == GradientExchange::MemoryPlace::kDevice ? Way::kDevice : Way::kHost;
+    way_ = exchange_.memory().place == ExchangeMemory::Place::kDevice ? Way::kDevice : Way::kHost;
   }
   if (way_ != Way::kNone) RETURN_IF_ERROR(AllocateFindings(), "findings");
   if (way_ == Way::kDevice) return BeginDevice();
@@ -114,7 +114,7 @@ absl::Status CudaBucketTransfers::BeginHost() {
   // The GPU copies straight from the memory that a star shares with its servers, if that memory can be pinned. This
   // saves a copy of all parameters by the host in every step. Memory that cannot be pinned is no error: Upload then
   // copies.
-  if (const std::span<const float> memory = exchange_.parameter_memory(); !memory.empty()) {
+  if (const std::span<const float> memory = exchange_.memory().parameters; !memory.empty()) {
     pinned_parameters_ = PinForReading(device_, memory);
     if (pinned_parameters_ == nullptr) {
       // Begin uploads host_parameters(), which are own_parameters_ as long as those exist.
@@ -124,8 +124,9 @@ absl::Status CudaBucketTransfers::BeginHost() {
     }
   }
   const int64_t bytes = element_count() * kFloatBytes;
-  if (const std::span<float> memory = exchange_.gradient_memory(); !memory.empty()) {
+  if (!exchange_.memory().gradients.empty()) {
     // Downloads into the exchange's own memory make Submit free of copies.
+    const std::span<float> memory = exchange_.memory().gradients.back();
     if (auto pinned = device_.Pin(memory.data(), bytes, CudaDevice::PinFor::kReadAndWrite); pinned.ok()) {
       pinned_gradients_ = *std::move(pinned);
       host_gradients_ = memory;
@@ -141,7 +142,7 @@ absl::Status CudaBucketTransfers::BeginHost() {
 }
 
 absl::Status CudaBucketTransfers::BeginDevice() {
-  const std::span<const float> memory = exchange_.parameter_memory();
+  const std::span<const float> memory = exchange_.memory().parameters;
   CHECK_EQ(std::ssize(memory), element_count());
   // Ours are for the other ways. The cast is safe: only const uses of parameters_ follow for kDevice.
   own_device_parameters_.reset();
@@ -175,7 +176,7 @@ absl::Status CudaBucketTransfers::Bring(ElementRange range) {
 absl::Status CudaBucketTransfers::Upload(int bucket) {
   const TraceSpan span(timer_->track(), "H2D", {.bucket = bucket});
   const ElementRange range = buckets_.bucket(bucket);
-  const std::span<const float> theirs = exchange_.parameter_memory();
+  const std::span<const float> theirs = exchange_.memory().parameters;
   // Memory that could not be pinned is copied to pinned memory first, whose last upload has ended: see the table.
   if (!theirs.empty() && pinned_parameters_ == nullptr) {
     std::copy_n(theirs.begin() + range.begin, range.size(), initial_parameters().begin() + range.begin);
@@ -260,7 +261,7 @@ absl::Status CudaBucketTransfers::Settle() {
 }
 
 std::span<const float> CudaBucketTransfers::host_parameters() const {
-  return own_parameters_ == nullptr ? exchange_.parameter_memory() : Whole(*own_parameters_);
+  return own_parameters_ == nullptr ? exchange_.memory().parameters : Whole(*own_parameters_);
 }
 
 }  // namespace starring

@@ -4,7 +4,7 @@
 //   kNone     one worker: nothing is exchanged, the optimizer runs on the GPU
 //   kHost     pinned host copies: a bucket's gradients go to the host when backward has written them, new parameters
 //             come back when the exchange has made them
-//   kDevice   the exchange itself reads and writes the memory of the GPU (GradientExchange::memory_place)
+//   kDevice   the exchange itself reads and writes the memory of the GPU (ExchangeMemory::place)
 //
 // Order of the accesses. S is the device's stream, D the stream of downloads, U that of uploads; t is a step, b a
 // bucket, l the bucket's last layer in backward. "Host" is the device's thread, the only one that enqueues on S, D and

@@ -83,12 +83,12 @@ void InFlightBuckets::SubmitFrom(int64_t begin, int64_t step, std::span<const fl
     const std::span<const float> gradient = gradients.subspan(range.begin, range.size());
     if (!node.is_last) {
       // The forward of the next node reads the same parameters, and must not wait for new ones.
-      options_.exchange->SubmitNode(step, next_bucket_, node.number, gradient);
+      options_.exchange->Submit({.step = step, .bucket = next_bucket_, .gradient = gradient, .node = node.number});
       continue;
     }
     // Submit returns at once and reports no error. The mark is what makes Await ask for the bucket, and for its error.
     submitted_step_[next_bucket_] = step;
-    options_.exchange->Submit(step, next_bucket_, gradient);
+    options_.exchange->Submit({.step = step, .bucket = next_bucket_, .gradient = gradient});
   }
   timer.Enter(outer);
 }

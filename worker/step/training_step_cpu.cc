@@ -72,8 +72,8 @@ class CpuTrainingStep final : public TrainingStep {
   absl::Status Begin(const Plan& plan) override {
     timer_ = plan.timer;
     // From now on, the exchange's own memory replaces what initial_parameters() returned.
-    if (!exchange_.parameter_memory().empty()) parameters_.reset();
-    if (!exchange_.gradient_memory().empty()) gradients_.clear();
+    if (!exchange_.memory().parameters.empty()) parameters_.reset();
+    if (!exchange_.memory().gradients.empty()) gradients_.clear();
     return absl::OkStatus();
   }
 
@@ -100,7 +100,7 @@ class CpuTrainingStep final : public TrainingStep {
   void UseBuckets(const BucketMap& buckets) override { in_flight_.UseBuckets(buckets); }
 
   std::span<const float> parameters() const override {
-    return parameters_ == nullptr ? exchange_.parameter_memory() : WholeOf(*parameters_);
+    return parameters_ == nullptr ? exchange_.memory().parameters : WholeOf(*parameters_);
   }
 
   absl::Status GatherOptimizerState(std::span<const std::span<float>> state) override {
@@ -119,7 +119,7 @@ class CpuTrainingStep final : public TrainingStep {
   }
   std::span<float> GradientsOf(size_t node) {
     if (!gradients_.empty()) return WholeOf(*gradients_[node]);
-    return node + 1 == share_.size() ? exchange_.gradient_memory() : exchange_.node_memory(static_cast<int>(node));
+    return exchange_.memory().gradients[node];
   }
   bool has_leaves() const { return micro_batches_ > 0; }
 

@@ -206,7 +206,7 @@ absl::Status Trainer::RunToEnd() {
   if (!result_.segment_over) return FinishRun();
   result_.next_step = step_;
   RETURN_IF_ERROR(checkpointer_->AwaitSnapshot(&exchange_));
-  return exchange_.Leave();
+  return exchange_.snapshots()->Leave();
 }
 
 // The job without its first step and state. Gives the checkpointer the facts that decide the job's numbers.
@@ -291,7 +291,7 @@ absl::Status Trainer::StartExchange() {
 }
 
 absl::Status Trainer::RestoreHistory() {
-  ASSIGN_OR_RETURN(const std::vector<double> values, exchange_.FetchSideValues());
+  ASSIGN_OR_RETURN(const std::vector<double> values, exchange_.snapshots()->FetchSideValues());
   ASSIGN_OR_RETURN(RunHistory history, FromValues(values, network_.statistics_size()));
   std::span<const float> next = history.statistics;
   for (const NetworkBuffer& buffer : network_.buffers()) {
@@ -322,7 +322,7 @@ absl::Status Trainer::SubmitHistory() {
     RETURN_IF_ERROR(network_.ReadBuffer(buffer, values));
     history.statistics.insert(history.statistics.end(), values.begin(), values.end());
   }
-  exchange_.SubmitSideValues(step_, ToValues(history));
+  exchange_.snapshots()->SubmitSideValues(step_, ToValues(history));
   return absl::OkStatus();
 }
 

@@ -341,7 +341,8 @@ TEST_F(CheckpointerTest, StateThatIsNotFiniteIsNotSaved) {
     const std::vector<float> gradient(rank->parameters.size(), 3e38f);  // finite, unlike the sum of two
     for (int b = 0; b < rank->buckets.bucket_count(); ++b) {
       const ElementRange range = rank->buckets.bucket(b);
-      rank->exchange->Submit(0, b, std::span(gradient).subspan(range.begin, range.size()));
+      rank->exchange->Submit(
+          {.step = 0, .bucket = b, .gradient = std::span(gradient).subspan(range.begin, range.size())});
     }
     for (int b = 0; b < rank->buckets.bucket_count(); ++b) EXPECT_EQ(rank->exchange->Await(0, b), absl::OkStatus());
     rank->parameters.assign(rank->parameters.size(), 1.0f);  // as if the momentum alone had overflowed

@@ -20,12 +20,13 @@ using ::testing::IsEmpty;
 class RecordingExchange : public GradientExchange {
  public:
   absl::Status Start(const JobSpec&, std::span<float>) override { return absl::OkStatus(); }
-  void Submit(int64_t step, int bucket, std::span<const float> gradient) override {
-    submitted.emplace_back(step, bucket);
-    sizes.push_back(std::ssize(gradient));
-  }
-  void SubmitNode(int64_t step, int bucket, int node, std::span<const float>) override {
-    nodes.emplace_back(step, bucket, node);
+  void Submit(const Submission& submission) override {
+    if (submission.node != Submission::kLastNode) {
+      nodes.emplace_back(submission.step, submission.bucket, submission.node);
+      return;
+    }
+    submitted.emplace_back(submission.step, submission.bucket);
+    sizes.push_back(std::ssize(submission.gradient));
   }
   absl::Status Await(int64_t step, int bucket) override {
     awaited.emplace_back(step, bucket);

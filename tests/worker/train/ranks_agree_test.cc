@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 class RecordedSums : public GradientExchange {
  public:
   absl::Status Start(const JobSpec&, std::span<float>) override { return absl::OkStatus(); }
-  void Submit(int64_t, int, std::span<const float>) override {}
+  void Submit(const Submission&) override {}
   absl::Status Await(int64_t, int) override { return absl::OkStatus(); }
   absl::Status Sum(SumPurpose purpose, std::span<double> values) override {
     std::vector<double>& sum = purpose == SumPurpose::kDigest ? digest_ : verdict_;

@@ -30,7 +30,7 @@ class FakeExchange : public GradientExchange {
  public:
   explicit FakeExchange(int world_size) : world_size_(world_size) {}
   absl::Status Start(const JobSpec&, std::span<float>) override { return absl::OkStatus(); }
-  void Submit(int64_t, int, std::span<const float>) override {}
+  void Submit(const Submission&) override {}
   absl::Status Await(int64_t, int) override { return absl::OkStatus(); }
   absl::Status Sum(SumPurpose, std::span<double> values) override {
     ++sums;

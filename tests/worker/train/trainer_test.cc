@@ -39,7 +39,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 // A local exchange that fails when `failing_step` is submitted, and shows what a test asks about sums.
-class FailingExchange final : public GradientExchange {
+class FailingExchange final : public GradientExchange, private Snapshots {
  public:
   struct Seen {
     size_t longest_sum = 0;
@@ -55,9 +55,7 @@ class FailingExchange final : public GradientExchange {
   absl::Status Start(const JobSpec& job, std::span<float> parameters) override {
     return inner_->Start(job, parameters);
   }
-  void Submit(int64_t step, int bucket, std::span<const float> gradient) override {
-    inner_->Submit(step, bucket, gradient);
-  }
+  void Submit(const Submission& submission) override { inner_->Submit(submission); }
   absl::Status Await(int64_t step, int bucket) override {
     return step == failing_step_ ? absl::UnavailableError("rank 1 is gone") : inner_->Await(step, bucket);
   }
@@ -68,7 +66,7 @@ class FailingExchange final : public GradientExchange {
     }
     return inner_->Sum(purpose, values);
   }
-  absl::StatusOr<std::vector<double>> FetchSideValues() override { return side_values_; }
+  Snapshots* snapshots() override { return this; }
   absl::Status GatherOptimizerState(std::span<const std::span<float>> state) override {
     return inner_->GatherOptimizerState(state);
   }
@@ -80,6 +78,13 @@ class FailingExchange final : public GradientExchange {
   ExchangeCounters counters() const override { return inner_->counters(); }
 
  private:
+  void SubmitSideValues(int64_t, const std::vector<double>&) override {}
+  absl::StatusOr<std::vector<double>> FetchSideValues() override { return side_values_; }
+  void BeginRead(int64_t, const std::shared_ptr<std::vector<std::vector<float>>>&) override {}
+  bool HasRead() override { return true; }
+  absl::Status AwaitRead() override { return absl::OkStatus(); }
+  absl::Status Leave() override { return absl::OkStatus(); }
+
   const int64_t failing_step_;
   const ProgressState* const state_;
   const std::vector<double> side_values_;

@@ -41,16 +41,17 @@ class LocalExchange final : public GradientExchange {
   }
 
   // The optimizer runs here and not in Await: the gradient has just been written and is still in the cache.
-  void Submit(int64_t step, int bucket, std::span<const float> gradient) override {
+  void Submit(const Submission& submission) override {
     CHECK(owned_.has_value()) << "the training step applies the optimizer";
-    const ElementRange range = buckets_.bucket(bucket);
-    const TraceSpan span(track_, "apply", {.step = step, .bucket = bucket});
+    CHECK_EQ(submission.node, Submission::kLastNode) << "this exchange takes one gradient a step";
+    const ElementRange range = buckets_.bucket(submission.bucket);
+    const TraceSpan span(track_, "apply", {.step = submission.step, .bucket = submission.bucket});
     const auto start = std::chrono::steady_clock::now();
     // The update is in place: no other process reads the old parameters, so Await has nothing to wait for.
-    owned_->Apply({.step = step,
-                   .bucket = bucket,
+    owned_->Apply({.step = submission.step,
+                   .bucket = submission.bucket,
                    .range = range,
-                   .sum = gradient,
+                   .sum = submission.gradient,
                    .parameters = parameters_.subspan(range.begin, range.size())});
     counters_.optimizer_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }

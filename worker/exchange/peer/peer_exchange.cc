@@ -111,6 +111,7 @@ absl::Status PeerExchange::Start(const JobSpec& job, std::span<float> parameters
   job_.optimizer_state = job.optimizer_state;
   RETURN_IF_ERROR(ShareStart());
   job_.optimizer_state.clear();
+  trainers_memory_ = TrainersMemory();
   machine_ = CreateMachine();
   // Here, because it reads a file.
   has_enough_cores_ = pump_.world_size() <= sysconf(_SC_NPROCESSORS_ONLN);
@@ -218,20 +219,14 @@ std::unique_ptr<BucketMachine> PeerExchange::CreateMachine(const Way& way, const
   return std::make_unique<StarMachine>(options, job_.sum_order, job_.micro_batches);
 }
 
-std::span<float> PeerExchange::gradient_memory() {
-  return way_.memory == nullptr ? std::span<float>() : way_.memory->arrays().own_gradients.back();
-}
-
-std::span<float> PeerExchange::node_memory(int node) {
-  return way_.memory == nullptr ? std::span<float>() : way_.memory->arrays().own_gradients[node];
-}
-
-std::span<const float> PeerExchange::parameter_memory() const {
-  return way_.memory == nullptr ? own_parameters_ : way_.memory->arrays().parameters;
-}
-
-GradientExchange::MemoryPlace PeerExchange::memory_place() const {
-  return own_parameters_.empty() ? MemoryPlace::kHost : MemoryPlace::kDevice;
+ExchangeMemory PeerExchange::TrainersMemory() const {
+  if (way_.memory == nullptr) {
+    return {.gradients = {},
+            .parameters = own_parameters_,
+            .place = own_parameters_.empty() ? ExchangeMemory::Place::kHost : ExchangeMemory::Place::kDevice};
+  }
+  const HostArrays& arrays = way_.memory->arrays();
+  return {.gradients = arrays.own_gradients, .parameters = arrays.parameters};
 }
 
 // Sends rank 0's parameters and optimizer state to all ranks. Each owner keeps the state of the elements that it owns.
@@ -287,24 +282,21 @@ std::vector<std::vector<ElementRange>> PeerExchange::SlicesOf(const Way& way, co
   return slices;
 }
 
-void PeerExchange::Submit(int64_t step, int bucket, std::span<const float> gradient) {
+void PeerExchange::Submit(const Submission& submission) {
   TrainerDrives drive(*this);
   CHECK(machine_ != nullptr) << "Submit before Start";
   if (!pump_.failure().ok()) return;  // Await returns it
-  pump_.CountCall();
-  ++unawaited_count_;
-  machine_->Submit(step, bucket, gradient);
+  const bool is_last = submission.node == Submission::kLastNode;
+  if (is_last) {
+    pump_.CountCall();
+    ++unawaited_count_;
+    machine_->Submit(submission.step, submission.bucket, submission.gradient);
+  } else {
+    machine_->SubmitNode(submission.step, submission.bucket, submission.node, submission.gradient);
+  }
   // The first messages leave now, not at the background thread's next visit. An error stays in the pump.
   (void)pump_.Pump();
-  EndCall(2 * bucket);
-}
-
-void PeerExchange::SubmitNode(int64_t step, int bucket, int node, std::span<const float> gradient) {
-  TrainerDrives drive(*this);
-  CHECK(machine_ != nullptr) << "SubmitNode before Start";
-  if (!pump_.failure().ok()) return;  // Await returns it
-  machine_->SubmitNode(step, bucket, node, gradient);
-  (void)pump_.Pump();
+  if (is_last) EndCall(2 * submission.bucket);
 }
 
 absl::Status PeerExchange::Await(int64_t step, int bucket) {

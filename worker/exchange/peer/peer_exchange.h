@@ -11,8 +11,7 @@
 // not wake it.
 //
 // Memory. Gradients and parameters are in host memory, unless all ranks have GPUs and an MPI that moves their memory
-// (cuda_aware/cuda_aware_owner.h): memory_place says where. Ranks of one host can share it (host_memory.h): then
-// gradient_memory and parameter_memory have it.
+// (cuda_aware/cuda_aware_owner.h). Ranks of one host can share it (host_memory.h). memory() says where it is.
 //
 // After an error, buffers given to Start and Submit belong to the transport until this object is destroyed.
 #ifndef STARRING_WORKER_EXCHANGE_PEER_PEER_EXCHANGE_H_
@@ -54,7 +53,7 @@ class PeerExchange final : public GradientExchange {
   // kDirect is the co-located star, kDedicated the one with servers. kRing and kDirect over messages have the same
   // owners, but for a short last block (common/reduce/owner_map.h). The job's order of sums is a chain, or with a star
   // a tree; kAllreduce leaves it to the library. kFastest: whichever of kRing and kDirect takes least time at the start
-  // of those that add in the job's order; choice() says which.
+  // of those that add in the job's order; facts() says which.
   enum class Algorithm { kRing, kDirect, kDedicated, kAllreduce, kFastest };
   // kRequired: kDirect goes through memory that all ranks map (memory_machine.h), or Start fails with InvalidArgument.
   // kIfPossible: kFastest may choose that too, where the ranks can share memory.
@@ -78,13 +77,8 @@ class PeerExchange final : public GradientExchange {
   ~PeerExchange() override;
 
   absl::Status Start(const JobSpec& job, std::span<float> parameters) override;
-  std::span<float> gradient_memory() override;
-  std::span<float> node_memory(int node) override;
-  std::span<const float> parameter_memory() const override;
-  std::optional<ExchangeChoice> choice() const override { return choice_; }
-  MemoryPlace memory_place() const override;
-  void Submit(int64_t step, int bucket, std::span<const float> gradient) override;
-  void SubmitNode(int64_t step, int bucket, int node, std::span<const float> gradient) override;
+  const ExchangeMemory& memory() const override { return trainers_memory_; }
+  void Submit(const Submission& submission) override;
   absl::Status Await(int64_t step, int bucket) override;
   // Unimplemented if parameters are in GPU memory, which the training step refers to, or at servers, which cut them
   // when the workers join.
@@ -95,7 +89,7 @@ class PeerExchange final : public GradientExchange {
   [[nodiscard]] bool Release() override;
   absl::Status Finish() override;
   ExchangeCounters counters() const override;
-  OwnerMap owners() const override { return OwnersOf(way_); }
+  ExchangeFacts facts() const override { return {.owners = OwnersOf(way_), .choice = choice_}; }
 
  private:
   // Locks the mutex for the trainer's thread and keeps the background thread from asking for it.
@@ -114,6 +108,7 @@ class PeerExchange final : public GradientExchange {
   absl::StatusOr<std::string> TimeWays(const std::vector<std::pair<std::string, Way>>& ways)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<double> TimeWay(const Way& way) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  ExchangeMemory TrainersMemory() const;
   OwnedSlices::Options OwnerOptions() const;
   absl::Status CreateHostOwner() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CreateOwner() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -151,6 +146,7 @@ class PeerExchange final : public GradientExchange {
   JobSpec job_;
   std::span<float> parameters_;      // the caller's
   std::span<float> own_parameters_;  // the owner's, in GPU memory; empty: the caller's are used. Constant after Start
+  ExchangeMemory trainers_memory_;   // constant after Start
 
   mutable Mutex mutex_;
   // The transport, which is last, is destroyed first: until then it may write into the buffers of the others.

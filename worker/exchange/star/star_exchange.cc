@@ -41,32 +41,15 @@ std::shared_ptr<grpc::Channel> OpenChannel(const std::string& address, const Tra
   return grpc::CreateCustomChannel(address, credentials, arguments);
 }
 
-class StarExchange final : public GradientExchange {
+class StarExchange final : public GradientExchange, private Snapshots {
  public:
   explicit StarExchange(StarOptions options) : options_(std::move(options)) {}
 
   ~StarExchange() override { (void)StarExchange::Release(); }
 
   absl::Status Start(const JobSpec& job, std::span<float> parameters) override;
-  std::span<float> gradient_memory() override { return node_memory(node_count_ - 1); }
-  std::span<float> node_memory(int node) override {
-    if (gradient_memory_ == nullptr) return {};
-    const auto element_count = static_cast<size_t>(job_.buckets.element_count());
-    return gradient_memory_->writable_values().subspan(static_cast<size_t>(node) * element_count, element_count);
-  }
-  std::span<const float> parameter_memory() const override {
-    return parameter_memory_ == nullptr ? std::span<const float>() : parameter_memory_->values();
-  }
-  void Submit(int64_t step, int bucket, std::span<const float> gradient) override {
-    SubmitNode(step, bucket, node_count_ - 1, gradient);
-  }
-  void SubmitNode(int64_t step, int bucket, int node, std::span<const float> gradient) override;
-  void SubmitSideValues(int64_t step, const std::vector<double>& values) override;
-  absl::StatusOr<std::vector<double>> FetchSideValues() override;
-  void ReadSnapshot(int64_t step, const std::shared_ptr<std::vector<std::vector<float>>>& state) override;
-  bool HasReadSnapshot() override { return client_->IsOver(StarRequest::kSnapshot); }
-  absl::Status AwaitSnapshot() override { return client_->Wait(StarRequest::kSnapshot); }
-  absl::Status Leave() override;
+  const ExchangeMemory& memory() const override { return memory_; }
+  void Submit(const Submission& submission) override;
   absl::Status Await(int64_t step, int bucket) override;
   absl::Status Sum(SumPurpose purpose, std::span<double> values) override;
   absl::Status GatherOptimizerState(std::span<const std::span<float>> state) override;
@@ -74,9 +57,18 @@ class StarExchange final : public GradientExchange {
   [[nodiscard]] bool Release() override;
   absl::Status Finish() override;
   ExchangeCounters counters() const override;
-  OwnerMap owners() const override { return OwnerMap::ShardRanges(shard_count()); }
+  ExchangeFacts facts() const override { return {.owners = owners(), .choice = {}}; }
+  Snapshots* snapshots() override { return this; }
 
  private:
+  void SubmitSideValues(int64_t step, const std::vector<double>& values) override;
+  absl::StatusOr<std::vector<double>> FetchSideValues() override;
+  void BeginRead(int64_t step, const std::shared_ptr<std::vector<std::vector<float>>>& state) override;
+  bool HasRead() override { return client_->IsOver(StarRequest::kSnapshot); }
+  absl::Status AwaitRead() override { return client_->Wait(StarRequest::kSnapshot); }
+  absl::Status Leave() override;
+
+  OwnerMap owners() const { return OwnerMap::ShardRanges(shard_count()); }
   int shard_count() const { return static_cast<int>(options_.addresses.size()); }
   // Calls visit(shard, range of the parameter vector) for the shards that own something of `bucket`.
   template <typename Visit>
@@ -106,6 +98,7 @@ class StarExchange final : public GradientExchange {
   int node_count_ = 1;                             // of this worker's share
   std::unique_ptr<SharedMemory> gradient_memory_;  // an array for each node; both are set, or neither
   std::unique_ptr<SharedMemory> parameter_memory_;
+  ExchangeMemory memory_;  // empty, or in both
   int64_t next_sum_ = 0;
   bool over_ = false;
   std::unique_ptr<StarClient> client_;
@@ -174,6 +167,10 @@ absl::Status StarExchange::ShareMemory() {
   if (!std::ranges::all_of(others, agrees)) return absl::OkStatus();
   gradient_memory_ = *std::move(gradients);
   parameter_memory_ = *std::move(parameters);
+  for (int node = 0; node < node_count_; ++node) {
+    memory_.gradients.push_back(gradient_memory_->writable_values().subspan(node * element_count, element_count));
+  }
+  memory_.parameters = parameter_memory_->values();
   return absl::OkStatus();
 }
 
@@ -227,18 +224,21 @@ void StarExchange::ExpectParameters(ElementRange slice, StarRequest* request) {
   }
 }
 
-void StarExchange::SubmitNode(int64_t step, int bucket, int node, std::span<const float> gradient) {
+void StarExchange::Submit(const Submission& submission) {
+  const int bucket = submission.bucket;
+  const std::span<const float> gradient = submission.gradient;
+  const int node = submission.node == Submission::kLastNode ? node_count_ - 1 : submission.node;
   const ElementRange range = job_.buckets.bucket(bucket);
   CHECK_EQ(static_cast<int64_t>(gradient.size()), range.size());
-  if (const std::span<float> memory = node_memory(node); !memory.empty()) {
-    const std::span<float> place = memory.subspan(range.begin, range.size());
+  if (!memory_.gradients.empty()) {
+    const std::span<float> place = memory_.gradients[node].subspan(range.begin, range.size());
     // The trainer has written elsewhere. The copy goes past the caches, as the servers read it on other cores, and is
     // complete before any server is told of it.
     if (gradient.data() != place.data()) StreamCopy(gradient, place);
   }
   std::vector<std::unique_ptr<StarRequest>> requests;
   ForEachSlice(bucket, [&](int shard, ElementRange slice) {
-    requests.push_back(MakeRequest(ExchangeMessage::GRADIENT, shard, step, bucket));
+    requests.push_back(MakeRequest(ExchangeMessage::GRADIENT, shard, submission.step, bucket));
     // With shared memory the payload does not travel. Lane::WriteNext only counts it.
     StarRequest& request = *requests.back();
     request.fields.set_node(node);
@@ -321,7 +321,7 @@ absl::StatusOr<std::vector<double>> StarExchange::FetchSideValues() {
   return values;
 }
 
-void StarExchange::ReadSnapshot(int64_t step, const std::shared_ptr<std::vector<std::vector<float>>>& state) {
+void StarExchange::BeginRead(int64_t step, const std::shared_ptr<std::vector<std::vector<float>>>& state) {
   std::vector<std::unique_ptr<StarRequest>> requests;
   for (int b = 0; b < job_.buckets.bucket_count(); ++b) {
     ForEachSlice(b, [&](int shard, ElementRange slice) {

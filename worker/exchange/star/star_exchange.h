@@ -3,7 +3,7 @@
 //
 // Cost per step and worker: the parameter vector travels once to the servers and once back, in slices of bucket_bytes
 // divided by the number of servers, all in flight together. If all servers are on this machine, they read gradients and
-// write parameters in memory that they share with the worker: nothing is copied if the trainer uses gradient_memory(),
+// write parameters in memory that they share with the worker: nothing is copied if the trainer uses memory().gradients,
 // and only small messages go through the socket.
 //
 // Threads: the trainer's thread while it waits, else the exchange thread (star_client.h), polls gRPC, sends, receives,

@@ -25,7 +25,9 @@ TEST(LocalExchange, GivesTheReferencesBitsAndState) {
       const std::vector<float> gradient = job.Gradient(0, step);
       for (int b = 0; b < spec.buckets.bucket_count(); ++b) {
         const ElementRange range = spec.buckets.bucket(b);
-        exchange->Submit(step, b, std::span<const float>(gradient).subspan(range.begin, range.size()));
+        exchange->Submit({.step = step,
+                          .bucket = b,
+                          .gradient = std::span<const float>(gradient).subspan(range.begin, range.size())});
         EXPECT_TRUE(exchange->Await(step, b).ok());
       }
     }

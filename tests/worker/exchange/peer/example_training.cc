@@ -18,15 +18,18 @@ absl::Status TrainStep(const ExampleTraining& training, const JobSpec& spec, int
     const bool is_last = node == last_node;
     // Gradients may be submitted from the exchange's memory and from any other.
     std::span<const float> gradient = outcome.gradients[node];
-    const std::span<float> own = is_last ? exchange.gradient_memory() : exchange.node_memory(node);
-    if (!own.empty() && step % 2 == 1) {
+    const std::vector<std::span<float>>& memories = exchange.memory().gradients;
+    if (!memories.empty() && step % 2 == 1) {
+      const std::span<float> own = memories[node];
       std::ranges::copy(gradient, own.begin());
       gradient = own;
     }
     for (int b = 0; b < spec.buckets.bucket_count(); ++b) {
       const ElementRange range = spec.buckets.bucket(b);
-      const std::span<const float> of_bucket = gradient.subspan(range.begin, range.size());
-      is_last ? exchange.Submit(step, b, of_bucket) : exchange.SubmitNode(step, b, node, of_bucket);
+      exchange.Submit({.step = step,
+                       .bucket = b,
+                       .gradient = gradient.subspan(range.begin, range.size()),
+                       .node = is_last ? Submission::kLastNode : node});
     }
   }
   const int world_size = training.job.world_size;
@@ -62,10 +65,10 @@ absl::Status Train(const ExampleTraining& training, GradientExchange& exchange, 
   const std::vector<std::span<float>> spans(outcome.state.begin(), outcome.state.end());
   RETURN_IF_ERROR(exchange.GatherOptimizerState(spans));
   RETURN_IF_ERROR(exchange.Finish());
-  std::ranges::copy(exchange.parameter_memory(), outcome.parameters.begin());
+  std::ranges::copy(exchange.memory().parameters, outcome.parameters.begin());
   outcome.counters = exchange.counters();
-  outcome.choice = exchange.choice();
-  outcome.owners = exchange.owners();
+  outcome.choice = exchange.facts().choice;
+  outcome.owners = exchange.facts().owners;
   return absl::OkStatus();
 }
 

@@ -104,7 +104,9 @@ void RunLateStep(const ExampleJob& job, PeerExchange& exchange, int rank, Outcom
       for (int b = 0; b < spec.buckets.bucket_count(); ++b) {
         const ElementRange range = spec.buckets.bucket(b);
         const std::span<const float> part = gradient.subspan(range.begin, range.size());
-        node + 1 == std::ssize(outcome.gradients) ? exchange.Submit(0, b, part) : exchange.SubmitNode(0, b, node, part);
+        node + 1 == std::ssize(outcome.gradients)
+            ? exchange.Submit(0, b, part)
+            : exchange.Submit({.step = 0, .bucket = b, .gradient = part, .node = node});
       }
     }
     return absl::OkStatus();
@@ -121,7 +123,7 @@ void RunLateStep(const ExampleJob& job, PeerExchange& exchange, int rank, Outcom
   for (int b = 0; status.ok() && b < spec.buckets.bucket_count(); ++b) status = exchange.Await(0, b);
   if (status.ok()) status = exchange.Finish();
   if (!status.ok()) return exchange.Abort(status);
-  std::ranges::copy(exchange.parameter_memory(), outcome.parameters.begin());
+  std::ranges::copy(exchange.memory().parameters, outcome.parameters.begin());
 }
 
 // 127 leaves a rank are 7 nodes, and each node of a block is a message.

@@ -168,7 +168,8 @@ TEST(StarExchangeTest, TheEndOfAGenerationCutsNoOlderConnection) {
   for (int64_t step = 0; status.ok(); ++step) {
     for (int b = 0; b < job.buckets.bucket_count(); ++b) {
       const ElementRange range = job.buckets.bucket(b);
-      (*exchange)->Submit(step, b, std::span(parameters).subspan(range.begin, range.size()));
+      (*exchange)->Submit(
+          {.step = step, .bucket = b, .gradient = std::span(parameters).subspan(range.begin, range.size())});
     }
     for (int b = 0; b < job.buckets.bucket_count() && status.ok(); ++b) status = (*exchange)->Await(step, b);
   }
@@ -183,12 +184,13 @@ TEST(StarExchangeTest, AGradientMayBeOutsideTheSharedMemory) {
   std::vector<float> parameters = InitialParameters(job.layout.element_count());
   auto exchange = MakeStar(servers.addresses);
   ASSERT_TRUE(exchange->Start(job, parameters).ok());
-  ASSERT_FALSE(exchange->gradient_memory().empty());
+  ASSERT_FALSE(exchange->memory().gradients.empty());
   std::vector<float> gradient(job.layout.element_count());
   for (size_t i = 0; i < gradient.size(); ++i) gradient[i] = RoughGradientAt(0, 0, static_cast<int64_t>(i));
   for (int b = 0; b < job.buckets.bucket_count(); ++b) {
     const ElementRange range = job.buckets.bucket(b);
-    exchange->Submit(0, b, std::span<const float>(gradient).subspan(range.begin, range.size()));
+    exchange->Submit(
+        {.step = 0, .bucket = b, .gradient = std::span<const float>(gradient).subspan(range.begin, range.size())});
     ASSERT_TRUE(exchange->Await(0, b).ok());
   }
   ASSERT_TRUE(exchange->Finish().ok());

@@ -53,7 +53,7 @@ inline std::unique_ptr<GradientExchange> MakeStar(const std::vector<std::string>
 
 // The current parameters of a worker that passed `given` to Start.
 inline std::vector<float> ParametersOf(const GradientExchange& exchange, const std::vector<float>& given) {
-  const std::span<const float> shared = exchange.parameter_memory();
+  const std::span<const float> shared = exchange.memory().parameters;
   return shared.empty() ? given : std::vector<float>(shared.begin(), shared.end());
 }
 
@@ -61,12 +61,13 @@ inline std::vector<float> ParametersOf(const GradientExchange& exchange, const s
 inline absl::Status TrainSteps(GradientExchange* exchange, const JobSpec& job, int64_t steps,
                                GradientFunction gradient) {
   std::vector<float> own(job.layout.element_count());
-  const std::span<float> values = exchange->gradient_memory().empty() ? std::span(own) : exchange->gradient_memory();
+  const std::vector<std::span<float>>& memories = exchange->memory().gradients;
+  const std::span<float> values = memories.empty() ? std::span(own) : memories.back();
   for (int64_t step = job.first_step; step < job.first_step + steps; ++step) {
     for (size_t i = 0; i < values.size(); ++i) values[i] = gradient(job.rank, step, static_cast<int64_t>(i));
     for (int b = 0; b < job.buckets.bucket_count(); ++b) {
       const ElementRange range = job.buckets.bucket(b);
-      exchange->Submit(step, b, values.subspan(range.begin, range.size()));
+      exchange->Submit({.step = step, .bucket = b, .gradient = values.subspan(range.begin, range.size())});
     }
     for (int b = job.buckets.bucket_count() - 1; b >= 0; --b) {
       if (absl::Status status = exchange->Await(step, b); !status.ok()) return status;

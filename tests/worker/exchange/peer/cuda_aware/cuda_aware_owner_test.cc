@@ -25,7 +25,7 @@
 namespace starring {
 namespace {
 
-using MemoryPlace = GradientExchange::MemoryPlace;
+using MemoryPlace = ExchangeMemory::Place;
 
 struct Outcome {
   absl::Status status;
@@ -61,9 +61,9 @@ absl::Status RunRank(const Training& training, std::unique_ptr<MpiTransport> tra
   outcome.parameters.assign(job.element_count, -7.0f);
   if (rank == 0) outcome.parameters = training.start.empty() ? job.InitialParameters() : training.start;
   RETURN_IF_ERROR(exchange.Start(spec, outcome.parameters));
-  outcome.place = exchange.memory_place();
+  outcome.place = exchange.memory().place;
   const bool on_device = outcome.place == MemoryPlace::kDevice;
-  EXPECT_EQ(exchange.parameter_memory().empty(), !on_device);
+  EXPECT_EQ(exchange.memory().parameters.empty(), !on_device);
   for (int64_t step = training.first_step; step < training.first_step + training.step_count; ++step) {
     std::vector<float> host = job.Gradient(rank, step);
     std::span<const float> gradient = host;
@@ -74,7 +74,7 @@ absl::Status RunRank(const Training& training, std::unique_ptr<MpiTransport> tra
     }
     for (int b = 0; b < spec.buckets.bucket_count(); ++b) {
       const ElementRange range = spec.buckets.bucket(b);
-      exchange.Submit(step, b, gradient.subspan(range.begin, range.size()));
+      exchange.Submit({.step = step, .bucket = b, .gradient = gradient.subspan(range.begin, range.size())});
     }
     for (int b = spec.buckets.bucket_count() - 1; b >= 0; --b) RETURN_IF_ERROR(exchange.Await(step, b));
   }
@@ -82,7 +82,7 @@ absl::Status RunRank(const Training& training, std::unique_ptr<MpiTransport> tra
   const std::vector<std::span<float>> spans(outcome.state.begin(), outcome.state.end());
   RETURN_IF_ERROR(exchange.GatherOptimizerState(spans));
   if (on_device) {
-    device->CopyToHost(exchange.parameter_memory().data(), outcome.parameters.data(), job.element_count * 4);
+    device->CopyToHost(exchange.memory().parameters.data(), outcome.parameters.data(), job.element_count * 4);
     RETURN_IF_ERROR(device->Synchronize());
   }
   return exchange.Finish();
