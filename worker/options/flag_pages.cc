@@ -1,10 +1,9 @@
 // bazel run //worker/options:flag_pages -- "$PWD"
 //
-// Writes what follows from the worker's flags into the files of a checkout: the table in worker/README.md and
-// bench/ddp/worker_flags.json, from which the PyTorch peer makes its command line and its run record. A test compares
-// both files with the flags.
-#include <string.h>
-
+// Writes into the files of a checkout what follows from the worker's flags: the table in worker/README.md and
+// bench/ddp/worker_flags.json, from which the PyTorch peer makes its command line and its run record. Writes also what
+// follows from the cells (common/job/cells.h): the table in worker/exchange/README.md and
+// bench/compare/measured/cells.json. Tests compare these files with flags and cells.
 #include <cstdio>
 #include <fstream>
 #include <iterator>
@@ -15,23 +14,33 @@
 #include "common/base/atomic_file.h"
 #include "common/base/status.h"
 #include "common/flags/flag_table.h"
+#include "common/job/cell_pages.h"
 #include "worker/options/worker_options.h"
 
 namespace starring {
 namespace {
 
-absl::Status WritePages(const std::string& folder) {
-  const std::string page = absl::StrCat(folder, "/worker/README.md");
+// `table` takes the place of what the page has between these lines, which are part of `table`.
+absl::Status ReplaceTable(const std::string& page, const std::string& table, const std::string& first_line,
+                          const std::string& last_line) {
   std::ifstream file(page);
   std::string text(std::istreambuf_iterator<char>(file), {});
-  const size_t begin = text.find(kFlagsMarkdownBegin);
-  const size_t end = text.find(kFlagsMarkdownEnd);
+  const size_t begin = text.find(first_line);
+  const size_t end = text.find(last_line);
   if (begin == std::string::npos || end == std::string::npos) {
-    return absl::NotFoundError(absl::StrCat(page, " has no line ", kFlagsMarkdownBegin, " or no line ",
-                                            kFlagsMarkdownEnd, ": name the folder of a checkout"));
+    return absl::NotFoundError(
+        absl::StrCat(page, " has no line ", first_line, " or no line ", last_line, ": name the folder of a checkout"));
   }
-  text.replace(begin, end + strlen(kFlagsMarkdownEnd) - begin, FlagsMarkdown(WorkerFlags()));
-  RETURN_IF_ERROR(WriteFileAtomically(page, text));
+  text.replace(begin, end + last_line.size() - begin, table);
+  return WriteFileAtomically(page, text);
+}
+
+absl::Status WritePages(const std::string& folder) {
+  RETURN_IF_ERROR(ReplaceTable(absl::StrCat(folder, "/worker/README.md"), FlagsMarkdown(WorkerFlags()),
+                               kFlagsMarkdownBegin, kFlagsMarkdownEnd));
+  RETURN_IF_ERROR(ReplaceTable(absl::StrCat(folder, "/worker/exchange/README.md"), CellsMarkdown(), kCellsMarkdownBegin,
+                               kCellsMarkdownEnd));
+  RETURN_IF_ERROR(WriteFileAtomically(absl::StrCat(folder, "/bench/compare/measured/cells.json"), CellsJson()));
   return WriteFileAtomically(absl::StrCat(folder, "/bench/ddp/worker_flags.json"), FlagsJson(WorkerFlags()));
 }
 

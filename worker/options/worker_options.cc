@@ -8,6 +8,7 @@
 #include "common/base/limits.h"
 #include "common/base/status.h"
 #include "common/flags/command_line.h"
+#include "common/job/cells.h"
 #include "common/job/leaf_shares.h"
 #include "common/network/address.h"
 #include "common/security/security_flags.h"
@@ -66,35 +67,38 @@ absl::Status CheckRendezvous(const LauncherEnvironment& launcher, const WorkerOp
   return absl::OkStatus();
 }
 
-// Servers over TCP are no addresses: they register at the rendezvous, as the workers do.
+// How processes that use the transport find each other.
+Contact ContactOver(TransportKind transport) { return CellOf({.transport = transport}).contact; }
+
+absl::Status RefuseAsServerless(const WorkerOptions& options, absl::string_view flag, absl::string_view value) {
+  return RefuseFlag(flag, value,
+                    absl::StrCat("--sync=", SyncName(options.sync), " has no servers: drop one of the two"));
+}
+
+// Servers that meet the workers are no addresses: they register at the rendezvous, as the workers do.
 absl::Status CheckServerRanks(const WorkerOptions& options) {
-  if (options.transport == TransportKind::kTcp && !options.servers.empty()) {
+  const Contact contact = ContactOver(options.transport);
+  if (contact == Contact::kRendezvous && !options.servers.empty()) {
     return RefuseFlag("servers", absl::StrJoin(options.servers, ","),
                       "over tcp the servers meet the workers at --rendezvous: give their number, --server_ranks, or "
                       "--transport=grpc");
   }
   if (options.server_ranks == 0) return absl::OkStatus();
   const std::string count = absl::StrCat(options.server_ranks);
-  if (options.sync != Sync::kStar) {
-    return RefuseFlag("server_ranks", count,
-                      absl::StrCat("--sync=", SyncName(options.sync), " has no servers: drop one of the two"));
+  if (!MayHaveServers(options.sync)) {
+    return RefuseAsServerless(options, "server_ranks", count);
   }
-  if (options.transport != TransportKind::kTcp) {
-    return RefuseFlag("server_ranks", count,
-                      absl::StrCat("over --transport=", TransportName(options.transport),
-                                   options.transport == TransportKind::kGrpc
-                                       ? " the workers dial the addresses of --servers: drop one of the two"
-                                       : " the ranks own the parameters: drop it, or give --transport=tcp"));
+  if (contact != Contact::kRendezvous) {
+    return RefuseFlag(
+        "server_ranks", count,
+        absl::StrCat("over --transport=", TransportName(options.transport),
+                     contact == Contact::kServers ? " the workers dial the addresses of --servers: drop one of the two"
+                                                  : " the ranks own the parameters: drop it, or give --transport=tcp"));
   }
   if (options.world_size + options.server_ranks > kWorldSizeMax) {
     return RefuseFlag("server_ranks", count,
                       absl::StrCat("with ", options.world_size, " workers there are over ", kWorldSizeMax,
                                    " processes: take fewer servers"));
-  }
-  if (options.check) {
-    return RefuseFlag("check", "true",
-                      "it does not know servers over tcp: check the hosts with --server_ranks=0 and a worker in place "
-                      "of each server");
   }
   return absl::OkStatus();
 }
@@ -102,58 +106,50 @@ absl::Status CheckServerRanks(const WorkerOptions& options) {
 // Whether --transport, --servers and --rendezvous go together, and with the resolved --sync.
 absl::Status CheckTransport(const LauncherEnvironment& launcher, const WorkerOptions& options) {
   const char* const transport = TransportName(options.transport);
+  const Contact contact = ContactOver(options.transport);
   const std::string servers = absl::StrJoin(options.servers, ",");
-  if (!options.servers.empty() && options.sync != Sync::kStar) {
-    return RefuseFlag("servers", servers,
-                      absl::StrCat("--sync=", SyncName(options.sync), " has no servers: drop one of the two"));
+  if (!options.servers.empty() && !MayHaveServers(options.sync)) {
+    return RefuseAsServerless(options, "servers", servers);
   }
-  if (!options.rendezvous.empty() && options.transport != TransportKind::kTcp) {
+  if (!options.rendezvous.empty() && contact != Contact::kRendezvous) {
     return RefuseFlag("rendezvous", options.rendezvous,
                       absl::StrCat("--transport=", transport, " has no rendezvous: drop it, or give --transport=tcp"));
   }
   RETURN_IF_ERROR(CheckServerRanks(options));
-  switch (options.transport) {
-    case TransportKind::kNone:
-      break;
-    case TransportKind::kGrpc:
-      if (options.sync != Sync::kStar) {
-        return RefuseFlag("transport", transport,
-                          absl::StrCat("it goes to the servers of a star, and --sync=", SyncName(options.sync),
-                                       " has none: choose mpi or tcp"));
-      }
-      if (options.servers.empty()) {
-        return RefuseFlag("transport", transport, "it needs --servers=host:port,... (deploy/launch starts them)");
-      }
-      break;
-    case TransportKind::kMpi:
-      if (!options.servers.empty()) {
-        return RefuseFlag("servers", servers, "over --transport=mpi the ranks own the parameters: drop one of the two");
-      }
-      break;
-    case TransportKind::kTcp:
-      if (options.sync == Sync::kMpi) {
-        return RefuseFlag("transport", transport, "--sync=mpi is MPI's own allreduce: drop it, or choose ring or star");
-      }
-      return CheckRendezvous(launcher, options);
+  if (FindCell({.sync = options.sync, .transport = options.transport}) == nullptr) {
+    return RefuseFlag("transport", transport, WhyNotOver(options.sync, options.transport));
   }
-  return absl::OkStatus();
+  if (contact == Contact::kServers) {
+    if (!options.servers.empty()) return absl::OkStatus();
+    return RefuseFlag("transport", transport, "it needs --servers=host:port,... (deploy/launch starts them)");
+  }
+  if (!options.servers.empty()) {
+    return RefuseFlag(
+        "servers", servers,
+        absl::StrCat("over --transport=", transport, " the ranks own the parameters: drop one of the two"));
+  }
+  return contact == Contact::kRendezvous ? CheckRendezvous(launcher, options) : absl::OkStatus();
 }
 
 absl::Status ResolveTransport(const LauncherEnvironment& launcher, WorkerOptions& options) {
   const std::optional<TransportKind> asked = options.asked.transport;
-  if (options.sync == Sync::kLocal) {
-    constexpr absl::string_view kExchangesNothing = "--sync=local exchanges nothing: drop it";
-    if (asked.has_value()) return RefuseFlag("transport", NameOf(kTransports, asked), kExchangesNothing);
-    if (!options.rendezvous.empty()) return RefuseFlag("rendezvous", options.rendezvous, kExchangesNothing);
+  if (!CellOf({.sync = options.sync}).Exchanges()) {
+    if (asked.has_value()) {
+      return RefuseFlag("transport", NameOf(kTransports, asked), WhyNotOver(options.sync, *asked));
+    }
+    if (!options.rendezvous.empty()) {
+      const TransportKind transport = CellOf({.contact = Contact::kRendezvous}).transport;
+      return RefuseFlag("rendezvous", options.rendezvous, WhyNotOver(options.sync, transport));
+    }
     return CheckTransport(launcher, options);
   }
-  const TransportKind usual = !options.servers.empty()      ? TransportKind::kGrpc
-                              : !options.rendezvous.empty() ? TransportKind::kTcp
-                                                            : TransportKind::kMpi;
-  options.transport = asked.value_or(usual);
+  const Contact usual = !options.servers.empty()      ? Contact::kServers
+                        : !options.rendezvous.empty() ? Contact::kRendezvous
+                                                      : Contact::kMpirun;
+  options.transport = asked.value_or(CellOf({.contact = usual}).transport);
   // A process that no launcher has started would be a star of one, which is hardly meant.
-  if (options.sync == Sync::kStar && options.UsesMpi() && !asked.has_value() && launcher.launcher == Launcher::kNone) {
-    return RefuseFlag("sync", "star",
+  if (MayHaveServers(options.sync) && options.UsesMpi() && !asked.has_value() && launcher.launcher == Launcher::kNone) {
+    return RefuseFlag("sync", SyncName(options.sync),
                       "it needs --servers=host:port,... (deploy/launch starts them), or mpirun or --rendezvous for a "
                       "star whose ranks own the parameters");
   }
@@ -192,20 +188,23 @@ absl::Status ResolveElastic(WorkerOptions& options) {
     return RefuseFlag("elastic", "true", "it needs --coordinator=host:port, where shard 0 listens");
   }
   RETURN_IF_ERROR(ParseHostPort(options.coordinator).status(), "--coordinator");
-  if (asked.sync.has_value() && *asked.sync != Sync::kStar) {
-    return RefuseFlag("elastic", "true",
-                      absl::StrCat("--sync=", SyncName(*asked.sync), " has a fixed set of ranks: give --sync=star"));
+  const Cell& cell = CellOf({.may = Cell::kElastic});
+  if (asked.sync.has_value() && *asked.sync != cell.sync) {
+    return RefuseFlag(
+        "elastic", "true",
+        absl::StrCat("--sync=", SyncName(*asked.sync), " has a fixed set of ranks: give --sync=", SyncName(cell.sync)));
   }
-  if (asked.transport.has_value() && *asked.transport != TransportKind::kGrpc) {
-    return RefuseFlag("elastic", "true", "it needs servers that are reached by --transport=grpc");
+  if (asked.transport.has_value() && *asked.transport != cell.transport) {
+    return RefuseFlag("elastic", "true",
+                      absl::StrCat("it needs servers that are reached by --transport=", TransportName(cell.transport)));
   }
   if (!options.servers.empty() || asked.world_size > 0) {
     return RefuseFlag("elastic", "true",
                       "number of workers and servers come from the coordinator: drop --world_size and --servers");
   }
   options.rank = std::max(asked.rank, 0);  // until a generation says more
-  options.sync = Sync::kStar;
-  options.transport = TransportKind::kGrpc;
+  options.sync = cell.sync;
+  options.transport = cell.transport;
   options.same_host = asked.same_host.value_or(SameHost::kSharedMemory);
   options.servers = {options.coordinator};  // until a generation says more
   return absl::OkStatus();
@@ -213,13 +212,42 @@ absl::Status ResolveElastic(WorkerOptions& options) {
 
 // A worker that does not know its launcher would train alone, and so would each of the others.
 absl::Status CheckLauncher(const LauncherEnvironment& launcher, const WorkerOptions::Asked& asked) {
-  if (launcher.foreign.empty() || asked.sync == Sync::kLocal || (asked.rank >= 0 && asked.world_size > 0)) {
-    return absl::OkStatus();
-  }
+  const bool is_alone = asked.sync.has_value() && !CellOf({.sync = *asked.sync}).Exchanges();
+  if (launcher.foreign.empty() || is_alone || (asked.rank >= 0 && asked.world_size > 0)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
       "the environment has ", launcher.foreign,
       ", so this process is one of several, and this worker does not read those variables: give --rank, --world_size "
       "and --rendezvous or --servers, give --sync=local to train alone, or unset them"));
+}
+
+// Whether there are servers whose addresses the workers dial.
+bool DialsServers(const WorkerOptions& options) {
+  const std::optional<TransportKind> asked = options.asked.transport;
+  return !options.servers.empty() || (asked.has_value() && ContactOver(*asked) == Contact::kServers);
+}
+
+// The topology where --sync does not say more. With other ranks it is the first that may do what the flags ask for.
+Sync UsualSync(const LauncherEnvironment& launcher, const WorkerOptions& options) {
+  const WorkerOptions::Asked& asked = options.asked;
+  if (DialsServers(options) || options.server_ranks > 0) return CellOf({.server_count = 1}).sync;
+  const bool has_peers = launcher.world_size > 1 || !options.rendezvous.empty() || asked.transport.has_value();
+  if (!has_peers) return CellOf({.contact = Contact::kNone}).sync;
+  CellPattern wanted = {.server_count = 0, .may = Cell::kAutoSync};
+  if (options.sum_order == SumOrder::kTree) wanted.may |= Cell::kTree;
+  if (asked.same_host == SameHost::kSharedMemory) wanted.same_host = asked.same_host;
+  return CellOf(wanted).sync;
+}
+
+absl::Status CheckSumOrder(const WorkerOptions& options) {
+  if (options.sum_order != SumOrder::kTree || FindCell({.sync = options.sync, .may = Cell::kTree}) != nullptr) {
+    return absl::OkStatus();
+  }
+  const Sync other = CellOf({.may = Cell::kTree | Cell::kAutoSync}).sync;
+  const std::string why =
+      absl::StrCat("--sync=", SyncName(options.sync), " ", WhyNot(CellOf({.sync = options.sync}), Cell::kTree),
+                   ": give --sync=", SyncName(other), ", or ");
+  if (options.micro_batches == 0) return RefuseFlag("sum_order", "tree", absl::StrCat(why, "--sum_order=chain"));
+  return RefuseFlag("micro_batches", absl::StrCat(options.micro_batches), absl::StrCat(why, "no --micro_batches"));
 }
 
 // Which worker this process is, of how many, and how they exchange gradients.
@@ -230,14 +258,8 @@ absl::Status ResolveTopology(const LauncherEnvironment& launcher, WorkerOptions&
     return RefuseFlag("coordinator", options.coordinator, "only an elastic run has one: drop it, or --elastic=false");
   }
   RETURN_IF_ERROR(CheckLauncher(launcher, asked));
-  const bool has_grpc = !options.servers.empty() || asked.transport == TransportKind::kGrpc;
-  const bool has_servers = has_grpc || options.server_ranks > 0;
-  const bool has_peers = launcher.world_size > 1 || !options.rendezvous.empty() || asked.transport.has_value();
-  // A ring can neither add as a tree nor use shared memory.
-  const bool needs_star = options.sum_order == SumOrder::kTree || asked.same_host == SameHost::kSharedMemory;
-  const Sync usual = has_servers || (has_peers && needs_star) ? Sync::kStar : has_peers ? Sync::kRing : Sync::kLocal;
-  options.sync = asked.sync.value_or(usual);
-  options.same_host = asked.same_host.value_or(has_grpc ? SameHost::kSharedMemory : SameHost::kSocket);
+  options.sync = asked.sync.value_or(UsualSync(launcher, options));
+  options.same_host = asked.same_host.value_or(DialsServers(options) ? SameHost::kSharedMemory : SameHost::kSocket);
   options.rank = asked.rank >= 0 ? asked.rank : launcher.rank;
   options.world_size = asked.world_size > 0 ? asked.world_size : launcher.world_size;
   if (options.world_size > kWorldSizeMax) {
@@ -254,19 +276,10 @@ absl::Status ResolveTopology(const LauncherEnvironment& launcher, WorkerOptions&
                                    " workers computes one at least: give more, or "
                                    "start fewer workers"));
   }
-  if (options.sum_order == SumOrder::kTree && (options.sync == Sync::kRing || options.sync == Sync::kMpi)) {
-    return RefuseFlag(
-        options.micro_batches > 0 ? "micro_batches" : "sum_order",
-        options.micro_batches > 0 ? absl::StrCat(options.micro_batches) : "tree",
-        absl::StrCat("--sync=", SyncName(options.sync),
-                     options.sync == Sync::kRing ? " passes partial sums from rank to rank, which is a chain"
-                                                 : " leaves the order to MPI",
-                     ": give --sync=star, or ",
-                     options.micro_batches > 0 ? "no --micro_batches" : "--sum_order=chain"));
-  }
+  RETURN_IF_ERROR(CheckSumOrder(options));
   RETURN_IF_ERROR(ResolveTransport(launcher, options));
   if (!options.servers.empty()) return CheckServers(options.servers);
-  if (options.sync == Sync::kLocal && options.world_size > 1) {
+  if (!options.cell().Exchanges() && options.world_size > 1) {
     return RefuseFlag("sync", NameOf(kSyncs, asked.sync),
                       absl::StrCat("one process cannot be one of ", options.world_size,
                                    " workers: give --servers or --rendezvous, or start with mpirun for the ring"));
@@ -282,22 +295,31 @@ absl::Status ResolveTopology(const LauncherEnvironment& launcher, WorkerOptions&
 }
 
 absl::Status CheckSameHost(const WorkerOptions& options) {
-  if (options.asked.same_host != SameHost::kSharedMemory || options.sync == Sync::kLocal || !options.servers.empty()) {
-    return absl::OkStatus();
-  }
-  if (options.sync != Sync::kStar) {
+  const Cell& cell = options.cell();
+  if (options.asked.same_host != SameHost::kSharedMemory || !cell.Exchanges()) return absl::OkStatus();
+  if (FindCell({.sync = cell.sync, .same_host = SameHost::kSharedMemory}) == nullptr) {
     return RefuseFlag("same_host", "shared_memory",
-                      absl::StrCat("--sync=", SyncName(options.sync), " sends messages: drop it, or give --sync=star"));
+                      absl::StrCat("--sync=", SyncName(cell.sync), " sends messages: drop it, or give --sync=",
+                                   SyncName(CellOf({.same_host = SameHost::kSharedMemory}).sync)));
   }
-  if (options.server_ranks > 0) {
+  if (cell.same_host != SameHost::kSharedMemory) {
     return RefuseFlag("same_host", "shared_memory",
-                      "over tcp workers and servers send messages: drop it, give --transport=grpc with --servers, or "
-                      "leave out --server_ranks, so that the ranks own the parameters");
+                      absl::StrCat("over ", TransportName(cell.transport),
+                                   " workers and servers send messages: drop it, give --transport=grpc with --servers, "
+                                   "or leave out --server_ranks, so that the ranks own the parameters"));
   }
-  if (options.cuda_aware_mpi == CudaAwareMpi::kAuto) {
+  if (options.cuda_aware_mpi == CudaAwareMpi::kAuto && cell.placement == Placement::kRanks) {
     return RefuseFlag("cuda_aware_mpi", "auto", "--same_host=shared_memory is memory of the host: drop one of the two");
   }
   return absl::OkStatus();
+}
+
+// Whether --check, if it is given, knows all processes of the job.
+absl::Status CheckKnowsAll(const WorkerOptions& options) {
+  if (!options.check || options.cell().May(Cell::kCheck)) return absl::OkStatus();
+  return RefuseFlag("check", "true",
+                    absl::StrCat(WhyNot(options.cell(), Cell::kCheck),
+                                 ": check the hosts with --server_ranks=0 and a worker in place of each server"));
 }
 
 // Resolves the protection of the connections to the servers, or between the ranks.
@@ -306,17 +328,13 @@ absl::Status ResolveSecurity(const LauncherEnvironment& launcher, WorkerOptions&
   if (options.run_id.size() > kRunIdBytesMax) {
     return RefuseFlag("run_id", options.run_id, absl::StrCat("it may have at most ", kRunIdBytesMax, " bytes"));
   }
-  if (options.transport != TransportKind::kGrpc && options.transport != TransportKind::kTcp) {
-    // The flags are refused and not ignored, because a person who gives them expects protected connections.
-    const bool is_local = options.transport == TransportKind::kNone;
-    RETURN_IF_ERROR(RefuseSecurityFlags(options.security_files,
-                                        absl::StrCat("--sync=", SyncName(options.sync), is_local ? "" : " --transport=",
-                                                     is_local ? "" : TransportName(options.transport))));
-  }
-  if (options.insecure && options.transport != TransportKind::kTcp) {
+  const Cell& cell = options.cell();
+  // The flags are refused and not ignored, because a person who gives them expects protected connections.
+  if (!cell.May(Cell::kSecret)) RETURN_IF_ERROR(RefuseSecurityFlags(options.security_files, CellFlags(cell)));
+  if (options.insecure && cell.contact != Contact::kRendezvous) {
     return RefuseFlag("insecure", "true", "only --transport=tcp has a --rendezvous that strangers may reach: drop it");
   }
-  if (options.transport == TransportKind::kTcp) RETURN_IF_ERROR(RefuseSiteCertificates(options.security_files));
+  if (!cell.May(Cell::kSiteCertificates)) RETURN_IF_ERROR(RefuseSiteCertificates(options.security_files));
   ASSIGN_OR_RETURN(options.security, LoadTransportSecurity(options.security_files));
   return absl::OkStatus();
 }
@@ -336,14 +354,15 @@ int64_t DefaultBucketBytes(const WorkerOptions& options) {
 
 // To try several sizes, the owners must take another one in the middle of the run.
 absl::Status CheckAutoBuckets(const WorkerOptions& options) {
-  if (options.asked.bucket_bytes.has_value() || options.sync == Sync::kLocal || options.RanksAreOwners()) {
+  const Cell& cell = options.cell();
+  if (options.asked.bucket_bytes.has_value() || !cell.Exchanges() || cell.May(Cell::kAutoBuckets)) {
     return absl::OkStatus();
   }
+  const std::string other = cell.placement == Placement::kServers
+                                ? "leave out --servers and --server_ranks, so that the ranks own the parameters"
+                                : absl::StrCat("--sync=", SyncName(CellOf({.may = Cell::kAutoBuckets}).sync));
   return RefuseFlag("bucket_bytes", "auto",
-                    options.sync == Sync::kMpi
-                        ? "MPI may add in another order if a bucket has another size: give a number, or --sync=ring"
-                        : "servers cut the parameters when the workers join, and keep to that: give a number, or leave "
-                          "out --servers and --server_ranks, so that the ranks own the parameters");
+                    absl::StrCat(WhyNot(cell, Cell::kAutoBuckets), ": give a number, or ", other));
 }
 
 absl::Status CheckDevice(const WorkerOptions& options) {
@@ -368,12 +387,20 @@ bool WorkerOptions::ServersAreHere() const {
   return !servers.empty() && std::all_of(servers.begin(), servers.end(), IsLoopback);
 }
 
+const Cell& WorkerOptions::cell() const {
+  return CellOf({.sync = sync, .server_count = ServerCount(), .transport = transport, .same_host = same_host});
+}
+
 bool WorkerOptions::RanksChoose() const {
-  return RanksAreOwners() && !asked.sync.has_value() && asked.same_host != SameHost::kSharedMemory;
+  if (asked.sync.has_value() || !RanksAreOwners()) return false;
+  return std::ranges::any_of(Cells(), [this](const Cell& other) {
+    return other.sync != sync && other.transport == transport && other.May(Cell::kAutoSync) &&
+           other.same_host == asked.same_host.value_or(other.same_host);
+  });
 }
 
 bool WorkerOptions::JobIsHere() const {
-  return ServersAreHere() || (transport == TransportKind::kTcp && IsLoopback(rendezvous));
+  return ServersAreHere() || (cell().contact == Contact::kRendezvous && IsLoopback(rendezvous));
 }
 
 const FlagTable& WorkerFlags() {
@@ -392,6 +419,7 @@ absl::StatusOr<WorkerOptions> ParseWorkerOptions(int argc, const char* const* ar
   RETURN_IF_ERROR(ResolveMicroBatches(flags, options));
   // The topology comes first: security and the default size of a bucket depend on it.
   RETURN_IF_ERROR(ResolveTopology(launcher, options));
+  RETURN_IF_ERROR(CheckKnowsAll(options));
   RETURN_IF_ERROR(CheckSameHost(options));
   RETURN_IF_ERROR(ResolveSecurity(launcher, options));
   RETURN_IF_ERROR(CheckAutoBuckets(options));

@@ -22,12 +22,12 @@
 #include "common/base/limits.h"
 #include "common/flags/flag_table.h"
 #include "common/host/launcher_environment.h"
+#include "common/job/cells.h"
 #include "common/job/sync.h"
 #include "common/security/security_flags.h"
 #include "common/security/transport_security.h"
 #include "kernels/cuda/cuda_device.h"
 #include "worker/data/dataset.h"
-#include "worker/exchange/star/same_host.h"
 
 namespace starring {
 
@@ -151,14 +151,16 @@ struct WorkerOptions {
   SecurityFiles security_files;
   TransportSecurity security;  // grpc, tcp: what the files above hold
 
+  // The row of this job. While --sync=auto measures, `sync` and `same_host` are those of its first candidate.
+  const Cell& cell() const;
   // A ring, or a star without servers. common/reduce/owner_map.h decides which elements each rank owns.
-  bool RanksAreOwners() const { return sync == Sync::kRing || (sync == Sync::kStar && ServerCount() == 0); }
+  bool RanksAreOwners() const { return cell().placement == Placement::kRanks; }
   // Servers of a star, however they are reached.
   int ServerCount() const { return servers.empty() ? server_ranks : static_cast<int>(servers.size()); }
   // BucketMap::Options::world_size.
   int BucketWorldSize() const { return ServerCount() > 0 ? 1 : world_size; }
   // The size of buckets is chosen in the first steps. Without other ranks there is nothing to choose.
-  bool TriesBucketSizes() const { return !asked.bucket_bytes.has_value() && RanksAreOwners(); }
+  bool TriesBucketSizes() const { return !asked.bucket_bytes.has_value() && cell().May(Cell::kAutoBuckets); }
   // The owners among the ranks measure at the start how they exchange, and `sync` is only their first candidate.
   bool RanksChoose() const;
   bool UsesMpi() const { return transport == TransportKind::kMpi; }

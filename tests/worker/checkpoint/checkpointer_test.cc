@@ -83,6 +83,7 @@ class CheckpointerTest : public testing::Test {
     rank->options.rank = number;
     rank->options.world_size = kRanks;
     rank->options.sync = Sync::kRing;
+    rank->options.transport = TransportKind::kMpi;
     rank->options.optimizer.momentum = 0.9;
     rank->options.resume = resume_;
     rank->options.checkpoint_dir = dir_;

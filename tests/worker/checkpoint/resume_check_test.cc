@@ -119,6 +119,7 @@ TEST(ResumeCheckTest, OtherWorkersAreSaidUnlessLeavesCutTheSums) {
   EXPECT_THAT(Said(Written(before), leaves), IsEmpty());
   run = Job();
   run.options.sync = Sync::kMpi;
+  run.options.transport = TransportKind::kMpi;
   EXPECT_THAT(Said(Written(Job()), run),
               ElementsAre(HasSubstr("sums.library MPI, ck/step-000000014 was written with Starring")));
   run.options.sync = Sync::kRing;

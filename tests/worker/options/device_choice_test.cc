@@ -101,6 +101,7 @@ TEST_F(DeviceChoiceTest, RanksWithGpusOfTheirOwnSeeOneEach) {
 
 TEST_F(DeviceChoiceTest, AStarByHandOnThisMachineIsHereAsAWhole) {
   options_.sync = Sync::kStar;
+  options_.transport = TransportKind::kGrpc;
   options_.servers = {"127.0.0.1:4000", "localhost:4001"};
   options_.rank = 1;
   options_.world_size = 2;
@@ -118,6 +119,7 @@ TEST_F(DeviceChoiceTest, AStarOfDeployLaunchIsHereAsAWhole) {
 }
 
 TEST_F(DeviceChoiceTest, RanksThatMeetAtLoopbackAreOnOneMachine) {
+  options_.sync = Sync::kRing;
   options_.transport = TransportKind::kTcp;
   options_.rendezvous = "127.0.0.1:4000";
   options_.rank = 2;
@@ -132,6 +134,7 @@ TEST_F(DeviceChoiceTest, RanksThatMeetAtLoopbackAreOnOneMachine) {
 TEST_F(DeviceChoiceTest, OfAStarOverSeveralMachinesNobodyKnowsWhoIsHere) {
   cuda_emulation::Gpu() = {.count = 1};
   options_.sync = Sync::kStar;
+  options_.transport = TransportKind::kGrpc;
   options_.servers = {"127.0.0.1:4000", "10.0.0.7:4000"};
   options_.rank = 3;
   options_.world_size = 4;

@@ -12,6 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "common/base/limits.h"
+#include "common/job/cells.h"
 #include "common/job/job_spec.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -180,6 +181,54 @@ TEST(WorkerOptionsTest, WhoOwnsTheParameters) {
   EXPECT_EQ(elastic->BucketWorldSize(), 1);
   EXPECT_FALSE(Parse({})->RanksAreOwners());
   EXPECT_FALSE(Parse({"--sync=star"}, MpirunOf(0, 2))->ServersAreHere());
+}
+
+// The flags of a job of that cell, and what else is asked of it.
+absl::StatusOr<WorkerOptions> ParseCell(const Cell& cell, const std::string& more = "--rank=0") {
+  std::vector<std::string> words = {absl::StrCat("--sync=", SyncName(cell.sync)), more};
+  if (cell.Exchanges()) words.push_back(absl::StrCat("--transport=", TransportName(cell.transport)));
+  words.push_back(cell.same_host == SameHost::kSharedMemory ? "--same_host=shared_memory" : "--same_host=socket");
+  if (cell.contact == Contact::kServers) words.push_back("--servers=a:1");
+  if (cell.contact == Contact::kRendezvous) {
+    words.insert(words.end(), {"--rendezvous=127.0.0.1:1", "--world_size=2"});
+    if (more != "--rank=0") words.push_back("--rank=0");
+    if (cell.placement == Placement::kServers) words.push_back("--server_ranks=1");
+  }
+  std::vector<const char*> pointers;
+  for (const std::string& word : words) pointers.push_back(word.c_str());
+  return Parse(pointers, cell.contact == Contact::kMpirun ? MpirunOf(0, 2) : LauncherEnvironment());
+}
+
+TEST(WorkerOptionsTest, EachCellOfTheTableIsAJob) {
+  for (const Cell& cell : Cells()) {
+    const auto options = ParseCell(cell);
+    ASSERT_TRUE(options.ok()) << cell.name << ": " << options.status();
+    EXPECT_STREQ(options->cell().name, cell.name);
+  }
+}
+
+// The worker takes a flag if and only if the table says that the cell may.
+TEST(WorkerOptionsTest, AFlagIsRefusedWhereTheCellLacksIt) {
+  for (const Cell& cell : Cells()) {
+    const auto code = [&](const char* flag) { return ParseCell(cell, flag).status().code(); };
+    const auto is_taken = [&](const char* flag) {
+      EXPECT_TRUE(code(flag) == absl::StatusCode::kOk || code(flag) == absl::StatusCode::kInvalidArgument);
+      return code(flag) == absl::StatusCode::kOk;
+    };
+    EXPECT_EQ(is_taken("--sum_order=tree"), cell.May(Cell::kTree)) << cell.name;
+    EXPECT_EQ(is_taken("--micro_batches=8"), cell.May(Cell::kTree)) << cell.name;
+    EXPECT_EQ(is_taken("--bucket_bytes=auto"), cell.May(Cell::kAutoBuckets) || !cell.Exchanges()) << cell.name;
+    EXPECT_EQ(is_taken("--check"), cell.May(Cell::kCheck)) << cell.name;
+    EXPECT_EQ(code("--job_secret=/nowhere") == absl::StatusCode::kNotFound, cell.May(Cell::kSecret)) << cell.name;
+    EXPECT_EQ(absl::StrContains(ParseCell(cell, "--tls_ca=f").status().message(), "without --tls nothing is encrypted"),
+              cell.May(Cell::kSiteCertificates))
+        << cell.name;
+    const std::string sync = absl::StrCat("--sync=", SyncName(cell.sync));
+    const std::string transport =
+        absl::StrCat("--transport=", cell.Exchanges() ? TransportName(cell.transport) : "auto");
+    EXPECT_EQ(Parse({sync.c_str(), transport.c_str(), "--coordinator=a:1"}).ok(), cell.May(Cell::kElastic))
+        << cell.name;
+  }
 }
 
 TEST(WorkerOptionsTest, RefusesTransportsThatDoNotFit) {

@@ -173,6 +173,7 @@ class TrainerTest : public testing::Test {
                                               InMemoryNetwork* ring, TrainResult* trained = nullptr) {
     WorkerOptions options = options_;
     options.sync = Sync::kRing;
+    options.transport = TransportKind::kMpi;
     options.rank = rank;
     options.world_size = 2;
     const auto device = CreateCpuDevice({.threads = 1}).value();

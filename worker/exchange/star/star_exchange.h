@@ -17,11 +17,11 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/job/cells.h"
 #include "common/metrics/trace.h"
 #include "common/security/transport_security.h"
 #include "common/watch/stall_report.h"
 #include "worker/exchange/gradient_exchange.h"
-#include "worker/exchange/star/same_host.h"
 
 namespace starring {
 

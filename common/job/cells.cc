@@ -1,0 +1,113 @@
+#include "common/job/cells.h"
+
+#include <algorithm>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/base/check.h"
+
+namespace starring {
+namespace {
+
+using P = Placement;
+using T = TransportKind;
+using C = Contact;
+
+constexpr SameHost kMessages = SameHost::kSocket;
+constexpr SameHost kShared = SameHost::kSharedMemory;
+
+// Abilities of ring and star where the ranks own the parameters, of every star with servers, and of servers over gRPC.
+constexpr unsigned kOfRanks = Cell::kDeterministic | Cell::kAutoBuckets | Cell::kAutoSync | Cell::kCheck;
+constexpr unsigned kStarOfRanks = kOfRanks | Cell::kTree;
+constexpr unsigned kStarOfServers = Cell::kDeterministic | Cell::kTree;
+constexpr unsigned kOverGrpc = Cell::kCheck | Cell::kSecret | Cell::kSiteCertificates | Cell::kElastic | Cell::kStatus;
+
+constexpr Cell kCells[] = {
+    {"local", Sync::kLocal, P::kEachRank, T::kNone, kMessages, C::kNone,
+     Cell::kTree | Cell::kDeterministic | Cell::kCheck | Cell::kUsual},
+    {"ring", Sync::kRing, P::kRanks, T::kMpi, kMessages, C::kMpirun, kOfRanks | Cell::kGpuMemory | Cell::kUsual},
+    {"ring-tcp", Sync::kRing, P::kRanks, T::kTcp, kMessages, C::kRendezvous, kOfRanks | Cell::kSecret},
+    {"star-mpi", Sync::kStar, P::kRanks, T::kMpi, kMessages, C::kMpirun, kStarOfRanks | Cell::kGpuMemory},
+    {"star-mpi-shm", Sync::kStar, P::kRanks, T::kMpi, kShared, C::kMpirun, kStarOfRanks},
+    {"star-tcp", Sync::kStar, P::kRanks, T::kTcp, kMessages, C::kRendezvous, kStarOfRanks | Cell::kSecret},
+    {"star-tcp-shm", Sync::kStar, P::kRanks, T::kTcp, kShared, C::kRendezvous, kStarOfRanks | Cell::kSecret},
+    {"star-servers-tcp", Sync::kStar, P::kServers, T::kTcp, kMessages, C::kRendezvous, kStarOfServers | Cell::kSecret},
+    {"star", Sync::kStar, P::kServers, T::kGrpc, kMessages, C::kServers, kStarOfServers | kOverGrpc | Cell::kUsual},
+    {"star-shm", Sync::kStar, P::kServers, T::kGrpc, kShared, C::kServers, kStarOfServers | kOverGrpc},
+    {"mpi", Sync::kMpi, P::kEachRank, T::kMpi, kMessages, C::kMpirun, Cell::kCheck | Cell::kUsual},
+};
+
+struct Reason {
+  Cell::Ability ability;
+  CellPattern cells;
+  absl::string_view why;
+};
+constexpr Reason kReasons[] = {
+    {Cell::kTree, {.sync = Sync::kRing}, "passes partial sums from rank to rank, which is a chain"},
+    {Cell::kTree, {.sync = Sync::kMpi}, "leaves the order to MPI"},
+    {Cell::kAutoBuckets, {.sync = Sync::kMpi}, "MPI may add in another order if a bucket has another size"},
+    {Cell::kAutoBuckets, {.server_count = 1}, "servers cut the parameters when the workers join, and keep to that"},
+    {Cell::kCheck, {.server_count = 1, .transport = T::kTcp}, "it does not know servers over tcp"},
+};
+
+template <typename Value>
+bool Fits(const std::optional<Value>& asked, const Value& value) {
+  return !asked.has_value() || *asked == value;
+}
+
+bool Fits(const CellPattern& pattern, const Cell& cell) {
+  const bool may_have_servers =
+      !pattern.server_count.has_value() || (*pattern.server_count > 0) == (cell.placement == Placement::kServers);
+  return may_have_servers && Fits(pattern.sync, cell.sync) && Fits(pattern.transport, cell.transport) &&
+         Fits(pattern.same_host, cell.same_host) && Fits(pattern.contact, cell.contact) && cell.May(pattern.may);
+}
+
+}  // namespace
+
+std::span<const Cell> Cells() { return kCells; }
+
+const Cell* FindCell(const CellPattern& pattern) {
+  const auto cell = std::ranges::find_if(kCells, [&](const Cell& each) { return Fits(pattern, each); });
+  return cell == std::end(kCells) ? nullptr : cell;
+}
+
+const Cell& CellOf(CellPattern pattern) {
+  const Cell* cell = FindCell(pattern);
+  if (cell == nullptr) {
+    pattern.same_host.reset();
+    cell = FindCell(pattern);
+  }
+  CHECK(cell != nullptr);
+  return *cell;
+}
+
+std::string CellFlags(const Cell& cell) {
+  const std::string sync = absl::StrCat("--sync=", SyncName(cell.sync));
+  return cell.Exchanges() ? absl::StrCat(sync, " --transport=", TransportName(cell.transport)) : sync;
+}
+
+bool MayHaveServers(Sync sync) { return FindCell({.sync = sync, .server_count = 1}) != nullptr; }
+
+absl::string_view WhyNot(const Cell& cell, Cell::Ability ability) {
+  if (cell.May(ability)) return "";
+  for (const Reason& reason : kReasons) {
+    if (reason.ability == ability && Fits(reason.cells, cell)) return reason.why;
+  }
+  return "";
+}
+
+std::string WhyNotOver(Sync sync, TransportKind transport) {
+  const std::string flag = absl::StrCat("--sync=", SyncName(sync));
+  if (!CellOf({.sync = sync}).Exchanges()) return absl::StrCat(flag, " exchanges nothing: drop it");
+  std::set<std::string> topologies, transports;
+  for (const Cell& cell : kCells) {
+    if (cell.transport == transport) topologies.insert(SyncName(cell.sync));
+    if (cell.sync == sync) transports.insert(TransportName(cell.transport));
+  }
+  const std::string others = absl::StrJoin(topologies, " or ");
+  if (sync == Sync::kMpi) return absl::StrCat(flag, " is MPI's own allreduce: drop it, or choose ", others);
+  return absl::StrCat(flag, " cannot use it, only a ", others, " has it: choose ", absl::StrJoin(transports, " or "));
+}
+
+}  // namespace starring
