@@ -89,6 +89,8 @@ std::string CellFlags(const Cell& cell) {
 
 bool MayHaveServers(Sync sync) { return FindCell({.sync = sync, .server_count = 1}) != nullptr; }
 
+bool IsCoLocated(const Cell& cell) { return cell.placement == Placement::kRanks && MayHaveServers(cell.sync); }
+
 absl::string_view WhyNot(const Cell& cell, Cell::Ability ability) {
   if (cell.May(ability)) return "";
   for (const Reason& reason : kReasons) {

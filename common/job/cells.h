@@ -92,6 +92,9 @@ std::string CellFlags(const Cell& cell);
 // Whether a topology has cells with servers.
 bool MayHaveServers(Sync sync);
 
+// A star whose ranks own the parameters, where servers might.
+bool IsCoLocated(const Cell& cell);
+
 // Why `cell` lacks `ability`, as a part of a refusal. Empty if it has the ability, and for abilities whose refusals
 // need no more than the names of cells.
 absl::string_view WhyNot(const Cell& cell, Cell::Ability ability);

@@ -22,6 +22,7 @@
 #include "common/flags/command_line.h"
 #include "common/host/exhausted.h"
 #include "common/host/machine_limits.h"
+#include "common/job/cells.h"
 #include "deploy/launch/mpi_rank.h"
 #include "deploy/launch/run_state.h"
 
@@ -169,8 +170,8 @@ absl::StatusOr<JobOutcome> Job::Run() {
 absl::Status Job::Start() {
   if (!options_.join.empty()) return StartWorkers({absl::StrCat("--coordinator=", options_.join), "--elastic"});
   if (options_.elastic) return StartElastic();
-  switch (options_.transport) {
-    case TransportKind::kGrpc: {
+  switch (options_.cell().contact) {
+    case Contact::kServers: {
       RETURN_IF_ERROR(StartServers({"--listen=127.0.0.1:0"}));
       ASSIGN_OR_RETURN(std::vector<std::string> addresses, AwaitServerAddresses());
       for (size_t shard = 0; shard < options_.proxies.size(); ++shard) {
@@ -180,20 +181,20 @@ absl::Status Job::Start() {
       }
       return StartWorkers({absl::StrCat("--servers=", absl::StrJoin(addresses, ","))});
     }
-    case TransportKind::kTcp: {
+    case Contact::kRendezvous: {
       ASSIGN_OR_RETURN(ReservedPort reserved, ReservePort());
       const std::string rendezvous = absl::StrCat("--rendezvous=127.0.0.1:", reserved.port);
       if (options_.server_count == 0) return StartWorkers({rendezvous}, reserved.holder.get());
-      RETURN_IF_ERROR(
-          StartServers({"--transport=tcp", rendezvous, absl::StrCat("--world_size=", options_.worker_count)}));
+      RETURN_IF_ERROR(StartServers({absl::StrCat("--transport=", TransportName(options_.transport)), rendezvous,
+                                    absl::StrCat("--world_size=", options_.worker_count)}));
       return StartWorkers({rendezvous, absl::StrCat("--server_ranks=", options_.server_count)}, reserved.holder.get());
     }
-    case TransportKind::kMpi:
+    case Contact::kMpirun:
       return StartMpirun();
-    case TransportKind::kNone:
+    case Contact::kNone:
       return StartWorkers({});
   }
-  return absl::InternalError("no such transport");
+  return absl::InternalError("no such way to start");
 }
 
 // Shard 0 comes back at the same port, so that port must be one that the system gives to nobody else.
@@ -294,9 +295,9 @@ absl::Status Job::StartServer(int shard, const std::vector<std::string>& meeting
   spec.argv = {options_.server_binary, absl::StrCat("--shard=", shard),
                absl::StrCat("--shard_count=", options_.server_count)};
   spec.argv.insert(spec.argv.end(), meeting.begin(), meeting.end());
-  // Over gRPC the kernel gives each server a free port (port 0), and the port file says which. A port chosen here could
-  // be taken by the time the server asks for it.
-  if (options_.transport == TransportKind::kGrpc) {
+  // Where workers dial the servers, the kernel gives each server a free port (port 0), and the port file says which. A
+  // port chosen here could be taken by the time the server asks for it.
+  if (options_.cell().contact == Contact::kServers) {
     spec.argv.push_back(absl::StrCat("--port_file=", context_.folder, "/", name, ".port"));
   }
   spec.argv.insert(spec.argv.end(), context_.admission_flags.begin(), context_.admission_flags.end());
@@ -428,7 +429,7 @@ void Job::AppendWatching(int first_port, std::vector<std::string>* command) cons
 std::vector<std::string> Job::WorkerCommand() const {
   std::vector<std::string> command = {options_.worker_binary,
                                       absl::StrCat("--sync=", NameOf(kSyncs, options_.sync_asked))};
-  if (options_.transport != TransportKind::kNone) {
+  if (options_.cell().Exchanges()) {
     command.push_back(absl::StrCat("--transport=", TransportName(options_.transport)));
   }
   if (options_.check) command.emplace_back("--check");

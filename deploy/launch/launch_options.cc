@@ -17,6 +17,7 @@
 #include "common/base/limits.h"
 #include "common/base/status.h"
 #include "common/flags/command_line.h"
+#include "common/job/cells.h"
 #include "common/network/address.h"
 
 namespace starring {
@@ -107,26 +108,22 @@ std::string JobName(const LaunchOptions& options) {
   return absl::StrCat(sync, " --transport=", NameOf(kTransports, options.transport_asked));
 }
 
+// The topology of --sync=auto. More than one worker without servers choose among several, of which this is the first.
+Sync UsualSync(const LaunchOptions& options) {
+  const std::optional<TransportKind> asked = options.transport_asked;
+  const bool has_servers =
+      options.servers_asked > 0 || (asked.has_value() && CellOf({.transport = asked}).contact == Contact::kServers);
+  if (has_servers) return CellOf({.server_count = 1}).sync;
+  return options.worker_count > 1 ? CellOf({.may = Cell::kAutoSync}).sync : CellOf({.contact = Contact::kNone}).sync;
+}
+
 absl::Status ResolveTransport(LaunchOptions& options) {
   const std::optional<TransportKind> asked = options.transport_asked;
-  const auto refuse = [&](absl::string_view why) { return RefuseFlag("transport", NameOf(kTransports, asked), why); };
-  switch (options.sync) {
-    case Sync::kLocal:
-      if (asked.has_value()) return refuse("--sync=local exchanges nothing: drop it");
-      options.transport = TransportKind::kNone;
-      break;
-    case Sync::kStar:
-      options.transport = asked.value_or(TransportKind::kGrpc);
-      break;
-    case Sync::kRing:
-      options.transport = asked.value_or(TransportKind::kMpi);
-      if (options.transport == TransportKind::kGrpc) return refuse("only a star has it: choose mpi or tcp");
-      break;
-    case Sync::kMpi:
-      options.transport = asked.value_or(TransportKind::kMpi);
-      if (options.transport != TransportKind::kMpi) return refuse("--sync=mpi is MPI's own allreduce: drop it");
-      break;
-  }
+  CellPattern wanted = {.sync = options.sync, .transport = asked};
+  if (!asked.has_value()) wanted.may = Cell::kUsual;
+  const Cell* const cell = FindCell(wanted);
+  if (cell == nullptr) return RefuseFlag("transport", NameOf(kTransports, asked), WhyNotOver(options.sync, *asked));
+  options.transport = cell->transport;
   return absl::OkStatus();
 }
 
@@ -149,9 +146,11 @@ absl::Status CheckElastic(const ParsedFlags& flags, const LaunchOptions& options
                       "same file here");
   }
   if (options.elastic || !options.join.empty()) {
-    if (options.transport == TransportKind::kGrpc && options.proxies.empty() && !options.check) return absl::OkStatus();
-    return RefuseFlag(options.elastic ? "elastic" : "join", options.elastic ? "true" : options.join,
-                      "it needs --sync=star --transport=grpc, without --through_proxy and --check");
+    const bool may = FindCell({.sync = options.sync, .transport = options.transport, .may = Cell::kElastic}) != nullptr;
+    if (may && options.proxies.empty() && !options.check) return absl::OkStatus();
+    return RefuseFlag(
+        options.elastic ? "elastic" : "join", options.elastic ? "true" : options.join,
+        absl::StrCat("it needs ", CellFlags(CellOf({.may = Cell::kElastic})), ", without --through_proxy and --check"));
   }
   for (const char* const flag : {"restart_processes", "state_dir", "min_workers"}) {
     if (flags.given.contains(flag)) {
@@ -163,10 +162,9 @@ absl::Status CheckElastic(const ParsedFlags& flags, const LaunchOptions& options
 
 // Loads the files that the processes will load, so that an unfit file is refused before any process starts.
 absl::Status ReadSecurity(LaunchOptions& options) {
-  if (options.transport != TransportKind::kGrpc && options.transport != TransportKind::kTcp) {
-    RETURN_IF_ERROR(RefuseSecurityFlags(options.security, JobName(options)));
-  }
-  if (options.transport == TransportKind::kTcp) RETURN_IF_ERROR(RefuseSiteCertificates(options.security));
+  const Cell& cell = options.cell();
+  if (!cell.May(Cell::kSecret)) RETURN_IF_ERROR(RefuseSecurityFlags(options.security, JobName(options)));
+  if (!cell.May(Cell::kSiteCertificates)) RETURN_IF_ERROR(RefuseSiteCertificates(options.security));
   SecurityFiles files = options.security;
   // The launcher will make the job's secret, from which TLS takes its key and certificate. Until then --tls alone would
   // be refused for want of them.
@@ -177,23 +175,25 @@ absl::Status ReadSecurity(LaunchOptions& options) {
 }
 
 absl::Status ReadServers(LaunchOptions& options) {
-  const bool may_have_servers = options.sync == Sync::kStar && options.transport != TransportKind::kMpi;
-  if (may_have_servers) {
-    options.server_count = std::max(options.transport == TransportKind::kGrpc ? 1 : 0, options.servers_asked);
-  }
+  const auto has_cell = [&options](int server_count) {
+    return FindCell({.sync = options.sync, .server_count = server_count, .transport = options.transport}) != nullptr;
+  };
+  if (has_cell(1)) options.server_count = std::max(has_cell(0) ? 0 : 1, options.servers_asked);
   if (options.server_count > 0) {
     ASSIGN_OR_RETURN(options.server_binary, FindProgram("server", "server_binary", options.server_binary));
   } else if (options.servers_asked > 0) {
     return RefuseFlag("servers", absl::StrCat(options.servers_asked),
                       absl::StrCat(JobName(options), " has no servers: drop it, or choose a star over grpc or tcp"));
   }
-  if (options.check && options.server_count > 0 && options.transport == TransportKind::kTcp) {
-    return RefuseFlag("check", "true",
-                      "it does not know servers over tcp: check with --servers=0 and a worker in place of each server");
+  const Cell& cell = options.cell();
+  if (options.check && !cell.May(Cell::kCheck)) {
+    return RefuseFlag(
+        "check", "true",
+        absl::StrCat(WhyNot(cell, Cell::kCheck), ": check with --servers=0 and a worker in place of each server"));
   }
   if (options.proxies.empty()) return absl::OkStatus();
   const std::string proxies = absl::StrJoin(options.proxies, ",");
-  if (options.transport != TransportKind::kGrpc) {
+  if (cell.contact != Contact::kServers) {
     return RefuseFlag("through_proxy", proxies,
                       absl::StrCat(JobName(options), " has no servers that workers dial: choose --transport=grpc"));
   }
@@ -253,11 +253,8 @@ absl::StatusOr<LaunchOptions> ParseLaunchOptions(int argc, const char* const* ar
   // No process is started, so no program is looked for and no other flag has to fit.
   if (!options.status.empty()) RETURN_IF_ERROR(ParseHostPort(options.status).status(), "--status");
   if (!options.make_secret.empty() || !options.status.empty()) return options;
-  const bool has_servers = options.servers_asked > 0 || options.transport_asked == TransportKind::kGrpc;
-  options.sync = options.sync_asked.value_or(has_servers                ? Sync::kStar
-                                             : options.worker_count > 1 ? Sync::kRing
-                                                                        : Sync::kLocal);
-  if (options.sync == Sync::kLocal && options.worker_count > 1) {
+  options.sync = options.sync_asked.value_or(UsualSync(options));
+  if (!CellOf({.sync = options.sync}).Exchanges() && options.worker_count > 1) {
     return RefuseFlag("workers", absl::StrCat(options.worker_count), "--sync=local is one worker: choose star or ring");
   }
   RETURN_IF_ERROR(ResolveTransport(options));

@@ -11,6 +11,7 @@
 #include "absl/time/time.h"
 #include "common/base/limits.h"
 #include "common/flags/flag_table.h"
+#include "common/job/cells.h"
 #include "common/job/sync.h"
 #include "common/security/security_flags.h"
 #include "common/security/transport_security.h"
@@ -45,6 +46,11 @@ struct LaunchOptions {
   std::string make_secret;                // if not empty: write a secret there and end
   SecurityFiles security;                 // grpc, tcp: of all processes; without job_secret the launcher makes one
   std::vector<std::string> worker_flags;  // the words after "--"
+
+  // The row of this job. A job that is joined has its servers elsewhere.
+  const Cell& cell() const {
+    return CellOf({.sync = sync, .server_count = join.empty() ? server_count : 1, .transport = transport});
+  }
 };
 
 namespace launch_flags {

@@ -21,6 +21,7 @@
 #include "common/flags/command_line.h"
 #include "common/host/exhausted.h"
 #include "common/host/standard_streams.h"
+#include "common/job/cells.h"
 #include "common/security/job_secret.h"
 #include "common/security/security_flags.h"
 #include "common/security/transport_security.h"
@@ -65,12 +66,11 @@ class TemporaryFolder {
 };
 
 std::string PlanText(const LaunchOptions& options, const CorePlan& plan) {
-  const bool co_located = options.sync == Sync::kStar && options.server_count == 0;
-  std::string text = absl::StrCat(
-      "launch: ",
-      !options.join.empty() ? absl::StrCat("workers for the job of ", options.join)
-                            : absl::StrCat(co_located ? "co-located " : "", NameOf(kSyncs, options.sync_asked)),
-      ", cores:");
+  std::string text = absl::StrCat("launch: ",
+                                  !options.join.empty() ? absl::StrCat("workers for the job of ", options.join)
+                                                        : absl::StrCat(IsCoLocated(options.cell()) ? "co-located " : "",
+                                                                       NameOf(kSyncs, options.sync_asked)),
+                                  ", cores:");
   for (size_t rank = 0; rank < plan.workers.size(); ++rank) {
     absl::StrAppend(&text, " w", rank, "=", CoreListText(plan.workers[rank]));
   }
@@ -83,8 +83,7 @@ std::string PlanText(const LaunchOptions& options, const CorePlan& plan) {
 // Sets the values that admit only this attempt's processes to its connections. They are the secret (a fresh one if the
 // user gave none) and a run id, by which servers refuse workers of an earlier attempt.
 absl::Status SetAdmission(const LaunchOptions& options, const std::string& run_id, Job::Context* context) {
-  const TransportKind transport = options.transport;
-  if (transport != TransportKind::kGrpc && transport != TransportKind::kTcp) return absl::OkStatus();
+  if (!options.cell().May(Cell::kSecret)) return absl::OkStatus();
   SecurityFiles files = options.security;
   if (files.job_secret.empty()) {
     files.job_secret = absl::StrCat(context->folder, "/secret");

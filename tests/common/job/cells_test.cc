@@ -89,9 +89,12 @@ TEST(CellsTest, AJobWithoutThatMemoryHasItsOnlyWay) {
   EXPECT_STREQ(CellOf({.sync = Sync::kStar, .server_count = 0}).name, "star-mpi");
 }
 
-TEST(CellsTest, Flags) {
+TEST(CellsTest, FlagsAndNames) {
   EXPECT_EQ(CellFlags(Named("star-tcp-shm")), "--sync=star --transport=tcp");
   EXPECT_EQ(CellFlags(Named("local")), "--sync=local");
+  for (const Cell& cell : Cells()) {
+    EXPECT_EQ(IsCoLocated(cell), cell.sync == Sync::kStar && cell.placement == Placement::kRanks) << cell.name;
+  }
 }
 
 TEST(CellsTest, WhatAFlagAsksForAndACellLacksHasAReason) {

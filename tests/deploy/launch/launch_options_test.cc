@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "common/job/cells.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/common/flags/flag_table_checks.h"
@@ -77,6 +78,28 @@ TEST(LaunchOptionsTest, OnlyAStarOverGrpcOrTcpHasServers) {
       }
       EXPECT_THAT(Refusal({sync, transport, "--through_proxy=h:1"}), HasSubstr(job + " has no servers"));
     }
+  }
+}
+
+// The launcher takes a flag if and only if the table says that the cell may. Workers alone know of shared memory.
+TEST(LaunchOptionsTest, EachCellOfTheTableIsAJob) {
+  for (const Cell& cell : Cells()) {
+    if (cell.same_host == SameHost::kSharedMemory) continue;
+    const auto parse = [&](const char* more) {
+      std::vector<std::string> words = {absl::StrCat("--sync=", SyncName(cell.sync)), more};
+      if (cell.Exchanges()) words.push_back(absl::StrCat("--transport=", TransportName(cell.transport)));
+      if (cell.placement == Placement::kServers) words.emplace_back("--servers=1");
+      return Parse(words);
+    };
+    ASSERT_TRUE(parse("--workers=1").ok()) << parse("--workers=1").status();
+    EXPECT_STREQ(parse("--workers=1")->cell().name, cell.name);
+    EXPECT_EQ(parse("--check").ok(), cell.May(Cell::kCheck)) << cell.name;
+    EXPECT_EQ(parse("--tls").ok(), cell.May(Cell::kSecret)) << cell.name;
+    EXPECT_EQ(parse("--elastic").ok(), cell.May(Cell::kElastic)) << cell.name;
+    EXPECT_EQ(parse("--through_proxy=h:1").ok(), cell.contact == Contact::kServers) << cell.name;
+    EXPECT_EQ(Parse({absl::StrCat("--sync=", SyncName(cell.sync))})->transport == cell.transport,
+              FindCell({.sync = cell.sync, .transport = cell.transport, .may = Cell::kUsual}) != nullptr)
+        << cell.name;
   }
 }
 
