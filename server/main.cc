@@ -31,6 +31,7 @@
 #include "common/host/exhausted.h"
 #include "common/host/standard_streams.h"
 #include "common/host/stop_signals.h"
+#include "common/job/cells.h"
 #include "common/metrics/metrics.h"
 #include "common/metrics/trace.h"
 #include "common/transport/tcp/openssl_tls.h"
@@ -186,7 +187,7 @@ absl::Status ServeByGrpc(const ServerOptions& options) {
 }
 
 absl::Status Serve(const ServerOptions& options) {
-  return options.transport == TransportKind::kTcp ? ServeAsRank(options) : ServeByGrpc(options);
+  return options.cell().contact == Contact::kRendezvous ? ServeAsRank(options) : ServeByGrpc(options);
 }
 
 int Main(int argc, char** argv) {

@@ -4,6 +4,7 @@
 #include "common/base/limits.h"
 #include "common/base/status.h"
 #include "common/flags/command_line.h"
+#include "common/job/cells.h"
 #include "common/network/address.h"
 
 namespace starring {
@@ -22,7 +23,8 @@ absl::StatusOr<absl::Duration> ReadJoinDeadline(const ParsedFlags& flags, const 
 
 // Whether the flags by which servers and workers find each other go together.
 absl::Status CheckTransport(const ParsedFlags& flags, const ServerOptions& options) {
-  if (options.transport == TransportKind::kGrpc) {
+  const Cell& cell = options.cell();
+  if (cell.contact == Contact::kServers) {
     for (const char* const flag : {"rendezvous", "world_size"}) {
       if (!flags.given.contains(flag)) continue;
       const std::string value =
@@ -49,7 +51,7 @@ absl::Status CheckTransport(const ParsedFlags& flags, const ServerOptions& optio
                       absl::StrCat("with --shard_count=", options.shard_count, " there are over ", kWorldSizeMax,
                                    " processes: take fewer servers"));
   }
-  return RefuseSiteCertificates(options.security_files);
+  return cell.May(Cell::kSiteCertificates) ? absl::OkStatus() : RefuseSiteCertificates(options.security_files);
 }
 
 // The workers of an elastic run dial what they are told.
@@ -78,8 +80,10 @@ absl::Status ResolveElastic(const ParsedFlags& flags, ServerOptions& options) {
     }
     return absl::OkStatus();
   }
-  if (options.transport != TransportKind::kGrpc) {
-    return RefuseFlag("elastic", "true", "over tcp the world is fixed: give --transport=grpc");
+  if (!options.cell().May(Cell::kElastic)) {
+    return RefuseFlag("elastic", "true",
+                      absl::StrCat("over ", TransportName(options.transport), " the world is fixed: give --transport=",
+                                   TransportName(CellOf({.may = Cell::kElastic}).transport)));
   }
   RETURN_IF_ERROR(CheckAnnounced(options));
   if (options.shard == 0) {

@@ -10,12 +10,14 @@
 #include "absl/time/time.h"
 #include "common/base/limits.h"
 #include "common/flags/flag_table.h"
+#include "common/job/cells.h"
 #include "common/job/sync.h"
 #include "common/security/security_flags.h"
 #include "common/security/transport_security.h"
 
 namespace starring {
 
+// The transports of cells with servers.
 inline constexpr Choice<TransportKind> kServerTransports[] = {{"grpc", TransportKind::kGrpc},
                                                               {"tcp", TransportKind::kTcp}};
 
@@ -57,6 +59,9 @@ struct ServerOptions {
   bool flush_state = false;
   int first_workers = 1;
   int min_workers = 1;
+
+  // The row of the job.
+  const Cell& cell() const { return CellOf({.server_count = shard_count, .transport = transport}); }
 };
 
 namespace server_flags {

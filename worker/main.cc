@@ -24,6 +24,7 @@
 #include "common/host/launcher_environment.h"
 #include "common/host/standard_streams.h"
 #include "common/job/bucket_map.h"
+#include "common/job/cells.h"
 #include "common/job/leaf_shares.h"
 #include "common/metrics/metrics.h"
 #include "common/metrics/trace.h"
@@ -171,14 +172,10 @@ absl::StatusOr<PeerTransport> CreateTransport(const WorkerOptions& options, cons
 
 PeerExchange::Algorithm AlgorithmOf(const WorkerOptions& options) {
   if (options.RanksChoose()) return PeerExchange::Algorithm::kFastest;
-  switch (options.sync) {
-    case Sync::kRing:
-      return PeerExchange::Algorithm::kRing;
-    case Sync::kStar:
-      return options.server_ranks > 0 ? PeerExchange::Algorithm::kDedicated : PeerExchange::Algorithm::kDirect;
-    default:
-      return PeerExchange::Algorithm::kAllreduce;
-  }
+  const Cell& cell = options.cell();
+  if (cell.placement == Placement::kEachRank) return PeerExchange::Algorithm::kAllreduce;
+  if (cell.placement == Placement::kServers) return PeerExchange::Algorithm::kDedicated;
+  return cell.sync == Sync::kRing ? PeerExchange::Algorithm::kRing : PeerExchange::Algorithm::kDirect;
 }
 
 PeerExchange::HostSharing SharingOf(const WorkerOptions& options) {
@@ -204,12 +201,12 @@ absl::StatusOr<std::unique_ptr<GradientExchange>> CreateStar(const WorkerOptions
 absl::StatusOr<std::unique_ptr<GradientExchange>> CreateExchange(const WorkerOptions& options, CudaDevice* cuda,
                                                                  MpiRuntime* mpi, const Tracing& tracing,
                                                                  StallOptions stall, std::function<bool()> superseded) {
-  if (options.sync == Sync::kLocal) {
+  const Cell& cell = options.cell();
+  if (!cell.Exchanges()) {
     return CreateLocalExchange(tracing.compute,
                                cuda == nullptr ? LocalUpdates::kExchange : LocalUpdates::kTrainingStep);
   }
-  if (options.transport == TransportKind::kGrpc)
-    return CreateStar(options, tracing, std::move(stall), std::move(superseded));
+  if (cell.contact == Contact::kServers) return CreateStar(options, tracing, std::move(stall), std::move(superseded));
   // All others go over one transport, and differ in the way of the messages. Without a device the exchange takes and
   // gives host memory.
   ASSIGN_OR_RETURN(PeerTransport peers, CreateTransport(options, mpi));
@@ -255,7 +252,7 @@ struct ExchangeAndStep {
 CudaTrainingStepOptions MakeCudaStepOptions(const WorkerOptions& options, const NetworkOptions& shape,
                                             const TrainAndTest& data) {
   // Only a single worker applies the optimizer on its GPU. In a star or a ring the owners of the slices do.
-  return {.optimizer = options.sync == Sync::kLocal ? std::optional(options.optimizer) : std::nullopt,
+  return {.optimizer = options.cell().Exchanges() ? std::nullopt : std::optional(options.optimizer),
           .graphs = options.cuda_graph ? CudaGraphs::kCaptured : CudaGraphs::kNone,
           .data = &data,
           .augment = options.augment,
@@ -280,7 +277,7 @@ absl::StatusOr<ExchangeAndStep> CreateExchangeAndStep(const WorkerOptions& optio
       .micro_batches = static_cast<int>(options.micro_batches),
       .leaf_owners = segment == nullptr ? std::vector<int>() : segment->leaf_owners,
       .on_leaf = segment == nullptr ? nullptr : segment->on_leaf,
-      .exchange_part = options.sync == Sync::kLocal ? StepPart::kOptimizer : StepPart::kExposedExchange};
+      .exchange_part = options.cell().Exchanges() ? StepPart::kExposedExchange : StepPart::kOptimizer};
   if (choice.cuda == nullptr) {
     ASSIGN_OR_RETURN(work.step, CreateCpuTrainingStep(parts, choice.cpu.get()));
     return work;
@@ -328,7 +325,7 @@ class GpuHangWatch {
 
 void PrintHead(const WorkerOptions& options, const Network& network, const TrainAndTest& data,
                const DeviceChoice& choice, const GpuMemoryNeed& gpu_memory) {
-  const char* const co_located = options.sync == Sync::kStar && options.ServerCount() == 0 ? "co-located " : "";
+  const char* const co_located = IsCoLocated(options.cell()) ? "co-located " : "";
   std::string topology = absl::StrCat(co_located, options.RanksChoose() ? "auto" : SyncName(options.sync), " with ",
                                       options.world_size, options.world_size == 1 ? " worker" : " workers");
   if (options.elastic) topology = absl::StrCat("elastic star, ", options.micro_batches, " micro-batches");
@@ -337,7 +334,7 @@ void PrintHead(const WorkerOptions& options, const Network& network, const Train
               static_cast<long long>(data.train.count), topology.c_str(), choice.device()->name().c_str());
   if (!choice.note.empty()) std::printf("%s\n", choice.note.c_str());
   // A person who asks for a ring or a star hardly means a job of one process.
-  if (options.world_size == 1 && options.asked.world_size == 0 && options.sync != Sync::kLocal && !options.elastic) {
+  if (options.world_size == 1 && options.asked.world_size == 0 && options.cell().Exchanges() && !options.elastic) {
     std::printf(
         "note: this is the only worker: mpirun, srun or launch starts several, or --rank and --world_size say so\n");
   }
@@ -626,7 +623,7 @@ int Main(int argc, char** argv) {
   }
   // Before the data is read, which may take a while.
   TcpRendezvousOptions rendezvous;
-  if (status.ok() && options->transport == TransportKind::kTcp) {
+  if (status.ok() && options->cell().contact == Contact::kRendezvous) {
     absl::StatusOr<TcpRendezvousOptions> made = MakeRendezvousOptions(*options);
     status = made.ok() ? CheckRendezvousOptions(*made) : made.status();
     if (status.ok()) rendezvous = *std::move(made);

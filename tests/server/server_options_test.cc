@@ -3,6 +3,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "common/job/cells.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/common/flags/flag_table_checks.h"
@@ -51,6 +54,27 @@ TEST(ServerOptionsTest, TheOldNameOfJoinDeadlineIsReadForOneRelease) {
   EXPECT_THAT(Refusal({"--join_deadline=1s", "--join_deadline_s=1"}), HasSubstr("keep the latter"));
   EXPECT_THAT(Refusal({"--join_deadline=-1s"}), HasSubstr("above 0"));
   EXPECT_THAT(Refusal({"--join_deadline=1"}), HasSubstr("duration such as 90s"));
+}
+
+// The server takes a flag if and only if the table says that the cell may.
+TEST(ServerOptionsTest, EachCellWithServersIsAJob) {
+  for (const Cell& cell : Cells()) {
+    const std::string transport = absl::StrCat("--transport=", TransportName(cell.transport));
+    const auto parse = [&](const char* more) {
+      std::vector<const char*> words = {transport.c_str(), more};
+      if (cell.contact == Contact::kRendezvous) words.insert(words.end(), {"--rendezvous=a:1", "--world_size=3"});
+      return Parse(words);
+    };
+    const bool is_choice = FindCell({.server_count = 1, .transport = cell.transport}) != nullptr;
+    ASSERT_EQ(parse("--shard=0").ok(), is_choice) << cell.name << ": " << parse("--shard=0").status();
+    if (cell.placement != Placement::kServers) continue;
+    EXPECT_EQ(parse("--shard=0")->cell().transport, cell.transport);
+    EXPECT_EQ(absl::StrContains(parse("--elastic").status().message(), "the world is fixed"), !cell.May(Cell::kElastic))
+        << cell.name;
+    EXPECT_EQ(absl::StrContains(parse("--tls_ca=f").status().message(), "without --tls nothing is encrypted"),
+              cell.May(Cell::kSiteCertificates))
+        << cell.name;
+  }
 }
 
 TEST(ServerOptionsTest, RefusesWhatAnElasticRunHasNot) {

@@ -12,6 +12,7 @@
 #include "common/flags/command_line.h"
 #include "common/host/host_identity.h"
 #include "common/host/process_facts.h"
+#include "common/job/cells.h"
 #include "common/transport/mpi/mpi_probe.h"
 #include "worker/check/host_network.h"
 #include "worker/check/topology_check.h"
@@ -166,14 +167,14 @@ std::string OwnPlace(const LauncherEnvironment& launcher) {
 
 CheckOutcome RunCheck(const CheckParts& parts) {
   v1::ProcessReport report = OwnReport(parts);
-  switch (parts.options->transport) {
-    case TransportKind::kGrpc:
+  switch (parts.options->cell().contact) {
+    case Contact::kServers:
       return CheckStar(parts, std::move(report));
-    case TransportKind::kMpi:
+    case Contact::kMpirun:
       return CheckRing(parts, std::move(report));
-    case TransportKind::kTcp:
+    case Contact::kRendezvous:
       return CheckMesh(parts, std::move(report));
-    case TransportKind::kNone:
+    case Contact::kNone:
       break;
   }
   return ConcludeAlone(parts, EmptyFindings(parts, CheckFindings::Topology::kAlone), report);

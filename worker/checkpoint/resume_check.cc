@@ -9,6 +9,7 @@
 #include "common/arithmetic/reduction_order.h"
 #include "common/base/status.h"
 #include "common/flags/flag_table.h"
+#include "common/job/cells.h"
 
 namespace starring {
 namespace {
@@ -96,7 +97,7 @@ std::map<std::string, std::string> DecidingValues(const WorkerOptions& worker, c
   std::map<std::string, std::string> values;
   for (auto& [flag, value] : ResumedFlags(WorkerFlags(), &worker)) values.insert_or_assign(flag, value);
   for (auto& [flag, value] : SaidFlags(WorkerFlags(), &worker)) values.insert_or_assign(flag, value);
-  values[kSums] = worker.sync == Sync::kMpi ? "MPI" : "Starring";
+  values[kSums] = worker.cell().May(Cell::kDeterministic) ? "Starring" : "MPI";
   for (const auto& [name, value] : facts) values.insert_or_assign(name, value);
   return values;
 }

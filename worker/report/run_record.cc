@@ -17,6 +17,7 @@
 #include "common/flags/command_line.h"
 #include "common/flags/flag_table.h"
 #include "common/host/host_identity.h"
+#include "common/job/cells.h"
 #include "google/protobuf/util/json_util.h"
 #include "proto/starring/v1/run_record.pb.h"
 
@@ -46,21 +47,22 @@ std::map<std::string, std::string> ConfigFacts(const RunFacts& facts) {
       {"bucket_bytes", absl::StrCat(facts.result->bucket_bytes)},
       {"chunk_bytes", absl::StrCat(ChunkBytesFor(options.world_size))},
   };
-  // Each transport, and each device below, has flags that the others ignore.
-  const bool is_grpc = options.transport == TransportKind::kGrpc;
-  if (is_grpc || options.transport == TransportKind::kTcp) config["security"] = text(SecurityName(options.security));
-  if (!is_grpc) {
+  // Each cell, and each device below, has flags that the others ignore.
+  const Cell& cell = options.cell();
+  if (cell.May(Cell::kSecret)) config["security"] = text(SecurityName(options.security));
+  if (cell.contact != Contact::kServers) {
     config["lanes"] = "0";
-    const bool is_star = options.sync == Sync::kStar;
-    config["same_host"] = text(!is_star ? "" : facts.result->exchange.shared_memory ? "shared_memory" : "socket");
+    const bool may_share = FindCell({.sync = cell.sync, .same_host = SameHost::kSharedMemory}) != nullptr;
+    config["same_host"] = text(!may_share ? "" : facts.result->exchange.shared_memory ? "shared_memory" : "socket");
   }
   config["sync_reason"] = text(facts.sync_reason);
   config["generation"] = absl::StrCat(facts.result->generation);
-  if (options.transport == TransportKind::kNone) config["transport"] = text("");
+  if (!cell.Exchanges()) config["transport"] = text("");
   if (options.device == DeviceKind::kCuda) {
     config["isa"] = text("");
     config["data_on_gpu"] = text(facts.data_on_gpu ? "on" : "off");
-    if (!options.RanksAreOwners() || !options.UsesMpi()) config["cuda_aware_mpi"] = text("");
+    const CellPattern by_gpus = {.sync = cell.sync, .transport = cell.transport, .may = Cell::kGpuMemory};
+    if (FindCell(by_gpus) == nullptr) config["cuda_aware_mpi"] = text("");
   } else {
     config["cuda_graph"] = config["share_gpus"] = "false";
     config["conv"] = config["cuda_aware_mpi"] = config["data_on_gpu"] = text("");
