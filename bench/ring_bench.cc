@@ -33,6 +33,7 @@
 
 #include "absl/flags/flag.h"
 #include "absl/flags/parse.h"
+#include "absl/strings/str_cat.h"
 #include "bench/computation.h"
 #include "bench/counting_transport.h"
 #include "bench/exchange_job.h"
@@ -41,6 +42,7 @@
 #include "common/base/check.h"
 #include "common/base/memory.h"
 #include "common/host/launcher_environment.h"
+#include "common/job/cells.h"
 #include "common/job/job_spec.h"
 #include "common/job/leaf_shares.h"
 #include "common/transport/mpi/mpi_runtime.h"
@@ -151,27 +153,35 @@ std::unique_ptr<Transport> ConnectOverTcp(const MpiRuntime& mpi) {
   return *std::move(transport);
 }
 
+// Whether this program measures the cell: all those without servers.
+bool MeasuredHere(const Cell& cell) { return cell.Exchanges() && cell.placement != Placement::kServers; }
+
+std::string NamesOfSyncs() {
+  std::string names = "library, auto";
+  for (const Cell& cell : Cells()) {
+    if (MeasuredHere(cell)) absl::StrAppend(&names, ", ", cell.name);
+  }
+  return names;
+}
+
 // `messages` outlives the exchange.
 std::unique_ptr<PeerExchange> CreateExchange(const std::string& sync, const MpiRuntime& mpi,
                                              std::atomic<int64_t>* messages) {
   PeerExchange::Options options;
-  if (sync == "ring" || sync == "ring-tcp") {
-    options.algorithm = PeerExchange::Algorithm::kRing;
-  } else if (sync == "star-mpi" || sync == "star-tcp") {
-    options.algorithm = PeerExchange::Algorithm::kDirect;
-  } else if (sync == "star-mpi-shm" || sync == "star-tcp-shm") {
-    options.algorithm = PeerExchange::Algorithm::kDirect;
-    options.sharing = PeerExchange::HostSharing::kRequired;
-  } else if (sync == "auto") {
+  const bool is_auto = sync == "auto";
+  const auto cell =
+      std::ranges::find_if(Cells(), [&](const Cell& each) { return MeasuredHere(each) && each.name == sync; });
+  CHECK(is_auto || cell != Cells().end()) << "--syncs=" << sync << ": it can be " << NamesOfSyncs();
+  if (is_auto) {
     options.algorithm = PeerExchange::Algorithm::kFastest;
     options.sharing = PeerExchange::HostSharing::kIfPossible;
-  } else {
-    CHECK(sync == "mpi") << "--syncs=" << sync
-                         << ": it can be library, ring, ring-tcp, star-mpi, star-tcp, star-mpi-shm, star-tcp-shm, auto "
-                            "and mpi";
+  } else if (cell->placement == Placement::kEachRank) {
     options.algorithm = PeerExchange::Algorithm::kAllreduce;
+  } else {
+    options.algorithm = cell->sync == Sync::kRing ? PeerExchange::Algorithm::kRing : PeerExchange::Algorithm::kDirect;
+    if (cell->same_host == SameHost::kSharedMemory) options.sharing = PeerExchange::HostSharing::kRequired;
   }
-  if (sync == "ring-tcp" || sync == "star-tcp" || sync == "star-tcp-shm")
+  if (!is_auto && cell->contact == Contact::kRendezvous)
     return std::make_unique<PeerExchange>(std::make_unique<CountingTransport>(ConnectOverTcp(mpi), messages), options);
   std::unique_ptr<MpiTransport> transport = CreateMpiTransport(mpi);
   options.mpi = transport.get();

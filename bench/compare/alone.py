@@ -88,7 +88,7 @@ class _Alone:
         """Those whose owners are the ranks, and mpi: one program measures them in turns, over TCP and in shared memory
         only if asked to."""
         bench = [programs.binary("bench/ring_bench"), "--format=json", self.size_flag, *self.steps]
-        if set(syncs) & {*cells.BY_RENDEZVOUS, cells.SHARED.sync}:
+        if set(syncs) & {*cells.BY_RENDEZVOUS, *cells.SYNCS_IN_MEMORY}:
             host = self.lab.addresses[0] if self.lab else "127.0.0.1"
             bench += ["--syncs=" + ",".join(syncs), f"--rendezvous={host}:0"]
         return self._mpirun(bench)
@@ -126,7 +126,8 @@ def exchanges(syncs: Sequence[str], workers: int, servers: int, torch: programs.
     """
     section = "machine" if lab is None else lab.section
     alone = _Alone(workers, servers, torch, sizes, lab, steps_max)
-    of_ranks = [sync for sync in syncs if sync in cells.WITHOUT_SERVERS and (lab is None or sync != cells.SHARED.sync)]
+    of_ranks = [sync for sync in syncs
+                if sync in cells.WITHOUT_SERVERS and (lab is None or sync not in cells.SYNCS_IN_MEMORY)]
     parts: list[tuple[list[str], Callable[[], list[dict[str, Any]]]]] = []
     if "star" in syncs:
         parts.append((["star"] + [OWN_HOSTS] * bool(lab and lab.server_hosts), functools.partial(alone.star, "star")))

@@ -125,9 +125,7 @@ BETWEEN_HOSTS = ("star", "star-servers-tcp")
 
 def sync_flags(sync: str) -> list[str]:
     """The flags of worker and launcher for a sync of ours: a cell, or a control."""
-    if sync == cells.SHARED.sync:
-        return cells.SHARED.flags
-    return cells.BY_SYNC[sync].flags if sync in cells.BY_SYNC else ["--sync=" + sync]
+    return next((cell.flags for cell in cells.NAMED if cell.sync == sync), ["--sync=" + sync])
 
 
 def expand(text: str) -> str:
@@ -219,7 +217,7 @@ class Matrix:
 
     def _with_its_servers(self, model: str, sync: str, workers: int, scaling: str, lab: Netlab | None) -> list[Job]:
         """The jobs of a sync of ours: one, or two where a lab has hosts for the servers alone."""
-        if sync == cells.SHARED.sync and lab is not None:
+        if sync in cells.SYNCS_IN_MEMORY and lab is not None:
             return []  # the lab's hosts are one machine, and its ranks would share memory
         if sync not in cells.BY_SYNC or not cells.BY_SYNC[sync].has_servers:
             return [self.job(model, sync, workers, scaling, lab=lab)]

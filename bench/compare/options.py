@@ -87,9 +87,11 @@ def _switch(text: str) -> bool:
 def _add_matrix(add: Callable[..., argparse.Action]) -> None:
     known = "; ".join(f"{cell.sync}: {cell.topology} over {cell.transport}, owners {cell.placement}"
                       for cell in cells.CELLS)
+    shared = ", ".join(f"{cell.sync} ({cell.topology} over {cell.transport}, owners {cell.placement}, in shared memory)"
+                       for cell in cells.IN_MEMORY)
     add("--syncs", type=_names(SYNCS), default=["star", "star-mpi", "ring", "mpi", "ddp", "ddp+star", "ddp+ring"],
-        help=f"what to compare: the cells ({known}), star-mpi-shm (the star without servers "
-             "whose ranks share memory), the controls mpi (MPI_Allreduce) and ddp, which adds ddp-tuned, "
+        help=f"what to compare: the cells ({known}), {shared}, "
+             "the controls mpi (MPI_Allreduce) and ddp, which adds ddp-tuned, "
              "and ddp+star and ddp+ring, which are ddp-tuned with starring.torch's exchange")
     add("--workers", type=_numbers, default=[1, 2], help="numbers of workers, separated by commas")
     add("--model", "--models", dest="models", type=_models, default=["lenet5"],

@@ -1,5 +1,7 @@
 """The cells of the comparison: topology, placement and transport. Everything that lists cells takes them from here.
 
+They are rows of the worker's own table, common/job/cells.h, which cells.json is written from.
+
 Words. The *placement* says where the owners of the parameters are: in the ranks, in servers on the workers' hosts, or
 in servers on hosts of their own. The same cell is measured in both of the latter if a lab has hosts for servers.
 A *place* is a cell with its placement: what a row of the report shows.
@@ -8,6 +10,8 @@ A *place* is a cell with its placement: what a row of the report shows.
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -42,31 +46,44 @@ class Cell:
         return self.placement != RANKS
 
 
+# The name in sentences and the marker of each row that is compared.
+_LOOKS = {
+    "ring": ("the ring", ("s", "■")),
+    "ring-tcp": ("the ring over TCP", ("p", "⬟")),
+    "star-mpi": ("the star without servers (star-mpi)", ("*", "★")),
+    "star-mpi-shm": ("the star without servers in shared memory (star-mpi-shm)", ("d", "⬥")),
+    "star-tcp": ("the star without servers over TCP (star-tcp)", ("h", "⬢")),
+    "star-servers-tcp": ("the star with servers over TCP", ("H", "⬣")),
+    "star": ("the star", ("o", "●")),
+}
+
+
+def _compared(memory: str) -> tuple[Cell, ...]:
+    """The rows whose arrays travel so within a host."""
+    with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "cells.json"), encoding="utf-8") as file:
+        rows = json.load(file)
+    return tuple(Cell(row["name"], row["topology"], row["placement"], row["transport"], *_LOOKS[row["name"]])
+                 for row in rows if row["memory"] == memory and row["name"] in _LOOKS)
+
+
 # From the ring of today to the star of today: neighbours differ in one thing, where all are measured.
-CELLS = (
-    Cell("ring", "ring", RANKS, "mpi", "the ring", ("s", "■")),
-    Cell("ring-tcp", "ring", RANKS, "tcp", "the ring over TCP", ("p", "⬟")),
-    Cell("star-mpi", "star", RANKS, "mpi", "the star without servers (star-mpi)", ("*", "★")),
-    Cell("star-tcp", "star", RANKS, "tcp", "the star without servers over TCP (star-tcp)", ("h", "⬢")),
-    Cell("star-servers-tcp", "star", SERVERS, "tcp", "the star with servers over TCP", ("H", "⬣")),
-    Cell("star", "star", SERVERS, "grpc", "the star", ("o", "●")),
-)
+CELLS = _compared("messages")
 BY_SYNC = {cell.sync: cell for cell in CELLS}
 SYNCS = tuple(cell.sync for cell in CELLS)
-# A row of its own and no cell: memory carries gradients and parameters within one host, and messages carry the rest.
-SHARED = Cell("star-mpi-shm", "star", RANKS, "mpi", "the star without servers in shared memory (star-mpi-shm)",
-              ("d", "⬥"))
-NAMED = (*CELLS, SHARED)
+# Rows of their own and no cells: memory carries gradients and parameters within one host, and messages carry the rest.
+IN_MEMORY = _compared("shared memory")
+NAMED = (*CELLS, *IN_MEMORY)
+SYNCS_IN_MEMORY = tuple(cell.sync for cell in IN_MEMORY)
 # The star whose workers may come and go. It is measured with uneven and failing workers alone, and is no cell: a job
 # that nothing disturbs has no use for it.
 ELASTIC = "star-elastic"
 # The flags of the worker that the launcher does not have.
-WORKER_FLAGS = {SHARED.sync: ["--same_host=shared_memory"]}
-# What else is started by our worker: one process, that row, and MPI's own allreduce as a control.
-CONTROLS = ("local", SHARED.sync, "mpi")
-BY_MPIRUN = (*(cell.sync for cell in CELLS if cell.transport == "mpi"), SHARED.sync, "mpi")
-BY_RENDEZVOUS = tuple(cell.sync for cell in CELLS if cell.transport == "tcp" and not cell.has_servers)
-WITHOUT_SERVERS = (*(cell.sync for cell in CELLS if not cell.has_servers), SHARED.sync, "mpi")
+WORKER_FLAGS = {sync: ["--same_host=shared_memory"] for sync in SYNCS_IN_MEMORY}
+# What else is started by our worker: one process, those rows, and MPI's own allreduce as a control.
+CONTROLS = ("local", *SYNCS_IN_MEMORY, "mpi")
+BY_MPIRUN = (*(cell.sync for cell in NAMED if cell.transport == "mpi"), "mpi")
+BY_RENDEZVOUS = tuple(cell.sync for cell in NAMED if cell.transport == "tcp" and not cell.has_servers)
+WITHOUT_SERVERS = (*(cell.sync for cell in NAMED if not cell.has_servers), "mpi")
 
 
 def bucket_bytes_between_hosts(servers: int) -> int:

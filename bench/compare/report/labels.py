@@ -10,7 +10,7 @@ import sync_cells as cells
 
 from . import units
 
-SYNCS = ("local", *cells.SYNCS, cells.SHARED.sync, "mpi", "ddp", "ddp-tuned", "ddp+star", "ddp+ring")
+SYNCS = ("local", *cells.SYNCS, *cells.SYNCS_IN_MEMORY, "mpi", "ddp", "ddp-tuned", "ddp+star", "ddp+ring")
 # What is measured alone, or with uneven workers, only. Its colour is that of the sync whose exchange it is.
 ALONE = {"star-own-hosts": "star", cells.ELASTIC: "star", "mpi4py": "mpi", "gloo": "ddp", "horovod": "ddp-tuned"}
 PARTS = ("data_wait", "h2d", "forward", "backward", "exposed_exchange", "optimizer", "other")

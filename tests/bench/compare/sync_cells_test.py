@@ -1,6 +1,8 @@
 """Tests the list of cells, what differs between two of them, and the way from ring to star."""
 
 import itertools
+import json
+import os
 import unittest
 
 import analysis
@@ -32,6 +34,20 @@ class CellsTest(unittest.TestCase):
         for cell in cells.CELLS:
             self.assertEqual(cell.transport == "grpc", cell.sync == "star")
             self.assertFalse(cell.topology == "ring" and cell.has_servers)
+
+    def test_every_way_of_messages_with_owners_is_compared(self):
+        with open(os.path.join(os.path.dirname(cells.__file__), "cells.json"), encoding="utf-8") as file:
+            rows = json.load(file)
+        self.assertEqual([row["name"] for row in rows if row["memory"] == "messages" and
+                          row["placement"] in cells.PLACEMENTS], list(cells.SYNCS))
+        self.assertEqual({(row["name"], row["topology"], row["placement"], row["transport"]) for row in rows} -
+                         {(cell.sync, cell.topology, cell.placement, cell.transport) for cell in cells.NAMED},
+                         {("local", "local", "in each rank", "none"), ("mpi", "mpi", "in each rank", "mpi"),
+                          ("star-tcp-shm", "star", cells.RANKS, "tcp"), ("star-shm", "star", cells.SERVERS, "grpc")})
+
+    def test_a_row_in_memory_has_its_flags(self):
+        self.assertEqual(cells.CONTROLS, ("local", "star-mpi-shm", "mpi"))
+        self.assertEqual(cells.WORKER_FLAGS, {"star-mpi-shm": ["--same_host=shared_memory"]})
 
     def test_neighbours_of_the_list_are_one_step_apart(self):
         steps = [cells.differences(one, other) for one, other in itertools.pairwise(cells.CELLS)]
