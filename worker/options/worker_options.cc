@@ -131,6 +131,14 @@ absl::Status CheckTransport(const LauncherEnvironment& launcher, const WorkerOpt
   return contact == Contact::kRendezvous ? CheckRendezvous(launcher, options) : absl::OkStatus();
 }
 
+// The transport of a job that exchanges: as asked, or as its processes find each other.
+TransportKind UsualTransport(const WorkerOptions& options) {
+  const Contact contact = !options.servers.empty()      ? Contact::kServers
+                          : !options.rendezvous.empty() ? Contact::kRendezvous
+                                                        : Contact::kMpirun;
+  return options.asked.transport.value_or(CellOf({.contact = contact}).transport);
+}
+
 absl::Status ResolveTransport(const LauncherEnvironment& launcher, WorkerOptions& options) {
   const std::optional<TransportKind> asked = options.asked.transport;
   if (!CellOf({.sync = options.sync}).Exchanges()) {
@@ -143,10 +151,7 @@ absl::Status ResolveTransport(const LauncherEnvironment& launcher, WorkerOptions
     }
     return CheckTransport(launcher, options);
   }
-  const Contact usual = !options.servers.empty()      ? Contact::kServers
-                        : !options.rendezvous.empty() ? Contact::kRendezvous
-                                                      : Contact::kMpirun;
-  options.transport = asked.value_or(CellOf({.contact = usual}).transport);
+  options.transport = UsualTransport(options);
   // A process that no launcher has started would be a star of one, which is hardly meant.
   if (MayHaveServers(options.sync) && options.UsesMpi() && !asked.has_value() && launcher.launcher == Launcher::kNone) {
     return RefuseFlag("sync", SyncName(options.sync),
@@ -232,7 +237,7 @@ Sync UsualSync(const LauncherEnvironment& launcher, const WorkerOptions& options
   if (DialsServers(options) || options.server_ranks > 0) return CellOf({.server_count = 1}).sync;
   const bool has_peers = launcher.world_size > 1 || !options.rendezvous.empty() || asked.transport.has_value();
   if (!has_peers) return CellOf({.contact = Contact::kNone}).sync;
-  CellPattern wanted = {.server_count = 0, .may = Cell::kAutoSync};
+  CellPattern wanted = {.server_count = 0, .transport = UsualTransport(options), .may = Cell::kAutoSync};
   if (options.sum_order == SumOrder::kTree) wanted.may |= Cell::kTree;
   if (asked.same_host == SameHost::kSharedMemory) wanted.same_host = asked.same_host;
   return CellOf(wanted).sync;
@@ -297,21 +302,20 @@ absl::Status ResolveTopology(const LauncherEnvironment& launcher, WorkerOptions&
 absl::Status CheckSameHost(const WorkerOptions& options) {
   const Cell& cell = options.cell();
   if (options.asked.same_host != SameHost::kSharedMemory || !cell.Exchanges()) return absl::OkStatus();
-  if (FindCell({.sync = cell.sync, .same_host = SameHost::kSharedMemory}) == nullptr) {
-    return RefuseFlag("same_host", "shared_memory",
-                      absl::StrCat("--sync=", SyncName(cell.sync), " sends messages: drop it, or give --sync=",
-                                   SyncName(CellOf({.same_host = SameHost::kSharedMemory}).sync)));
+  if (cell.same_host == SameHost::kSharedMemory) {
+    if (options.cuda_aware_mpi == CudaAwareMpi::kOff || cell.placement == Placement::kServers) return absl::OkStatus();
+    return RefuseFlag("cuda_aware_mpi", "auto", "--same_host=shared_memory is memory of the host: drop one of the two");
   }
-  if (cell.same_host != SameHost::kSharedMemory) {
+  if (cell.placement == Placement::kServers) {
     return RefuseFlag("same_host", "shared_memory",
                       absl::StrCat("over ", TransportName(cell.transport),
                                    " workers and servers send messages: drop it, give --transport=grpc with --servers, "
                                    "or leave out --server_ranks, so that the ranks own the parameters"));
   }
-  if (options.cuda_aware_mpi == CudaAwareMpi::kAuto && cell.placement == Placement::kRanks) {
-    return RefuseFlag("cuda_aware_mpi", "auto", "--same_host=shared_memory is memory of the host: drop one of the two");
-  }
-  return absl::OkStatus();
+  const Cell& other = CellOf({.server_count = 0, .transport = cell.transport, .same_host = SameHost::kSharedMemory});
+  return RefuseFlag(
+      "same_host", "shared_memory",
+      absl::StrCat("--sync=", SyncName(cell.sync), " sends messages: drop it, or give --sync=", SyncName(other.sync)));
 }
 
 // Whether --check, if it is given, knows all processes of the job.

@@ -4,6 +4,7 @@
 #include <iterator>
 #include <string>
 
+#include "absl/strings/match.h"
 #include "common/job/cells.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -21,7 +22,8 @@ std::string FileText(const char* path) {
 }
 
 TEST(CellPagesTest, ThePageHasTheTable) {
-  EXPECT_THAT(FileText("worker/exchange/README.md"), HasSubstr(CellsMarkdown())) << kMend;
+  // The page is too long to print.
+  EXPECT_TRUE(absl::StrContains(FileText("worker/exchange/README.md"), CellsMarkdown())) << kMend;
 }
 
 TEST(CellPagesTest, TheProgramsOfBenchHaveTheTable) {
