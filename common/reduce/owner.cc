@@ -80,7 +80,7 @@ int64_t Owner::SlotBytes(const Options& options, const PieceSizes& sizes) {
   const auto bytes_of = [](int64_t places, int64_t piece_bytes) {
     return places * StarMemory::PlaceBytes(piece_bytes);
   };
-  const int results = !options.contributes || options.is_shared || sizes.have_several_ranges ? 1 : 0;
+  const int results = !options.has_results || options.is_shared || sizes.have_several_ranges ? 1 : 0;
   const int64_t joined = bytes_of(std::ssize(arrivals), sizes.joined_bytes_max);
   if (options.plan == Order::Plan::kAll) {
     return std::max(joined, bytes_of(std::ssize(arrivals) + results, sizes.piece_bytes_max));
@@ -123,6 +123,10 @@ std::optional<Owner::Receive> Owner::NextReceive(int slot) {
 
 bool Owner::OnArrival(int slot, int arrival) {
   Slot& piece = slots_[slot];
+  if (piece.plan == Order::Plan::kAll) {
+    const int contributor = arrivals_[arrival];
+    options_.sink->OnContribution(piece.pieces->sum(), contributor, Place(piece, places_[contributor]));
+  }
   piece.order.Put(arrival, [&](int from, int into) { Add(piece, from, into); });
   if (!piece.order.is_complete()) return false;
   Finish(piece);
@@ -145,7 +149,7 @@ void Owner::Add(const Slot& slot, int from, int into) {
 }
 
 bool Owner::ResultIsInSlot(const Slot& slot) const {
-  return !options_.contributes || options_.is_shared || slot.piece.only.size() == 0;
+  return !options_.has_results || options_.is_shared || slot.piece.only.size() == 0;
 }
 
 void Owner::Finish(const Slot& slot) {
@@ -157,7 +161,7 @@ void Owner::Finish(const Slot& slot) {
     if (ResultIsInSlot(slot)) {
       in_slot = Place(slot, slot.result_place).subspan(at_bytes, range.size() * sum.element_bytes);
     }
-    if (!options_.contributes) return FinishRange(slot, range, at_bytes, in_slot);
+    if (!options_.has_results) return FinishRange(slot, range, at_bytes, in_slot);
     const std::span<std::byte> result = options_.sink->Result(sum, range);
     FinishRange(slot, range, at_bytes, result);
     if (!in_slot.empty()) CopyArray(result, in_slot);

@@ -43,9 +43,10 @@ class Owner {
     StarSink* sink = nullptr;
     int owner = 0;  // among the owners of each sum
     int rank_count = 1;
-    // Whether rank `owner` is this process. Otherwise this process is a server, which has no contribution, and whose
-    // results are in its slots.
+    // Whether rank `owner` is this process. Otherwise this process is a server, which has no contribution.
     bool contributes = true;
+    // Whether the sink has places for results (StarSink::Result). Otherwise they are in the slots.
+    bool has_results = true;
     std::vector<StarContributor> contributors;  // in the order of the sum
     Order::Plan plan = Order::Plan::kAll;       // REQUIRES: kAll, or one contribution of every rank, and no server
     int64_t window_bytes = 0;                   // of contributions on their way to one piece; at least one may be
@@ -84,9 +85,10 @@ class Owner {
   int arrival_count() const { return static_cast<int>(arrivals_.size()); }
   int RankOf(int arrival) const { return options_.contributors[arrivals_[arrival]].rank; }
 
-  // The result as a message. Valid until the slot is released. REQUIRES: OnArrival has returned true.
+  // The result as a message: at the sink's place, or in the slot, which must then not be released before the result is
+  // used up. REQUIRES: OnArrival has returned true.
+  bool ResultIsInSlot(int slot) const { return ResultIsInSlot(slots_[slot]); }
   std::span<const std::byte> Result(int slot) const;
-  // Nobody needs the result any more.
   void Release(int slot) { slots_[slot].is_used = false; }
 
  private:

@@ -16,6 +16,8 @@ Star::Options StarOptionsOf(const ReduceStarOptions& options, StarSink* sink) {
                         .message_bytes_max = message_bytes,
                         .sizes = {.piece_bytes_max = message_bytes},
                         .slot_count = kReduceStarSlots,
+                        .owners_have_results = options.server_count == 0,
+                        .results_are_replaced = false,
                         .memory = {},
                         .shared = {},
                         .is_shared = options.is_shared};

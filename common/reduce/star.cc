@@ -29,7 +29,7 @@ Star::Star(const Options& options)
       sink_(*options.sink),
       rank_(transport_.rank()),
       slot_count_(static_cast<int>(std::min<int64_t>(options.slot_count, TagCount(options) / 2))),
-      window_bytes_(slot_count_ * kStarWindowBytes),
+      window_bytes_(slot_count_ * options.window_bytes),
       asked_(owner_count(), std::vector<Asked>(slot_count_)),
       next_slot_(owner_count(), 0) {
   CHECK_GE(transport_.world_size(), 2);
@@ -58,7 +58,7 @@ void Star::AllocateMemory() {
     }
   }
   if (options_.track != nullptr) {
-    posted_ns_.resize(4 * static_cast<size_t>(slots) *
+    posted_ns_.resize(3 * static_cast<size_t>(slots) *
                       std::max(owner_count(), static_cast<int>(options_.contributors.size())));
   }
   if (own_number_ < 0) return;
@@ -66,6 +66,7 @@ void Star::AllocateMemory() {
                           .owner = own_number_,
                           .rank_count = worker_count(),
                           .contributes = is_worker(),
+                          .has_results = options_.owners_have_results,
                           .contributors = options_.contributors,
                           .plan = options_.plan,
                           .window_bytes = kStarWindowBytes,
@@ -95,7 +96,8 @@ void Star::Submit(const StarSum& sum) {
 void Star::Proceed() {
   while (owner_.has_value() && BeginNextPiece()) {
   }
-  while (!answers_.empty() && HasWindowFor(owned_[answers_.front().slot].answer_bytes)) SendAnswer();
+  while (!answers_.empty() && SendAnswer()) {
+  }
   while (is_worker() && AskNext()) {
   }
 }
@@ -146,7 +148,10 @@ void Star::Ask(int owner) {
   for (int node = 0; node < static_cast<int>(own_contributors_.size()); ++node) {
     const std::span<const std::byte> message = MessageOf(asked, owner, node);
     if (!options_.shared.empty()) CopyToOwner(asked, owner, slot, own_contributors_[node], message);
-    Send(sum, RankOf(owner), {.kind = Kind::kContributionSend, .slot = slot, .peer = owner}, message);
+    const int tag = TagOf(sum, slot, Way::kContributions);
+    bytes_sent_ += std::ssize(message);
+    Send(RankOf(owner), tag, {.kind = Kind::kContributionSend, .slot = slot, .peer = owner},
+         options_.shared.empty() ? message : message.first(0));
   }
 }
 
@@ -173,6 +178,7 @@ void Star::OnCompletion(uint64_t operation) {
   const Operation completed = {.kind = static_cast<Kind>(operation >> kKindShift),
                                .slot = static_cast<int>(operation >> kSlotShift & kSlotMask),
                                .peer = static_cast<int>(operation & kPeerMask)};
+  if (is_stopped_) return;
   switch (completed.kind) {
     case Kind::kContributionSend:
       OnContributionSent(completed.peer, completed.slot);
@@ -242,7 +248,7 @@ bool Star::BeginNextPiece() {
   if (in_flight == nullptr) return false;
   const StarPieces& pieces = in_flight->pieces;
   // The results of the sum before it with this number still leave from where the new ones will be.
-  if (owning_.stride == 0 && IsRepeated(*in_flight)) return false;
+  if (options_.results_are_replaced && owning_.stride == 0 && IsRepeated(*in_flight)) return false;
   if (owning_.stride == pieces.stride_count()) {
     owning_ = {.id = owning_.id + 1};
     CountReady(*in_flight);
@@ -252,8 +258,7 @@ bool Star::BeginNextPiece() {
   if (piece.bytes > 0) {
     if (!owner_->CanBegin()) return false;
     const int slot = owner_->Begin(pieces, owning_.stride);
-    owned_[slot] = {
-        .in_flight = in_flight, .answer_bytes = options_.is_shared ? 0 : piece.bytes, .unsent = answer_count()};
+    owned_[slot] = in_flight;
     ++in_flight->unready;
     in_flight->unfinished += answer_count();
     PostReceives(slot);
@@ -271,34 +276,61 @@ bool Star::IsRepeated(const InFlight& in_flight) const {
 }
 
 void Star::PostReceives(int slot) {
-  const StarSum& sum = owned_[slot].in_flight->sum;
+  const StarSum& sum = owned_[slot]->sum;
   while (const std::optional<Owner::Receive> next = owner_->NextReceive(slot)) {
     Receive(sum, next->rank, {.kind = Kind::kContributionReceive, .slot = slot, .peer = next->arrival}, next->place);
   }
 }
 
 void Star::OnContribution(int slot, int arrival) {
-  InFlight& in_flight = *owned_[slot].in_flight;
+  InFlight& in_flight = *owned_[slot];
   TraceFlight(in_flight.sum, owner_->RankOf(arrival),
               {.kind = Kind::kContributionReceive, .slot = slot, .peer = arrival});
-  if (!owner_->OnArrival(slot, arrival)) return PostReceives(slot);
-  for (int i = 0; i < answer_count(); ++i) answers_.push_back({.slot = slot, .rank = AnswerRank(i)});
+  const bool is_complete = owner_->OnArrival(slot, arrival);
+  if (is_stopped_) return;
+  if (!is_complete) return PostReceives(slot);
+  BeginAnswers(slot);
   CountReady(in_flight);
 }
 
-void Star::SendAnswer() {
-  const Answer answer = answers_.front();
-  answers_.pop_front();
-  Send(owned_[answer.slot].in_flight->sum, answer.rank,
-       {.kind = Kind::kAnswerSend, .slot = answer.slot, .peer = answer.rank}, owner_->Result(answer.slot));
+// Where the result is not in the slot, that takes the next piece at once. A worker contributes to that when it has its
+// answer, which may be before the others have theirs.
+void Star::BeginAnswers(int slot) {
+  const auto free = std::ranges::find(answering_, nullptr, &Answering::in_flight);
+  const auto index = static_cast<int>(free - answering_.begin());
+  if (free == answering_.end()) answering_.emplace_back();
+  Answering& answering = answering_[index];
+  answering.in_flight = owned_[slot];
+  answering.slot = slot;
+  answering.is_in_slot = owner_->ResultIsInSlot(slot);
+  answering.result = owner_->Result(slot);
+  answering.unsent = answer_count();
+  if (options_.track != nullptr) answering.posted_ns.resize(worker_count());
+  if (!answering.is_in_slot) owner_->Release(slot);
+  for (int i = 0; i < answer_count(); ++i) answers_.push_back({.index = index, .rank = AnswerRank(i)});
 }
 
-void Star::OnAnswerSent(int slot, int rank) {
-  Owned& owned = owned_[slot];
-  InFlight& in_flight = *owned.in_flight;
-  TraceFlight(in_flight.sum, rank, {.kind = Kind::kAnswerSend, .slot = slot, .peer = rank});
-  sending_bytes_ -= owned.answer_bytes;
-  if (--owned.unsent == 0) owner_->Release(slot);
+bool Star::SendAnswer() {
+  const Answer answer = answers_.front();
+  Answering& answering = answering_[answer.index];
+  const std::span<const std::byte> message = options_.is_shared ? answering.result.first(0) : answering.result;
+  if (!HasWindowFor(std::ssize(message))) return false;
+  answers_.pop_front();
+  bytes_sent_ += std::ssize(answering.result);
+  const int tag = TagOf(answering.in_flight->sum, answering.slot, Way::kAnswers);
+  Send(answer.rank, tag, {.kind = Kind::kAnswerSend, .slot = answer.index, .peer = answer.rank}, message);
+  return true;
+}
+
+void Star::OnAnswerSent(int index, int rank) {
+  Answering& answering = answering_[index];
+  InFlight& in_flight = *answering.in_flight;
+  TraceFlight(in_flight.sum, rank, {.kind = Kind::kAnswerSend, .slot = index, .peer = rank});
+  if (!options_.is_shared) sending_bytes_ -= std::ssize(answering.result);
+  if (--answering.unsent == 0) {
+    if (answering.is_in_slot) owner_->Release(answering.slot);
+    answering.in_flight = nullptr;
+  }
   --in_flight.unfinished;
   EndIfDone(in_flight);
 }
@@ -323,29 +355,26 @@ void Star::EndIfDone(InFlight& in_flight) {
   sink_.OnDone(sum);
 }
 
-void Star::Send(const StarSum& sum, int rank, Operation operation, std::span<const std::byte> data) {
+void Star::Send(int rank, int tag, Operation operation, std::span<const std::byte> data) {
   if (options_.track != nullptr) PostedNs(operation) = TraceNow();
-  bytes_sent_ += std::ssize(data);
-  const bool is_shared = operation.kind == Kind::kContributionSend ? !options_.shared.empty() : options_.is_shared;
-  if (is_shared) data = {};
   sending_bytes_ += std::ssize(data);
-  transport_.PostSend(rank, TagOf(sum, operation), data, TokenOf(operation));
+  transport_.PostSend(rank, tag, data, TokenOf(operation));
 }
 
 void Star::Receive(const StarSum& sum, int rank, Operation operation, std::span<std::byte> data) {
   if (options_.track != nullptr) PostedNs(operation) = TraceNow();
   bytes_received_ += std::ssize(data);
-  const bool is_shared = operation.kind == Kind::kAnswerReceive ? !options_.shared.empty() : options_.is_shared;
-  if (is_shared) data = {};
-  transport_.PostReceive(rank, TagOf(sum, operation), data, TokenOf(operation));
+  const bool is_answer = operation.kind == Kind::kAnswerReceive;
+  if (is_answer ? !options_.shared.empty() : options_.is_shared) data = {};
+  const int tag = TagOf(sum, operation.slot, is_answer ? Way::kAnswers : Way::kContributions);
+  transport_.PostReceive(rank, tag, data, TokenOf(operation));
 }
 
 // A slot's tags are used again by its next piece. Each side has posted all messages of the first use before any of the
 // second, and messages of one tag match in the order in which they were posted.
-int Star::TagOf(const StarSum& sum, Operation operation) const {
-  const bool answers = operation.kind == Kind::kAnswerReceive || operation.kind == Kind::kAnswerSend;
+int Star::TagOf(const StarSum& sum, int slot, Way way) const {
   const auto set = static_cast<int64_t>(sum.tag_key % static_cast<uint64_t>(tag_sets_));
-  return options_.first_tag + static_cast<int>((set * slot_count_ + operation.slot) * 2 + (answers ? 1 : 0));
+  return options_.first_tag + static_cast<int>((set * slot_count_ + slot) * 2 + (way == Way::kAnswers ? 1 : 0));
 }
 
 Transport::Token Star::TokenOf(Operation operation) {
@@ -355,8 +384,9 @@ Transport::Token Star::TokenOf(Operation operation) {
 }
 
 int64_t& Star::PostedNs(Operation operation) {
+  if (operation.kind == Kind::kAnswerSend) return answering_[operation.slot].posted_ns[operation.peer];
   const int64_t kind_and_slot = static_cast<int64_t>(operation.kind) * slot_count_ + operation.slot;
-  return posted_ns_[kind_and_slot * (std::ssize(posted_ns_) / (4 * slot_count_)) + operation.peer];
+  return posted_ns_[kind_and_slot * (std::ssize(posted_ns_) / (3 * slot_count_)) + operation.peer];
 }
 
 void Star::TraceFlight(const StarSum& sum, int rank, Operation operation) {

@@ -45,6 +45,7 @@
 #include <vector>
 
 #include "common/base/element_range.h"
+#include "common/base/limits.h"
 #include "common/reduce/order.h"
 #include "common/reduce/owner.h"
 #include "common/reduce/star_memory.h"
@@ -66,7 +67,14 @@ class Star final : public Transport::Poster {
     // As StarPieces. Nodes of micro-batches, and floats of a GPU, cannot be packed: 0.
     int64_t message_bytes_max = 0;
     Owner::PieceSizes sizes;
-    int slot_count = 1;           // of every owner; fewer are used where there are few tags
+    int slot_count = 1;  // of every owner; fewer are used where there are few tags
+    // The bytes of a process's sends that are not complete, for each slot.
+    int64_t window_bytes = kStarWindowBytes;
+    // Whether an owner's sink has places for results. It must at a worker.
+    bool owners_have_results = true;
+    // Whether a sum's result replaces that of the sum before it with its number, and so must not be made before that
+    // has been sent.
+    bool results_are_replaced = true;
     TraceTrack* track = nullptr;  // of the thread that drives the star; null: there is no trace
     // An owner's own memory; none: the sink allocates it.
     std::optional<StarMemory> memory;
@@ -82,6 +90,8 @@ class Star final : public Transport::Poster {
   // server its slice is not.
   void Submit(const StarSum& sum);
   void OnCompletion(uint64_t operation) override;
+  // Posts nothing any more: the job has failed.
+  void Stop() { is_stopped_ = true; }
 
   // The sum that has been in flight longest; null if none is.
   const StarSum* Oldest() const { return sums_.empty() ? nullptr : &sums_.begin()->second.sum; }
@@ -91,7 +101,8 @@ class Star final : public Transport::Poster {
 
  private:
   enum class Kind { kContributionSend, kAnswerReceive, kContributionReceive, kAnswerSend };
-  // An operation. `peer` is an owner, the number of an arrival, or a rank.
+  // An operation. `slot` is the owner's slot, and for kAnswerSend an index of answering_. `peer` is an owner, the
+  // number of an arrival, or a rank.
   struct Operation {
     Kind kind = Kind::kContributionSend;
     int slot = 0;
@@ -126,14 +137,17 @@ class Star final : public Transport::Poster {
     int unsent = 0;               // contributions
     bool is_answered = false;
   };
-  // A piece of this owner.
-  struct Owned {
-    InFlight* in_flight = nullptr;
-    int64_t answer_bytes = 0;  // in a message
-    int unsent = 0;            // answers
+  // The result of a piece of this owner, on its way.
+  struct Answering {
+    InFlight* in_flight = nullptr;  // null: free
+    int slot = 0;
+    bool is_in_slot = false;
+    std::span<const std::byte> result;
+    int unsent = 0;
+    std::vector<int64_t> posted_ns;  // by rank, with a track
   };
   struct Answer {
-    int slot = 0;
+    int index = 0;  // of answering_
     int rank = 0;
   };
 
@@ -157,17 +171,19 @@ class Star final : public Transport::Poster {
   bool IsRepeated(const InFlight& in_flight) const;
   void PostReceives(int slot);
   void OnContribution(int slot, int arrival);
-  void SendAnswer();
-  void OnAnswerSent(int slot, int rank);
+  void BeginAnswers(int slot);
+  bool SendAnswer();
+  void OnAnswerSent(int index, int rank);
 
   InFlight* SumAt(Cursor& cursor);
   void CountReady(InFlight& in_flight);
   void EndIfDone(InFlight& in_flight);
   bool HasWindowFor(int64_t bytes) const { return sending_bytes_ == 0 || sending_bytes_ + bytes <= window_bytes_; }
 
-  void Send(const StarSum& sum, int rank, Operation operation, std::span<const std::byte> data);
+  void Send(int rank, int tag, Operation operation, std::span<const std::byte> data);
   void Receive(const StarSum& sum, int rank, Operation operation, std::span<std::byte> data);
-  int TagOf(const StarSum& sum, Operation operation) const;
+  enum class Way { kContributions, kAnswers };
+  int TagOf(const StarSum& sum, int slot, Way way) const;
   Transport::Token TokenOf(Operation operation);
   int64_t& PostedNs(Operation operation);
   void TraceFlight(const StarSum& sum, int rank, Operation operation);
@@ -204,9 +220,11 @@ class Star final : public Transport::Poster {
   std::optional<Owner> owner_;
   int own_number_ = -1;  // among the owners
   Cursor owning_;
-  std::vector<Owned> owned_;    // by slot
+  std::vector<InFlight*> owned_;  // by slot: the sum of the piece
+  std::vector<Answering> answering_;
   std::deque<Answer> answers_;  // that wait for the window
 
+  bool is_stopped_ = false;
   int64_t sending_bytes_ = 0;
   int64_t bytes_sent_ = 0;
   int64_t bytes_received_ = 0;

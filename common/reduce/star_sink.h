@@ -40,10 +40,15 @@ class StarSink {
   virtual std::span<const std::byte> Contribution(const StarSum& /*sum*/, int /*node*/, ElementRange /*range*/) {
     return Unexpected<std::span<const std::byte>>();
   }
-  // Where a worker has the result of `range`.
+  // Where a worker, or a server that keeps results itself, has the result of `range`.
   virtual std::span<std::byte> Result(const StarSum& /*sum*/, ElementRange /*range*/) {
     return Unexpected<std::span<std::byte>>();
   }
+
+  // `contribution` of contributor `contributor` is in an owner's memory, with the plan kAll. FinishAll follows when all
+  // are there.
+  virtual void OnContribution(const StarSum& /*sum*/, int /*contributor*/,
+                              std::span<const std::byte> /*contribution*/) {}
 
   // The operations of an owner. They are complete when they return. The first two are for the plans kChain and kTree
   // (order.h), the third one is for kAll.

@@ -1,12 +1,10 @@
 // The messages between a worker and a server that are ranks of one world (a dedicated star over TCP). They are sent as
-// they are in memory: little-endian. The gradients of a bucket's slice and its parameters are messages of their own,
-// whose tags and lengths both ends know.
+// they are in memory: little-endian. Gradients and parameters are the messages of a star (common/reduce/star.h).
 //
 //   worker                              server
 //   ShardJoin, agreement           ─▶   its verdict goes to rank 0, which sends it to all
 //   rank 0: state and parameters   ─▶   of every slice, bucket by bucket
-//   gradient of a slice            ─▶   one for each node of the worker's share (common/job/leaf_shares.h), in its
-//   order
+//   gradient of a slice            ─▶   one for each node of the worker's share (common/job/leaf_shares.h)
 //                                  ◀─   its parameters, when all workers' gradients are there
 //   ShardRequest                   ─▶
 //                                  ◀─   kFetchState: the vector's slice; kFinish: one byte, when all have sent theirs
@@ -17,10 +15,12 @@
 
 #include <cstdint>
 
+#include "common/base/limits.h"
+
 namespace starring {
 
 // Raise it with every change after which one end would misunderstand the other.
-inline constexpr int32_t kShardWireVersion = 4;
+inline constexpr int32_t kShardWireVersion = 5;
 
 // The shard that the worker expects the server to be, and facts about the worker's job. The agreement follows as a
 // message of `agreement_bytes`.
@@ -47,9 +47,9 @@ struct ShardRequest {
 };
 static_assert(sizeof(ShardRequest) == 16);
 
-// The tags of a bucket's messages, from `first_tag` on.
-constexpr int GradientTag(int first_tag, int bucket) { return first_tag + 2 * bucket; }
-constexpr int ParametersTag(int first_tag, int bucket) { return first_tag + 2 * bucket + 1; }
+// The slots of the star: a worker has so many slices on their way to one server, and further ones wait. Without that
+// bound the connections of all workers fill the queue of the link at which they meet until it drops packets.
+constexpr int ShardSlots(int bucket_count) { return bucket_count < kShardSlicesMax ? bucket_count : kShardSlicesMax; }
 
 // At the start, after so many buckets from rank 0 all ranks meet, so that none waits longer than its deadline while
 // rank 0 sends a long vector.

@@ -23,19 +23,6 @@ constexpr std::chrono::milliseconds kTick(100);
 // How long the last answers may take to leave: a worker that is gone never takes them.
 constexpr std::chrono::seconds kLinger(5);
 
-// An operation's number: kind << 56 | node << 44 | rank << 32 | bucket, or the number of an answer.
-enum class Kind : uint64_t { kContribution, kRequest, kAnswer };
-constexpr int kKindShift = 56;
-constexpr int kNodeShift = 44;
-constexpr int kRankShift = 32;
-static_assert(kWorldSizeMax < 1 << (kNodeShift - kRankShift));
-
-uint64_t Operation(Kind kind, uint64_t number) { return static_cast<uint64_t>(kind) << kKindShift | number; }
-uint64_t Operation(Kind kind, int rank, int bucket, int node = 0) {
-  return Operation(kind, static_cast<uint64_t>(node) << kNodeShift | static_cast<uint64_t>(rank) << kRankShift |
-                             static_cast<uint64_t>(bucket));
-}
-
 std::chrono::milliseconds DeadlineOf(int64_t ms) {
   return absl::ToChronoMilliseconds(BoundedDeadline(absl::Milliseconds(ms)));
 }
@@ -192,23 +179,9 @@ absl::Status ShardRank::TakeStart() {
     if ((b + 1) % kShardStartBuckets == 0) RETURN_IF_ERROR(Barrier(pump_, start));
   }
   scratch_ = {};
-  std::vector<int> node_counts(worker_count());
-  for (const Contributor& one : ContributorsOf(LeafOwnersOf(rendezvous_.agreement()))) {
-    ++node_counts[one.rank];
-  }
-  slots_.resize(worker_count());
   requests_.resize(worker_count());
-  for (int rank = 0; rank < worker_count(); ++rank) {
-    slots_[rank].resize(buckets().bucket_count());
-    PostRequest(rank);
-    for (int b = 0; b < buckets().bucket_count(); ++b) {
-      if (SliceOf(b).size() == 0) continue;
-      Slot& slot = slots_[rank][b];
-      slot.step = rendezvous_.agreement().first_step;
-      for (int node = 0; node < node_counts[rank]; ++node) slot.gradients.emplace_back(SliceOf(b).size());
-      PostContributions(rank, b);
-    }
-  }
+  for (int rank = 0; rank < worker_count(); ++rank) PostRequest(rank);
+  CreateStar();
   return Barrier(pump_, start);
 }
 
@@ -265,33 +238,89 @@ absl::Status ShardRank::EndJob() {
   return absl::OkStatus();
 }
 
-void ShardRank::OnCompletion(uint64_t operation) {
-  const uint64_t number = operation & ((uint64_t{1} << kKindShift) - 1);
-  const int rank = static_cast<int>(number >> kRankShift & ((uint64_t{1} << (kNodeShift - kRankShift)) - 1));
-  switch (static_cast<Kind>(operation >> kKindShift)) {
-    case Kind::kContribution:
-      return OnContribution(rank, static_cast<int>(number & std::numeric_limits<uint32_t>::max()),
-                            static_cast<int>(number >> kNodeShift));
-    case Kind::kRequest:
-      return OnRequest(rank);
-    case Kind::kAnswer:
-      answering_.erase(number);
-      return;
+// The requests are the operations that the star does not post.
+void ShardRank::OnCompletion(uint64_t operation) { OnRequest(static_cast<int>(operation)); }
+
+void ShardRank::CreateStar() {
+  contributors_ = ContributorsOf(LeafOwnersOf(rendezvous_.agreement()));
+  Star::Options star = {.transport = transport_.get(),
+                        .sink = this,
+                        .server_count = options_.shard_count,
+                        .first_tag = MessagePump::kFirstDataTag,
+                        .contributors = {},
+                        .message_bytes_max = buckets().bucket_bytes(),
+                        .slot_count = ShardSlots(buckets().bucket_count()),
+                        .window_bytes = buckets().bucket_bytes() * worker_count(),
+                        // They are in buffers of the job, in which no other step's are while they leave.
+                        .results_are_replaced = false,
+                        .memory = {},
+                        .shared = {}};
+  for (const Contributor& one : contributors_) star.contributors.push_back({.rank = one.rank, .node = one.node});
+  for (int b = 0; b < buckets().bucket_count(); ++b) {
+    const int64_t bytes = SliceOf(b).size() * static_cast<int64_t>(sizeof(float));
+    star.sizes.piece_bytes_max = std::max(star.sizes.piece_bytes_max, bytes);
+  }
+  submit_step_ = rendezvous_.agreement().first_step;
+  next_steps_.assign(buckets().bucket_count(), submit_step_);
+  if (star.sizes.piece_bytes_max == 0) return;  // nobody contributes to this shard
+  star_ = std::make_unique<Star>(star);
+  SubmitBuckets();
+}
+
+// Submits the sums that follow, each bucket's as soon as the step before is summed.
+void ShardRank::SubmitBuckets() {
+  while (next_steps_[submit_bucket_] == submit_step_) {
+    const int b = submit_bucket_;
+    const StarSum sum = {.number = b,
+                         .elements = buckets().bucket(b),
+                         .owners = OwnerMap::ShardRanges(options_.shard_count),
+                         .labels = {.step = submit_step_, .bucket = b}};
+    submit_bucket_ = (b + 1) % buckets().bucket_count();
+    if (submit_bucket_ == 0) ++submit_step_;
+    if (SliceOf(b).size() > 0) {
+      star_->Submit(sum);
+    } else {
+      ++next_steps_[b];
+    }
   }
 }
 
-// A slice longer than one message of the star's wire goes to the job in parts, as it would come there.
-void ShardRank::OnContribution(int rank, int bucket, int node) {
-  Slot& slot = slots_[rank][bucket];
+std::span<std::byte> ShardRank::Allocate(int64_t bytes) {
+  return std::as_writable_bytes(allocated_.emplace_back(bytes / static_cast<int64_t>(sizeof(float))).span());
+}
+
+// A slice longer than one message of gRPC's wire goes to the job in parts, as it would come there. The contribution's
+// place is not used again before the job has summed it.
+void ShardRank::OnContribution(const StarSum& sum, int contributor, std::span<const std::byte> contribution) {
   ExchangeMessage fields;
   fields.set_kind(ExchangeMessage::GRADIENT);
-  // A worker's messages of one bucket come in the order of steps and nodes, so neither travels. All nodes of a step are
-  // received at once, and may complete in any order.
-  fields.set_step(slot.step);
-  fields.set_bucket(bucket);
-  fields.set_node(node);
-  Feed(rank, std::move(fields), std::as_bytes(slot.gradients[node].span()));
+  fields.set_step(sum.labels.step);
+  fields.set_bucket(static_cast<int>(sum.number));
+  fields.set_node(contributors_[contributor].node);
+  Feed(contributors_[contributor].rank, std::move(fields), contribution);
+  if (job_->state() != ShardJob::State::kRunning) star_->Stop();
 }
+
+// The job has summed the slice with its last contribution, unless it has failed: then no answer leaves.
+void ShardRank::FinishAll(const StarSum& sum, ElementRange /*range*/, std::span<std::byte* const> /*contributions*/,
+                          std::span<std::byte> /*result*/) {
+  CHECK(job_->state() != ShardJob::State::kRunning || sealed_.contains({sum.number, sum.labels.step})) << sum.number;
+}
+
+// The star only sends it.
+std::span<std::byte> ShardRank::Result(const StarSum& sum, ElementRange /*range*/) {
+  const auto found = sealed_.find({static_cast<int>(sum.number), sum.labels.step});
+  if (found == sealed_.end()) return {};
+  const std::span<const std::byte> bytes = found->second.bytes;
+  return {const_cast<std::byte*>(bytes.data()), bytes.size()};
+}
+
+void ShardRank::OnReady(const StarSum& sum) {
+  ++next_steps_[sum.number];
+  SubmitBuckets();
+}
+
+void ShardRank::OnDone(const StarSum& sum) { sealed_.erase({static_cast<int>(sum.number), sum.labels.step}); }
 
 void ShardRank::Feed(int rank, ExchangeMessage fields, std::span<const std::byte> payload) {
   const Clock::time_point now = clock_.Read(Clock::now());
@@ -335,7 +364,10 @@ void ShardRank::OnRequest(int rank) {
 void ShardRank::Answered(Answer answer) {
   switch (answer.fields.kind()) {
     case ExchangeMessage::PARAMETERS:
-      return SendParameters(std::move(answer));
+      // The same to every worker; the star sends it.
+      sealed_[{answer.fields.bucket(), answer.fields.step()}] = {.bytes = answer.payload,
+                                                                 .keeper = std::move(answer.keeper)};
+      return;
     case ExchangeMessage::STATE:
       fetch_ = Fetch{.make = std::move(answer.make), .count = answer.made_count};
       return;
@@ -353,33 +385,10 @@ void ShardRank::Answered(Answer answer) {
   }
 }
 
-void ShardRank::SendParameters(Answer answer) {
-  const int rank = answer.to.rank;
-  const int bucket = answer.fields.bucket();
-  // The contributions are in the sum, so their memory is free. The worker may send the next ones when it has the
-  // answer.
-  slots_[rank][bucket].step = answer.fields.step() + 1;
-  PostContributions(rank, bucket);
-  const uint64_t number = next_answer_++;
-  answering_.emplace(number, std::move(answer.keeper));
-  transport_->PostSend(rank, ParametersTag(MessagePump::kFirstDataTag, bucket), answer.payload,
-                       {.poster = this, .operation = Operation(Kind::kAnswer, number)});
-}
-
-// Messages of one tag match in the order in which their receives are posted.
-void ShardRank::PostContributions(int rank, int bucket) {
-  std::vector<AlignedFloats>& gradients = slots_[rank][bucket].gradients;
-  for (int node = 0; node < std::ssize(gradients); ++node) {
-    transport_->PostReceive(rank, GradientTag(MessagePump::kFirstDataTag, bucket),
-                            std::as_writable_bytes(gradients[node].span()),
-                            {.poster = this, .operation = Operation(Kind::kContribution, rank, bucket, node)});
-  }
-}
-
 void ShardRank::PostRequest(int rank) {
   transport_->PostReceive(rank, static_cast<int>(ControlTag::kShardRequest),
                           std::as_writable_bytes(std::span(&requests_[rank], 1)),
-                          {.poster = this, .operation = Operation(Kind::kRequest, rank, 0)});
+                          {.poster = this, .operation = static_cast<uint64_t>(rank)});
 }
 
 void ShardRank::Log(const std::string& line) const {

@@ -7,10 +7,13 @@
 // allocated. Rank 0 collects the verdicts of all servers and tells them to all processes. Then rank 0 sends the start
 // of the run. Contributions and requests come in any order. The job ends when every worker has finished.
 //
-// Memory: ShardMemoryNeeded counts it. A receive for the contribution of each worker to each bucket is always posted,
-// into memory that lasts as long as the job; a correct worker has no more under way. The receive is posted again before
-// the answer leaves, after which the worker may send the contribution of the next step. A message that no correct
-// worker sends is an error of the transport, or fails the job.
+// Contributions and answers are the messages of a star (common/reduce/star.h), in which this server is an owner and a
+// slice is one piece. All workers submit their buckets in ascending order in each step, and so does this server: it
+// submits a bucket again when the bucket's parameters are made, before they leave. So the receive of a contribution is
+// posted before a worker can send it. A message that no correct worker sends is an error of the transport, or fails the
+// job.
+//
+// Memory: ShardMemoryNeeded counts it; the star's slots are within the contributions that it counts.
 //
 // Faults. A process that is gone ends the job with an error that names it. A job that fails tells all processes why. A
 // stall is reported as over gRPC (stall_watch.h): the workers' answers to a roll call are this server's reports of
@@ -26,7 +29,9 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -35,8 +40,11 @@
 #include "common/base/memory.h"
 #include "common/base/running_clock.h"
 #include "common/host/machine_limits.h"
+#include "common/job/leaf_shares.h"
 #include "common/metrics/trace.h"
 #include "common/reduce/owner_map.h"
+#include "common/reduce/star.h"
+#include "common/reduce/star_sink.h"
 #include "common/transport/message_pump.h"
 #include "common/transport/shard_wire.h"
 #include "common/transport/transport.h"
@@ -47,7 +55,7 @@
 
 namespace starring {
 
-class ShardRank final : private Transport::Poster {
+class ShardRank final : private Transport::Poster, private StarSink {
  public:
   struct Options {
     int shard = 0;
@@ -72,10 +80,10 @@ class ShardRank final : private Transport::Poster {
  private:
   using Clock = std::chrono::steady_clock;
 
-  // The contributions of one worker to one bucket that are arriving.
-  struct Slot {
-    std::vector<AlignedFloats> gradients;  // by node of the worker's share
-    int64_t step = 0;                      // of all of them
+  // The parameters of a slice that leave.
+  struct Sealed {
+    std::span<const std::byte> bytes;
+    std::shared_ptr<const void> keeper;
   };
   // Optimizer state that rank 0 has asked for.
   struct Fetch {
@@ -94,12 +102,19 @@ class ShardRank final : private Transport::Poster {
   absl::Status EndJob();
 
   void OnCompletion(uint64_t operation) override;
-  void OnContribution(int rank, int bucket, int node);
   void OnRequest(int rank);
+
+  std::span<std::byte> Allocate(int64_t bytes) override;
+  void OnContribution(const StarSum& sum, int contributor, std::span<const std::byte> contribution) override;
+  std::span<std::byte> Result(const StarSum& sum, ElementRange range) override;
+  void FinishAll(const StarSum& sum, ElementRange range, std::span<std::byte* const> contributions,
+                 std::span<std::byte> result) override;
+  void OnReady(const StarSum& sum) override;
+  void OnDone(const StarSum& sum) override;
+  void CreateStar();
+  void SubmitBuckets();
   void Answered(Answer answer);
-  void SendParameters(Answer answer);
   void Feed(int rank, v1::ExchangeMessage fields, std::span<const std::byte> payload);
-  void PostContributions(int rank, int bucket);
   void PostRequest(int rank);
   void Log(const std::string& line) const;
 
@@ -113,14 +128,19 @@ class ShardRank final : private Transport::Poster {
   RunningClock clock_{Clock::now()};  // the job's time
   ProgressState progress_;            // a server always waits for workers; peers only ask whether it responds
   Rendezvous rendezvous_;
-  std::vector<ShardRequest> requests_;                         // by rank: the one that is arriving
-  std::vector<std::vector<Slot>> slots_;                       // by rank and bucket
-  std::map<uint64_t, std::shared_ptr<const void>> answering_;  // keepers of the parameters that are being sent
-  uint64_t next_answer_ = 0;
+  std::vector<ShardRequest> requests_;  // by rank: the one that is arriving
+  std::vector<Contributor> contributors_;
+  std::vector<AlignedFloats> allocated_;
+  std::map<std::pair<int, int64_t>, Sealed> sealed_;  // by bucket and step
+  std::vector<int64_t> next_steps_;                   // by bucket: the first that is not summed yet
+  // The next sum that is submitted.
+  int64_t submit_step_ = 0;
+  int submit_bucket_ = 0;
   std::vector<float> scratch_;  // a piece of the start's arrays or of the state
   std::optional<Fetch> fetch_;
   std::vector<MessagePump::Token> finished_;  // the last answers
   std::unique_ptr<ShardJob> job_;
+  std::unique_ptr<Star> star_;
   MessagePump pump_;
   // Is destroyed first: until then it may write into the buffers above.
   const std::unique_ptr<Transport> transport_;

@@ -33,6 +33,7 @@ struct Kind {
   bool is_shared = false;
   int nodes = 1;  // of every rank
   int server_count = 0;
+  bool servers_keep_results = false;
 };
 std::ostream& operator<<(std::ostream& out, const Kind& kind) { return out << kind.name; }
 
@@ -222,6 +223,7 @@ class Processes {
                              .message_bytes_max = kind_.message_bytes_max,
                              .sizes = {.piece_bytes_max = kind_.message_bytes_max},
                              .slot_count = kSlots,
+                             .owners_have_results = kind_.server_count == 0 || kind_.servers_keep_results,
                              .memory = {},
                              .shared = {},
                              .is_shared = kind_.is_shared && is_owner};
@@ -301,6 +303,10 @@ INSTANTIATE_TEST_SUITE_P(
                     Kind{.name = "NodesOfChunks", .owners = Owners::kChunks, .nodes = 2},
                     Kind{.name = "OneServer", .message_bytes_max = kMessage, .server_count = 1},
                     Kind{.name = "Servers", .message_bytes_max = kMessage, .nodes = 2, .server_count = 3},
+                    Kind{.name = "ServersKeepResults",
+                         .message_bytes_max = kMessage,
+                         .server_count = 3,
+                         .servers_keep_results = true},
                     Kind{.name = "ServersShared", .message_bytes_max = kMessage, .is_shared = true, .server_count = 3}),
     testing::PrintToStringParamName());
 

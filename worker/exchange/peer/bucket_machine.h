@@ -1,9 +1,8 @@
 // A bucket machine turns submitted gradients into new parameters, bucket by bucket, driven by a transport's
-// completions. There are five: the ring (ring_machine.h); the co-located star over messages (star_machine.h), and in
-// memory that the ranks share (memory_machine.h); a star's worker whose servers are ranks (dedicated_machine.h); and
-// the control (below), which leaves the sum to the library's allreduce.
-//
-// A machine never waits, starts no thread and reads no clock but for traces. Thread safety: none; one thread at a time.
+// completions. There are four: the ring (ring_machine.h); the star over messages, co-located or with servers
+// (star_machine.h); the co-located star in memory that the ranks share (memory_machine.h); and the control (below),
+// which leaves the sum to the library's allreduce. A machine never waits, starts no thread and reads no clock but for
+// traces. Thread safety: none; one thread at a time.
 #ifndef STARRING_WORKER_EXCHANGE_PEER_BUCKET_MACHINE_H_
 #define STARRING_WORKER_EXCHANGE_PEER_BUCKET_MACHINE_H_
 
@@ -51,10 +50,10 @@ class BucketMachine : public Transport::Poster {
   virtual ExchangeCounters counters() const = 0;
 };
 
-// For the machines whose ranks are the owners of chunks. All pointers outlive the machine.
+// For the machines that send messages. All pointers outlive the machine.
 struct RankMachineOptions {
   const BucketMap* buckets = nullptr;
-  SliceOwner* owner = nullptr;  // owns this rank's part of every bucket
+  SliceOwner* owner = nullptr;  // owns this rank's part of every bucket; of no use if there are servers
   std::span<float> parameters;  // the parameter vector, in the owner's memory, as gradients are
   Transport* transport = nullptr;
   TraceTrack* track = nullptr;   // the track of the thread that drives the machine; null: there is no trace

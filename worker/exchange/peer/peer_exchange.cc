@@ -16,7 +16,6 @@
 #include "common/job/owned_slices.h"
 #include "common/transport/collectives.h"
 #include "worker/exchange/peer/cuda_aware/cuda_aware_owner.h"
-#include "worker/exchange/peer/dedicated_machine.h"
 #include "worker/exchange/peer/host_memory.h"
 #include "worker/exchange/peer/memory_machine.h"
 #include "worker/exchange/peer/ring_machine.h"
@@ -191,14 +190,6 @@ std::unique_ptr<BucketMachine> PeerExchange::CreateMachine(const Way& way, const
     return std::make_unique<AllreduceMachine>(AllreduceMachine::Options{
         .buckets = &buckets, .owner = owner, .parameters = parameters, .transport = mpi_, .track = track_});
   }
-  if (way.algorithm == Algorithm::kDedicated) {
-    return std::make_unique<DedicatedMachine>(DedicatedMachine::Options{.buckets = &buckets,
-                                                                        .parameters = parameters,
-                                                                        .transport = transport_.get(),
-                                                                        .server_count = server_count_,
-                                                                        .track = track_,
-                                                                        .first_tag = MessagePump::kFirstDataTag});
-  }
   if (way.memory != nullptr) {
     return std::make_unique<MemoryMachine>(MemoryMachine::Options{.buckets = &buckets,
                                                                   .owner = owner,
@@ -216,7 +207,9 @@ std::unique_ptr<BucketMachine> PeerExchange::CreateMachine(const Way& way, const
                                       .track = track_,
                                       .first_tag = MessagePump::kFirstDataTag};
   if (way.algorithm == Algorithm::kRing) return std::make_unique<RingMachine>(options);
-  return std::make_unique<StarMachine>(options, job_.sum_order, job_.micro_batches);
+  return std::make_unique<StarMachine>(
+      options, StarMachine::Job{
+                   .sum_order = job_.sum_order, .micro_batches = job_.micro_batches, .server_count = server_count_});
 }
 
 ExchangeMemory PeerExchange::TrainersMemory() const {

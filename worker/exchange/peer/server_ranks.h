@@ -1,5 +1,5 @@
 // The messages, apart from gradients, between a worker and the servers of a dedicated star that are ranks of its world.
-// dedicated_machine.h has the gradients, common/transport/shard_wire.h the messages' formats, server/shard/shard_rank.h
+// star_machine.h has the gradients, common/transport/shard_wire.h the messages' formats, server/shard/shard_rank.h
 // the other end.
 //
 // Every call is collective over the workers, blocks, and has a deadline; an error has been sent to the peers, or is

@@ -7,6 +7,7 @@
 #include "common/base/check.h"
 #include "common/base/limits.h"
 #include "common/job/leaf_shares.h"
+#include "common/transport/shard_wire.h"
 
 namespace starring {
 namespace {
@@ -25,50 +26,56 @@ int64_t Bytes(int64_t elements) { return elements * static_cast<int64_t>(sizeof(
 
 }  // namespace
 
-StarMachine::StarMachine(const RankMachineOptions& options, SumOrder order, int micro_batches)
+StarMachine::StarMachine(const RankMachineOptions& options, const Job& job)
     : buckets_(*options.buckets),
-      owner_(*options.owner),
+      owner_(options.owner),
       parameters_(options.parameters),
       track_(options.track),
       rank_(options.transport->rank()),
-      owners_(OwnerMap::JoinedChunks(options.transport->world_size())),
+      worker_count_(options.transport->world_size() - job.server_count),
+      owners_(job.server_count > 0 ? OwnerMap::ShardRanges(job.server_count) : OwnerMap::JoinedChunks(worker_count_)),
       in_flight_(buckets_.bucket_count(), false) {
-  CHECK_EQ(buckets_.world_size(), options.transport->world_size());
+  CHECK(job.server_count > 0 || buckets_.world_size() == worker_count_) << buckets_.world_size();
   CHECK_EQ(buckets_.element_count(), parameters_.size());
-  const std::vector<Contributor> contributors = ContributorsOf(DealLeavesEvenly(micro_batches, buckets_.world_size()));
-  for (const Contributor& one : contributors) {
-    if (micro_batches > 0) leaves_.push_back(one.leaves.size());
+  for (const Contributor& one : ContributorsOf(DealLeavesEvenly(job.micro_batches, worker_count_))) {
+    if (job.micro_batches > 0) leaves_.push_back(one.leaves.size());
     if (one.rank == rank_) gradients_.emplace_back(buckets_.bucket_count(), nullptr);
   }
-  if (options.transport->world_size() > 1) star_.emplace(StarOptions(options, order, micro_batches));
+  if (options.transport->world_size() > 1) star_.emplace(StarOptions(options, job));
 }
 
-Star::Options StarMachine::StarOptions(const RankMachineOptions& options, SumOrder order, int micro_batches) {
-  const int world_size = buckets_.world_size();
-  // Packing reads and writes floats, and those of a GPU are out of reach. All ranks have GPUs then, or none has.
-  const bool packs = owner_.own_parameters().empty() && micro_batches == 0;
-  Star::Options star = {
-      .transport = options.transport,
-      .sink = this,
-      .first_tag = options.first_tag,
-      .contributors = {},
-      .plan = order == SumOrder::kChain ? Order::Plan::kChain : Order::Plan::kTree,
-      .message_bytes_max = packs ? kChunkBytesMax : 0,
-      .slot_count = options.groups_in_flight_max > 0 ? options.groups_in_flight_max : RingBlocksInFlightMax(world_size),
-      .track = track_,
-      .memory = {},
-      .shared = {}};
-  if (micro_batches > 0) star.plan = Order::Plan::kAll;
-  for (const Contributor& one : ContributorsOf(DealLeavesEvenly(micro_batches, world_size))) {
+Star::Options StarMachine::StarOptions(const RankMachineOptions& options, const Job& job) {
+  Star::Options star = {.transport = options.transport,
+                        .sink = this,
+                        .server_count = job.server_count,
+                        .first_tag = options.first_tag,
+                        .contributors = {},
+                        .track = track_,
+                        .memory = {},
+                        .shared = {}};
+  for (const Contributor& one : ContributorsOf(DealLeavesEvenly(job.micro_batches, worker_count_))) {
     star.contributors.push_back({.rank = one.rank, .node = one.node});
   }
-  const int64_t bucket_blocks = buckets_.bucket_bytes() / Bytes(ReductionBlockElements(world_size));
+  if (job.server_count > 0) {
+    // A slice is one message. The server sums it as a whole.
+    star.message_bytes_max = buckets_.bucket_bytes();
+    star.slot_count = ShardSlots(buckets_.bucket_count());
+    star.window_bytes = buckets_.bucket_bytes();
+    return star;
+  }
+  star.plan = job.sum_order == SumOrder::kChain ? Order::Plan::kChain : Order::Plan::kTree;
+  if (job.micro_batches > 0) star.plan = Order::Plan::kAll;
+  star.slot_count =
+      options.groups_in_flight_max > 0 ? options.groups_in_flight_max : RingBlocksInFlightMax(worker_count_);
+  // Packing reads and writes floats, and those of a GPU are out of reach. All ranks have GPUs then, or none has.
+  star.message_bytes_max = owner_->own_parameters().empty() && job.micro_batches == 0 ? kChunkBytesMax : 0;
+  const int64_t chunk_bytes = ChunkBytesFor(worker_count_);
+  const int64_t bucket_blocks = buckets_.bucket_bytes() / Bytes(ReductionBlockElements(worker_count_));
   const int64_t blocks =
-      std::clamp<int64_t>(star.message_bytes_max / ChunkBytesFor(world_size), 1, std::max<int64_t>(bucket_blocks, 1));
-  star.sizes.piece_bytes_max = blocks * ChunkBytesFor(world_size);
-  star.sizes.have_several_ranges = blocks > 1;
+      std::clamp<int64_t>(star.message_bytes_max / chunk_bytes, 1, std::max<int64_t>(bucket_blocks, 1));
+  star.sizes = {.piece_bytes_max = blocks * chunk_bytes, .have_several_ranges = blocks > 1};
   const ElementRange last = buckets_.last_block();
-  if (owners_.OwnersOfBlock(last) < world_size) {
+  if (owners_.OwnersOfBlock(last) < worker_count_) {
     star.sizes.joined_bytes_max = Bytes(owners_.SliceOfBlock(last, rank_).size());
   }
   return star;
@@ -107,7 +114,7 @@ ExchangeCounters StarMachine::counters() const {
 }
 
 std::span<std::byte> StarMachine::Allocate(int64_t bytes) {
-  return std::as_writable_bytes(owner_.Allocate(bytes / static_cast<int64_t>(sizeof(float))));
+  return std::as_writable_bytes(owner_->Allocate(bytes / static_cast<int64_t>(sizeof(float))));
 }
 
 std::span<const std::byte> StarMachine::Contribution(const StarSum& sum, int node, ElementRange range) {
@@ -120,7 +127,7 @@ std::span<std::byte> StarMachine::Result(const StarSum& /*sum*/, ElementRange ra
 }
 
 void StarMachine::Add(const StarSum& /*sum*/, std::span<const std::byte> from, std::span<std::byte> into) {
-  owner_.Add(Floats(from), Floats(into));
+  owner_->Add(Floats(from), Floats(into));
 }
 
 void StarMachine::FinishParts(const StarSum& sum, ElementRange range, const Parts& parts,
@@ -168,8 +175,8 @@ void StarMachine::FinishInChain(const StarSum& sum, ElementRange run, std::span<
   const int world_size = buckets_.world_size();
   const auto term = [&](int position) { return Floats(contributions[(first_rank + position) % world_size], run); };
   const std::span<float> total = term(first_rank == rank_ ? 1 : 0);
-  if (first_rank == rank_) owner_.Add(term(0), total);
-  for (int i = first_rank == rank_ ? 2 : 1; i < world_size; ++i) owner_.Add(term(i), total);
+  if (first_rank == rank_) owner_->Add(term(0), total);
+  for (int i = first_rank == rank_ ? 2 : 1; i < world_size; ++i) owner_->Add(term(i), total);
   Apply({.step = sum.labels.step,
          .bucket = sum.labels.bucket,
          .range = run,
@@ -179,7 +186,7 @@ void StarMachine::FinishInChain(const StarSum& sum, ElementRange run, std::span<
 
 void StarMachine::Apply(const ApplyArgs& args) {
   const auto start = std::chrono::steady_clock::now();
-  owner_.Apply(args);
+  owner_->Apply(args);
   optimizer_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 

@@ -1,7 +1,8 @@
-// The co-located star (common/reduce/star.h) over the buckets of a job: contributions are gradients, and a result is
-// the new parameters. With micro-batches, each rank contributes the nodes of its share (common/job/leaf_shares.h). They
-// leave when the last one is submitted: a share has more than one node only where the ranks do not divide the leaves
-// evenly.
+// The star (common/reduce/star.h) over the buckets of a job: contributions are gradients, and a result is the new
+// parameters. The ranks are the owners, or the last ranks of the world are: servers (server/shard/shard_rank.h), which
+// get one message for each slice of a bucket. With micro-batches, each rank contributes the nodes of its share
+// (common/job/leaf_shares.h). They leave when the last one is submitted: a share has more than one node only where the
+// ranks do not divide the leaves evenly.
 #ifndef STARRING_WORKER_EXCHANGE_PEER_STAR_MACHINE_H_
 #define STARRING_WORKER_EXCHANGE_PEER_STAR_MACHINE_H_
 
@@ -25,8 +26,13 @@ namespace starring {
 
 class StarMachine final : public BucketMachine, private StarSink {
  public:
-  // The owner's part is OwnerMap::JoinedChunks. `micro_batches` is JobSpec's; with any, floats are in host memory.
-  StarMachine(const RankMachineOptions& options, SumOrder order, int micro_batches);
+  struct Job {
+    SumOrder sum_order = SumOrder::kChain;
+    int micro_batches = 0;  // as JobSpec's; with any, floats are in host memory
+    int server_count = 0;   // the last ranks of the world; 0: the ranks are the owners
+  };
+  // The owner's part is OwnerMap::JoinedChunks; with servers, which have OwnerMap::ShardRanges, nothing.
+  StarMachine(const RankMachineOptions& options, const Job& job);
 
   void Submit(int64_t step, int bucket, std::span<const float> gradient) override;
   void SubmitNode(int64_t step, int bucket, int node, std::span<const float> gradient) override;
@@ -46,17 +52,18 @@ class StarMachine final : public BucketMachine, private StarSink {
                  std::span<std::byte> result) override;
   void OnReady(const StarSum& sum) override { in_flight_[sum.number] = false; }
 
-  Star::Options StarOptions(const RankMachineOptions& options, SumOrder order, int micro_batches);
+  Star::Options StarOptions(const RankMachineOptions& options, const Job& job);
   void FinishNodes(const StarSum& sum, ElementRange range, std::span<std::byte* const> contributions);
   void FinishInChain(const StarSum& sum, ElementRange run, std::span<std::byte* const> contributions, int first_rank);
   void Apply(const ApplyArgs& args);
   std::span<float> Parameters(ElementRange range) const { return parameters_.subspan(range.begin, range.size()); }
 
   const BucketMap& buckets_;
-  SliceOwner& owner_;
+  SliceOwner* const owner_;
   const std::span<float> parameters_;
   TraceTrack* const track_;
   const int rank_;
+  const int worker_count_;
   const OwnerMap owners_;
   std::vector<int> leaves_;                           // by contributor, with micro-batches
   std::vector<bool> in_flight_;                       // by bucket

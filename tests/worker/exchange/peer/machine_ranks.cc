@@ -72,7 +72,8 @@ MachineRanks::MachineRanks(const ExampleJob& job, const Options& options)
     if (options.kind == MachineKind::kRing) {
       machines_.push_back(std::make_unique<RingMachine>(machine));
     } else {
-      machines_.push_back(std::make_unique<StarMachine>(machine, job.sum_order, job.micro_batches));
+      machines_.push_back(std::make_unique<StarMachine>(
+          machine, StarMachine::Job{.sum_order = job.sum_order, .micro_batches = job.micro_batches}));
     }
   }
 }

@@ -330,8 +330,8 @@ TEST(RankMachine, HasATagForEveryMessageOfTheLargestJob) {
       if (kind == std::string("ring")) {
         machine = std::make_unique<RingMachine>(options);
       } else {
-        machine =
-            std::make_unique<StarMachine>(options, kind == std::string("tree") ? SumOrder::kTree : SumOrder::kChain, 0);
+        machine = std::make_unique<StarMachine>(
+            options, StarMachine::Job{.sum_order = kind == std::string("tree") ? SumOrder::kTree : SumOrder::kChain});
       }
       machine->Submit(0, 0, gradient);
       while (!transport.posted.empty()) {
