@@ -85,9 +85,7 @@ absl::Status CheckServerRanks(const WorkerOptions& options) {
   }
   if (options.server_ranks == 0) return absl::OkStatus();
   const std::string count = absl::StrCat(options.server_ranks);
-  if (!MayHaveServers(options.sync)) {
-    return RefuseAsServerless(options, "server_ranks", count);
-  }
+  if (!MayHaveServers(options.sync)) return RefuseAsServerless(options, "server_ranks", count);
   if (contact != Contact::kRendezvous) {
     return RefuseFlag(
         "server_ranks", count,
@@ -108,9 +106,7 @@ absl::Status CheckTransport(const LauncherEnvironment& launcher, const WorkerOpt
   const char* const transport = TransportName(options.transport);
   const Contact contact = ContactOver(options.transport);
   const std::string servers = absl::StrJoin(options.servers, ",");
-  if (!options.servers.empty() && !MayHaveServers(options.sync)) {
-    return RefuseAsServerless(options, "servers", servers);
-  }
+  if (!options.servers.empty() && !MayHaveServers(options.sync)) return RefuseAsServerless(options, "servers", servers);
   if (!options.rendezvous.empty() && contact != Contact::kRendezvous) {
     return RefuseFlag("rendezvous", options.rendezvous,
                       absl::StrCat("--transport=", transport, " has no rendezvous: drop it, or give --transport=tcp"));
@@ -142,9 +138,7 @@ TransportKind UsualTransport(const WorkerOptions& options) {
 absl::Status ResolveTransport(const LauncherEnvironment& launcher, WorkerOptions& options) {
   const std::optional<TransportKind> asked = options.asked.transport;
   if (!CellOf({.sync = options.sync}).Exchanges()) {
-    if (asked.has_value()) {
-      return RefuseFlag("transport", NameOf(kTransports, asked), WhyNotOver(options.sync, *asked));
-    }
+    if (asked.has_value()) return RefuseFlag("transport", TransportName(*asked), WhyNotOver(options.sync, *asked));
     if (!options.rendezvous.empty()) {
       const TransportKind transport = CellOf({.contact = Contact::kRendezvous}).transport;
       return RefuseFlag("rendezvous", options.rendezvous, WhyNotOver(options.sync, transport));
