@@ -36,6 +36,7 @@
 #include "common/metrics/trace.h"
 #include "common/transport/tcp/openssl_tls.h"
 #include "common/transport/tcp/tcp_rendezvous.h"
+#include "server/elastic/generation_log.h"
 #include "server/parameter_server.h"
 #include "server/server_options.h"
 #include "server/shard/server_metrics.h"
@@ -186,7 +187,12 @@ absl::Status ServeByGrpc(const ServerOptions& options) {
   return serving.load()->Wait();
 }
 
+absl::Status PrintLog(const ServerOptions& options) {
+  return GenerationLog::Print(options.state_dir, [](const std::string& line) { std::puts(line.c_str()); });
+}
+
 absl::Status Serve(const ServerOptions& options) {
+  if (options.print_log) return PrintLog(options);
   return options.cell().contact == Contact::kRendezvous ? ServeAsRank(options) : ServeByGrpc(options);
 }
 

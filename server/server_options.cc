@@ -116,6 +116,10 @@ const FlagTable& ServerFlags() {
 absl::StatusOr<ServerOptions> ParseServerOptions(int argc, const char* const* argv) {
   ServerOptions options;
   ASSIGN_OR_RETURN(const ParsedFlags flags, ParseFlags(argc, argv, ServerFlags(), &options));
+  if (options.print_log) {
+    if (!options.state_dir.empty()) return options;
+    return RefuseFlag("print_log", "true", "it needs --state_dir=folder, where the log is");
+  }
   ASSIGN_OR_RETURN(options.join_deadline, ReadJoinDeadline(flags, options.asked));
   // Without the flag it is 0, and the server looks for free memory when the first worker joins.
   options.memory_bytes_max = static_cast<int64_t>(1e9 * options.asked.memory_limit_gb);

@@ -57,6 +57,7 @@ struct ServerOptions {
   std::string announce;     // host:port that workers are told; empty: `listen`
   std::string state_dir;    // empty: snapshots are in memory alone
   bool flush_state = false;
+  bool print_log = false;
   int first_workers = 1;
   int min_workers = 1;
 
@@ -118,6 +119,10 @@ inline constexpr FlagRow kRows[] = {
      TextAt<&S::state_dir>("folder")},
     {"flush_state", "elastic", "snapshots in --state_dir survive a machine that loses its power, too",
      SwitchAt<&S::flush_state>()},
+    {"print_log", "elastic",
+     "print the log of generations in --state_dir, a record a line, and end: with exit code 0 if it proves that every "
+     "micro-batch of every step counted once",
+     SwitchAt<&S::print_log>()},
     {"first_workers", "elastic", "shard 0: the run begins when so many workers have come",
      WholeAt<&S::first_workers>(1, kMicroBatchesMax)},
     {"min_workers", "elastic", "shard 0: with fewer workers the run waits, for --join_deadline_s",

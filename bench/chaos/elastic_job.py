@@ -42,7 +42,7 @@ from collections.abc import Callable
 
 from bench.chaos import processes
 from bench.chaos.job import LEFT_SECONDS_MAX, RESTARTS, TICK_S, Done, Job, JobFailed, JobPlan, Outcome, Position
-from bench.chaos.job import newest_step
+from bench.chaos.job import check_log, newest_step
 from bench.chaos.processes import Process
 from bench.chaos.proxy import Proxy
 from bench.chaos.schedule import SQUEEZED_CONTRIBUTIONS, WORKERS_MAX, Event
@@ -384,12 +384,7 @@ exec "%s" "$@" %s
                     number, launcher.returncode))
         if self._ends:
             raise JobFailed(Outcome.ERROR, "processes ended that were not killed: " + "; ".join(self._ends))
-        if self._plan.check_log:
-            checked = subprocess.run([self._plan.check_log, os.path.join(self._state_dir, "generations.log")],
-                                     stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-                                     timeout=self._plan.event_limit_s)
-            if checked.returncode != 0:
-                raise JobFailed(Outcome.NOT_ONCE, checked.stdout.strip())
+        check_log(self._plan.server, self._state_dir, self._plan.event_limit_s)
         return digest
 
     def _end(self) -> None:

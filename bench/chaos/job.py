@@ -68,7 +68,6 @@ class JobPlan:
     event_limit_s: float  # from the end of an event to the next step
     worker: str = ""  # of an elastic job: one that fails when it is told to
     server: str = ""  # of an elastic job
-    check_log: str = ""  # the program that reads the log of an elastic run; empty: it is not read
 
 
 @dataclasses.dataclass
@@ -107,6 +106,14 @@ def newest_step(page: str) -> int:
     """The newest step on a worker's page of live numbers; -1 before its first one."""
     values = dict(re.findall(r"^(starring_steps?(?:_total)?)(?:\{[^}]*\})? ([0-9.e+]+)$", page, re.MULTILINE))
     return int(float(values["starring_step"])) if float(values.get("starring_steps_total", 0)) >= 1 else -1
+
+
+def check_log(server: str, state_dir: str, seconds_max: float) -> None:
+    """JobFailed if the log of an elastic run does not prove that each leaf of each step counted once."""
+    checked = subprocess.run([server, "--print_log", "--state_dir=" + state_dir], stdout=subprocess.DEVNULL,
+                             stderr=subprocess.PIPE, text=True, check=False, timeout=seconds_max)
+    if checked.returncode != 0:
+        raise JobFailed(Outcome.NOT_ONCE, checked.stderr.strip())
 
 
 class Job:

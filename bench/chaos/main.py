@@ -63,18 +63,13 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--continue", dest="goes_on", action="store_true", help="continue an existing --log")
     parser.add_argument("--outputs", default=None, help="folder for the newest lines of each job's output")
     parser.add_argument("--launch", default=None, help="the launcher (default: the one built with this program)")
-    parser.add_argument("--check_log", default=None,
-                        help="the program that proves from the log of %s that each leaf of each step counted once "
-                        "(default: the one built with the launcher, if there is one)" % ELASTIC)
     options = parser.parse_args(arguments)
     if min(options.events, options.servers, options.checkpoint_every_steps, options.exchange_deadline_s,
            options.join_deadline_s) < 1 or min(options.workers, options.steps, options.job or 0) < 0:
         parser.error("--events, --servers, --checkpoint_every_steps and the deadlines must be 1 or more, --workers, "
                      "--steps and --job 0 or more")
-    for name in ("launch", "check_log"):
-        path = getattr(options, name)
-        if path and not os.access(path, os.X_OK):
-            parser.error("--%s=%s is no program" % (name, path))
+    if options.launch and not os.access(options.launch, os.X_OK):
+        parser.error("--launch=%s is no program" % options.launch)
     if options.log and os.path.exists(options.log) and not options.goes_on:
         parser.error("%s exists: add --continue to continue it, or name another --log" % options.log)
     for kind in options.kinds.split(","):
@@ -116,13 +111,9 @@ class Chaos:
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         self._launch = os.path.abspath(options.launch) if options.launch else find_launcher()
-        self._check_log = os.path.abspath(options.check_log) if options.check_log else find_beside(
-            self._launch, "tests/server/elastic/check_log")
         self._worker = find_beside(self._launch, "tests/e2e/stopping_worker")
         self._server = find_beside(self._launch, "server/server")
         if ELASTIC in options.topologies.split(","):
-            if not self._check_log:
-                say("chaos: no check_log: build //tests/server/elastic:check_log to prove that each leaf counted once")
             if not self._worker or not self._server:
                 sys.exit("chaos: an elastic job needs more programs: bazel build //tests/e2e:stopping_worker //server")
         self._folder = tempfile.TemporaryDirectory(prefix="chaos.log.")
@@ -182,7 +173,7 @@ class Chaos:
         steps, flags = self._worker_flags(topology, job)
         return JobPlan(launch=self._launch, setup=setup, worker_flags=flags, steps=steps,
                        limit_s=options.job_limit_s, event_limit_s=options.event_limit_s, worker=self._worker,
-                       server=self._server, check_log=self._check_log)
+                       server=self._server)
 
     def _digest(self, plan: JobPlan) -> str:
         """The digest of the undisturbed job. It depends on the model alone; that topology, servers and transport do not

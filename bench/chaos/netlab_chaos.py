@@ -83,10 +83,8 @@ def say(text: str) -> None:
 def find_programs(launch: str) -> Programs:
     """The programs in the folders next to the launcher's."""
     root = os.path.join(os.path.dirname(os.path.abspath(launch)), "..")
-    check_log = os.path.normpath(os.path.join(root, "tests/server/elastic/check_log"))
     return Programs(launch=os.path.abspath(launch), worker=os.path.normpath(os.path.join(root, "worker/worker")),
-                    server=os.path.normpath(os.path.join(root, "server/server")),
-                    check_log=check_log if os.access(check_log, os.X_OK) else "")
+                    server=os.path.normpath(os.path.join(root, "server/server")))
 
 
 class NetlabChaos:

@@ -21,7 +21,7 @@ from netlab import STAR_PORT, Netlab
 
 from bench.chaos import processes
 from bench.chaos.elastic_job import Page
-from bench.chaos.job import TICK_S, JobFailed, Outcome
+from bench.chaos.job import TICK_S, JobFailed, Outcome, check_log
 from bench.chaos.netlab_schedule import ELASTIC, RING, STAR, Cut, Setup, expected_end, faults_of_end, pause_s
 from bench.chaos.timeline import Timeline
 
@@ -64,7 +64,6 @@ class Programs:
     launch: str
     worker: str
     server: str
-    check_log: str  # empty: the log of an elastic run is not read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -414,9 +413,5 @@ class NetlabJob:
             time.sleep(TICK_S)
         if faults := self._early_ends():
             raise JobFailed(Outcome.ERROR, "; ".join(faults))
-        if self._plan.setup.topology == ELASTIC and self._plan.programs.check_log:
-            checked = subprocess.run([self._plan.programs.check_log, os.path.join(self._state_dir, "generations.log")],
-                                     stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-                                     timeout=END_S)
-            if checked.returncode != 0:
-                raise JobFailed(Outcome.NOT_ONCE, checked.stdout.strip())
+        if self._plan.setup.topology == ELASTIC:
+            check_log(self._plan.programs.server, self._state_dir, END_S)

@@ -32,7 +32,7 @@ import results as schema
 import small_test_set
 import uneven_shares
 from uneven_job import RunningJob
-from uneven_plans import DDP, ELASTIC, GENERATIONS_LOG, GLOBAL_BATCH, MICRO_BATCHES, RECORD, WORKERS, Plans
+from uneven_plans import DDP, ELASTIC, GLOBAL_BATCH, MICRO_BATCHES, RECORD, STATE_DIR, WORKERS, Plans
 from uneven_verdict import EVEN, HALF_SPEED, KILLS
 
 SLOW_WORKER = 1
@@ -247,8 +247,8 @@ class UnevenPart:
         return window
 
     def _add_shares(self, watch: uneven_shares.Watch, folder: str, run: dict[str, Any]) -> None:
-        with open(os.path.join(folder, GENERATIONS_LOG), encoding="utf-8") as file:
-            log = file.read()
+        log = programs.run([programs.binary("server/server"), "--print_log",
+                            "--state_dir=" + os.path.join(folder, STATE_DIR)])
         losses = []
         with contextlib.suppress(FileNotFoundError, ValueError):
             with open(os.path.join(folder, RECORD), encoding="utf-8") as file:

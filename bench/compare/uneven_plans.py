@@ -19,7 +19,7 @@ MICRO_BATCHES = 16
 RESTARTS = 1000  # more than any run needs
 # In the folder of the run.
 RECORD = "record.json"
-GENERATIONS_LOG = "state/generations.log"
+STATE_DIR = "state"
 # An elastic run records the losses of so many steps at most; a run of this section, of five minutes, has fewer.
 RECORDED_STEPS_MAX = 2_000_000
 # A version of torchrun looks at its workers only every 5 s unless told otherwise.
@@ -59,7 +59,7 @@ class Plans:
         flags += jobs.OURS_ONLY
         if sync == ELASTIC:
             launch += ["--elastic", f"--restart_processes={RESTARTS if restarts else 0}",
-                       "--state_dir=" + os.path.join(folder, os.path.dirname(GENERATIONS_LOG))]
+                       "--state_dir=" + os.path.join(folder, STATE_DIR)]
             flags.append(f"--micro_batches={MICRO_BATCHES}")
             if not restarts:  # the losses tell the time of each step
                 flags += ["--record_losses", f"--max_steps={RECORDED_STEPS_MAX}",

@@ -30,8 +30,8 @@ class Watch:
 
 
 def leaves_by_rank(log: str, generation: int) -> list[int]:
-    """From the text of generations.log; empty if the log does not have the generation."""
-    found = re.search(rf"^commit {generation} .*\bowners=([\d,]+)", log, re.MULTILINE)
+    """From what `server --print_log` prints; empty if the log does not have the generation."""
+    found = re.search(rf"^commit {{.* generation: {generation} first_.* leaf_owners: \[([\d, ]+)\]", log, re.MULTILINE)
     owners = [int(word) for word in found[1].split(",")] if found else []
     return [owners.count(rank) for rank in range(max(owners, default=-1) + 1)]
 

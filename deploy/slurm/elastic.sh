@@ -71,16 +71,18 @@ workers_status() {
   return "${last}"
 }
 
-# take_up_run: if the newest run in STATE_DIR has not ended, sets `run_dir` to its folder and `run_id` to its name.
+# take_up_run SERVER: if the newest run in STATE_DIR has not ended, sets `run_dir` to its folder and `run_id` to its
+# name.
 # shellcheck disable=SC2034  # star.sbatch reads run_id
 take_up_run() {
-  local log='' name one
+  local entries log='' name one
   for one in "${STATE_DIR}"/run-*/generations.log; do
     if [[ -f ${one} && ( -z ${log} || ${one} -nt ${log} ) ]]; then log=${one}; fi
   done
   [[ -n ${log} ]] || return 0
-  name=$(sed -n '1s/^run name=\([^ %]\+\) .*/\1/p' "${log}")
-  if [[ -z ${name} ]] || grep -q '^end ' "${log}"; then return 0; fi
+  entries=$("$1" --print_log --state_dir="${log%/*}") || return 0
+  name=$(sed -n '1s/^run { name: "\([^"\\]\+\)" .*/\1/p' <<<"${entries}")
+  if [[ -z ${name} || ${entries} == *$'\n'"end { "* ]]; then return 0; fi
   run_dir=${log%/*} run_id=${name}
   echo "${SLURM_JOB_NAME}: going on with the run in ${run_dir}"
 }

@@ -112,8 +112,10 @@ void CoordinatorService::Listen(grpc::ServerCompletionQueue* queue) {
 }
 
 void CoordinatorService::LookAtLog() {
+  const GenerationLog::Glimpse seen = GenerationLog::Peek(options_.state_dir);
   // Without a run id the log may belong to any run.
-  if (!options_.run_id.empty()) progress_ = GenerationLog::Peek(options_.state_dir, options_.run_id);
+  const bool is_ours = !options_.run_id.empty() && seen.name == options_.run_id;
+  progress_ = is_ours ? seen.progress : GenerationLog::Progress::kNone;
   // The previous coordinator died before it had told all shards the end.
   if (progress_ == GenerationLog::Progress::kEnded && !ended_.has_value()) EndBeforeBegin(absl::OkStatus());
 }

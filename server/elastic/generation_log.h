@@ -1,27 +1,22 @@
 // The coordinator's log: which generations an elastic run has had. Only the log counts: a generation begins when its
 // `commit` is on the disk. A coordinator that starts again reads here how far its predecessor came.
 //
-// A text file, generations.log in the coordinator's --state_dir, one entry a line, each with the CRC-32C of the line
-// before its " crc=":
+// The file is generations.log in the coordinator's --state_dir, in the format of record_file.h. Its records are
+// GenerationLogEntry (proto/starring/v1/elastic_state.proto), each flushed to the disk. `server --print_log` prints one
+// a line:
 //
-//   run name=digits leaves=8 shards=2 job=SHA256 first=0 flags=... model=... data=... machine=... answer=...
-//                                                             what the run is, and where it begins; the first line
-//   prepare 3                                                 the shards are asked to leave generations below 3
-//   counted 2 from=100 to=240 leaves=0-4:ID,4-8:ID shards=1120,1120
-//                                                             what became part of the result of generation 2: by the
-//                                                             deal, and how many leaves each shard has counted in its
-//                                                             own sums; "-": it was started again since
-//   commit 3 first=240 every=10 workers=ID,ID owners=0,0,0,0,1,1,1,1
-//   back 200                                                  steps from 200 on count no more: the snapshot of 240 was
-//                                                             lost
-//   end 1000                                                  all steps are done
+//   run { name: "digits" leaves: 8 shards: 2 job: "SHA256" first_step: 0 parts { name: "flags" digest: "..." } ... }
+//   prepare: 3
+//   commit { counted { generation: 2 from: 100 to: 240 shards: [1120, 1120] } generation: 3 first_step: 240
+//            snapshot_every: 10 workers: [ID, ID] leaf_owners: [0, 0, 0, 0, 1, 1, 1, 1] }
+//   end { counted { generation: 3 from: 240 to: 1000 shards: [6080, 6080] } step: 1000 }
 //
-// The `counted` lines, cut off where `back` says so, are the proof that every leaf of every step counted once: their
-// steps must cover [first, end) without gap or overlap, and the leaves of each [0, M), and each shard must have counted
-// M leaves a step. CheckExactlyOnce checks this.
+// It is the proof that every leaf of every step counted once: the steps that counted, cut off where the next generation
+// begins, cover [first, end) without gap or overlap; in each generation each of the M leaves has one worker; and each
+// shard has counted M leaves a step in its own sums. CheckExactlyOnce checks this.
 //
-// A line that was cut off by a crash is the last one and no entry: it is removed when the log is opened. Any other
-// damage is an error, also a log that proves nothing any more: its run could not be ended.
+// A record that was cut off by a crash is the last one: it is removed when the log is opened. Any other damage is an
+// error, also a log that proves nothing any more: its run could not be ended. The log of another version is refused.
 //
 // Thread safety: one thread. One process: the folder is locked. Where the file system has no locks, each write first
 // checks that the log is as this process has left it.
@@ -33,17 +28,30 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "common/checkpoint/checkpoint.h"
 #include "common/job/generation.h"
 
 namespace starring {
+
+// The history that the records of a log tell, up to one of them.
+struct RunHistory {
+  int leaves = 0;  // 0: not even what the run is
+  int64_t first_step = 0;
+  // The highest number of a generation; 0: none. The next generation needs a higher number, because members of that
+  // generation may still run.
+  int64_t last_number = 0;
+  std::optional<Generation> last;  // that was committed
+  int64_t counted_end = 0;         // all steps below this one have counted, and those from it on have not
+  bool has_ended = false;
+};
 
 class GenerationLog {
  public:
@@ -59,16 +67,21 @@ class GenerationLog {
       std::string name;  // of its digest in the log
       std::string digest;
       std::string way_out;
-      friend bool operator==(const Part&, const Part&) = default;
     };
     std::vector<Part> parts = {};
-    friend bool operator==(const Run&, const Run&) = default;
   };
 
-  // How far the run `name` has come, as the log in `folder` says. kNone: no generation has begun, the log is another
-  // run's, or it cannot be read. Takes no lock.
+  // Which run the log in `folder` is of, and how far that has come. kNone: no generation has begun, or the log cannot
+  // be read to its end. Takes no lock.
   enum class Progress { kNone, kBegun, kEnded };
-  static Progress Peek(const std::string& folder, const std::string& name);
+  struct Glimpse {
+    std::string name;  // empty: there is no log, or its first record cannot be read
+    Progress progress = Progress::kNone;
+  };
+  static Glimpse Peek(const std::string& folder);
+  // Calls `print` for each record of the log in `folder`, as far as it can be read. Then the same errors as of
+  // CheckExactlyOnce, and NotFound if there is no log. Takes no lock.
+  static absl::Status Print(const std::string& folder, absl::FunctionRef<void(const std::string&)> print);
 
   // The kernel may need a moment to release the lock of a coordinator that was killed.
   static constexpr absl::Duration kLockPatience = absl::Seconds(2);
@@ -78,22 +91,18 @@ class GenerationLog {
 
   // Creates `folder` and the log, or reads what is there. `held` is the lock of the folder, and outlives the log.
   // Without it the log takes the lock itself. FailedPrecondition if another process has the log open, it is another
-  // run's, or the run has ended; DataLoss, naming file and line, if it is damaged.
+  // run's, or the run has ended; InvalidArgument if it is of another version; DataLoss, naming file and place, if it is
+  // damaged.
   static absl::StatusOr<std::unique_ptr<GenerationLog>> Open(const std::string& folder, const Run& run,
                                                              const FolderLock* held = nullptr);
   ~GenerationLog();
   GenerationLog(const GenerationLog&) = delete;
   GenerationLog& operator=(const GenerationLog&) = delete;
 
-  int64_t first_step() const { return first_step_; }
-  // The highest generation number in the log; 0: none. The next generation needs a higher number, because members of
-  // that generation may still run.
-  int64_t last_number() const { return last_number_; }
-  // The last generation that was committed.
-  const std::optional<Generation>& last() const { return last_; }
-  // All steps below this one have counted, and those from it on have not.
-  int64_t counted_end() const { return counted_end_; }
-
+  int64_t first_step() const { return history_.first_step; }
+  int64_t last_number() const { return history_.last_number; }
+  const std::optional<Generation>& last() const { return history_.last; }
+  int64_t counted_end() const { return history_.counted_end; }
   // Whether the folder's lock keeps other coordinators out.
   bool is_locked() const { return is_locked_; }
 
@@ -106,7 +115,7 @@ class GenerationLog {
   // has written into the log; DataLoss if steps would have to count that no generation of the log has trained.
   absl::Status Prepare(int64_t number);
   // Also writes what the previous generation has contributed up to generation.first_step. If the run had `reached`
-  // more, writes that it goes back there. `counts`: of the previous generation.
+  // more, the run goes back there. `counts`: of the previous generation.
   absl::Status Commit(const Generation& generation, int64_t reached = 0, const Counts& counts = {});
   // The same, and DataLoss if the log does not prove that all steps counted once.
   absl::Status End(int64_t step, const Counts& counts = {});
@@ -114,28 +123,22 @@ class GenerationLog {
  private:
   GenerationLog(std::optional<FolderLock> lock, bool is_locked, std::string path, int file)
       : lock_(std::move(lock)), is_locked_(is_locked), path_(std::move(path)), file_(file) {}
-  absl::Status Read(std::string_view text, const Run& run);
-  // Writes all entries, or none.
-  absl::Status Write(const std::vector<std::string>& entries);
-  absl::Status Append(std::string_view text);
-  absl::StatusOr<std::string> CountedUpTo(int64_t step, const Counts& counts) const;
+  // Writes `bytes` to the disk, or nothing.
+  absl::Status Write(absl::string_view bytes);
 
   const std::optional<FolderLock> lock_;  // unless the caller has it
   const bool is_locked_;
   const std::string path_;
   const int file_;
   int64_t size_ = 0;  // of the file, as this process has left it
-  int64_t first_step_ = 0;
-  int64_t last_number_ = 0;
-  std::optional<Generation> last_;
-  bool last_has_counted_ = false;  // and so is over
-  int64_t counted_end_ = 0;
+  RunHistory history_;
 };
 
-// Proves from a log's text that the leaves of each step counted exactly once. DataLoss, with the line, if they did not:
-// a leaf that is doubled or missing, a generation that was over, or was never committed, steps that overlap or are left
-// out. The log of a run that goes on may be checked, too.
-absl::Status CheckExactlyOnce(std::string_view text);
+// Proves from the bytes of a log that the leaves of each step counted exactly once. DataLoss, with the place of the
+// record, if they did not: a leaf without a worker, a shard that counted otherwise, a generation that was over or never
+// committed, steps that overlap or are left out. The log of a run that goes on may be checked, too. InvalidArgument if
+// it is of another version.
+absl::Status CheckExactlyOnce(absl::string_view log);
 
 }  // namespace starring
 

@@ -85,6 +85,8 @@ TEST(ServerOptionsTest, RefusesWhatAnElasticRunHasNot) {
   }
   EXPECT_THAT(Refusal({"--elastic", "--transport=tcp", "--rendezvous=a:1", "--world_size=3"}),
               HasSubstr("over tcp the world is fixed: give --transport=grpc"));
+  EXPECT_TRUE(Parse({"--print_log", "--state_dir=s"})->print_log);
+  EXPECT_THAT(Refusal({"--print_log"}), HasSubstr("it needs --state_dir=folder, where the log is"));
   // Shard 0 has the log, and is the one that the others dial.
   EXPECT_TRUE(Parse({"--elastic", "--state_dir=s"}).ok());
   EXPECT_THAT(Refusal({"--elastic"}), HasSubstr("shard 0 needs --state_dir=folder for the log of the run"));

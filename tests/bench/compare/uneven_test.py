@@ -32,11 +32,11 @@ starring_step_seconds_total{part="forward"} 1.5
 starring_step_seconds_total{part="backward"} 2.5e+00
 starring_step_seconds_total{part="exposed_exchange"} 9
 """
-LOG = """run name=launch-1-0 leaves=16 shards=2 job=ab crc=00000000
-commit 1 first=0 every=2 workers=00a1,00b2 owners=0,0,0,0,0,0,0,0,1,1,1,1,1,1,1,1 crc=00000000
-counted 1 from=0 to=96 leaves=0-8:00a1,8-16:00b2 crc=00000000
-commit 12 first=96 every=2 workers=00a1,00b2 owners=1,1,1,1,1,1,1,1,1,1,0,0,0,0,0,1 crc=00000000
-"""
+LOG = """run { name: "launch-1-0" leaves: 16 shards: 2 job: "ab" first_step: 0 }
+commit { generation: 1 first_step: 0 snapshot_every: 2 workers: [5, 6] leaf_owners: [%s] }
+commit { counted { generation: 1 from: 0 to: 96 } generation: 12 first_step: 96 snapshot_every: 2 workers: [5, 6] \
+leaf_owners: [%s] }
+""" % (", ".join("0000000011111111"), ", ".join("1111111111000001"))
 
 
 class CountedTest(unittest.TestCase):

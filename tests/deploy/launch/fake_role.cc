@@ -7,7 +7,8 @@
 //   --resumed_exit     0: --exit holds only for a run without --resume
 //   --stubborn=NAME    ignores SIGTERM, SIGINT and SIGUSR1
 //   --save_ms=N        time between a polite signal and exit code 0
-//   --state_dir=FOLDER a server writes the variable FAKE_SERVER_LOG, if it is set, to the log of generations there
+//   --state_dir=FOLDER a server writes a log of generations there, of the run FAKE_SERVER_LOG, if that is set; if
+//                      FAKE_SERVER_ENDS is set, of one that has ended
 //   --print=TEXT       printed to standard output, with "\n" and "\r" as escapes; --error=TEXT: to standard error
 #include <sched.h>
 #include <signal.h>
@@ -24,6 +25,8 @@
 #include <sstream>
 #include <string>
 #include <thread>
+
+#include "server/elastic/generation_log.h"
 
 namespace {
 
@@ -132,7 +135,9 @@ int main(int argc, char** argv) {
     WriteWhole(flags["port_file"], "127.0.0.1:" + std::to_string(7000 + atoi(flags["shard"].c_str())) + "\n");
   }
   if (server && !Variable("FAKE_SERVER_LOG").empty()) {
-    WriteWhole(flags["state_dir"] + "/generations.log", Variable("FAKE_SERVER_LOG") + "\n");
+    const auto log = starring::GenerationLog::Open(flags["state_dir"],
+                                                   {.name = Variable("FAKE_SERVER_LOG"), .leaves = 1, .shards = 1});
+    if (!log.ok() || (!Variable("FAKE_SERVER_ENDS").empty() && !(*log)->End(0).ok())) return 9;
   }
   int code = 0;
   if (FlagFor("exit", name, &code) && !(flags.count("resumed_exit") != 0 && flags["resume"] == "true")) {

@@ -458,16 +458,15 @@ class ElasticTest(LaunchTest):
         self.assertNotIn("starting it again", err)
 
     def test_a_run_that_has_failed_goes_on(self):
-        run = "run name=launch-12-0 leaves=8 shards=1 job=ff first=0 crc=0"
-        failing = self.start(["--elastic"], ["--wait"], FAKE_SERVER_LOG=run, FAKE_SERVER_EXIT="s0:1",
+        failing = self.start(["--elastic"], ["--wait"], FAKE_SERVER_LOG="launch-12-0", FAKE_SERVER_EXIT="s0:1",
                              FAKE_EVERYBODY="w0")
         _, err = failing.communicate(timeout=DEADLINE_S)
         self.assertEqual(failing.returncode, 1, err)
         state = re.search(r"start it again with (--state_dir=\S+)", err)
         self.assertTrue(state, err)
         self.clear_notes()
-        again = self.start(["--elastic", state[1]], FAKE_SERVER_LOG=run + "\nend 9 crc=0", FAKE_SERVER_EXIT="s0:0",
-                           FAKE_EVERYBODY="w0")
+        again = self.start(["--elastic", state[1]], FAKE_SERVER_LOG="launch-12-0", FAKE_SERVER_ENDS="1",
+                           FAKE_SERVER_EXIT="s0:0", FAKE_EVERYBODY="w0")
         _, err = again.communicate(timeout=DEADLINE_S)
         self.assertEqual(again.returncode, 0, err)
         self.assertIn("launch: going on with the run of " + state[1], err)

@@ -641,7 +641,7 @@ TEST_F(CoordinatorServiceTest, WhatDiffersFromTheRunInTheLogIsNamed) {
                         Case{"arithmetic.libc", "2.37", "machine"}, Case{"known_answer.first_leaf", "ef", "answer"}}) {
     const grpc::Status status = Served([&] { return Attendance(*stub_, worker(c.name, c.value)).End(); });
     EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
-    EXPECT_THAT(status.error_message(), HasSubstr(absl::StrCat("its job differs in ", c.part, " (digest ")));
+    EXPECT_THAT(status.error_message(), HasSubstr(absl::StrCat("its digest of ", c.part, " is ")));
   }
   EXPECT_EQ(OrderFor(failing).code(), static_cast<int>(absl::StatusCode::kInternal));
 }

@@ -88,7 +88,7 @@ class FaultTest : public testing::TestWithParam<Change> {
     }));
     if (HasFailure()) return 0;
     EXPECT_EQ(*play.coordinator().ended(), absl::OkStatus());
-    EXPECT_EQ(GenerationLog::Peek(setup.folder, "play"), GenerationLog::Progress::kEnded);
+    EXPECT_EQ(GenerationLog::Peek(setup.folder).progress, GenerationLog::Progress::kEnded);
     EXPECT_EQ(CheckExactlyOnce(play.Log()), absl::OkStatus());
     return play.sent;
   }

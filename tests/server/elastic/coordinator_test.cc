@@ -71,7 +71,7 @@ TEST(CoordinatorTest, TheLogSaysWhatEachShardHasCounted) {
   play.Kill(1);
   play.Pass(milliseconds(1'200));
   ASSERT_EQ(play.generation(), 2);
-  EXPECT_THAT(play.Log(), HasSubstr(" shards=80,79 "));
+  EXPECT_THAT(play.LogText(), HasSubstr("shards: [80, 79]"));
   EXPECT_THAT(std::string(CheckExactlyOnce(play.Log()).message()),
               HasSubstr("shard 1 counted 79 leaves in steps 0 to 10, which have 80"));
 }

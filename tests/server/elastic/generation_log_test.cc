@@ -13,20 +13,23 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
-#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
-#include "common/checkpoint/crc32c.h"
 #include "gmock/gmock.h"
+#include "google/protobuf/text_format.h"
 #include "gtest/gtest.h"
+#include "proto/starring/v1/elastic_state.pb.h"
+#include "server/elastic/record_file.h"
 #include "tests/server/elastic/counted_flushes.h"
 
 namespace starring {
 namespace {
 
 using testing::AllOf;
+using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
+
+constexpr char kFirstLine[] = "starring-generations-2\n";
 
 const GenerationLog::Run kRun = {.name = "a run/1", .leaves = 4, .shards = 2, .job = "ab12"};
 
@@ -43,23 +46,44 @@ std::string Content(const std::string& folder) {
 }
 
 void Write(const std::string& folder, const std::string& text) {
-  std::ofstream(folder + "/generations.log", std::ios::trunc) << text;
+  std::ofstream(folder + "/generations.log", std::ios::trunc | std::ios::binary) << text;
 }
 
-// Replaces `from` in one line of the log and gives it a right checksum, as a coordinator with a defect would.
-std::string Corrupted(const std::string& log, const std::string& from, const std::string& to) {
-  std::string result;
-  bool done = false;
-  for (absl::string_view line : absl::StrSplit(log, '\n', absl::SkipEmpty())) {
-    std::string entry(line.substr(0, line.rfind(" crc=")));
-    if (entry.find(from) != std::string::npos && !done) {
-      entry = absl::StrReplaceAll(entry, {{from, to}});
-      done = true;
-    }
-    if (!entry.empty()) absl::StrAppendFormat(&result, "%s crc=%08x\n", entry, Crc32c(entry));
+// The records of a log's bytes as --print_log prints them, one a line.
+std::string Printed(const std::string& log) {
+  const std::string folder = NewFolder();
+  Write(folder, log);
+  std::string text;
+  (void)GenerationLog::Print(folder, [&](const std::string& line) { absl::StrAppend(&text, line, "\n"); });
+  return text;
+}
+
+// The reverse.
+std::string Logged(const std::string& text) {
+  std::string log = kFirstLine;
+  for (const std::string& line : std::vector<std::string>(absl::StrSplit(text, '\n', absl::SkipEmpty()))) {
+    v1::GenerationLogEntry entry;
+    EXPECT_TRUE(google::protobuf::TextFormat::ParseFromString(line, &entry)) << line;
+    log += ToRecord(entry);
   }
-  EXPECT_TRUE(done) << from;
-  return result;
+  return log;
+}
+
+// Replaces `from` in a log that is right otherwise, as a coordinator with a defect would.
+std::string Corrupted(const std::string& log, const std::string& from, const std::string& to) {
+  std::string text = Printed(log);
+  const size_t at = text.find(from);
+  EXPECT_NE(at, text.npos) << from << " is not in\n" << text;
+  if (at != text.npos) text.replace(at, from.size(), to);
+  return Logged(text);
+}
+
+// Where a record begins that is printed with `text`.
+size_t PlaceOf(const std::string& log, const std::string& text) {
+  const std::string lines = Printed(log);
+  const size_t at = lines.find(text);
+  EXPECT_NE(at, lines.npos) << text << " is not in\n" << lines;
+  return Logged(lines.substr(0, lines.rfind('\n', at) + 1)).size();
 }
 
 Generation Third() {
@@ -104,9 +128,9 @@ TEST(GenerationLogTest, ShardsHaveCountedTheLeavesOfTheirSums) {
   EXPECT_TRUE(log->Commit({.number = 1, .workers = {0xa1}, .leaf_owners = {0, 0, 0, 0}}).ok());
   EXPECT_TRUE(log->Commit(Third(), 0, {{{10, 40}, {20, 80}}, {}}).ok());
   EXPECT_EQ(log->End(50, {{{50, 120}}, {{50, 120}}}), absl::OkStatus());
-  EXPECT_THAT(Content(folder), AllOf(HasSubstr("from=0 to=20 leaves=0-4:00000000000000a1 shards=80,- crc"),
-                                     HasSubstr(" shards=120,120 crc")));
-  const absl::Status status = CheckExactlyOnce(Corrupted(Content(folder), "shards=120,120", "shards=120,116"));
+  EXPECT_THAT(Printed(Content(folder)), AllOf(HasSubstr("counted { generation: 1 from: 0 to: 20 shards: [80, -1] }"),
+                                              HasSubstr("from: 20 to: 50 shards: [120, 120] }")));
+  const absl::Status status = CheckExactlyOnce(Corrupted(Content(folder), "shards: [120, 120]", "shards: [120, 116]"));
   EXPECT_TRUE(absl::IsDataLoss(status));
   EXPECT_THAT(std::string(status.message()), HasSubstr("shard 1 counted 116 leaves in steps 20 to 50, which have 120"));
 }
@@ -134,7 +158,7 @@ TEST(GenerationLogTest, AStepCountsOnceIfTheRunGoesBack) {
   const std::unique_ptr<GenerationLog> log = GenerationLog::Open(folder, kRun).value();
   EXPECT_EQ(log->counted_end(), 10);
   EXPECT_EQ(log->End(30), absl::OkStatus());
-  EXPECT_THAT(Content(folder), HasSubstr("back 10"));
+  EXPECT_THAT(Printed(Content(folder)), HasSubstr("commit { generation: 3 first_step: 10 snapshot"));
 }
 
 TEST(GenerationLogTest, TheUmaskDecidesWhoMayReadAndWrite) {
@@ -156,7 +180,8 @@ TEST(GenerationLogTest, TheFirstGenerationGoesBackAsOthersDo) {
       log->Commit({.number = 2, .first_step = 10, .workers = {0xa1}, .leaf_owners = {0, 0, 0, 0}}, /*reached=*/40)
           .ok());
   EXPECT_EQ(log->counted_end(), 10);
-  EXPECT_THAT(Content(folder), AllOf(HasSubstr("counted 1 from=0 to=40"), HasSubstr("back 10")));
+  EXPECT_THAT(Printed(Content(folder)),
+              HasSubstr("counted { generation: 1 from: 0 to: 40 } generation: 2 first_step: 10"));
   EXPECT_EQ(log->End(50), absl::OkStatus());
 }
 
@@ -209,16 +234,12 @@ TEST(GenerationLogTest, ARefusalNamesTheFirstPartThatDiffers) {
   ASSERT_TRUE(GenerationLog::Open(folder, run("ab", "f1", "d1")).ok());
   EXPECT_TRUE(GenerationLog::Open(folder, run("ab", "f1", "d1")).ok());
   EXPECT_THAT(refusal(run("cd", "f2", "d2")),
-              AllOf(HasSubstr("differs in flags (digest f1, this run's f2): give the same flags"),
+              AllOf(HasSubstr("its digest of flags is f1, this run's f2: give the same flags"),
                     HasSubstr("another --state_dir"), Not(HasSubstr("d2"))));
-  EXPECT_THAT(refusal(run("cd", "f1", "d2")), HasSubstr("differs in data (digest d1, this run's d2): give the same f"));
-  // Something else has changed, or an older build has written the log: the parts do not tell.
+  EXPECT_THAT(refusal(run("cd", "f1", "d2")), HasSubstr("its digest of data is d1, this run's d2: give the same f"));
+  // Something else has changed: the parts do not tell.
   EXPECT_THAT(refusal(run("cd", "f1", "d1")),
               AllOf(HasSubstr("flags, model, data, and the instruction set and libraries"), HasSubstr("is ab, this")));
-  const std::string whole = Content(folder);
-  Write(folder, Corrupted(whole, " flags=f1 data=d1", ""));
-  EXPECT_TRUE(GenerationLog::Open(folder, run("ab", "f2", "d2")).ok());
-  EXPECT_THAT(refusal(run("cd", "f2", "d2")), HasSubstr("flags, model, data, and the instruction set and libraries"));
 }
 
 TEST(GenerationLogTest, RefusesTheLogOfAnotherRunAndOfOneThatHasEnded) {
@@ -229,53 +250,55 @@ TEST(GenerationLogTest, RefusesTheLogOfAnotherRunAndOfOneThatHasEnded) {
   EXPECT_THAT(std::string(GenerationLog::Open(folder, other).status().message()),
               AllOf(HasSubstr("another run"), HasSubstr("leaves is 4"), HasSubstr("this run's 8"),
                     HasSubstr("with the flags of the run in the log, or name another --state_dir")));
-  EXPECT_EQ(GenerationLog::Peek(folder, kRun.name), GenerationLog::Progress::kNone) << "no generation has begun";
+  EXPECT_EQ(GenerationLog::Peek(folder).progress, GenerationLog::Progress::kNone) << "no generation has begun";
   {
     const auto log = GenerationLog::Open(folder, kRun).value();
     EXPECT_EQ(log->Prepare(1), absl::OkStatus());
     EXPECT_EQ(log->Commit({.number = 1, .workers = {0xa1}, .leaf_owners = {0, 0, 0, 0}}), absl::OkStatus());
-    EXPECT_EQ(GenerationLog::Peek(folder, kRun.name), GenerationLog::Progress::kBegun);
+    EXPECT_EQ(GenerationLog::Peek(folder).progress, GenerationLog::Progress::kBegun);
     EXPECT_EQ(log->End(10), absl::OkStatus());
   }
-  EXPECT_EQ(GenerationLog::Peek(folder, kRun.name), GenerationLog::Progress::kEnded);
-  EXPECT_EQ(GenerationLog::Peek(folder, "another"), GenerationLog::Progress::kNone);
-  EXPECT_EQ(GenerationLog::Peek(folder + "/missing", kRun.name), GenerationLog::Progress::kNone);
+  EXPECT_EQ(GenerationLog::Peek(folder).progress, GenerationLog::Progress::kEnded);
+  EXPECT_EQ(GenerationLog::Peek(folder).name, kRun.name);
+  EXPECT_EQ(GenerationLog::Peek(folder + "/missing").progress, GenerationLog::Progress::kNone);
+  EXPECT_EQ(GenerationLog::Peek(folder + "/missing").name, "");
   EXPECT_THAT(std::string(GenerationLog::Open(folder, kRun).status().message()), HasSubstr("the run has ended"));
 }
 
-TEST(GenerationLogTest, DropsALineThatWasCutOffAndNoOther) {
+TEST(GenerationLogTest, DropsARecordThatWasCutOffAndNoOther) {
   const std::string folder = NewFolder();
   { ASSERT_TRUE(GenerationLog::Open(folder, kRun).value()->Prepare(1).ok()); }
   const std::string before = Content(folder);
-  for (const char* const rest : {"prep", "prepare 2 crc=0000000"}) {
+  const std::string more = Logged("prepare: 2").substr(sizeof(kFirstLine) - 1);
+  // A machine that lost its power may have left zeros.
+  for (const std::string& rest : {more.substr(0, 1), more.substr(0, more.size() - 1), std::string(9000, '\0')}) {
     Write(folder, before + rest);
     const auto log = GenerationLog::Open(folder, kRun);
     ASSERT_TRUE(log.ok()) << log.status();
     EXPECT_EQ((*log)->last_number(), 1);
     EXPECT_EQ(Content(folder), before);
     ASSERT_TRUE((*log)->Prepare(2).ok());
+    EXPECT_EQ(Content(folder), before + more);
   }
   for (size_t i = 0; i < before.size(); ++i) {
     std::string damaged = before;
     damaged[i] = static_cast<char>(damaged[i] ^ 4);
     Write(folder, damaged);
-    // A damaged end of the last line makes it one that was cut off.
-    const auto log = GenerationLog::Open(folder, kRun);
-    EXPECT_TRUE(!log.ok() || i + 1 == before.size()) << i;
+    EXPECT_FALSE(GenerationLog::Open(folder, kRun).ok()) << i;
+    EXPECT_EQ(Content(folder), damaged) << i;
   }
 }
 
 // The coordinator has died in its first write. A log that does not say what the run is has no run yet.
-TEST(GenerationLogTest, AFirstLineThatWasCutOffIsWrittenAgain) {
+TEST(GenerationLogTest, AFirstRecordThatWasCutOffIsWrittenAgain) {
   const std::string folder = NewFolder();
   GenerationLog::Run run = kRun;
   run.first_step = 100;
   { ASSERT_TRUE(GenerationLog::Open(folder, run).ok()); }
   const std::string whole = Content(folder);
-  ASSERT_EQ(whole.find('\n') + 1, whole.size());
   for (size_t size = 0; size < whole.size(); ++size) {
     Write(folder, whole.substr(0, size));
-    EXPECT_EQ(GenerationLog::Peek(folder, run.name), GenerationLog::Progress::kNone) << size;
+    EXPECT_EQ(GenerationLog::Peek(folder).name, "") << size;
     const auto log = GenerationLog::Open(folder, run);
     ASSERT_TRUE(log.ok()) << size << ": " << log.status();
     EXPECT_EQ(Content(folder), whole) << size;
@@ -285,46 +308,94 @@ TEST(GenerationLogTest, AFirstLineThatWasCutOffIsWrittenAgain) {
   }
 }
 
+// Version 1 was text.
+TEST(GenerationLogTest, AnotherVersionIsRefusedAndLeftAsItIs) {
+  const std::string folder = NewFolder();
+  for (const std::string begin : {"run name=a%20run leaves=4 shards=2 job=ab12 first=0", "starring-generations-3"}) {
+    Write(folder, begin + "\nmore\n");
+    const absl::Status status = GenerationLog::Open(folder, kRun).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << "a restart cannot help";
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr(folder), HasSubstr("it begins with \"" + begin.substr(0, 20)),
+                      HasSubstr("writes \"starring-generations-2"), HasSubstr("with an empty --state_dir, or go on")));
+    EXPECT_EQ(Content(folder), begin + "\nmore\n");
+    EXPECT_EQ(GenerationLog::Peek(folder).name, "");
+    EXPECT_EQ(CheckExactlyOnce(Content(folder)).code(), absl::StatusCode::kInvalidArgument);
+  }
+}
+
 // A coordinator that went on with it could not end its run, and one that adds to such numbers would overflow.
-TEST(GenerationLogTest, ADamagedLogIsRefusedWithFileLineAndWayOut) {
+TEST(GenerationLogTest, ADamagedLogIsRefusedWithFilePlaceAndWayOut) {
   std::string log = GoodLog();
-  log.resize(log.find("end "));
+  log.resize(PlaceOf(log, "end {"));
   struct Case {
-    const char *from, *to, *found;
+    const char *from, *to, *place, *found;
   };
   for (const Case& c : {
-           Case{"counted 3 from=20", "counted 3 from=21", "generations.log: line 8: steps 21 to 50"},
-           Case{"prepare 1", "prepare 9223372036854775807", "line 2: \"9223372036854775807\" is no number from 0 to"},
-           Case{"every=5", "every=9223372036854775807", "line 7: \"commit\" has no every=N"},
-           Case{"prepare 2", "back 0", "line 4: it goes back to step 0"},
-           Case{"commit 3", "commit 1", "line 7: generation 1 follows generation 1"},
-           Case{"run name", "walk name", "line 1: "},
+           Case{"from: 0 to: 20", "from: 1 to: 20", "commit { counted",
+                "steps 1 to 20 follow step 0: they leave a gap"},
+           Case{"prepare: 1", "prepare: 9223372036854775807", "prepare: 1", "9223372036854775807 is no number from 0"},
+           Case{"every: 5", "every: 9223372036854775807", "commit { counted",
+                "9223372036854775807 is no number from 0"},
+           Case{"every: 5", "every: 0", "commit { counted", "generation 3 does not give each of 4 leaves to a worker"},
+           Case{"generation: 3", "generation: 1", "commit { counted", "generation 1 follows generation 1"},
+           Case{"prepare: 2", " ", "prepare: 2", "it is no record of this build"},
        }) {
     const std::string folder = NewFolder();
+    const size_t place = PlaceOf(log, c.place);
     Write(folder, Corrupted(log, c.from, c.to));
     const absl::Status status = GenerationLog::Open(folder, kRun).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << c.to;
-    EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr(folder), HasSubstr(c.found),
-                                                     HasSubstr("put back a whole copy of the file, or start a")))
+    EXPECT_THAT(std::string(status.message()),
+                AllOf(HasSubstr(absl::StrCat(folder, "/generations.log: record at byte ", place, ": ", c.found)),
+                      HasSubstr("put back a whole copy of the file, or start a")))
         << c.to;
   }
 }
 
-// Its last lines are lost: snapshots are from steps that no generation of it has trained.
+// Its records are lost: snapshots are from steps that no generation of it has trained.
 TEST(GenerationLogTest, StepsOfNoGenerationAreAnError) {
-  const std::string log = GoodLog();
-  for (const char* const end : {"prepare 1", "commit 3", "end "}) {
-    const std::string folder = NewFolder();
-    Write(folder, log.substr(0, log.find(end)));
-    const auto opened = GenerationLog::Open(folder, kRun);
-    ASSERT_TRUE(opened.ok()) << end << opened.status();
-    const absl::Status status =
-        (*opened)->Commit({.number = 9, .first_step = 60, .workers = {0xa1}, .leaf_owners = {0, 0, 0, 0}});
-    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << end;
-    EXPECT_THAT(std::string(status.message()),
-                AllOf(HasSubstr(folder), HasSubstr("has come to step 60"), HasSubstr("another --state_dir")));
-    EXPECT_EQ(Content(folder), log.substr(0, log.find(end)));
-  }
+  const std::string folder = NewFolder();
+  const std::string log = GoodLog().substr(0, PlaceOf(GoodLog(), "prepare: 1"));
+  Write(folder, log);
+  const auto opened = GenerationLog::Open(folder, kRun);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  const absl::Status status =
+      (*opened)->Commit({.number = 9, .first_step = 60, .workers = {0xa1}, .leaf_owners = {0, 0, 0, 0}});
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr(folder), HasSubstr("has come to step 60"), HasSubstr("another --state_dir")));
+  EXPECT_EQ(Content(folder), log);
+}
+
+TEST(GenerationLogTest, IsPrintedAsFarAsItCanBeRead) {
+  const std::string folder = NewFolder();
+  const auto print = [&](std::vector<std::string>* lines) {
+    return GenerationLog::Print(folder, [&](const std::string& line) { lines->push_back(line); });
+  };
+  std::vector<std::string> lines;
+  EXPECT_EQ(print(&lines).code(), absl::StatusCode::kNotFound);
+  Write(folder, GoodLog());
+  EXPECT_EQ(print(&lines), absl::OkStatus());
+  EXPECT_THAT(
+      lines,
+      ElementsAre("run { name: \"a run/1\" leaves: 4 shards: 2 job: \"ab12\" first_step: 0 }", "prepare: 1",
+                  "commit { generation: 1 first_step: 0 snapshot_every: 1 workers: [161] leaf_owners: [0, 0, 0, 0] }",
+                  "prepare: 2", "prepare: 3",
+                  "commit { counted { generation: 1 from: 0 to: 20 } generation: 3 first_step: 20 snapshot_every: 5 "
+                  "workers: [161, 178] leaf_owners: [0, 0, 1, 1] }",
+                  "end { counted { generation: 3 from: 20 to: 50 } step: 50 }"));
+  // The records are whole, and prove nothing.
+  lines.clear();
+  Write(folder, Corrupted(GoodLog(), "step: 50", "step: 51"));
+  EXPECT_THAT(std::string(print(&lines).message()), AllOf(HasSubstr(folder), HasSubstr("the run ends at step 51")));
+  EXPECT_EQ(lines.size(), 7u);
+  lines.clear();
+  std::string damaged = GoodLog();
+  damaged[PlaceOf(damaged, "prepare: 3")] ^= 1;
+  Write(folder, damaged);
+  EXPECT_THAT(std::string(print(&lines).message()), HasSubstr("the checksum of its length is wrong"));
+  EXPECT_EQ(lines.size(), 4u);
 }
 
 // A planted link would be written through.
@@ -339,7 +410,7 @@ TEST(GenerationLogTest, IsNeverALink) {
 TEST(CheckExactlyOnceTest, AWholeLogPassesAndSoDoesThatOfARunThatGoesOn) {
   const std::string log = GoodLog();
   EXPECT_EQ(CheckExactlyOnce(log), absl::OkStatus());
-  EXPECT_EQ(CheckExactlyOnce(log.substr(0, log.find("end "))), absl::OkStatus());
+  EXPECT_EQ(CheckExactlyOnce(log.substr(0, PlaceOf(log, "end {"))), absl::OkStatus());
   EXPECT_EQ(CheckExactlyOnce(log.substr(0, log.size() - 3)), absl::OkStatus());
 }
 
@@ -349,19 +420,21 @@ TEST(CheckExactlyOnceTest, FindsEachCorruption) {
     const char *name, *from, *to, *found;
   };
   for (const Case& c : {
-           Case{"leaf doubled", "leaves=0-2:00000000000000a1,2-4:",
-                "leaves=0-2:00000000000000a1,2-4:00000000000000b2,2-4:", "counted 2 times"},
-           Case{"leaf missing",
-                "leaves=0-2:00000000000000a1,2-4:", "leaves=0-1:00000000000000a1,2-4:", "counted 0 times"},
-           Case{"old generation", "counted 3 ", "counted 1 ", "was over"},
-           Case{"overlap", "counted 3 from=20", "counted 3 from=19", "overlap"},
-           Case{"gap", "counted 3 from=20", "counted 3 from=21", "leave a gap"},
-           Case{"another worker", "leaves=0-2:00000000000000a1", "leaves=0-2:00000000000000b2", "is not worker"},
-           Case{"never committed", "counted 3 ", "counted 7 ", "never committed"},
-           Case{"too short", "end 50", "end 51", "steps up to 50"},
-           Case{"back to the future", "prepare 3", "back 21", "goes back to step 21"},
-           Case{"before the first step", "first=0", "first=5", "begins at step 0"},
-           Case{"one generation twice", "commit 3", "commit 1", "generation 1 follows generation 1"},
+           Case{"leaf missing", "[0, 0, 1, 1]", "[0, 0, 1]", "does not give each of 4 leaves to a worker"},
+           Case{"leaf too many", "[0, 0, 1, 1]", "[0, 0, 1, 1, 1]", "does not give each of 4 leaves to a worker"},
+           Case{"no worker", "[0, 0, 1, 1]", "[0, 0, 1, 2]", "does not give each of 4 leaves to a worker"},
+           Case{"old generation", "generation: 3 from", "generation: 1 from", "is not the last one"},
+           Case{"overlap", "from: 20", "from: 19", "overlap"},
+           Case{"gap", "from: 20", "from: 21", "leave a gap"},
+           Case{"nothing", "from: 20 to: 50", "from: 20 to: 20", "steps 20 to 20"},
+           Case{"never committed", "generation: 3 from", "generation: 7 from", "is not the last one"},
+           Case{"too short", "step: 50", "step: 51", "steps up to 50"},
+           Case{"forward", "first_step: 20", "first_step: 21", "begins at step 21, steps from 0 to 20 have counted"},
+           Case{"before the first step", "first_step: 0 }", "first_step: 5 }", "begins at step 0"},
+           Case{"one generation twice", "generation: 3 first", "generation: 1 first", "generation 1 follows"},
+           Case{"no run", "run { name: \"a run/1\" leaves: 4 shards: 2 job: \"ab12\" first_step: 0 }", "prepare: 0",
+                "the log says first, and once, what the run is"},
+           Case{"another run", "prepare: 2", "run { leaves: 4 }", "says first, and once, what the run is"},
        }) {
     const absl::Status status = CheckExactlyOnce(Corrupted(log, c.from, c.to));
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << c.name;
@@ -398,7 +471,7 @@ TEST(GenerationLogTest, AWriteThatFindsNoSpaceLeavesNothingAndMayBeTriedAgain) {
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &all), 0);
   signal(SIGXFSZ, handler);
   EXPECT_EQ(full.code(), absl::StatusCode::kResourceExhausted) << full;
-  EXPECT_EQ(Content(folder), before) << "no half of a line";
+  EXPECT_EQ(Content(folder), before) << "no half of a record";
   EXPECT_EQ(log->last_number(), 0);
   EXPECT_TRUE(log->Prepare(1).ok());
   EXPECT_TRUE(CheckExactlyOnce(Content(folder)).ok());

@@ -233,6 +233,12 @@ class Play {
     return text.str();
   }
 
+  std::string LogText() const {
+    std::string text;
+    (void)GenerationLog::Print(setup_.folder, [&](const std::string& line) { text += line + "\n"; });
+    return text;
+  }
+
   int64_t generation() const { return log_->last().has_value() ? log_->last()->number : 0; }
   const Generation& last() const { return *log_->last(); }
   int64_t counted_end() const { return log_->counted_end(); }
@@ -289,7 +295,7 @@ class Play {
     if (!log_at_death_.has_value()) return;
     std::ofstream(LogPath(), std::ios::trunc) << *log_at_death_;
     // A run that has ended is not begun again: the service tells every member that comes.
-    if (GenerationLog::Peek(setup_.folder, "play") == GenerationLog::Progress::kEnded) return;
+    if (GenerationLog::Peek(setup_.folder).progress == GenerationLog::Progress::kEnded) return;
     log_at_death_.reset();
     fault.order = -1;
     StartCoordinator();
