@@ -5,10 +5,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstdio>
-#include <cstring>
 #include <filesystem>
 #include <iterator>
 #include <optional>
@@ -22,14 +20,16 @@
 #include "common/base/status.h"
 #include "common/checkpoint/checkpoint.h"
 #include "common/checkpoint/crc32c.h"
+#include "proto/starring/v1/elastic_state.pb.h"
+#include "server/elastic/record_file.h"
 
 namespace starring {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr char kMagic[] = "starring-snapshot-1";
-constexpr size_t kHeadBytes = 512;
+constexpr FileFormat kFormat = {.line = "starring-snapshot-2\n", .first_version = "starring-snapshot-1 "};
+constexpr size_t kHeadBytes = 512;  // the first line, a record, and zeros
 constexpr char kUnfinished[] = ".tmp";
 
 absl::Status SystemError(const char* what, const std::string& path) {
@@ -81,26 +81,28 @@ class OpenFile {
   const int file_;
 };
 
-// The first bytes of a file: one line of text, then zeros. The checksum covers everything after it.
-std::string HeadOf(const SnapshotStore::Options& options, const Snapshot& snapshot, uint32_t crc) {
-  std::string head = absl::StrFormat("%s job=%s shard=%d/%d step=%d elements=%d arrays=%d side=%d crc=%08x\n", kMagic,
-                                     options.job, options.shard, options.shard_count, snapshot.step,
-                                     snapshot.arrays.empty() ? 0 : snapshot.arrays[0].size(), snapshot.arrays.size(),
-                                     snapshot.side_values.size(), crc);
-  CHECK_LE(head.size(), kHeadBytes);
-  head.resize(kHeadBytes, '\0');
+v1::SnapshotHead HeadOf(const SnapshotStore::Options& options, const Snapshot& snapshot, uint32_t crc) {
+  v1::SnapshotHead head;
+  head.set_job(options.job);
+  head.set_shard(options.shard);
+  head.set_shard_count(options.shard_count);
+  head.set_step(snapshot.step);
+  head.set_elements(snapshot.arrays.empty() ? 0 : snapshot.arrays[0].size());
+  head.set_arrays(static_cast<int>(snapshot.arrays.size()));
+  head.set_side_values(std::ssize(snapshot.side_values));
+  head.set_crc(crc);
   return head;
 }
 
-// The number after `key` in the head.
-template <typename Number>
-std::optional<Number> NumberIn(absl::string_view head, absl::string_view key) {
-  const size_t at = head.find(absl::StrCat(" ", key, "="));
-  if (at == absl::string_view::npos) return std::nullopt;
-  const absl::string_view rest = head.substr(at + key.size() + 2);
-  Number number = 0;
-  if (!absl::SimpleAtoi(rest.substr(0, rest.find_first_of(" \n")), &number)) return std::nullopt;
-  return number;
+// InvalidArgument if the file is of another version.
+absl::StatusOr<v1::SnapshotHead> ReadHead(OpenFile& file) {
+  std::string bytes(kHeadBytes, '\0');
+  RETURN_IF_ERROR(file.Read(std::as_writable_bytes(std::span(bytes))));
+  ASSIGN_OR_RETURN(absl::string_view rest, AfterFirstLine(bytes, kFormat));
+  v1::SnapshotHead head;
+  ASSIGN_OR_RETURN(const bool is_there, TakeRecord(rest, head), "its head");
+  if (!is_there) return absl::DataLossError("its head was cut off");
+  return head;
 }
 
 uint32_t CrcOf(const Snapshot& snapshot) {
@@ -163,13 +165,12 @@ absl::Status SnapshotStore::FindFiles() {
     if (absl::StartsWith(name, prefix) && absl::EndsWith(name, kUnfinished)) fs::remove(entry->path(), ignored);
     int64_t step = 0;
     if (!absl::StartsWith(name, prefix) || !absl::SimpleAtoi(name.substr(prefix.size()), &step)) continue;
-    // Files of other runs are left alone.
-    std::array<char, kHeadBytes> head;
     OpenFile file(PathOf(step), O_RDONLY);
-    if (!file.is_open() || !file.Read(std::as_writable_bytes(std::span(head))).ok()) continue;
-    const absl::string_view text(head.data(), head.size());
-    if (!absl::StartsWith(text, absl::StrCat(kMagic, " job=", options_.job, " "))) continue;
-    if (NumberIn<int64_t>(text, "step") != step || NumberIn<int64_t>(text, "elements") != element_count_) continue;
+    const absl::StatusOr<v1::SnapshotHead> head = ReadHead(file);
+    if (absl::IsInvalidArgument(head.status())) return Annotate(head.status(), PathOf(step));
+    // Files of other runs are left alone.
+    if (head.ok() && (head->job() != options_.job || head->step() != step || head->elements() != element_count_))
+      continue;
     // Read whole: a generation that was logged with a snapshot must find it.
     if (const auto snapshot = ReadFile(step); snapshot.ok()) {
       in_files_.insert(step);
@@ -396,7 +397,9 @@ absl::Status SnapshotStore::WriteFile(const Snapshot& snapshot) const {
   const std::string path = PathOf(snapshot.step);
   // Another process of this shard, which was given up, may still write.
   const std::string temporary = absl::StrCat(path, ".", getpid(), kUnfinished);
-  const std::string head = HeadOf(options_, snapshot, CrcOf(snapshot));
+  std::string head = absl::StrCat(kFormat.line, ToRecord(HeadOf(options_, snapshot, CrcOf(snapshot))));
+  CHECK_LE(head.size(), kHeadBytes);
+  head.resize(kHeadBytes, '\0');
   OpenFile file(temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW);
   if (!file.is_open()) return SystemError("create", temporary);
   absl::Status status = file.Write(std::as_bytes(std::span(head)));
@@ -416,16 +419,15 @@ absl::StatusOr<std::shared_ptr<const Snapshot>> SnapshotStore::ReadFile(int64_t 
   const std::string path = PathOf(step);
   OpenFile file(path, O_RDONLY);
   if (!file.is_open()) return SystemError("open", path);
-  std::string head(kHeadBytes, '\0');
-  RETURN_IF_ERROR(file.Read(std::as_writable_bytes(std::span(head))));
-  // The head is not checked yet: memory is taken only for what the file has.
+  ASSIGN_OR_RETURN(const v1::SnapshotHead head, ReadHead(file), path, " is damaged");
+  // Memory is taken only for what the file has.
   ASSIGN_OR_RETURN(const int64_t file_bytes, file.Size());
   const int64_t array_bytes = (1 + options_.vector_count) * element_count_ * static_cast<int64_t>(sizeof(float));
   const int64_t side_bytes = file_bytes - static_cast<int64_t>(kHeadBytes) - array_bytes;
   const int64_t side_count = side_bytes / static_cast<int64_t>(sizeof(double));
-  if (side_bytes < 0 || NumberIn<int64_t>(head, "side") != side_count) {
+  if (side_bytes < 0 || head.side_values() != side_count) {
     return absl::DataLossError(
-        absl::StrCat(path, " is damaged: its first line does not say that it has ", file_bytes, " bytes"));
+        absl::StrCat(path, " is damaged: its head does not say that it has ", file_bytes, " bytes"));
   }
   auto snapshot = std::make_shared<Snapshot>();
   snapshot->step = step;
@@ -436,7 +438,7 @@ absl::StatusOr<std::shared_ptr<const Snapshot>> SnapshotStore::ReadFile(int64_t 
   snapshot->side_values.resize(static_cast<size_t>(side_count));
   RETURN_IF_ERROR(file.Read(std::as_writable_bytes(std::span(snapshot->side_values))));
   // The whole head must be the one that was written, with the checksum of what was read.
-  if (HeadOf(options_, *snapshot, CrcOf(*snapshot)) != head) {
+  if (ToRecord(HeadOf(options_, *snapshot, CrcOf(*snapshot))) != ToRecord(head)) {
     return absl::DataLossError(absl::StrCat(path, " is damaged: its checksum is wrong"));
   }
   return std::shared_ptr<const Snapshot>(std::move(snapshot));

@@ -76,7 +76,7 @@ class SnapshotStore {
   // How long a process that was killed may take to release the lock.
   static constexpr absl::Duration kLockPatience = absl::Seconds(2);
   // Finds the files of earlier processes. Errors of the folder, with the path; FailedPrecondition if another process
-  // has the shard's files.
+  // has the shard's files; InvalidArgument if another version has written one of them.
   static absl::StatusOr<std::unique_ptr<SnapshotStore>> Open(Options options);
   // Waits for the file that is being written.
   ~SnapshotStore();

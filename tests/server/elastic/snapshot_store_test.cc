@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <limits>
 #include <numeric>
 #include <string>
 #include <thread>
@@ -17,8 +18,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "proto/starring/v1/elastic_state.pb.h"
+#include "server/elastic/record_file.h"
 #include "tests/server/elastic/counted_flushes.h"
 
 namespace starring {
@@ -406,18 +410,62 @@ TEST(SnapshotStoreTest, AHeadDoesNotDecideHowMuchMemoryIsTaken) {
   const std::string path = folder + "/snapshot-1of2-000000010";
   std::string head(512, '\0');
   std::ifstream(path, std::ios::binary).read(head.data(), std::ssize(head));
-  const size_t at = head.find(" side=0 ");
-  ASSERT_NE(at, std::string::npos);
-  for (const char* const count : {"1", "1000000", "-1", "9223372036854775807", "many"}) {
-    std::string damaged = absl::StrCat(head.substr(0, at), " side=", count, head.substr(at + 7));
+  const absl::string_view first_line = "starring-snapshot-2\n";
+  absl::string_view rest = head;
+  ASSERT_TRUE(absl::ConsumePrefix(&rest, first_line));
+  v1::SnapshotHead proto;
+  ASSERT_TRUE(TakeRecord(rest, proto).value());
+  EXPECT_EQ(proto.step(), 10);
+  for (const int64_t count : {int64_t{1}, int64_t{1'000'000}, int64_t{-1}, std::numeric_limits<int64_t>::max()}) {
+    proto.set_side_values(count);
+    std::string damaged = absl::StrCat(first_line, ToRecord(proto));
     damaged.resize(head.size());
     std::fstream(path, std::ios::in | std::ios::out | std::ios::binary).write(damaged.data(), std::ssize(damaged));
     std::vector<std::string> said;
     SnapshotStore::Options options = TwoBuckets(folder);
     options.log = [&](const std::string& line) { said.push_back(line); };
     EXPECT_THAT(SnapshotStore::Open(options).value()->held(), IsEmpty()) << count;
-    EXPECT_THAT(said, ElementsAre(testing::AllOf(HasSubstr(path), HasSubstr("its first line")))) << count;
+    EXPECT_THAT(said, ElementsAre(testing::AllOf(HasSubstr(path), HasSubstr("its head does not say")))) << count;
   }
+}
+
+TEST(SnapshotStoreTest, ADamagedHeadIsFound) {
+  const std::string folder = NewFolder();
+  { TakeAll(*SnapshotStore::Open(TwoBuckets(folder)).value(), 10); }
+  const std::string path = folder + "/snapshot-1of2-000000010";
+  for (const int at : {0, 20, 24, 28, 32, 40}) {  // the first line, and a record's length, checksums and message
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    const auto flip = [&] {
+      file.seekg(at);
+      const char byte = static_cast<char>(file.get() ^ 1);
+      file.seekp(at);
+      file.put(byte).flush();
+    };
+    flip();
+    std::vector<std::string> said;
+    SnapshotStore::Options options = TwoBuckets(folder);
+    options.log = [&](const std::string& line) { said.push_back(line); };
+    EXPECT_THAT(SnapshotStore::Open(options).value()->held(), IsEmpty()) << at;
+    EXPECT_THAT(said, ElementsAre(testing::AllOf(HasSubstr(path), HasSubstr("is damaged"), HasSubstr("passed over"))))
+        << at;
+    flip();
+  }
+  EXPECT_THAT(SnapshotStore::Open(TwoBuckets(folder)).value()->held(), ElementsAre(10));
+}
+
+// The log of its run is of another version, too.
+TEST(SnapshotStoreTest, TheFilesOfAnotherVersionAreRefusedAndLeftAsTheyAre) {
+  const std::string folder = NewFolder();
+  const std::string path = folder + "/snapshot-1of2-000000010";
+  std::string old = "starring-snapshot-1 job=ab12 shard=1/2 step=10 elements=64 arrays=2 side=0 crc=00000000\n";
+  old.resize(512 + 2 * 64 * sizeof(float));
+  std::ofstream(path, std::ios::binary) << old;
+  const absl::Status status = SnapshotStore::Open(TwoBuckets(folder)).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()),
+              testing::AllOf(HasSubstr(path), HasSubstr("it begins with \"starring-snapshot-1 \""),
+                             HasSubstr("writes \"starring-snapshot-2\""), HasSubstr("with an empty --state_dir")));
+  EXPECT_EQ(std::filesystem::file_size(path), old.size());
 }
 
 TEST(SnapshotStoreTest, DropsWhatNobodyNeeds) {
