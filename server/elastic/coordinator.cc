@@ -99,7 +99,7 @@ absl::Status Coordinator::AddShard(uint64_t id, const std::string& name, const S
   member.is_shard = true;
   member.shard.shard = report.shard;
   Heard(member, now);
-  if (!running_ && is_prepared_) {
+  if (phase_ == Phase::kPrepared) {
     options_.send(id, {.kind = Order::Kind::kPrepare, .generation = {.number = changing_to_}});
   }
   OnShard(id, report, now);
@@ -136,7 +136,7 @@ void Coordinator::OnShard(uint64_t id, const ShardReport& report, Time now) {
   member->shard = report;
   const bool serves = generation_.has_value() && report.generation == generation_->number;
   if (serves) ledger_.OnShard(report.shard, report.unjoined, report.late);
-  if (running_ && serves) {
+  if (IsRunning() && serves) {
     if (!report.trouble.empty()) return BeginChange(report.trouble, Kind::kOther, now);
     const auto has_finished = [this](const auto& shard) { return members_[shard.second].shard.finished; };
     if (std::ssize(shards_) == options_.shard_count && std::ranges::all_of(shards_, has_finished)) {
@@ -144,9 +144,8 @@ void Coordinator::OnShard(uint64_t id, const ShardReport& report, Time now) {
       if (!shortage_.ok() && generation_->first_step < options_.end_step) return End(shortage_);
       // The shards report it again until the end is written.
       if (IsFull(now)) return;
-      if (IsLogged(options_.log->End(is_last_ ? generation_->first_step : options_.end_step, Counts()), now)) {
-        End(absl::OkStatus());
-      }
+      const int64_t end = early_end_ == EarlyEnd::kSaving ? generation_->first_step : options_.end_step;
+      if (IsLogged(options_.log->End(end, Counts()), now)) End(absl::OkStatus());
       return;
     }
   }
@@ -168,7 +167,7 @@ void Coordinator::OnWorker(uint64_t id, const WorkerReport& report, Time now) {
   }
   if (!report.failure.ok()) return FailWorker(id, report.failure, now);
   // This includes a worker that was told to stop: its trouble keeps it and the others from the snapshot.
-  if (takes_part && report.ready && (!report.trouble.empty() || (running_ && !stopping_))) {
+  if (takes_part && report.ready && (!report.trouble.empty() || phase_ == Phase::kTraining)) {
     return OnTrouble(id, report, now);
   }
   ConsiderWorker(id, *member, now);
@@ -193,7 +192,7 @@ void Coordinator::Tick(Time now) {
     for (auto& [id, member] : members_) member.heard = member.down_since = member.last_progress = now;
     change_since_ = now;
   }
-  if (!running_ && !is_prepared_ && !IsFull(now)) Prepare(now);
+  if (phase_ == Phase::kUnprepared && !IsFull(now)) Prepare(now);
   GiveUpLost(now);
   if (ended_.has_value()) return;
   ConsiderShares(now);
@@ -201,7 +200,7 @@ void Coordinator::Tick(Time now) {
   CommitIfReady(now);
   if (ended_.has_value()) return;
   RepeatOrders(now);
-  if (running_) return SayUnkept(now);
+  if (IsRunning()) return SayUnkept(now);
   if (full_since_.has_value()) return;  // which has a deadline of its own
   const std::string missing = MissingForCommit(now);
   if (missing.empty()) return;
@@ -223,18 +222,23 @@ void Coordinator::EndForShortage(const std::string& missing, Time now) {
       missing, " within ", SecondsText(ChangeDeadline()), ", after: ", cause_,
       generation_.has_value() ? ": start again with --resume from the last checkpoint, or all with the same --state_dir"
                               : ": start again"));
-  if (std::exchange(ending_, true) || CommonSnapshots().empty() || !MissingForCommit(now).empty())
-    return End(shortage_);
+  if (AskForEarlyEnd() || CommonSnapshots().empty() || !MissingForCommit(now).empty()) return End(shortage_);
   Say(absl::StrCat("saves before it ends: ", missing));
   CommitIfReady(now);
 }
 
+bool Coordinator::AskForEarlyEnd() {
+  if (early_end_ != EarlyEnd::kNo) return true;
+  early_end_ = EarlyEnd::kAsked;
+  return false;
+}
+
 void Coordinator::EndRun(Time now) {
-  if (ended_.has_value() || std::exchange(ending_, true)) return;
+  if (ended_.has_value() || AskForEarlyEnd()) return;
   if (!generation_.has_value()) return End(absl::CancelledError("asked to end before the first step"));
   // Send this even if the workers were told to stop for another cause.
-  SendToAll(false, {.kind = Order::Kind::kStop, .ends_run = true});
-  if (running_ && !stopping_) StopGeneration("asked to end the run", now);
+  SendToAll(false, StopOrder());
+  if (phase_ == Phase::kTraining) StopGeneration("asked to end the run", now);
   ChangeIfStopped(now);
   CommitIfReady(now);
 }
@@ -252,7 +256,7 @@ std::string Coordinator::LossOf(uint64_t id, const Member& member, Time now) con
   const std::chrono::duration<double> usual(member.worker.seconds_per_leaf * kStuckLeaves);
   const auto patience = std::max<std::chrono::duration<double>>(options_.times.stuck, usual);
   // Its exchange was cut, so whatever it waited for, it waits no more.
-  if (!member.worker.computes && !running_ && IsInGeneration(id) && now - change_since_ > patience) {
+  if (!member.worker.computes && !IsRunning() && IsInGeneration(id) && now - change_since_ > patience) {
     return absl::StrCat("is stuck: it has not ended its step for ", SecondsText(now - change_since_));
   }
   const auto idle = now - member.last_progress;
@@ -261,7 +265,7 @@ std::string Coordinator::LossOf(uint64_t id, const Member& member, Time now) con
   }
   // The shards notice a missing worker once another worker waits for it. No worker waits for one that is alone.
   // Fetching a large model over a slow link, or from a slow disk, may take minutes without a report.
-  const bool is_alone = running_ && IsInGeneration(id) && generation_->workers.size() == 1;
+  const bool is_alone = IsRunning() && IsInGeneration(id) && generation_->workers.size() == 1;
   if (is_alone && idle > std::max<std::chrono::duration<double>>(patience, kAlonePatience * options_.join_deadline)) {
     return absl::StrCat("is stuck: it has come no further for ", SecondsText(idle));
   }
@@ -293,7 +297,7 @@ void Coordinator::GiveUp(uint64_t id, const std::string& why, Time now) {
   options_.send(id, {.kind = Order::Kind::kGivenUp, .text = why});
   // This change does not wait for the member. If it attends again, it joins as a new one.
   const bool took_part = member.is_shard || ranks_.erase(id) > 0;
-  if (running_ && took_part) BeginChange(cause, Kind::kOther, now);
+  if (IsRunning() && took_part) BeginChange(cause, Kind::kOther, now);
 }
 
 bool Coordinator::IsInGeneration(uint64_t id) const { return ranks_.contains(id); }
@@ -303,7 +307,7 @@ bool Coordinator::IsInGeneration(uint64_t id) const { return ranks_.contains(id)
 // the commit.
 bool Coordinator::IsReady(uint64_t id) const {
   const WorkerReport& report = members_.at(id).worker;
-  return report.ready && (!running_ || !IsInGeneration(id) || report.generation >= generation_->number);
+  return report.ready && (!IsRunning() || !IsInGeneration(id) || report.generation >= generation_->number);
 }
 
 // The slowest worker's time of a step if the leaves had these owners.
@@ -314,7 +318,7 @@ static double SlowestSeconds(const std::vector<int>& owners, const std::vector<d
 }
 
 void Coordinator::ConsiderShares(Time now) {
-  if (!running_ || is_last_ || stopping_ || now - last_deal_ < kDealPause) return;
+  if (phase_ != Phase::kTraining || early_end_ == EarlyEnd::kSaving || now - last_deal_ < kDealPause) return;
   std::vector<double> seconds;
   double leaves_per_second = 0;
   for (const uint64_t id : generation_->workers) {
@@ -334,16 +338,17 @@ void Coordinator::ConsiderShares(Time now) {
 }
 
 void Coordinator::ConsiderWorker(uint64_t id, Member& member, Time now) {
-  if (!running_ || stopping_) return;
+  if (phase_ != Phase::kTraining) return;
+  const bool is_saving = early_end_ == EarlyEnd::kSaving;
   if (IsInGeneration(id)) {
-    if (member.worker.leaves && !is_last_) StopGeneration(absl::StrCat(member.name, " leaves"), now);
+    if (member.worker.leaves && !is_saving) StopGeneration(absl::StrCat(member.name, " leaves"), now);
     return;
   }
   if (!IsReady(id) || member.worker.leaves) return;
   // This includes a spare: it comes in at once when a worker is lost.
   const Reach reach = LookAtReach(id, now);
   std::string why;
-  if (is_last_) {
+  if (is_saving) {
     why = "the run ends: its last generation saves what there is; this worker comes in only if that fails";
   } else if (std::ssize(generation_->workers) == options_.leaves) {
     why = absl::StrCat("a spare: all ", options_.leaves, " micro-batches have a worker; it comes in when one leaves");
@@ -365,14 +370,14 @@ void Coordinator::ConsiderWorker(uint64_t id, Member& member, Time now) {
 void Coordinator::StopGeneration(const std::string& cause, Time now) {
   Say(absl::StrCat("generation ", generation_->number, " ends at its next snapshot: ", cause));
   cause_ = cause;
-  stopping_ = true;
+  phase_ = Phase::kStopping;
   last_order_ = now;
-  for (const uint64_t id : generation_->workers) options_.send(id, {.kind = Order::Kind::kStop, .ends_run = ending_});
+  for (const uint64_t id : generation_->workers) options_.send(id, StopOrder());
 }
 
 void Coordinator::ChangeIfStopped(Time now) {
   const auto is_ready_or_lost = [this](uint64_t id) { return !members_.contains(id) || IsReady(id); };
-  if (!running_ || !stopping_ || !std::ranges::all_of(generation_->workers, is_ready_or_lost)) return;
+  if (phase_ != Phase::kStopping || !std::ranges::all_of(generation_->workers, is_ready_or_lost)) return;
   BeginChange(cause_, Kind::kPlanned, now);
 }
 
@@ -383,31 +388,31 @@ void Coordinator::RepeatOrders(Time now) {
   for (const auto& [id, member] : members_) {
     if (!member.connected) continue;
     const bool has_left = member.is_shard ? member.shard.prepared >= changing_to_ : member.worker.ready;
-    if (!running_ && is_prepared_ && !has_left) {
+    if (phase_ == Phase::kPrepared && !has_left) {
       options_.send(id, {.kind = member.is_shard ? Order::Kind::kPrepare : Order::Kind::kCut,
                          .generation = {.number = changing_to_}});
     }
-    const bool waits = !member.is_shard && member.worker.ready && !(running_ && IsInGeneration(id));
+    const bool waits = !member.is_shard && member.worker.ready && !(IsRunning() && IsInGeneration(id));
     const bool has_answered =
         member.worker.reached == member.reach_asked || member.worker.unreached == member.reach_asked;
     if (waits && !has_answered && now - member.reach_since >= kRepeatPause) options_.send(id, ReachOrder(member));
-    if (!running_) continue;
+    if (!IsRunning()) continue;
     if (member.is_shard && member.shard.generation < generation_->number) options_.send(id, ServeOrder());
     if (member.is_shard || !IsInGeneration(id)) continue;
     if (member.worker.generation < generation_->number) {
       options_.send(id, train_);
-    } else if (stopping_ && !member.worker.ready) {
-      options_.send(id, {.kind = Order::Kind::kStop, .ends_run = ending_});
+    } else if (phase_ == Phase::kStopping && !member.worker.ready) {
+      options_.send(id, StopOrder());
     }
   }
 }
 
 void Coordinator::BeginChange(const std::string& cause, Kind kind, Time now) {
-  CHECK(running_);
+  CHECK(IsRunning());
   if (kind != Kind::kPlanned) {
     Say(absl::StrCat("generation ", generation_->number, " is cut short at step ", newest_step_, ": ", cause));
   }
-  running_ = stopping_ = false;
+  phase_ = Phase::kUnprepared;
   kind_ = kind;
   has_judged_ = false;
   cause_ = cause;
@@ -418,8 +423,8 @@ void Coordinator::BeginChange(const std::string& cause, Kind kind, Time now) {
 }
 
 void Coordinator::Prepare(Time now) {
-  is_prepared_ = IsLogged(options_.log->Prepare(changing_to_), now);
-  if (!is_prepared_) return;
+  if (!IsLogged(options_.log->Prepare(changing_to_), now)) return;
+  phase_ = Phase::kPrepared;
   SendToAll(true, {.kind = Order::Kind::kPrepare, .generation = {.number = changing_to_}});
   // A worker that waits for a lost shard would otherwise wait until its deadline.
   SendToAll(false, {.kind = Order::Kind::kCut, .generation = {.number = changing_to_}});
@@ -452,7 +457,7 @@ void Coordinator::SendToAll(bool to_shards, const Order& order) {
 void Coordinator::End(const absl::Status& status) {
   if (ended_.has_value()) return;
   ended_ = status;
-  running_ = false;
+  phase_ = Phase::kEnded;
   for (const bool to_shards : {false, true}) SendToAll(to_shards, {.kind = Order::Kind::kEnd, .end = status});
 }
 
@@ -460,7 +465,7 @@ Coordinator::Status Coordinator::Describe() const {
   Status status{.generation = generation_.has_value() ? generation_->number : 0,
                 .first_step = generation_.has_value() ? generation_->first_step : options_.first_step,
                 .step = newest_step_,
-                .changing = !running_,
+                .changing = !IsRunning(),
                 .cause = cause_};
   for (const auto& [id, member] : members_) {
     std::string what = absl::StrCat("shard ", member.shard.shard, " of ", options_.shard_count);

@@ -235,6 +235,21 @@ class Coordinator {
     ShardReport shard;
   };
 
+  // kUnprepared: a change has begun, and its `prepare` is not in the log yet. kPrepared: members end their parts of the
+  // generation before. kTraining: a generation runs. kStopping: it runs, and its workers were told to stop. kEnded:
+  // `ended_` says how.
+  //
+  //   kUnprepared ─ Prepare ─▶ kPrepared ─ Begin ─▶ kTraining ─ StopGeneration ─▶ kStopping
+  //        ▲                                            │                             │
+  //        └───────────────── BeginChange ──────────────┴─────────────────────────────┘      End: from each to kEnded
+  enum class Phase { kUnprepared, kPrepared, kTraining, kStopping, kEnded };
+  bool IsRunning() const { return phase_ == Phase::kTraining || phase_ == Phase::kStopping; }
+  // Whether the run ends before its last step, by a generation without steps that saves what there is. It is kAsked
+  // from EndRun or EndForShortage on, and kSaving from the next Begin on: later generations are such ones, too.
+  enum class EarlyEnd { kNo, kAsked, kSaving };
+  // True if it was asked for before.
+  bool AskForEarlyEnd();
+
   Member* Find(uint64_t member);
   void SetGeneration(const Generation& generation);
   void Heard(Member& member, Time now);
@@ -284,6 +299,7 @@ class Coordinator {
   void CommitIfReady(Time now);
   void Begin(const Generation& next, bool from_snapshot, Time now);
   Order ServeOrder() const;
+  Order StopOrder() const { return {.kind = Order::Kind::kStop, .ends_run = early_end_ != EarlyEnd::kNo}; }
   void RepeatOrders(Time now);
   // Which shard the next generation waits for; empty: none.
   std::string MissingShard() const;
@@ -326,16 +342,14 @@ class Coordinator {
   std::optional<Generation> generation_;  // the one that runs, or ran last
   std::map<uint64_t, int> ranks_;         // of its workers
   Order train_;                           // its workers' order to begin
-  bool running_ = false;                  // and no change has begun
-  bool has_committed_ = false;            // this process, and not one before it
-  bool stopping_ = false;                 // its workers were told to stop
-  bool ending_ = false;                   // the next generation is the one without steps
-  absl::Status shortage_;                 // not OK: what that one ends with, because too few workers have come
-  bool is_last_ = false;                  // the generation is the one without steps
-  int64_t changing_to_ = 0;               // the number that was prepared last
-  const bool continues_;                  // a coordinator before this one has begun the run
-  Kind kind_ = Kind::kOther;              // of the last change
-  bool has_judged_ = false;               // in this change
+  Phase phase_ = Phase::kUnprepared;
+  EarlyEnd early_end_ = EarlyEnd::kNo;
+  bool has_committed_ = false;  // this process, and not one before it
+  absl::Status shortage_;       // not OK: why there is an early end, because too few workers have come
+  int64_t changing_to_ = 0;     // the number that was prepared last
+  const bool continues_;        // a coordinator before this one has begun the run
+  Kind kind_ = Kind::kOther;    // of the last change
+  bool has_judged_ = false;     // in this change
   TroubleLedger ledger_;
   int64_t places_ = 1;  // counts changes of the shards' addresses, and doubts whether workers reach them
   std::string cause_;
@@ -343,7 +357,6 @@ class Coordinator {
   Time last_tick_;
   Time last_deal_;
   Time said_missing_;
-  bool is_prepared_ = false;          // changing_to_ is in the log
   int64_t checked_ = 0;               // the generation whose progress was checked last
   std::optional<Time> full_since_;    // since when the log's disk is full
   Time full_tried_;                   // when that was seen last

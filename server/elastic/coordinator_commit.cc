@@ -13,7 +13,7 @@ namespace starring {
 std::vector<uint64_t> Coordinator::ReadyWorkers() const {
   std::vector<uint64_t> ready;
   for (const auto& [id, member] : members_) {
-    const bool stays = !member.worker.leaves || ending_;
+    const bool stays = !member.worker.leaves || early_end_ != EarlyEnd::kNo;
     if (!member.is_shard && member.connected && IsReady(id) && stays) ready.push_back(id);
   }
   std::ranges::sort(ready, {}, [this](uint64_t id) { return members_.at(id).order_of_joining; });
@@ -65,7 +65,7 @@ std::string Coordinator::MissingWorker() const {
 }
 
 int Coordinator::WorkersNeeded() const {
-  if (ending_) return 1;
+  if (early_end_ != EarlyEnd::kNo) return 1;
   return generation_.has_value() ? options_.min_workers : std::max(options_.min_workers, options_.first_workers);
 }
 
@@ -151,7 +151,7 @@ void Coordinator::RefuseOtherBegins() {
 }
 
 void Coordinator::CommitIfReady(Time now) {
-  if (running_ || ended_.has_value() || !is_prepared_ || !MissingShard().empty() || IsFull(now)) return;
+  if (phase_ != Phase::kPrepared || !MissingShard().empty() || IsFull(now)) return;
   const std::vector<int64_t> snapshots = CommonSnapshots();
   if (const absl::Status status = CheckLoss(snapshots); !status.ok()) return End(status);
   if (snapshots.empty()) RefuseOtherBegins();
@@ -182,11 +182,14 @@ void Coordinator::CommitIfReady(Time now) {
 void Coordinator::Begin(const Generation& next, bool from_snapshot, Time now) {
   SetGeneration(next);
   ledger_.Begin(next);
-  running_ = true;
-  is_last_ = ending_;
+  phase_ = Phase::kTraining;
+  if (early_end_ == EarlyEnd::kAsked) early_end_ = EarlyEnd::kSaving;
   newest_step_ = next.first_step;
   last_deal_ = last_order_ = kept_since_ = now;
-  train_ = Order{.kind = Order::Kind::kTrain, .generation = next, .from_snapshot = from_snapshot, .ends_run = is_last_};
+  train_ = Order{.kind = Order::Kind::kTrain,
+                 .generation = next,
+                 .from_snapshot = from_snapshot,
+                 .ends_run = early_end_ == EarlyEnd::kSaving};
   train_.shards = ShardAddresses();
   SendToAll(true, ServeOrder());
   for (const uint64_t id : next.workers) {

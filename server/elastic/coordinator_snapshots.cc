@@ -110,7 +110,7 @@ absl::Status Coordinator::CheckProgress(int64_t first_step, const std::vector<in
   }
   if (!loses && kind_ == Kind::kWorker) return absl::OkStatus();
   // The newest snapshot may be saved once, however often the steps after it have failed.
-  if (ending_ && !is_last_) return absl::OkStatus();
+  if (early_end_ == EarlyEnd::kAsked) return absl::OkStatus();
   strikes_.push_back(cause_);
   if (std::ssize(strikes_) < kStrikesMax) return absl::OkStatus();
   return absl::AbortedError(absl::StrCat(strikes_.size(),

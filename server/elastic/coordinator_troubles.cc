@@ -13,7 +13,7 @@ void Coordinator::OnTrouble(uint64_t id, const WorkerReport& report, Time now) {
   if (!report.trouble.empty()) ledger_.OnTrouble(id, report.origin);
   // Whether the others reach that server is asked before anyone is left out.
   if (!was_named && ledger_.names_server()) ++places_;
-  if (!running_) return CommitIfReady(now);
+  if (!IsRunning()) return CommitIfReady(now);
   BeginChange(absl::StrCat(members_.at(id).name, ": ", report.trouble.empty() ? "stopped" : report.trouble),
               Kind::kOther, now);
 }
@@ -29,7 +29,7 @@ void Coordinator::OnClaim(uint64_t id, const WorkerReport& report, Time now) {
       members_.at(id).claimed = report.trouble;
       const std::string cause =
           absl::StrCat(name, ": ", report.trouble, "; step ", report.origin.number, " is computed again to check that");
-      if (running_) return BeginChange(cause, Kind::kWorker, now);
+      if (IsRunning()) return BeginChange(cause, Kind::kWorker, now);
       // Its shards, which it has told, were faster.
       cause_ = cause;
       kind_ = Kind::kWorker;
@@ -49,7 +49,7 @@ void Coordinator::FailWorker(uint64_t id, const absl::Status& why, Time now) {
   Say(cause);
   options_.send(id, {.kind = Order::Kind::kEnd, .end = why});
   if (ranks_.erase(id) > 0) {
-    if (running_) return BeginChange(cause, Kind::kWorker, now);
+    if (IsRunning()) return BeginChange(cause, Kind::kWorker, now);
     cause_ = cause;
     kind_ = Kind::kWorker;
   }
