@@ -38,7 +38,6 @@ void ReduceRing::CopyContribution(const RingSum& sum, ElementRange range, std::s
 }
 
 void ReduceRing::Add(const RingSum& sum, ElementRange range, std::span<float> partial) {
-  NoteProgress();
   AddElements(InFlightOf(sum.number).head.type, Result(sum, range).data(), partial);
 }
 
@@ -52,9 +51,6 @@ std::span<std::byte> ReduceRing::Result(const RingSum& sum, ElementRange range) 
   return {data + range.begin * sum.result_bytes, static_cast<size_t>(range.size() * sum.result_bytes)};
 }
 
-void ReduceRing::OnDone(const RingSum& sum) {
-  NoteProgress();
-  Complete(sum.number);
-}
+void ReduceRing::OnDone(const RingSum& sum) { Complete(sum.number); }
 
 }  // namespace starring

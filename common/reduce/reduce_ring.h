@@ -38,6 +38,7 @@ class ReduceRing final : public ReduceMachine, private RingSink {
   void Add(const RingSum& sum, ElementRange range, std::span<float> partial) override;
   void Finish(const RingSum& sum, ElementRange range, std::span<float> partial) override;
   std::span<std::byte> Result(const RingSum& sum, ElementRange range) override;
+  void OnProgress() override { NoteProgress(); }
   void OnReady(const RingSum& /*sum*/) override {}
   void OnDone(const RingSum& sum) override;
 

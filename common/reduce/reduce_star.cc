@@ -4,6 +4,11 @@
 #include "common/reduce/element_sum.h"
 
 namespace starring {
+namespace {
+
+constexpr uint64_t kNumberFactor = 0x9e3779b97f4a7c15;  // odd, with ones and zeros everywhere
+
+}  // namespace
 
 Star::Options StarOptionsOf(const ReduceStarOptions& options, StarSink* sink) {
   const int worker_count = options.transport->world_size() - options.server_count;
@@ -16,6 +21,7 @@ Star::Options StarOptionsOf(const ReduceStarOptions& options, StarSink* sink) {
                         .message_bytes_max = message_bytes,
                         .sizes = {.piece_bytes_max = message_bytes},
                         .slot_count = kReduceStarSlots,
+                        .window_bytes = 0,
                         .owners_have_results = options.server_count == 0,
                         .results_are_replaced = false,
                         .memory = {},
@@ -36,7 +42,9 @@ StarSum StarSumOf(const Reduction& reduction, int owner_count) {
           .elements = {0, head.count},
           .owners = OwnerMap::Ranges(owner_count, element_bytes),
           .element_bytes = element_bytes,
-          .tag_key = HashOf(head),
+          // A slot's messages follow each other, but not those of two slots. So with the head alone, ranks that begin
+          // two sums in different orders would add pieces of one to other pieces of it.
+          .tag_key = HashOf(head) ^ static_cast<uint64_t>(reduction.number) * kNumberFactor,
           .labels = {.step = head.step, .bucket = head.bucket}};
 }
 
@@ -55,8 +63,6 @@ void ReduceStar::Start(const Reduction& reduction) {
 void ReduceStar::Advance(uint64_t /*operation*/) { CHECK(false) << "the star posts its operations itself"; }
 
 std::span<const std::byte> ReduceStar::Contribution(const StarSum& sum, int /*node*/, ElementRange range) {
-  // A long slice is slow, not stuck: each of its pieces counts.
-  NoteProgress();
   return Result(sum, range);
 }
 
@@ -68,11 +74,6 @@ std::span<std::byte> ReduceStar::Result(const StarSum& sum, ElementRange range) 
 void ReduceStar::FinishAll(const StarSum& sum, ElementRange range, std::span<std::byte* const> contributions,
                            std::span<std::byte> result) {
   SumContributions(contributions, range.size(), InFlightOf(sum.number).head.result(), result.data());
-}
-
-void ReduceStar::OnDone(const StarSum& sum) {
-  NoteProgress();
-  Complete(sum.number);
 }
 
 }  // namespace starring

@@ -62,7 +62,8 @@ class ReduceStar final : public ReduceMachine, private StarSink {
   std::span<std::byte> Result(const StarSum& sum, ElementRange range) override;
   void FinishAll(const StarSum& sum, ElementRange range, std::span<std::byte* const> contributions,
                  std::span<std::byte> result) override;
-  void OnDone(const StarSum& sum) override;
+  void OnProgress() override { NoteProgress(); }
+  void OnDone(const StarSum& sum) override { Complete(sum.number); }
 
   const int owner_count_;
   std::optional<Star> star_;  // none in a world of one

@@ -135,6 +135,7 @@ void Ring::OnCompletion(uint64_t operation) {
   const Operation completed = {.phase = static_cast<Phase>(operation >> kPhaseShift & 0xff),
                                .hop = static_cast<int>(operation & kHopMask)};
   CHECK(group.is_used);
+  sink_.OnProgress();
   --group.before_free;
   if (options_.track != nullptr) TraceFlight(group, completed);
   bool counts = true;

@@ -78,6 +78,8 @@ class RingSink {
   // The place of the result of `range`: sum.result_bytes an element.
   virtual std::span<std::byte> Result(const RingSum& sum, ElementRange range) = 0;
 
+  // An operation of the ring is complete.
+  virtual void OnProgress() {}
   // The contribution may be overwritten, and the result is complete.
   virtual void OnReady(const RingSum& sum) = 0;
   // Nothing of the sum is in flight any more; comes after OnReady. The ring does not touch the sum again.

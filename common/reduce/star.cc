@@ -44,6 +44,7 @@ Star::Star(const Options& options)
   }
   if (options_.server_count == 0) own_number_ = rank_;
   if (options_.server_count > 0 && !is_worker()) own_number_ = rank_ - worker_count();
+  if (is_worker()) asking_.resize(window_bytes_ > 0 ? 1 : other_owner_count());
   AllocateMemory();
 }
 
@@ -82,12 +83,13 @@ void Star::AllocateMemory() {
 }
 
 void Star::Submit(const StarSum& sum) {
+  if (is_stopped_) return;
   CHECK_GT(sum.elements.size(), 0);
   CHECK_EQ(sum.owners.owner_count(), owner_count());
   const int64_t id = next_id_++;
   InFlight& in_flight = sums_.try_emplace(id, id, sum, options_.message_bytes_max).first->second;
   if (options_.track != nullptr) in_flight.submitted_ns = TraceNow();
-  in_flight.unready = (is_worker() ? 1 : 0) + (owner_.has_value() ? 1 : 0);
+  in_flight.unready = std::ssize(asking_) + (owner_.has_value() ? 1 : 0);
   Proceed();
 }
 
@@ -98,7 +100,9 @@ void Star::Proceed() {
   }
   while (!answers_.empty() && SendAnswer()) {
   }
-  while (is_worker() && AskNext()) {
+  for (Cursor& cursor : asking_) {
+    while (AskNext(cursor)) {
+    }
   }
 }
 
@@ -117,23 +121,27 @@ int Star::OwnerAt(int i) const {
 
 int Star::AnswerRank(int i) const { return (is_worker() ? rank_ + 1 + i : own_number_ + i) % worker_count(); }
 
-bool Star::AskNext() {
-  InFlight* const in_flight = SumAt(asking_);
+bool Star::AskNext(Cursor& cursor) {
+  InFlight* const in_flight = SumAt(cursor);
   if (in_flight == nullptr) return false;
-  if (asking_.next == other_owner_count()) asking_ = {.id = asking_.id, .stride = asking_.stride + 1};
-  if (asking_.stride == in_flight->pieces.stride_count()) {
-    asking_ = {.id = asking_.id + 1};
+  // With a window, a cursor goes through all owners of a stride. Without, each owner has its cursor.
+  const auto number = static_cast<int>(&cursor - asking_.data());
+  const bool has_window = window_bytes_ > 0;
+  if (cursor.next == (has_window ? other_owner_count() : 1)) cursor = {.id = cursor.id, .stride = cursor.stride + 1};
+  if (cursor.stride == in_flight->pieces.stride_count()) {
+    cursor = {.id = cursor.id + 1};
     CountReady(*in_flight);
     return true;
   }
-  const int owner = OwnerAt(asking_.next);
-  if (const StarPieces::Piece piece = in_flight->pieces.PieceAt(asking_.stride, owner); piece.bytes > 0) {
+  const int owner = OwnerAt(has_window ? cursor.next : number);
+  if (const StarPieces::Piece piece = in_flight->pieces.PieceAt(cursor.stride, owner); piece.bytes > 0) {
     Asked& asked = asked_[owner][next_slot_[owner]];
-    if (asked.in_flight != nullptr || !HasWindowFor(options_.shared.empty() ? piece.bytes : 0)) return false;
-    asked = {.in_flight = in_flight, .stride = asking_.stride, .piece = piece};
+    const int64_t bytes = options_.shared.empty() ? piece.bytes * std::ssize(own_contributors_) : 0;
+    if (asked.in_flight != nullptr || !HasWindowFor(bytes, asking_bytes_)) return false;
+    asked = {.in_flight = in_flight, .stride = cursor.stride, .piece = piece};
     Ask(owner);
   }
-  ++asking_.next;
+  ++cursor.next;
   return true;
 }
 
@@ -150,6 +158,7 @@ void Star::Ask(int owner) {
     if (!options_.shared.empty()) CopyToOwner(asked, owner, slot, own_contributors_[node], message);
     const int tag = TagOf(sum, slot, Way::kContributions);
     bytes_sent_ += std::ssize(message);
+    if (options_.shared.empty()) asking_bytes_ += std::ssize(message);
     Send(RankOf(owner), tag, {.kind = Kind::kContributionSend, .slot = slot, .peer = owner},
          options_.shared.empty() ? message : message.first(0));
   }
@@ -179,6 +188,7 @@ void Star::OnCompletion(uint64_t operation) {
                                .slot = static_cast<int>(operation >> kSlotShift & kSlotMask),
                                .peer = static_cast<int>(operation & kPeerMask)};
   if (is_stopped_) return;
+  sink_.OnProgress();
   switch (completed.kind) {
     case Kind::kContributionSend:
       OnContributionSent(completed.peer, completed.slot);
@@ -200,7 +210,7 @@ void Star::OnContributionSent(int owner, int slot) {
   Asked& asked = asked_[owner][slot];
   InFlight& in_flight = *asked.in_flight;
   TraceFlight(in_flight.sum, RankOf(owner), {.kind = Kind::kContributionSend, .slot = slot, .peer = owner});
-  if (options_.shared.empty()) sending_bytes_ -= asked.piece.bytes;
+  if (options_.shared.empty()) asking_bytes_ -= asked.piece.bytes;
   // The answer arrives where the packed contribution was.
   if (--asked.unsent == 0 && !asked.packed.empty()) ReceiveAnswer(owner, slot);
   FreeIfOver(asked);
@@ -314,8 +324,9 @@ bool Star::SendAnswer() {
   const Answer answer = answers_.front();
   Answering& answering = answering_[answer.index];
   const std::span<const std::byte> message = options_.is_shared ? answering.result.first(0) : answering.result;
-  if (!HasWindowFor(std::ssize(message))) return false;
+  if (!HasWindowFor(std::ssize(message), answering_bytes_)) return false;
   answers_.pop_front();
+  answering_bytes_ += std::ssize(message);
   bytes_sent_ += std::ssize(answering.result);
   const int tag = TagOf(answering.in_flight->sum, answering.slot, Way::kAnswers);
   Send(answer.rank, tag, {.kind = Kind::kAnswerSend, .slot = answer.index, .peer = answer.rank}, message);
@@ -326,7 +337,7 @@ void Star::OnAnswerSent(int index, int rank) {
   Answering& answering = answering_[index];
   InFlight& in_flight = *answering.in_flight;
   TraceFlight(in_flight.sum, rank, {.kind = Kind::kAnswerSend, .slot = index, .peer = rank});
-  if (!options_.is_shared) sending_bytes_ -= std::ssize(answering.result);
+  if (!options_.is_shared) answering_bytes_ -= std::ssize(answering.result);
   if (--answering.unsent == 0) {
     if (answering.is_in_slot) owner_->Release(answering.slot);
     answering.in_flight = nullptr;
@@ -357,7 +368,6 @@ void Star::EndIfDone(InFlight& in_flight) {
 
 void Star::Send(int rank, int tag, Operation operation, std::span<const std::byte> data) {
   if (options_.track != nullptr) PostedNs(operation) = TraceNow();
-  sending_bytes_ += std::ssize(data);
   transport_.PostSend(rank, tag, data, TokenOf(operation));
 }
 

@@ -25,12 +25,14 @@
 // much. An allgather in log2 N steps would need fewer messages, but each of its steps waits for another rank's.
 //
 // Limits. To one owner a worker has as many pieces on their way, contributed and not answered, as the owner has slots.
-// And a process has at most a window of bytes in sends that are not complete.
+// A process has a window of bytes in contributions whose sends are not complete, and one in answers. Answers must not
+// wait for contributions: those may be to strides that are received only after the answers.
 //
 // There is no deadlock. All processes submit their sums in one order. Take the first stride, and in it the smallest
-// distance, of which a contribution has not been received. All contributions before it have been received and added, so
-// the pieces before it have been answered: the receives of those answers were posted before. So its sender has a place
-// in its window and at its owner, and the owner has a slot and a place for it.
+// distance, of which a contribution has not been received. All contributions before it have been received and added. So
+// the pieces before it have results, and the answers leave: their receives are posted with the contributions that they
+// answer. The contributions that its sender has on their way are not earlier, so it is among them, or there is a place
+// for it in the window and at its owner. And the owner has a slot and a place for it.
 //
 // A star never waits, starts no thread and reads no clock but for traces. Thread safety: one thread at a time.
 #ifndef STARRING_COMMON_REDUCE_STAR_H_
@@ -68,7 +70,8 @@ class Star final : public Transport::Poster {
     int64_t message_bytes_max = 0;
     Owner::PieceSizes sizes;
     int slot_count = 1;  // of every owner; fewer are used where there are few tags
-    // The bytes of a process's sends that are not complete, for each slot.
+    // The bytes of contributions, and those of answers, whose sends are not complete, for each slot. 0: no limit; then
+    // a worker asks each owner by itself, so that one that is slow does not hold up its questions to the others.
     int64_t window_bytes = kStarWindowBytes;
     // Whether an owner's sink has places for results. It must at a worker.
     bool owners_have_results = true;
@@ -95,7 +98,7 @@ class Star final : public Transport::Poster {
 
   // The sum that has been in flight longest; null if none is.
   const StarSum* Oldest() const { return sums_.empty() ? nullptr : &sums_.begin()->second.sum; }
-  // Elements in messages since the star was made, in either direction.
+  // Of contributions and answers since the star was made, in either direction; also where shared memory carries them.
   int64_t bytes_sent() const { return bytes_sent_; }
   int64_t bytes_received() const { return bytes_received_; }
 
@@ -155,7 +158,7 @@ class Star final : public Transport::Poster {
   void Proceed();
 
   // This process as a worker.
-  bool AskNext();
+  bool AskNext(Cursor& cursor);
   void Ask(int owner);
   std::span<const std::byte> MessageOf(const Asked& asked, int owner, int node);
   void CopyToOwner(const Asked& asked, int owner, int slot, int contributor, std::span<const std::byte> message);
@@ -178,7 +181,10 @@ class Star final : public Transport::Poster {
   InFlight* SumAt(Cursor& cursor);
   void CountReady(InFlight& in_flight);
   void EndIfDone(InFlight& in_flight);
-  bool HasWindowFor(int64_t bytes) const { return sending_bytes_ == 0 || sending_bytes_ + bytes <= window_bytes_; }
+  // Whether so many bytes more may be sent where `sending` bytes are.
+  bool HasWindowFor(int64_t bytes, int64_t sending) const {
+    return window_bytes_ == 0 || sending == 0 || sending + bytes <= window_bytes_;
+  }
 
   void Send(int rank, int tag, Operation operation, std::span<const std::byte> data);
   void Receive(const StarSum& sum, int rank, Operation operation, std::span<std::byte> data);
@@ -212,7 +218,7 @@ class Star final : public Transport::Poster {
   std::map<int64_t, InFlight> sums_;  // by id, in the order in which they were submitted
   int64_t next_id_ = 0;
 
-  Cursor asking_;
+  std::vector<Cursor> asking_;                 // one, or by owner
   std::vector<std::vector<Asked>> asked_;      // by owner and slot
   std::vector<int> next_slot_;                 // by owner
   std::vector<std::span<std::byte>> packing_;  // by owner and slot, if pieces may be packed
@@ -225,7 +231,8 @@ class Star final : public Transport::Poster {
   std::deque<Answer> answers_;  // that wait for the window
 
   bool is_stopped_ = false;
-  int64_t sending_bytes_ = 0;
+  int64_t asking_bytes_ = 0;     // of contributions whose sends are not complete
+  int64_t answering_bytes_ = 0;  // of answers
   int64_t bytes_sent_ = 0;
   int64_t bytes_received_ = 0;
   std::vector<int64_t> posted_ns_;  // by operation, with a track

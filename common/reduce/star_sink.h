@@ -74,6 +74,8 @@ class StarSink {
     Unexpected<void>();
   }
 
+  // An operation of the star is complete.
+  virtual void OnProgress() {}
   // The contribution may be overwritten, and the result is complete. At a process that does not contribute: its slice
   // is complete.
   virtual void OnReady(const StarSum& /*sum*/) {}

@@ -11,6 +11,7 @@
 #include "common/base/status.h"
 #include "common/job/leaf_shares.h"
 #include "common/reduce/owner_map.h"
+#include "common/transport/shard_wire.h"
 
 namespace starring {
 namespace {
@@ -166,17 +167,21 @@ ShardMemory CountShardMemory(const Agreement& agreement, int shard, int shard_co
   // Bookkeeping of a bucket, and of a worker in it, apart from their floats: CollectiveWait, Contribution.
   constexpr int64_t kBytesPerBucket = 1024;
   constexpr int64_t kBytesPerContribution = 256;
-  int64_t owned = 0;
+  int64_t owned = 0, longest = 0;
   const OwnerMap owners = OwnerMap::ShardRanges(shard_count);
   for (int b = 0; b < agreement.buckets.bucket_count(); ++b) {
-    owned += owners.RangeOf(agreement.buckets.sum(b), shard).size() * static_cast<int64_t>(sizeof(float));
+    const int64_t bytes = owners.RangeOf(agreement.buckets.sum(b), shard).size() * static_cast<int64_t>(sizeof(float));
+    owned += bytes;
+    longest = std::max(longest, bytes);
   }
   // Buffers of the parameters and a copy in shared memory, the optimizer's state.
   const int64_t state = StateVectorCount(agreement.optimizer);
   const int64_t copies = kSliceBuffersMax + 1 + state + snapshots_max * (1 + state);
   const int64_t buckets = agreement.buckets.bucket_count();
   return {.always = owned * copies + buckets * kBytesPerBucket,
-          .per_contribution = owned + buckets * kBytesPerContribution};
+          // Over TCP a server has slots that are as long as the longest slice.
+          .per_contribution =
+              std::max(owned, ShardSlots(static_cast<int>(buckets)) * longest) + buckets * kBytesPerContribution};
 }
 
 }  // namespace

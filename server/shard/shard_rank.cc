@@ -250,7 +250,7 @@ void ShardRank::CreateStar() {
                         .contributors = {},
                         .message_bytes_max = buckets().bucket_bytes(),
                         .slot_count = ShardSlots(buckets().bucket_count()),
-                        .window_bytes = buckets().bucket_bytes() * worker_count(),
+                        .window_bytes = 0,
                         // They are in buffers of the job, in which no other step's are while they leave.
                         .results_are_replaced = false,
                         .memory = {},

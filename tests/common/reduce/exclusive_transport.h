@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -17,20 +18,32 @@
 
 namespace starring {
 
-// Fails if memory that an operation in flight uses is received into meanwhile.
+// Fails if memory that an operation in flight uses is received into meanwhile. May keep the first send to one rank
+// until this rank has polled a number of times.
 class ExclusiveTransport final : public Transport, private Transport::Poster {
  public:
-  explicit ExclusiveTransport(std::unique_ptr<Transport> inner) : inner_(std::move(inner)) {}
+  struct LateSend {
+    int peer = -1;
+    int polls = 0;
+  };
+  explicit ExclusiveTransport(std::unique_ptr<Transport> inner) : ExclusiveTransport(std::move(inner), LateSend()) {}
+  ExclusiveTransport(std::unique_ptr<Transport> inner, LateSend late) : inner_(std::move(inner)), late_(late) {}
   int rank() const override { return inner_->rank(); }
   int world_size() const override { return inner_->world_size(); }
   int tag_max() const override { return inner_->tag_max(); }
   void PostSend(int peer, int tag, std::span<const std::byte> data, Token token) override {
-    inner_->PostSend(peer, tag, data, Begin({.data = data, .receives = false, .token = token}));
+    const Token own = Begin({.data = data, .receives = false, .token = token});
+    if (peer == late_.peer && kept_ == nullptr) {
+      kept_ = [this, peer, tag, data, own] { inner_->PostSend(peer, tag, data, own); };
+    } else {
+      inner_->PostSend(peer, tag, data, own);
+    }
   }
   void PostReceive(int peer, int tag, std::span<std::byte> data, Token token) override {
     inner_->PostReceive(peer, tag, data, Begin({.data = data, .receives = true, .token = token}));
   }
   absl::Status Poll(std::vector<Token>& completed) override {
+    if (kept_ != nullptr && late_.polls >= 0 && late_.polls-- == 0) kept_();
     std::vector<Token> inner;
     const absl::Status status = inner_->Poll(inner);
     for (const Token& token : inner) {
@@ -64,6 +77,8 @@ class ExclusiveTransport final : public Transport, private Transport::Poster {
   void OnCompletion(uint64_t) override {}
 
   const std::unique_ptr<Transport> inner_;
+  LateSend late_;
+  std::function<void()> kept_;  // from the first send to the late peer on
   std::map<uint64_t, Operation> in_flight_;
   uint64_t count_ = 0;
 };

@@ -142,6 +142,28 @@ TEST(ReduceStarMessageTest, MessagesAreShorterWithManyRanks) {
   EXPECT_EQ(ReduceStarMessageBytes(1024), 16 << 10);
 }
 
+// Two ranks begin the same two sums in different orders. The pieces of the long one are in other slots then.
+TEST_P(ReduceStarTest, SumsInDifferentOrdersAreNeverAdded) {
+  if (GetParam().worker_count == 1) return;
+  const std::vector<ReductionHead> heads = {Head(1, 0, 100'000, ElementType::kFloat32),
+                                            Head(1, 1, 700'000, ElementType::kFloat32)};
+  SummingRanks ranks = Ranks(6);
+  for (int rank = 0; rank < ranks.worker_count(); ++rank) {
+    for (const int i : {0, 1}) {
+      const ReductionHead& head = heads[rank == 1 ? 1 - i : i];
+      ranks.Begin(rank, head, WildElements(head, rank, 1));
+    }
+  }
+  const absl::Status status = ranks.Finish();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  for (int rank = 0; rank < ranks.worker_count(); ++rank) {
+    for (const int i : {0, 1}) {
+      const ReductionHead& head = heads[rank == 1 ? 1 - i : i];
+      EXPECT_TRUE(ranks.elements(rank, i) == WildElements(head, rank, 1)) << "rank " << rank << ", sum " << i;
+    }
+  }
+}
+
 // Sums of no elements end without the other ranks.
 TEST(SumServerTest, ARankThatIsFarAheadIsRefused) {
   SummingRanks ranks({.worker_count = 2, .server_count = 1});

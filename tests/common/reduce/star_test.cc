@@ -135,9 +135,11 @@ class Processes {
  public:
   static constexpr int kSlots = 3;
 
-  Processes(const Kind& kind, int rank_count, std::vector<int64_t> counts, uint64_t seed)
+  Processes(const Kind& kind, int rank_count, std::vector<int64_t> counts, uint64_t seed, int slots = kSlots,
+            ExclusiveTransport::LateSend late = {})
       : kind_(kind),
         rank_count_(rank_count),
+        slots_(slots),
         counts_(std::move(counts)),
         random_(seed),
         network_(rank_count + kind.server_count, seed) {
@@ -146,7 +148,10 @@ class Processes {
       if (kind.owners == Owners::kChunks && kind.plan == Order::Plan::kChain) {
         sinks_.back()->chain_elements = counts_[0];
       }
-      transports_.push_back(std::make_unique<ExclusiveTransport>(network_.CreateTransport(i)));
+      // The rank after the owner, whose contribution is the first.
+      const bool is_late = late.peer >= 0 && i == (late.peer + 1) % rank_count;
+      transports_.push_back(std::make_unique<ExclusiveTransport>(network_.CreateTransport(i),
+                                                                 is_late ? late : ExclusiveTransport::LateSend()));
       memories_.emplace_back(kSlots * StarMemory::SlotBytes(rank_count, kind.message_bytes_max) / 4);
     }
     for (int i = 0; i < process_count(); ++i) stars_.push_back(std::make_unique<Star>(OptionsOf(i)));
@@ -222,7 +227,7 @@ class Processes {
                              .plan = kind_.plan,
                              .message_bytes_max = kind_.message_bytes_max,
                              .sizes = {.piece_bytes_max = kind_.message_bytes_max},
-                             .slot_count = kSlots,
+                             .slot_count = slots_,
                              .owners_have_results = kind_.server_count == 0 || kind_.servers_keep_results,
                              .memory = {},
                              .shared = {},
@@ -270,6 +275,7 @@ class Processes {
 
   const Kind kind_;
   const int rank_count_;
+  const int slots_;
   const std::vector<int64_t> counts_;
   std::mt19937_64 random_;
   InMemoryNetwork network_;
@@ -353,6 +359,23 @@ TEST_P(StarTest, MovesNoMoreThanItMust) {
   const int64_t message =
       kind.owners == Owners::kChunks ? std::max(kind.message_bytes_max, ChunkBytesFor(kRanks)) : kind.message_bytes_max;
   EXPECT_EQ(processes.network().message_bytes_max(), kind.is_shared ? 0 : message);
+}
+
+// One contribution is late by many strides. Meanwhile its owner contributes to later strides, which others cannot
+// receive before they have the owner's answer. That must leave all the same.
+TEST(StarDeadlockTest, AnAnswerDoesNotWaitForContributionsToLaterStrides) {
+  for (const Order::Plan plan : {Order::Plan::kChain, Order::Plan::kTree}) {
+    const Kind kind = {.name = "Packed", .plan = plan, .owners = Owners::kChunks, .message_bytes_max = kChunkBytesMax};
+    for (const int rank_count : {8, 9, 12}) {
+      const int64_t stride = kChunkBytesMax / 4 * rank_count;
+      for (uint64_t seed = 1; seed <= 4; ++seed) {
+        SCOPED_TRACE(testing::Message() << rank_count << " ranks, seed " << seed);
+        Processes processes(kind, rank_count, {5 * stride}, seed, 2, {.peer = 0, .polls = 3'000});
+        processes.Run();
+        ASSERT_TRUE(processes.sink(rank_count - 1).arrays[0].result == processes.Expected(0));
+      }
+    }
+  }
 }
 
 }  // namespace

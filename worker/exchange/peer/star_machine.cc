@@ -60,7 +60,7 @@ Star::Options StarMachine::StarOptions(const RankMachineOptions& options, const 
     // A slice is one message. The server sums it as a whole.
     star.message_bytes_max = buckets_.bucket_bytes();
     star.slot_count = ShardSlots(buckets_.bucket_count());
-    star.window_bytes = buckets_.bucket_bytes();
+    star.window_bytes = 0;
     return star;
   }
   star.plan = job.sum_order == SumOrder::kChain ? Order::Plan::kChain : Order::Plan::kTree;

@@ -64,7 +64,8 @@ TEST(LocalExchange, KeepsNoStateForAStepThatAppliesTheOptimizer) {
   std::vector<float> parameters = job.InitialParameters();
   const auto exchange = CreateLocalExchange(nullptr, LocalUpdates::kTrainingStep);
   ASSERT_TRUE(exchange->Start(job.Spec(0), parameters).ok());
-  EXPECT_DEATH(exchange->Submit(0, 0, parameters), "the training step applies the optimizer");
+  EXPECT_DEATH((exchange->Submit({.step = 0, .bucket = 0, .gradient = parameters})),
+               "the training step applies the optimizer");
   EXPECT_TRUE(exchange->Finish().ok());
 }
 
