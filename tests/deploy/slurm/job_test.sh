@@ -1,5 +1,5 @@
 #!/bin/bash
-# Tests functions of deploy/slurm/job.sh with a scontrol of this test's own.
+# Tests functions of deploy/slurm/job.sh and elastic.sh with a scontrol and a server of this test's own.
 set -euo pipefail
 
 scontrol() {
@@ -33,3 +33,31 @@ check "an IPv6 node of NODE_ADDRESSES" "$(node_address six)" "[fd00::6]"
 NODE_ADDRESSES="other=192.0.2.1"
 place=$(rendezvous six)
 check "the rendezvous without its port" "${place%:*}" "[::1]"
+
+# As `server --print_log` prints a log.
+server() {
+  check "the call" "$1" --print_log
+  check "the state of the call" "$2" "--state_dir=${STATE_DIR}/run-1"
+  echo 'run { name: "slurm-7-1" leaves: 8 shards: 2 job: "ab" first_step: 0 }'
+  echo 'prepare: 1'
+  ((${ended:-0} == 0)) || echo 'end { step: 0 }'
+  return "${result:-0}"
+}
+
+export STARRING=.
+# shellcheck source=deploy/slurm/elastic.sh
+source deploy/slurm/elastic.sh
+STATE_DIR=$(mktemp -d)
+trap 'rm -rf "${STATE_DIR}"' EXIT
+run_id=mine
+take_up_run server
+check "the run without a log" "${run_id}" mine
+mkdir "${STATE_DIR}"/run-{0,1}
+touch -d yesterday "${STATE_DIR}/run-0/generations.log"
+touch "${STATE_DIR}/run-1/generations.log"
+ended=1 take_up_run server
+check "the run after one that has ended" "${run_id}" mine
+result=2 take_up_run server
+check "the run with a log that is refused" "${run_id}" mine
+take_up_run server
+check "the run that goes on" "${run_id} ${run_dir:-}" "slurm-7-1 ${STATE_DIR}/run-1"
