@@ -103,10 +103,10 @@ void RunLateStep(const ExampleJob& job, PeerExchange& exchange, int rank, Outcom
       const std::span<const float> gradient = outcome.gradients[node];
       for (int b = 0; b < spec.buckets.bucket_count(); ++b) {
         const ElementRange range = spec.buckets.bucket(b);
-        const std::span<const float> part = gradient.subspan(range.begin, range.size());
-        node + 1 == std::ssize(outcome.gradients)
-            ? exchange.Submit(0, b, part)
-            : exchange.Submit({.step = 0, .bucket = b, .gradient = part, .node = node});
+        exchange.Submit({.step = 0,
+                         .bucket = b,
+                         .gradient = gradient.subspan(range.begin, range.size()),
+                         .node = node + 1 == std::ssize(outcome.gradients) ? Submission::kLastNode : node});
       }
     }
     return absl::OkStatus();
