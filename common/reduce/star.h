@@ -98,7 +98,8 @@ class Star final : public Transport::Poster {
 
   // The sum that has been in flight longest; null if none is.
   const StarSum* Oldest() const { return sums_.empty() ? nullptr : &sums_.begin()->second.sum; }
-  // Of contributions and answers since the star was made, in either direction; also where shared memory carries them.
+  // The bytes of contributions and answers since the star was made, in either direction; also where shared memory
+  // carries them.
   int64_t bytes_sent() const { return bytes_sent_; }
   int64_t bytes_received() const { return bytes_received_; }
 

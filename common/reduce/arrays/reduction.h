@@ -4,8 +4,8 @@
 // reduction's *number*, counted from 0, names it on all of them. The *head* is what must be equal on all ranks.
 //
 // Thread safety: plain values and pure functions.
-#ifndef STARRING_COMMON_REDUCE_REDUCTION_H_
-#define STARRING_COMMON_REDUCE_REDUCTION_H_
+#ifndef STARRING_COMMON_REDUCE_ARRAYS_REDUCTION_H_
+#define STARRING_COMMON_REDUCE_ARRAYS_REDUCTION_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 #include "absl/status/status.h"
 #include "common/base/element_range.h"
-#include "common/reduce/element_sum.h"
+#include "common/reduce/arrays/element_sum.h"
 
 namespace starring {
 
@@ -59,10 +59,6 @@ std::string DescribeReduction(const ReductionHead& head);
 // Equal heads have equal hashes, on all ranks.
 uint64_t HashOf(const ReductionHead& head);
 
-// A number from 0 to `count` - 1 that follows from the head: messages of reductions on which ranks disagree have
-// different tags, and are not taken for each other. REQUIRES: count >= 1.
-int HeadTagNumber(const ReductionHead& head, int64_t count);
-
 }  // namespace starring
 
-#endif  // STARRING_COMMON_REDUCE_REDUCTION_H_
+#endif  // STARRING_COMMON_REDUCE_ARRAYS_REDUCTION_H_

@@ -1,7 +1,7 @@
-#include "common/reduce/reduce_ring.h"
+#include "common/reduce/arrays/reduce_ring.h"
 
 #include "common/base/check.h"
-#include "common/reduce/element_sum.h"
+#include "common/reduce/arrays/element_sum.h"
 
 namespace starring {
 

@@ -1,4 +1,4 @@
-#include "common/reduce/element_sum.h"
+#include "common/reduce/arrays/element_sum.h"
 
 #include <algorithm>
 #include <bit>

@@ -1,4 +1,4 @@
-#include "common/reduce/reduction.h"
+#include "common/reduce/arrays/reduction.h"
 
 #include <bit>
 #include <cmath>
@@ -86,11 +86,6 @@ uint64_t HashOf(const ReductionHead& head) {
     hash ^= hash >> 31;
   }
   return hash;
-}
-
-int HeadTagNumber(const ReductionHead& head, int64_t count) {
-  CHECK_GE(count, 1);
-  return static_cast<int>(HashOf(head) % static_cast<uint64_t>(count));
 }
 
 }  // namespace starring

@@ -1,6 +1,6 @@
 // The ring (ring.h) for reductions: contributions and results are elements of a rank's array.
-#ifndef STARRING_COMMON_REDUCE_REDUCE_RING_H_
-#define STARRING_COMMON_REDUCE_REDUCE_RING_H_
+#ifndef STARRING_COMMON_REDUCE_ARRAYS_REDUCE_RING_H_
+#define STARRING_COMMON_REDUCE_ARRAYS_REDUCE_RING_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 #include "common/base/element_range.h"
 #include "common/base/memory.h"
-#include "common/reduce/reduce_machine.h"
-#include "common/reduce/reduction.h"
+#include "common/reduce/arrays/reduce_machine.h"
+#include "common/reduce/arrays/reduction.h"
 #include "common/reduce/ring.h"
 #include "common/reduce/ring_memory.h"
 
@@ -48,4 +48,4 @@ class ReduceRing final : public ReduceMachine, private RingSink {
 
 }  // namespace starring
 
-#endif  // STARRING_COMMON_REDUCE_REDUCE_RING_H_
+#endif  // STARRING_COMMON_REDUCE_ARRAYS_REDUCE_RING_H_

@@ -1,4 +1,4 @@
-#include "common/reduce/reduce_ring.h"
+#include "common/reduce/arrays/reduce_ring.h"
 
 #include <string>
 #include <vector>

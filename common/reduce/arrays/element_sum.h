@@ -6,8 +6,8 @@
 // thread must have the default floating-point environment: subnormal numbers are not flushed.
 //
 // Thread safety: pure functions.
-#ifndef STARRING_COMMON_REDUCE_ELEMENT_SUM_H_
-#define STARRING_COMMON_REDUCE_ELEMENT_SUM_H_
+#ifndef STARRING_COMMON_REDUCE_ARRAYS_ELEMENT_SUM_H_
+#define STARRING_COMMON_REDUCE_ARRAYS_ELEMENT_SUM_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -51,4 +51,4 @@ void SumContributions(std::span<const std::byte* const> contributions, int64_t c
 
 }  // namespace starring
 
-#endif  // STARRING_COMMON_REDUCE_ELEMENT_SUM_H_
+#endif  // STARRING_COMMON_REDUCE_ARRAYS_ELEMENT_SUM_H_

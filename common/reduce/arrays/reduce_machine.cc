@@ -1,4 +1,4 @@
-#include "common/reduce/reduce_machine.h"
+#include "common/reduce/arrays/reduce_machine.h"
 
 #include <span>
 

@@ -7,8 +7,8 @@
 // reductions on which ranks disagree are never added; they stay with the transport until the difference is found.
 //
 // A machine never waits and starts no thread. Thread safety: none; one thread at a time.
-#ifndef STARRING_COMMON_REDUCE_REDUCE_MACHINE_H_
-#define STARRING_COMMON_REDUCE_REDUCE_MACHINE_H_
+#ifndef STARRING_COMMON_REDUCE_ARRAYS_REDUCE_MACHINE_H_
+#define STARRING_COMMON_REDUCE_ARRAYS_REDUCE_MACHINE_H_
 
 #include <chrono>
 #include <cstdint>
@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "common/reduce/reduction.h"
+#include "common/reduce/arrays/reduction.h"
 #include "common/transport/message_pump.h"
 #include "common/transport/transport.h"
 
@@ -92,4 +92,4 @@ class ReduceMachine : public Transport::Poster {
 
 }  // namespace starring
 
-#endif  // STARRING_COMMON_REDUCE_REDUCE_MACHINE_H_
+#endif  // STARRING_COMMON_REDUCE_ARRAYS_REDUCE_MACHINE_H_

@@ -1,10 +1,10 @@
-#include "common/reduce/sum_server.h"
+#include "common/reduce/arrays/sum_server.h"
 
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/base/limits.h"
 #include "common/base/status.h"
-#include "common/reduce/reduce_machine.h"
+#include "common/reduce/arrays/reduce_machine.h"
 
 namespace starring {
 

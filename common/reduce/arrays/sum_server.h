@@ -5,8 +5,8 @@
 // The first head of a reduction counts, and those of the other ranks are compared with it.
 //
 // Thread safety: none; one thread at a time.
-#ifndef STARRING_COMMON_REDUCE_SUM_SERVER_H_
-#define STARRING_COMMON_REDUCE_SUM_SERVER_H_
+#ifndef STARRING_COMMON_REDUCE_ARRAYS_SUM_SERVER_H_
+#define STARRING_COMMON_REDUCE_ARRAYS_SUM_SERVER_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -16,9 +16,9 @@
 
 #include "absl/status/status.h"
 #include "common/base/element_range.h"
-#include "common/reduce/element_sum.h"
-#include "common/reduce/reduce_star.h"
-#include "common/reduce/reduction.h"
+#include "common/reduce/arrays/element_sum.h"
+#include "common/reduce/arrays/reduce_star.h"
+#include "common/reduce/arrays/reduction.h"
 #include "common/reduce/star.h"
 #include "common/reduce/star_sink.h"
 #include "common/transport/transport.h"
@@ -69,4 +69,4 @@ class SumServer final : public Transport::Poster, private StarSink {
 
 }  // namespace starring
 
-#endif  // STARRING_COMMON_REDUCE_SUM_SERVER_H_
+#endif  // STARRING_COMMON_REDUCE_ARRAYS_SUM_SERVER_H_

@@ -1,4 +1,4 @@
-#include "common/reduce/reduce_star.h"
+#include "common/reduce/arrays/reduce_star.h"
 
 #include <algorithm>
 #include <cstddef>

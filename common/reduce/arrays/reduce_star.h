@@ -1,7 +1,7 @@
 // The star (star.h) for reductions: contributions and results are elements of a rank's array. The ranks are the owners,
 // or servers are (sum_server.h).
-#ifndef STARRING_COMMON_REDUCE_REDUCE_STAR_H_
-#define STARRING_COMMON_REDUCE_REDUCE_STAR_H_
+#ifndef STARRING_COMMON_REDUCE_ARRAYS_REDUCE_STAR_H_
+#define STARRING_COMMON_REDUCE_ARRAYS_REDUCE_STAR_H_
 
 #include <algorithm>
 #include <bit>
@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "common/base/element_range.h"
-#include "common/reduce/reduce_machine.h"
-#include "common/reduce/reduction.h"
+#include "common/reduce/arrays/reduce_machine.h"
+#include "common/reduce/arrays/reduction.h"
 #include "common/reduce/star.h"
 #include "common/reduce/star_memory.h"
 #include "common/reduce/star_sink.h"
@@ -71,4 +71,4 @@ class ReduceStar final : public ReduceMachine, private StarSink {
 
 }  // namespace starring
 
-#endif  // STARRING_COMMON_REDUCE_REDUCE_STAR_H_
+#endif  // STARRING_COMMON_REDUCE_ARRAYS_REDUCE_STAR_H_
