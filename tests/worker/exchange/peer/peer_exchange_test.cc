@@ -315,7 +315,7 @@ TEST(PeerExchange, AwaitReturnsAFailureThatCameBeforeItsSubmit) {
   std::vector<double> value(1);
   EXPECT_FALSE(exchanges[0]->Sum(SumPurpose::kStopVote, value).ok());
   const std::vector<float> gradient = job.Gradient(0, 0);
-  exchanges[0]->Submit(0, 0, gradient);
+  exchanges[0]->Submit({.step = 0, .bucket = 0, .gradient = gradient});
   EXPECT_THAT(std::string(exchanges[0]->Await(0, 0).message()), HasSubstr("rank 1 gave up: enough"));
   other.join();
 }
