@@ -20,7 +20,7 @@
 namespace starring {
 namespace {
 
-constexpr int kPollsMax = 4'000'000;
+constexpr int kPollsMax = 1'000'000;
 constexpr float kBefore = 3.0f;
 constexpr float kUsedUp = 1e30f;
 
@@ -321,11 +321,11 @@ INSTANTIATE_TEST_SUITE_P(
 TEST_P(StarTest, EverySumHasTheBitsOfItsOrder) {
   for (const int rank_count : {2, 3, 5, 8}) {
     const int64_t block = ReductionBlockElements(rank_count);
-    const std::vector<int64_t> all = {1, 3, 1'000, 9'000, block, block + 1, 2 * block + 17, 50'000};
+    const std::vector<int64_t> all = {3, 9'000, block, 2 * block + 17};
     std::vector<std::vector<int64_t>> jobs = {all};
     if (GetParam().plan == Order::Plan::kChain) {
       jobs.clear();
-      for (const int64_t count : all) jobs.push_back({count, count, count});
+      for (const int64_t count : all) jobs.push_back({count, count});
     }
     for (const std::vector<int64_t>& counts : jobs) {
       Processes processes(GetParam(), rank_count, counts, static_cast<uint64_t>(rank_count));
@@ -364,17 +364,13 @@ TEST_P(StarTest, MovesNoMoreThanItMust) {
 // One contribution is late by many strides. Meanwhile its owner contributes to later strides, which others cannot
 // receive before they have the owner's answer. That must leave all the same.
 TEST(StarDeadlockTest, AnAnswerDoesNotWaitForContributionsToLaterStrides) {
+  constexpr int kRanks = 8;
   for (const Order::Plan plan : {Order::Plan::kChain, Order::Plan::kTree}) {
+    SCOPED_TRACE(plan == Order::Plan::kChain ? "chain" : "tree");
     const Kind kind = {.name = "Packed", .plan = plan, .owners = Owners::kChunks, .message_bytes_max = kChunkBytesMax};
-    for (const int rank_count : {8, 9, 12}) {
-      const int64_t stride = kChunkBytesMax / 4 * rank_count;
-      for (uint64_t seed = 1; seed <= 4; ++seed) {
-        SCOPED_TRACE(testing::Message() << rank_count << " ranks, seed " << seed);
-        Processes processes(kind, rank_count, {5 * stride}, seed, 2, {.peer = 0, .polls = 3'000});
-        processes.Run();
-        ASSERT_TRUE(processes.sink(rank_count - 1).arrays[0].result == processes.Expected(0));
-      }
-    }
+    Processes processes(kind, kRanks, {5 * kRanks * kChunkElementsMax}, 3, 2, {.peer = 0, .polls = 3'000});
+    processes.Run();
+    ASSERT_TRUE(processes.sink(kRanks - 1).arrays[0].result == processes.Expected(0));
   }
 }
 
