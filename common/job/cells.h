@@ -78,7 +78,7 @@ struct CellPattern {
   unsigned may = 0;  // made of Cell::Ability; the cell has all of them
 };
 
-// The first cell that has all that is asked; null if there is none.
+// The first cell that matches `pattern`; null if no cell does.
 const Cell* FindCell(const CellPattern& pattern);
 
 // FindCell for a job whose flags are checked. A cell without that `same_host` has one way of its own for arrays inside
@@ -100,7 +100,7 @@ bool IsCoLocated(const Cell& cell);
 absl::string_view WhyNot(const Cell& cell, Cell::Ability ability);
 
 // Why no cell of `sync` has that transport, and the way out.
-// REQUIRES: there is none, and `transport` is not kNone.
+// REQUIRES: no cell has both, and `transport` is not kNone.
 std::string WhyNotOver(Sync sync, TransportKind transport);
 
 }  // namespace starring

@@ -40,7 +40,7 @@ absl::StatusOr<absl::string_view> AfterFirstLine(absl::string_view bytes, const 
 // REQUIRES: the message has at most kRecordBytesMax.
 std::string ToRecord(const google::protobuf::MessageLite& message);
 
-// Reads the first record of `rest`, and takes it off. False: there is none, or it was cut off. DataLoss if it is
+// Reads the first record of `rest`, and takes it off. False: `rest` has no whole record. DataLoss if it is
 // damaged, longer than kRecordBytesMax, or no message of this type.
 absl::StatusOr<bool> TakeRecord(absl::string_view& rest, google::protobuf::MessageLite& message);
 

@@ -79,7 +79,7 @@ SYNCS_IN_MEMORY = tuple(cell.sync for cell in IN_MEMORY)
 ELASTIC = "star-elastic"
 # The flags of the worker that the launcher does not have.
 WORKER_FLAGS = {sync: ["--same_host=shared_memory"] for sync in SYNCS_IN_MEMORY}
-# What else is started by our worker: one process, those rows, and MPI's own allreduce as a control.
+# Our worker also starts these: one process, those rows, and MPI's own allreduce as a control.
 CONTROLS = ("local", *SYNCS_IN_MEMORY, "mpi")
 BY_MPIRUN = (*(cell.sync for cell in NAMED if cell.transport == "mpi"), "mpi")
 BY_RENDEZVOUS = tuple(cell.sync for cell in NAMED if cell.transport == "tcp" and not cell.has_servers)
