@@ -4,8 +4,8 @@
 //
 // The messages decide which process may access a place when. A process writes its contribution to a slot when it has
 // taken the result of the piece before in that slot; the owner writes the result when it has all contributions. A
-// process that has received a message sees what the sender wrote before it sent it: both calls enter the kernel, whose
-// locks order the memory of both processes.
+// process that has received a message sees what the sender wrote before it sent it: a host board promises that
+// (common/transport/memory/host_board.h).
 //
 // Thread safety: immutable, but for the bytes.
 #ifndef STARRING_COMMON_REDUCE_STAR_MEMORY_H_

@@ -58,6 +58,10 @@ class Transport {
   virtual void PostSend(int peer, int tag, std::span<const std::byte> data, Token token) = 0;
   virtual void PostReceive(int peer, int tag, std::span<std::byte> data, Token token) = 0;
 
+  // This rank waits for `peer` in another way than by a receive: if `peer` has left the job, Poll fails as if a receive
+  // were posted.
+  virtual void NeedPeer(int /*peer*/) {}
+
   // Makes progress and appends the tokens of operations that have completed to `completed`. Never blocks. An error is
   // Unavailable if a peer or the network is gone, otherwise Internal; nothing works after one.
   virtual absl::Status Poll(std::vector<Token>& completed) = 0;

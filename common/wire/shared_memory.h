@@ -1,13 +1,12 @@
-// Memory that processes of one machine share. A worker and the servers on its machine hand over arrays in it. Ranks
-// hand over theirs as worker/exchange/peer/host_memory.h says.
+// Memory that a worker and the servers over gRPC on its machine share, to hand over arrays. The processes of one world
+// share theirs as common/transport/memory/host_memory.h says.
 //
 // One process creates the memory, and others open it with the creator's where(), as a message has it.
 // common/host/sealed_memory.h says how the memory is made.
 //
 // Thread safety: immutable except for the bytes. Messages decide which process may read and write them when
-// (proto/starring/v1/parameter_server.proto), or counts in the memory itself (host_board.h). A process that has
-// received a message sees what the sender wrote before sending it: both calls enter the kernel, whose locks order the
-// memory of both processes.
+// (proto/starring/v1/parameter_server.proto). A process that has received a message sees what the sender wrote before
+// sending it: both calls enter the kernel, whose locks order the memory of both processes.
 #ifndef STARRING_COMMON_WIRE_SHARED_MEMORY_H_
 #define STARRING_COMMON_WIRE_SHARED_MEMORY_H_
 

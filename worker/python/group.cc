@@ -22,7 +22,7 @@ namespace starring {
 namespace {
 
 // Raise it with every change after which one process would misunderstand another: heads, cuts, tags, orders of sums.
-constexpr int32_t kGroupVersion = 2;
+constexpr int32_t kGroupVersion = 3;
 
 // How long a process with nothing under way waits at a time.
 constexpr absl::Duration kIdleWait = absl::Hours(1);
@@ -64,9 +64,10 @@ int64_t GroupUnexpectedBytesMax(int worker_count) {
 }
 
 absl::StatusOr<std::unique_ptr<Group>> Group::Create(std::unique_ptr<Transport> transport, Options options) {
-  std::unique_ptr<Group> group(new Group(std::move(transport), std::move(options)));
+  std::unique_ptr<Group> group(new Group(std::make_unique<HostTransport>(std::move(transport)), std::move(options)));
   RETURN_IF_ERROR(group->Agree());
-  RETURN_IF_ERROR(group->CreateMachine());
+  RETURN_IF_ERROR(group->ShareMemory());
+  group->CreateMachine();
   // A server waits for ranks, always: it is asked only whether it answers.
   const WorkPhase phase = group->is_server() ? WorkPhase::kExchange : WorkPhase::kOutside;
   group->progress_.Enter(phase, ProgressState::Clock::now());
@@ -74,7 +75,7 @@ absl::StatusOr<std::unique_ptr<Group>> Group::Create(std::unique_ptr<Transport> 
   return group;
 }
 
-Group::Group(std::unique_ptr<Transport> transport, Options options)
+Group::Group(std::unique_ptr<HostTransport> transport, Options options)
     : options_(std::move(options)),
       pump_(transport.get(),
             {.times = {.report_after = options_.stall_report}, .progress = &progress_, .say = options_.say},
@@ -102,45 +103,59 @@ absl::Status Group::Agree() {
   return absl::InvalidArgumentError(verdict);
 }
 
-absl::Status Group::CreateMachine() {
-  const int worker_count = pump_.worker_count();
-  const bool is_ring = options_.topology == Topology::kRing;
-  if (pump_.world_size() > 1) {
-    const GroupMemory::Options memory = {
-        .first_owner = options_.server_count > 0 ? worker_count : 0,
-        .bytes = is_ring ? RingMemory::BytesNeeded(worker_count) : ReduceStarMemoryBytes(worker_count),
-        .host_id = options_.host_id};
-    const CollectiveOptions join = {.what = "joining", .deadline = options_.join_deadline, .with_servers = true};
-    ASSIGN_OR_RETURN(memory_, GroupMemory::Meet(pump_, memory, join));
-  }
-  if (is_server()) {
-    CreateServer();
-  } else if (is_ring) {
-    machine_ = std::make_unique<ReduceRing>(RingOptions());
-  } else {
-    machine_ = std::make_unique<ReduceStar>(StarOptions());
+absl::Status Group::ShareMemory() {
+  if (pump_.world_size() == 1) return absl::OkStatus();
+  const int64_t bytes = options_.topology == Topology::kRing ? RingMemory::BytesNeeded(pump_.worker_count())
+                                                             : ReduceStarMemoryBytes(pump_.worker_count());
+  const CollectiveOptions join = {.what = "joining", .deadline = options_.join_deadline, .with_servers = true};
+  const int first = first_owner();
+  ASSIGN_OR_RETURN(HostMemory::Outcome outcome,
+                   HostMemory::Meet(pump_,
+                                    {.bytes = [=](int rank) { return rank >= first ? bytes : 0; },
+                                     .layout = absl::StrCat(kGroupVersion),
+                                     .boot_id = options_.host_id},
+                                    join));
+  if (outcome.memory != nullptr) {
+    memory_ = std::move(outcome.memory);
+    transport_->Attach(memory_->board());
+    own_ = memory_->writable_piece(pump_.rank());
+  } else if (pump_.rank() >= first) {
+    private_ = AlignedFloats((bytes + sizeof(float) - 1) / sizeof(float));
+    own_ = std::as_writable_bytes(private_.span()).first(bytes);
   }
   return absl::OkStatus();
 }
 
+void Group::CreateMachine() {
+  if (is_server()) {
+    CreateServer();
+  } else if (options_.topology == Topology::kRing) {
+    machine_ = std::make_unique<ReduceRing>(RingOptions());
+  } else {
+    machine_ = std::make_unique<ReduceStar>(StarOptions());
+  }
+}
+
 ReduceRing::Options Group::RingOptions() {
   ReduceRing::Options ring = {.transport = transport_.get(), .own = {}, .right = {}};
-  if (memory_ != nullptr && memory_->is_shared()) {
+  if (memory_ != nullptr) {
     const int worker_count = pump_.worker_count();
-    ring.own.emplace(memory_->own(), worker_count);
-    ring.right.emplace(memory_->of_owners()[(pump_.rank() + 1) % worker_count], worker_count);
+    ring.own.emplace(own_, worker_count);
+    ring.right.emplace(memory_->writable_piece((pump_.rank() + 1) % worker_count), worker_count);
   }
   return ring;
 }
 
 ReduceStarOptions Group::StarOptions() {
-  ReduceStarOptions star = {
-      .transport = transport_.get(), .server_count = options_.server_count, .memory = {}, .shared = {}};
-  if (memory_ == nullptr) return star;
-  star.memory = memory_->own();
-  star.is_shared = memory_->is_shared();
-  // A server maps no memory of other servers.
-  if (!is_server()) star.shared = memory_->of_owners();
+  ReduceStarOptions star = {.transport = transport_.get(),
+                            .server_count = options_.server_count,
+                            .memory = own_,
+                            .shared = {},
+                            .is_shared = memory_ != nullptr};
+  // A server uses no memory of other servers.
+  for (int rank = first_owner(); memory_ != nullptr && !is_server() && rank < pump_.world_size(); ++rank) {
+    star.shared.push_back(memory_->writable_piece(rank));
+  }
   return star;
 }
 

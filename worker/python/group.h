@@ -13,11 +13,13 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -27,6 +29,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "common/base/memory.h"
 #include "common/base/mutex.h"
 #include "common/host/host_identity.h"
 #include "common/reduce/arrays/reduce_machine.h"
@@ -34,10 +37,11 @@
 #include "common/reduce/arrays/reduce_star.h"
 #include "common/reduce/arrays/reduction.h"
 #include "common/reduce/arrays/sum_server.h"
+#include "common/transport/memory/host_memory.h"
+#include "common/transport/memory/host_transport.h"
 #include "common/transport/message_pump.h"
 #include "common/transport/transport.h"
 #include "common/watch/progress_state.h"
-#include "worker/python/group_memory.h"
 
 namespace starring {
 
@@ -93,15 +97,18 @@ class Group {
     absl::Status status;
   };
 
-  Group(std::unique_ptr<Transport> transport, Options options);
+  Group(std::unique_ptr<HostTransport> transport, Options options);
 
   absl::Status Agree();
-  absl::Status CreateMachine();
+  absl::Status ShareMemory();
+  void CreateMachine();
   ReduceRing::Options RingOptions();
   ReduceStarOptions StarOptions();
   void CreateServer();
   absl::Status StartThread();
   bool is_server() const { return pump_.rank() >= pump_.worker_count(); }
+  // The first rank of the world that adds and needs memory for it; all after it do so as well.
+  int first_owner() const { return options_.server_count > 0 ? pump_.worker_count() : 0; }
 
   // The group's thread. An error ends it, and breaks the group.
   void Run() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -120,13 +127,15 @@ class Group {
 
   // ---- Used by Create, and then by the group's thread.
   ProgressState progress_;
-  std::unique_ptr<GroupMemory> memory_;     // null: the process is alone
+  std::unique_ptr<HostMemory> memory_;      // null: the processes share none
+  AlignedFloats private_;                   // then
+  std::span<std::byte> own_;                // of an owner, in one of them
   std::unique_ptr<ReduceMachine> machine_;  // of a rank
   std::unique_ptr<SumServer> server_;       // of a server
   int64_t next_number_ = 0;
   MessagePump pump_;
   // Is destroyed first: until then it may write into the memory of the others.
-  std::unique_ptr<Transport> transport_;
+  std::unique_ptr<HostTransport> transport_;
 
   // ---- Used by all threads.
   std::atomic<bool> has_orders_ = false;

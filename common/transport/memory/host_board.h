@@ -1,12 +1,15 @@
-// A board in memory that all ranks of one host map. It shows how far each bucket is, and lets a rank sleep until
-// another rank updates the board.
+// A board in memory that all processes of one world map, if they are on one host. It shows how far each bucket is,
+// carries short messages, and lets a process sleep until another one changes the board. Ranks below are those of the
+// world, servers among them.
 //
 // Words. A bucket's *arrivals* count the ranks that have submitted it, its *updates* count the owners that have written
-// their slice of it: over all steps, so that neither is ever set back. Each rank has a *bell*, a number that others
-// increase when a count is complete for which that rank may wait, and on which it sleeps (a futex).
+// their slice of it: over all steps, so that neither is ever set back. Each ordered pair of ranks has a *queue* of
+// messages (a ring buffer of one producer and one consumer: Lamport, "Proving the correctness of multiprocess
+// programs", 1977). Each rank has a *bell*, a number that others increase when a count is complete for which that rank
+// may wait, or when a message has come, and on which it sleeps (a futex).
 //
-// Order of memory. A rank that has read the new count sees everything that the other rank wrote before its Arrive or
-// Update.
+// Order of memory. A rank that has read the new count, or taken the message, sees everything that the other rank wrote
+// before its Arrive, Update or Send.
 //
 // No wake-up is lost: a rank reads its bell before it looks at the counts, and sleeps only if the bell still has that
 // value. Ring first increases the bell and then looks whether a thread sleeps; a sleeper first says that it sleeps and
@@ -16,7 +19,7 @@
 //
 // A rank that dies leaves its counts as they are. It blocks no other rank, because the memory has no lock.
 //
-// Thread safety: any thread of any process.
+// Thread safety: any thread of any process, except that Send and Take of one rank are called by one thread at a time.
 #ifndef STARRING_COMMON_TRANSPORT_MEMORY_HOST_BOARD_H_
 #define STARRING_COMMON_TRANSPORT_MEMORY_HOST_BOARD_H_
 
@@ -25,6 +28,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
 
 namespace starring {
 
@@ -43,6 +49,9 @@ class HostBoard {
 
   static int64_t Bytes(const Options& options);
 
+  // The longest message that the board carries.
+  static constexpr size_t kMessageBytesMax = 56;
+
   // Counts one more rank, or owner, and returns the new count.
   int64_t Arrive(int bucket) { return buckets_[bucket].arrivals.fetch_add(1) + 1; }
   int64_t Update(int bucket) { return buckets_[bucket].updates.fetch_add(1) + 1; }
@@ -50,6 +59,13 @@ class HostBoard {
   // The counters; valid as long as the memory. Read them with acquire order.
   const std::atomic<int64_t>& arrivals(int bucket) const { return buckets_[bucket].arrivals; }
   const std::atomic<int64_t>& updates(int bucket) const { return buckets_[bucket].updates; }
+
+  // Puts a message into the queue to `rank` and rings. False if the queue is full: `rank` then rings this rank's bell
+  // when it has taken messages. REQUIRES: data.size() <= kMessageBytesMax.
+  [[nodiscard]] bool Send(int rank, int tag, std::span<const std::byte> data);
+  // Calls visit(sender, tag, data) for each message that has come, in each queue's order. Internal if a sender has
+  // overwritten the board.
+  absl::Status Take(absl::FunctionRef<void(int from, int tag, std::span<const std::byte> data)> visit);
 
   // Sets all counts to zero. REQUIRES: no rank uses them, and no rank will use them before it receives a message from
   // this one.
@@ -81,16 +97,43 @@ class HostBoard {
     std::atomic<uint32_t> sleeper_count;  // of kind kOther
     std::atomic<uint32_t> watch;
   };
+  struct Message {
+    int32_t tag;
+    uint32_t bytes;
+    std::byte data[kMessageBytesMax];
+  };
+  static constexpr uint32_t kQueueMessages = 32;
+  // The sender counts what it has put in, the receiver what it has taken out.
+  struct Queue {
+    alignas(64) std::atomic<uint32_t> put;
+    alignas(64) std::atomic<uint32_t> taken;
+    alignas(64) Message messages[kQueueMessages];
+  };
+  // Which senders have sent something since the receiver has looked: a bit for each rank.
+  struct alignas(64) Senders {
+    std::atomic<uint64_t> bits;
+  };
+  static int64_t SenderWords(int world_size) { return (world_size + 63) / 64; }
+  Queue& QueueOf(int from, int to) { return queues_[static_cast<int64_t>(to) * world_size_ + from]; }
+  std::span<Senders> SendersTo(int to) {
+    return senders_.subspan(to * SenderWords(world_size_), SenderWords(world_size_));
+  }
+  absl::Status TakeFrom(int from, absl::FunctionRef<void(int, int, std::span<const std::byte>)> visit);
+
   // The watch of a bell: no thread looks, one thread looks, or that thread sleeps.
   static constexpr uint32_t kUnwatched = 0, kWatched = 1, kWatcherSleeps = 2;
   static void WakeOthers(Bell& bell);
   static void Wake(Bell& bell, uint32_t kinds);
-  static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free,
+  static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<uint64_t>::is_always_lock_free &&
+                    std::atomic<uint32_t>::is_always_lock_free,
                 "a lock of the library would be one of this process only");
 
   const int rank_;
+  const int world_size_;
   const std::span<Bucket> buckets_;
-  const std::span<Bell> bells_;  // by rank
+  const std::span<Bell> bells_;       // by rank
+  const std::span<Senders> senders_;  // by receiver
+  const std::span<Queue> queues_;     // by receiver, then sender
 };
 
 }  // namespace starring

@@ -3,8 +3,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/check.h"
+#include "common/base/copy_array.h"
+#include "common/base/status.h"
 
 namespace starring {
 namespace {
@@ -39,36 +43,91 @@ void HostTransport::Attach(HostBoard* board) {
 }
 
 void HostTransport::Detach() {
-  CHECK(waits_.empty());
+  CHECK(!HasBoardOperations());
   board_ = nullptr;
 }
 
 void HostTransport::PostWait(const std::atomic<int64_t>& count, int64_t target, Token token) {
   CHECK(board_ != nullptr);
   waits_.push_back({.count = &count, .target = target, .token = token});
-  waits_for_counts_.store(true, std::memory_order_relaxed);
+  NoteOperations();
   // No bell will ring for a count that is there already. A count that completes after this look changes the bell, which
   // the last Poll has read before.
   if (waits_.back().IsOver()) has_completed_.store(true);
 }
 
 void HostTransport::PostSend(int peer, int tag, std::span<const std::byte> data, Token token) {
+  if (IsForBoard(tag, data.size())) return SendOnBoard(peer, tag, data, token);
   network_->PostSend(peer, tag, data, token);
   // The peer may sleep on its bell, and would look at the network only a millisecond later.
   if (board_ != nullptr) board_->Ring(peer);
 }
 
+void HostTransport::SendOnBoard(int peer, int tag, std::span<const std::byte> data, Token token) {
+  // A message must not overtake one that waits for a place in the same queue.
+  if (std::ranges::find(unsent_, peer, &Message::peer) == unsent_.end() && board_->Send(peer, tag, data)) {
+    done_.push_back(token);
+    has_completed_.store(true);
+  } else {
+    unsent_.push_back({.peer = peer, .tag = tag, .data = {data.begin(), data.end()}, .token = token});
+  }
+  NoteOperations();
+}
+
+void HostTransport::SendRest() {
+  std::vector<int> full;
+  for (auto next = unsent_.begin(); next != unsent_.end();) {
+    if (std::ranges::find(full, next->peer) == full.end() && board_->Send(next->peer, next->tag, next->data)) {
+      done_.push_back(next->token);
+      next = unsent_.erase(next);
+    } else {
+      full.push_back(next->peer);
+      ++next;
+    }
+  }
+}
+
 void HostTransport::PostReceive(int peer, int tag, std::span<std::byte> data, Token token) {
-  network_->PostReceive(peer, tag, data, token);
+  if (!IsForBoard(tag, data.size())) return network_->PostReceive(peer, tag, data, token);
+  const auto found =
+      std::ranges::find_if(arrived_, [&](const Message& one) { return one.peer == peer && one.tag == tag; });
+  if (found == arrived_.end()) {
+    receives_.push_back({.peer = peer, .tag = tag, .data = data, .token = token});
+  } else {
+    CopyInto({.peer = peer, .tag = tag, .data = data, .token = token}, found->data);
+    done_.push_back(token);
+    has_completed_.store(true);
+    arrived_.erase(found);
+  }
+  NoteOperations();
+}
+
+void HostTransport::CopyInto(const Receive& receive, std::span<const std::byte> data) {
+  if (data.size() == receive.data.size()) return CopyArray(data, receive.data);
+  damage_ = absl::InternalError(absl::StrCat("rank ", receive.peer, " has sent ", data.size(), " bytes with tag ",
+                                             receive.tag, ", this rank expects ", receive.data.size(),
+                                             ": all ranks must run the same build"));
+}
+
+void HostTransport::OnMessage(int from, int tag, std::span<const std::byte> data, std::vector<Token>& completed) {
+  const auto found =
+      std::ranges::find_if(receives_, [&](const Receive& one) { return one.peer == from && one.tag == tag; });
+  if (found == receives_.end()) {
+    arrived_.push_back({.peer = from, .tag = tag, .data = {data.begin(), data.end()}, .token = {}});
+    return;
+  }
+  CopyInto(*found, data);
+  completed.push_back(found->token);
+  receives_.erase(found);
 }
 
 absl::Status HostTransport::Poll(std::vector<Token>& completed) {
   if (board_ == nullptr) return network_->Poll(completed);
   has_completed_.store(false);
   seen_bell_.store(board_->bell());
-  if (waits_.empty()) return network_->Poll(completed);
   const size_t before = completed.size();
-  TakeCompleted(completed);
+  RETURN_IF_ERROR(TakeCompleted(completed));
+  if (!HasBoardOperations()) return network_->Poll(completed);
   if (is_looking_ && completed.size() == before) {
     const uint32_t seen = seen_bell_.load(std::memory_order_relaxed);
     for (int i = 0; i < looks_per_poll_ && board_->bell() == seen; ++i) Pause();
@@ -76,20 +135,35 @@ absl::Status HostTransport::Poll(std::vector<Token>& completed) {
   if (--polls_until_network_ > 0 && !slept_.load(std::memory_order_relaxed)) return absl::OkStatus();
   polls_until_network_ = kPollsPerLookAtNetwork;
   slept_.store(false, std::memory_order_relaxed);
-  return network_->Poll(completed);
+  return PollNetwork(completed);
 }
 
-void HostTransport::TakeCompleted(std::vector<Token>& completed) {
+// A rank that leaves the job says so on the network, after its last message on the board. So the board is looked at
+// once more before such a rank is missed.
+absl::Status HostTransport::PollNetwork(std::vector<Token>& completed) {
+  RETURN_IF_ERROR(network_->Poll(completed));
+  RETURN_IF_ERROR(TakeCompleted(completed));
+  for (const Receive& receive : receives_) network_->NeedPeer(receive.peer);
+  return absl::OkStatus();
+}
+
+absl::Status HostTransport::TakeCompleted(std::vector<Token>& completed) {
   std::erase_if(waits_, [&](const CountWait& wait) {
     if (!wait.IsOver()) return false;
     completed.push_back(wait.token);
     return true;
   });
-  if (waits_.empty()) waits_for_counts_.store(false, std::memory_order_relaxed);
+  RETURN_IF_ERROR(
+      board_->Take([&](int from, int tag, std::span<const std::byte> data) { OnMessage(from, tag, data, completed); }));
+  if (!unsent_.empty()) SendRest();
+  completed.insert(completed.end(), done_.begin(), done_.end());
+  done_.clear();
+  NoteOperations();
+  return damage_;
 }
 
 void HostTransport::Wait(std::chrono::microseconds longest) {
-  if (!waits_for_counts_.load(std::memory_order_relaxed)) return network_->Wait(longest);
+  if (!waits_for_board_.load(std::memory_order_relaxed)) return network_->Wait(longest);
   if (!has_completed_.load()) {
     board_->Sleep(seen_bell_.load(), std::min(longest, kNetworkInterval),
                   is_looking_ ? HostBoard::Sleeper::kLooking : HostBoard::Sleeper::kOther);
@@ -111,7 +185,7 @@ void HostTransport::EndLooking() {
 
 void HostTransport::WaitInBackground(std::chrono::microseconds longest) {
   if (board_ == nullptr) return network_->Wait(longest);
-  const bool waits = waits_for_counts_.load(std::memory_order_relaxed);
+  const bool waits = waits_for_board_.load(std::memory_order_relaxed);
   if (!has_completed_.load()) board_->Sleep(seen_bell_.load(), waits ? std::min(longest, kNetworkInterval) : longest);
   slept_.store(true, std::memory_order_relaxed);
 }

@@ -1,8 +1,10 @@
-// A transport of ranks that are on one host: another transport, for messages, and a host board (host_board.h), on which
-// ranks wait without messages. To its users a wait for a count is an operation as a receive is.
+// A transport of processes that are on one host: another transport, the *network*, and a host board (host_board.h). The
+// board carries short messages and counts for which ranks wait. To its users a wait for a count is an operation as a
+// receive is.
 //
-// While such a wait is posted, the board is looked at in every Poll and the network less often; Wait then sleeps on the
-// bell and lets the network be looked at every millisecond, so that a rank that gives up or dies is noticed, too.
+// While an operation of the board is posted, the board is looked at in every Poll and the network less often; Wait then
+// sleeps on the bell and lets the network be looked at every millisecond, so that a rank that gives up or dies is
+// noticed, too.
 //
 // Two threads of a rank use it: one *looks* while it waits (BeginLooking), the other one sleeps in the meantime.
 //
@@ -14,6 +16,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <span>
@@ -29,7 +32,9 @@ class HostTransport final : public Transport {
  public:
   explicit HostTransport(std::unique_ptr<Transport> network) : network_(std::move(network)) {}
 
-  // `board` lives until Detach or the end. No other thread may be in a method, and no wait for a count posted.
+  // From Attach on, messages of at most HostBoard::kMessageBytesMax bytes, but for notices, are the board's. `board`
+  // lives until Detach or the end. No other thread may be in a method, and no operation posted that is the board's. All
+  // ranks attach before they post such a receive.
   void Attach(HostBoard* board);
   void Detach();
 
@@ -55,8 +60,9 @@ class HostTransport final : public Transport {
   void Wait(std::chrono::microseconds longest) override;
   void Wake() override;
   std::chrono::microseconds polls_for() const override {
-    return waits_for_counts_.load(std::memory_order_relaxed) ? std::chrono::microseconds(0) : network_->polls_for();
+    return waits_for_board_.load(std::memory_order_relaxed) ? std::chrono::microseconds(0) : network_->polls_for();
   }
+  void NeedPeer(int peer) override { network_->NeedPeer(peer); }
   [[nodiscard]] std::optional<Received> TryReceive(int tag, std::span<std::byte> data) override {
     return network_->TryReceive(tag, data);
   }
@@ -69,18 +75,49 @@ class HostTransport final : public Transport {
     bool IsOver() const { return count->load(std::memory_order_acquire) >= target; }
   };
 
-  void TakeCompleted(std::vector<Token>& completed);
+  // A short message: one that has come and is not received yet, or one that waits for a place in a queue.
+  struct Message {
+    int peer = 0;
+    int tag = 0;
+    std::vector<std::byte> data;
+    Token token;  // of a send
+  };
+  struct Receive {
+    int peer = 0;
+    int tag = 0;
+    std::span<std::byte> data;
+    Token token;
+  };
+
+  bool IsForBoard(int tag, size_t bytes) const {
+    return board_ != nullptr && tag != kNoticeTag && bytes <= HostBoard::kMessageBytesMax;
+  }
+  bool HasBoardOperations() const {
+    return !waits_.empty() || !receives_.empty() || !unsent_.empty() || !done_.empty();
+  }
+  void NoteOperations() { waits_for_board_.store(HasBoardOperations(), std::memory_order_relaxed); }
+  void SendOnBoard(int peer, int tag, std::span<const std::byte> data, Token token);
+  void SendRest();
+  void CopyInto(const Receive& receive, std::span<const std::byte> data);
+  void OnMessage(int from, int tag, std::span<const std::byte> data, std::vector<Token>& completed);
+  absl::Status PollNetwork(std::vector<Token>& completed);
+  absl::Status TakeCompleted(std::vector<Token>& completed);
 
   const std::unique_ptr<Transport> network_;
   HostBoard* board_ = nullptr;
   bool is_looking_ = false;
   int looks_per_poll_ = 0;
-  std::vector<CountWait> waits_;  // in the order posted; at most two for each bucket
+  std::vector<CountWait> waits_;   // in the order posted; at most two for each bucket
+  std::vector<Receive> receives_;  // in the order posted
+  std::vector<Message> arrived_;   // before their receives were posted, in order
+  std::deque<Message> unsent_;     // their queues were full
+  std::vector<Token> done_;        // complete, and not returned by Poll yet
+  absl::Status damage_;            // of the board
   int polls_until_network_ = 0;
 
   // For Wait, which is called without a lock.
-  std::atomic<bool> waits_for_counts_ = false;
-  std::atomic<uint32_t> seen_bell_ = 0;      // before the last look at the counts
+  std::atomic<bool> waits_for_board_ = false;
+  std::atomic<uint32_t> seen_bell_ = 0;      // before the last look at the board
   std::atomic<bool> has_completed_ = false;  // an operation that no Poll has returned yet
   std::atomic<bool> slept_ = false;          // since the last Poll
 };

@@ -208,9 +208,7 @@ void TcpTransport::PostReceive(int peer, int tag, std::span<std::byte> data, Tok
                                   [tag](const Unexpected& message) { return message.tag == tag; });
   if (found == from.unexpected.end()) {
     from.receives.push_back({.tag = tag, .data = data, .token = token});
-    if (connection.is_open && !connection.has_goodbye) return;
-    from.is_wanted = true;
-    return Lose(from, LeftError());
+    return NeedPeer(peer);
   }
   if (found->length != std::ssize(data)) {
     return Fail(from, absl::InternalError(absl::StrCat("has sent ", found->length, " bytes with tag ", tag,
@@ -226,6 +224,13 @@ void TcpTransport::PostReceive(int peer, int tag, std::span<std::byte> data, Tok
   }
   from.unexpected_bytes -= found->cost();
   from.unexpected.erase(found);
+}
+
+void TcpTransport::NeedPeer(int peer) {
+  Peer& from = peers_[peer];
+  if (from.messages->is_open && !from.messages->has_goodbye) return;
+  from.is_wanted = true;
+  Lose(from, LeftError());
 }
 
 absl::StatusOr<std::byte*> TcpTransport::BeginMessage(Connection& connection, int tag, int64_t length) {

@@ -87,6 +87,7 @@ class TcpTransport final : public Transport {
   // a receive has no kNoticeTag.
   void PostSend(int peer, int tag, std::span<const std::byte> data, Token token) override;
   void PostReceive(int peer, int tag, std::span<std::byte> data, Token token) override;
+  void NeedPeer(int peer) override;
   absl::Status Poll(std::vector<Token>& completed) override;
   void Wait(std::chrono::microseconds longest) override;
   void Wake() override;

@@ -31,20 +31,13 @@
 #include "common/job/bucket_map.h"
 #include "common/metrics/trace.h"
 #include "common/reduce/owner_map.h"
+#include "common/transport/memory/host_arrays.h"
 #include "common/transport/memory/host_board.h"
 #include "common/transport/memory/host_transport.h"
 #include "worker/exchange/peer/bucket_machine.h"
 #include "worker/exchange/slice_owner.h"
 
 namespace starring {
-
-// Arrays that all ranks of a host map, each at least as long as the parameter vector.
-struct HostArrays {
-  std::vector<std::span<const float>>
-      gradients;  // by contributor (common/job/leaf_shares.h): by rank, or node of a share
-  std::vector<std::span<float>> own_gradients;  // this rank's, to write, by node of its share
-  std::span<float> parameters;                  // one for all
-};
 
 class MemoryMachine final : public BucketMachine {
  public:

@@ -16,7 +16,6 @@
 #include "common/job/owned_slices.h"
 #include "common/transport/collectives.h"
 #include "worker/exchange/peer/cuda_aware/cuda_aware_owner.h"
-#include "worker/exchange/peer/host_memory.h"
 #include "worker/exchange/peer/memory_machine.h"
 #include "worker/exchange/peer/ring_machine.h"
 #include "worker/exchange/peer/server_ranks.h"
@@ -168,7 +167,7 @@ absl::Status PeerExchange::CreateHostOwner() {
 
 absl::Status PeerExchange::CreateOwner() {
   const bool sends_to_ranks = way_.algorithm == Algorithm::kRing || way_.algorithm == Algorithm::kDirect;
-  if (sends_to_ranks && way_.memory == nullptr) {
+  if (sends_to_ranks && !way_.shares_memory) {
     const CollectiveOptions join = {.what = "the self-test of CUDA-aware MPI", .deadline = job_.join_deadline};
     const CudaAwarePairs pairs =
         way_.algorithm == Algorithm::kRing ? CudaAwarePairs::kNeighbours : CudaAwarePairs::kAllRanks;
@@ -190,11 +189,11 @@ std::unique_ptr<BucketMachine> PeerExchange::CreateMachine(const Way& way, const
     return std::make_unique<AllreduceMachine>(AllreduceMachine::Options{
         .buckets = &buckets, .owner = owner, .parameters = parameters, .transport = mpi_, .track = track_});
   }
-  if (way.memory != nullptr) {
+  if (way.shares_memory) {
     return std::make_unique<MemoryMachine>(MemoryMachine::Options{.buckets = &buckets,
                                                                   .owner = owner,
-                                                                  .arrays = way.memory->arrays(),
-                                                                  .board = way.memory->board(),
+                                                                  .arrays = arrays_,
+                                                                  .board = memory_->board(),
                                                                   .transport = transport_.get(),
                                                                   .sum_order = job_.sum_order,
                                                                   .micro_batches = job_.micro_batches,
@@ -213,13 +212,12 @@ std::unique_ptr<BucketMachine> PeerExchange::CreateMachine(const Way& way, const
 }
 
 ExchangeMemory PeerExchange::TrainersMemory() const {
-  if (way_.memory == nullptr) {
+  if (!way_.shares_memory) {
     return {.gradients = {},
             .parameters = own_parameters_,
             .place = own_parameters_.empty() ? ExchangeMemory::Place::kHost : ExchangeMemory::Place::kDevice};
   }
-  const HostArrays& arrays = way_.memory->arrays();
-  return {.gradients = arrays.own_gradients, .parameters = arrays.parameters};
+  return {.gradients = arrays_.own_gradients, .parameters = arrays_.parameters};
 }
 
 // Sends rank 0's parameters and optimizer state to all ranks. Each owner keeps the state of the elements that it owns.
@@ -229,8 +227,8 @@ absl::Status PeerExchange::ShareStart() {
   if (way_.algorithm == Algorithm::kDedicated) return SendStartToServers(pump_, job_, parameters_);
   owner_->CopyParametersIn(parameters_);
   // One rank is enough. The others read them after the last message of Start, which comes later.
-  if (way_.memory != nullptr && job_.rank == 0) {
-    std::ranges::copy(parameters_, way_.memory->arrays().parameters.begin());
+  if (way_.shares_memory && job_.rank == 0) {
+    std::ranges::copy(parameters_, arrays_.parameters.begin());
   }
   // Only rank 0 has loaded a checkpoint. The other ranks learn from it whether vectors of state follow.
   std::byte has_state{!job_.optimizer_state.empty()};
@@ -261,7 +259,7 @@ OwnerMap PeerExchange::OwnersOf(const Way& way) const {
   if (way.algorithm == Algorithm::kDedicated) return OwnerMap::ShardRanges(server_count_);
   // With one rank, or if each rank owns every element, blocks have no meaning.
   if (way.algorithm == Algorithm::kAllreduce || rank_count == 1) return OwnerMap();
-  if (way.memory != nullptr) return OwnerMap::Ranges(rank_count);
+  if (way.shares_memory) return OwnerMap::Ranges(rank_count);
   return way.algorithm == Algorithm::kDirect ? OwnerMap::JoinedChunks(rank_count) : OwnerMap::SplitChunks(rank_count);
 }
 
@@ -436,7 +434,7 @@ void PeerExchange::DriveInBackground() {
   const MutexLock lock(mutex_);
   owner_->EnterThread();
   while (!stopping_) {
-    const bool shares = way_.memory != nullptr;  // then others ring while nothing is in flight here
+    const bool shares = way_.shares_memory;  // then others ring while nothing is in flight here
     if (!pump_.failure().ok() || (machine_->IsIdle() && !shares)) {
       background_sleeps_ = true;
       submitted_.WaitFor(mutex_, kRollCallInterval);

@@ -11,7 +11,8 @@
 // not wake it.
 //
 // Memory. Gradients and parameters are in host memory, unless all ranks have GPUs and an MPI that moves their memory
-// (cuda_aware/cuda_aware_owner.h). Ranks of one host can share it (host_memory.h). memory() says where it is.
+// (cuda_aware/cuda_aware_owner.h). Ranks of one host can share it (common/transport/memory/host_memory.h). memory()
+// says where it is.
 //
 // After an error, buffers given to Start and Submit belong to the transport until this object is destroyed.
 #ifndef STARRING_WORKER_EXCHANGE_PEER_PEER_EXCHANGE_H_
@@ -34,6 +35,8 @@
 #include "common/job/owned_slices.h"
 #include "common/metrics/trace.h"
 #include "common/reduce/owner_map.h"
+#include "common/transport/memory/host_arrays.h"
+#include "common/transport/memory/host_memory.h"
 #include "common/transport/memory/host_transport.h"
 #include "common/transport/message_pump.h"
 #include "common/transport/mpi/mpi_transport.h"
@@ -42,7 +45,6 @@
 #include "kernels/cuda/cuda_device.h"
 #include "worker/exchange/gradient_exchange.h"
 #include "worker/exchange/peer/bucket_machine.h"
-#include "worker/exchange/peer/host_memory.h"
 #include "worker/exchange/peer/machine_trial.h"
 #include "worker/exchange/slice_owner.h"
 
@@ -94,10 +96,10 @@ class PeerExchange final : public GradientExchange {
  private:
   // Locks the mutex for the trainer's thread and keeps the background thread from asking for it.
   class TrainerDrives;
-  // How gradients travel: by messages, or through memory that is not null.
+  // How gradients travel: by messages, or through memory_.
   struct Way {
     Algorithm algorithm = Algorithm::kRing;
-    HostMemory* memory = nullptr;
+    bool shares_memory = false;
   };
 
   PeerExchange(std::unique_ptr<HostTransport> transport, Options options);
@@ -151,6 +153,7 @@ class PeerExchange final : public GradientExchange {
   mutable Mutex mutex_;
   // The transport, which is last, is destroyed first: until then it may write into the buffers of the others.
   std::unique_ptr<HostMemory> memory_;  // null: the ranks share none. Constant after Start, but for its bytes
+  HostArrays arrays_;                   // in memory_
   std::unique_ptr<MachineTrial> trial_ ABSL_GUARDED_BY(mutex_);  // during Start, and after an error in it
   std::unique_ptr<SliceOwner> owner_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<BucketMachine> machine_ ABSL_GUARDED_BY(mutex_);

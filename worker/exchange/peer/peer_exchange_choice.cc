@@ -12,7 +12,6 @@
 #include "common/base/status.h"
 #include "common/job/leaf_shares.h"
 #include "common/transport/collectives.h"
-#include "worker/exchange/peer/host_memory.h"
 #include "worker/exchange/peer/machine_trial.h"
 #include "worker/exchange/peer/peer_exchange.h"
 
@@ -36,13 +35,13 @@ absl::Status PeerExchange::ShareMemory() {
   const bool may_use = way_.algorithm == Algorithm::kDirect || way_.algorithm == Algorithm::kFastest;
   if (sharing_ == HostSharing::kNever || !may_use || pump_.world_size() == 1) return absl::OkStatus();
   const CollectiveOptions join = {.what = "sharing memory with the other ranks", .deadline = job_.join_deadline};
+  const HostArraysShape shape = {.element_count = job_.layout.element_count(),
+                                 .micro_batches = job_.micro_batches,
+                                 .worker_count = job_.world_size};
+  HostMemory::Options options = HostArraysMemory(shape);
   // As many buckets as --bucket_bytes=auto, or anything else, may cut later (UseBuckets): one for each block.
-  ASSIGN_OR_RETURN(HostMemory::Outcome outcome,
-                   HostMemory::Meet(pump_,
-                                    {.element_count = job_.layout.element_count(),
-                                     .bucket_count = MaxBucketCount(job_.layout.element_count(), job_.world_size),
-                                     .micro_batches = job_.micro_batches},
-                                    join));
+  options.bucket_count = MaxBucketCount(job_.layout.element_count(), job_.world_size);
+  ASSIGN_OR_RETURN(HostMemory::Outcome outcome, HostMemory::Meet(pump_, options, join));
   if (outcome.memory == nullptr) {
     not_shared_ = std::move(outcome.refusal);
     if (sharing_ == HostSharing::kIfPossible) return absl::OkStatus();
@@ -51,8 +50,9 @@ absl::Status PeerExchange::ShareMemory() {
                                                    ": start all ranks on one host, or give --same_host=socket"));
   }
   memory_ = std::move(outcome.memory);
+  arrays_ = DivideHostMemory(shape, job_.rank, *memory_);
   transport_->Attach(memory_->board());
-  if (way_.algorithm == Algorithm::kDirect) way_.memory = memory_.get();
+  way_.shares_memory = way_.algorithm == Algorithm::kDirect;
   return absl::OkStatus();
 }
 
@@ -63,7 +63,7 @@ absl::Status PeerExchange::ChooseFastest() {
   if (job_.sum_order == SumOrder::kChain) ways.emplace_back("ring", Way{.algorithm = Algorithm::kRing});
   ways.emplace_back("star", Way{.algorithm = Algorithm::kDirect});
   if (memory_ != nullptr) {
-    ways.emplace_back("star in shared memory", Way{.algorithm = Algorithm::kDirect, .memory = memory_.get()});
+    ways.emplace_back("star in shared memory", Way{.algorithm = Algorithm::kDirect, .shares_memory = true});
   }
   std::string text = "0\tone worker exchanges nothing";
   if (pump_.world_size() > 1) {
@@ -85,8 +85,9 @@ absl::Status PeerExchange::ChooseFastest() {
                            .reason = text.substr(tab + 1)};
   if (pump_.rank() == 0 && say_) say_(absl::StrCat("--sync=auto: ", ways[fastest].first, ": ", choice_->reason));
   // Gives back the shared memory if it was not chosen.
-  if (way_.memory == nullptr && memory_ != nullptr) {
+  if (!way_.shares_memory && memory_ != nullptr) {
     transport_->Detach();
+    arrays_ = {};
     memory_ = nullptr;
   }
   return absl::OkStatus();
@@ -115,8 +116,7 @@ absl::StatusOr<double> PeerExchange::TimeWay(const Way& way) {
                                     .bucket_bytes = job_.buckets.bucket_bytes(),
                                     .world_size = job_.world_size});
   if (!buckets.ok()) return Fail(buckets.status());
-  const std::span<float> own_gradient =
-      way.memory == nullptr ? std::span<float>() : way.memory->arrays().own_gradients.back();
+  const std::span<float> own_gradient = !way.shares_memory ? std::span<float>() : arrays_.own_gradients.back();
   const auto node_count = std::ssize(ShareOf(job_.rank, DealLeavesEvenly(job_.micro_batches, job_.world_size)));
   auto trial = MachineTrial::Create({.buckets = *buckets,
                                      .slices = SlicesOf(way, *buckets, job_.rank),

@@ -8,7 +8,6 @@
 #include "common/base/status.h"
 #include "common/job/owned_slices.h"
 #include "common/transport/collectives.h"
-#include "worker/exchange/peer/host_memory.h"
 #include "worker/exchange/peer/peer_exchange.h"
 #include "worker/exchange/peer/server_ranks.h"
 
@@ -30,7 +29,7 @@ absl::Status PeerExchange::UseBuckets(const BucketMap& buckets, int64_t step) {
   // The order of the state that a rank keeps depends on the buckets, and in shared memory its elements do, too.
   moving_state_.assign(StateVectorCount(job_.optimizer), std::vector<float>(parameters_.size()));
   owner_->CopyStateOut(std::vector<std::span<float>>(moving_state_.begin(), moving_state_.end()));
-  if (way_.memory != nullptr) RETURN_IF_ERROR(ShareMovingState());
+  if (way_.shares_memory) RETURN_IF_ERROR(ShareMovingState());
   earlier_ = CountersOfAllMachines();
   job_.buckets = buckets;
   job_.first_step = step;
@@ -46,7 +45,7 @@ absl::Status PeerExchange::ShareMovingState() {
   const CollectiveOptions options = {.what = "the change of buckets", .deadline = job_.exchange_deadline};
   // Between the two barriers no rank uses a count.
   RETURN_IF_ERROR(Barrier(pump_, options));
-  if (pump_.rank() == 0) way_.memory->board()->Clear();
+  if (pump_.rank() == 0) memory_->board()->Clear();
   for (int i = 0; i < std::ssize(moving_state_); ++i) {
     RETURN_IF_ERROR(GatherStateVector(i, pump_.rank() == 0 ? moving_state_[i] : std::span<float>()));
     RETURN_IF_ERROR(BroadcastFromRoot(pump_, std::as_writable_bytes(std::span(moving_state_[i])), options));

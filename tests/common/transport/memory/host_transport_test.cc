@@ -71,10 +71,10 @@ TEST_F(HostTransportTest, AWaitIsOverAtItsTarget) {
 // The receive completes although a count is waited for, and although few polls look at the network.
 TEST_F(HostTransportTest, MessagesGoOnWhileACountIsWaitedFor) {
   transport_.PostWait(board_.arrivals(0), 1, TokenOf(7));
-  std::byte sent{5}, received{0};
+  std::vector<std::byte> sent(HostBoard::kMessageBytesMax + 1, std::byte{5}), received(sent.size());
   const std::unique_ptr<MpiTransport> peer = network_.CreateTransport(1);
-  peer->PostSend(0, 16, {&sent, 1}, TokenOf(1));
-  transport_.PostReceive(1, 16, {&received, 1}, TokenOf(9));
+  peer->PostSend(0, 16, sent, TokenOf(1));
+  transport_.PostReceive(1, 16, received, TokenOf(9));
   Operations operations;
   for (int i = 0; i < 10'000 && operations.empty(); ++i) {
     std::vector<Transport::Token> ignored;
@@ -82,7 +82,73 @@ TEST_F(HostTransportTest, MessagesGoOnWhileACountIsWaitedFor) {
     operations = Poll();
   }
   EXPECT_EQ(operations, Operations{9});
-  EXPECT_EQ(received, std::byte{5});
+  EXPECT_EQ(received, sent);
+}
+
+// A short message needs no network. Its receive may come before or after it, and tags are kept apart.
+TEST_F(HostTransportTest, ShortMessagesAreTheBoards) {
+  HostBoard other = BoardOf(1);
+  const std::vector<std::byte> data(HostBoard::kMessageBytesMax, std::byte{6});
+  std::vector<std::byte> first(data.size()), second(data.size());
+  transport_.PostReceive(1, 16, first, TokenOf(9));
+  EXPECT_TRUE(other.Send(0, 17, data));
+  EXPECT_EQ(Poll(), Operations());
+  EXPECT_TRUE(other.Send(0, 16, data));
+  EXPECT_EQ(Poll(), Operations{9});
+  EXPECT_EQ(first, data);
+  transport_.PostReceive(1, 17, second, TokenOf(10));
+  EXPECT_EQ(Poll(), Operations{10});
+  EXPECT_EQ(second, data);
+  transport_.PostSend(1, 20, {data.data(), 3}, TokenOf(11));
+  EXPECT_EQ(Poll(), Operations{11});
+  int taken = 0;
+  EXPECT_EQ(other.Take([&](int from, int tag, std::span<const std::byte> got) {
+    EXPECT_EQ(from, 0);
+    EXPECT_EQ(tag, 20);
+    EXPECT_EQ(got.size(), 3u);
+    ++taken;
+  }),
+            absl::OkStatus());
+  EXPECT_EQ(taken, 1);
+}
+
+// Sends beyond the queue's length complete, in order, as the receiver takes them.
+TEST_F(HostTransportTest, SendsWaitForAFullQueue) {
+  constexpr uint64_t kMessages = 100;
+  for (uint64_t i = 0; i < kMessages; ++i) transport_.PostSend(1, static_cast<int>(16 + i), {}, TokenOf(i));
+  HostBoard other = BoardOf(1);
+  Operations sent;
+  int next_tag = 16;
+  for (int round = 0; round < 1000 && sent.size() < kMessages; ++round) {
+    for (const uint64_t operation : Poll()) sent.push_back(operation);
+    ASSERT_LT(std::ssize(sent), next_tag - 16 + 64) << "the queue has an end";
+    EXPECT_EQ(other.Take([&](int, int tag, std::span<const std::byte>) { EXPECT_EQ(tag, next_tag++); }),
+              absl::OkStatus());
+  }
+  ASSERT_EQ(sent.size(), kMessages);
+  for (uint64_t i = 0; i < kMessages; ++i) EXPECT_EQ(sent[i], i);
+}
+
+TEST_F(HostTransportTest, AMessageOfAnotherLengthIsAnError) {
+  HostBoard other = BoardOf(1);
+  std::byte place[8];
+  transport_.PostReceive(1, 16, place, TokenOf(9));
+  EXPECT_TRUE(other.Send(0, 16, std::span(place).first(7)));
+  std::vector<Transport::Token> completed;
+  EXPECT_EQ(transport_.Poll(completed).code(), absl::StatusCode::kInternal);
+}
+
+// The sleeper wakes up at once, and not when the network is due.
+TEST_F(HostTransportTest, AShortMessageEndsAWait) {
+  std::byte place{0};
+  transport_.PostReceive(1, 16, {&place, 1}, TokenOf(9));
+  EXPECT_EQ(Poll(), Operations());
+  std::byte sent{1};
+  EXPECT_TRUE(BoardOf(1).Send(0, 16, {&sent, 1}));
+  const auto start = steady_clock::now();
+  for (int i = 0; i < 1000; ++i) transport_.Wait(seconds(1));
+  EXPECT_LT(steady_clock::now() - start, milliseconds(500));
+  EXPECT_EQ(Poll(), Operations{9});
 }
 
 // No bell rings for what is there already: the next piece of a slice, or an arrival before the wait was posted.
