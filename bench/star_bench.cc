@@ -152,9 +152,12 @@ int ServerRankProcess(int shard, Place& place, Row* row) {
 // `messages` counts those over TCP, and outlives the exchange.
 std::unique_ptr<GradientExchange> MakeExchange(int rank, Place& place, std::atomic<int64_t>* messages) {
   if (IsOverTcp()) {
-    return std::make_unique<PeerExchange>(std::make_unique<CountingTransport>(ConnectOverTcp(rank, place), messages),
-                                          PeerExchange::Options{.algorithm = PeerExchange::Algorithm::kDedicated,
-                                                                .server_count = absl::GetFlag(FLAGS_servers)});
+    return std::make_unique<PeerExchange>(
+        std::make_unique<CountingTransport>(ConnectOverTcp(rank, place), messages),
+        PeerExchange::Options{.algorithm = PeerExchange::Algorithm::kDedicated,
+                              .sharing = absl::GetFlag(FLAGS_shared_memory) ? PeerExchange::HostSharing::kIfPossible
+                                                                            : PeerExchange::HostSharing::kNever,
+                              .server_count = absl::GetFlag(FLAGS_servers)});
   }
   auto exchange = CreateStarExchange(
       {.addresses = place.addresses,

@@ -179,7 +179,10 @@ PeerExchange::Algorithm AlgorithmOf(const WorkerOptions& options) {
 }
 
 PeerExchange::HostSharing SharingOf(const WorkerOptions& options) {
-  if (options.same_host == SameHost::kSharedMemory) return PeerExchange::HostSharing::kRequired;
+  if (options.same_host == SameHost::kSharedMemory) {
+    const bool may_send = options.cell().placement == Placement::kServers;
+    return may_send ? PeerExchange::HostSharing::kIfPossible : PeerExchange::HostSharing::kRequired;
+  }
   // Memory of a GPU does not come into the host's.
   const bool may =
       options.RanksChoose() && !options.asked.same_host.has_value() && options.cuda_aware_mpi != CudaAwareMpi::kAuto;

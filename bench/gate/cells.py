@@ -66,8 +66,9 @@ def _ring_benches(ranks: int, sizes: str) -> Iterator[Run]:
 
 
 def _star_benches(ranks: int, sizes: str) -> Iterator[Run]:
-    for way, flags in (("gRPC, shared memory", ()), ("gRPC", ("--shared_memory=false",)), ("TCP", ("--transport=tcp",)),
-                       ("TCP, tree", ("--transport=tcp", "--sum_order=tree"))):
+    tcp, sockets = "--transport=tcp", "--shared_memory=false"
+    for way, flags in (("gRPC, shared memory", ()), ("gRPC", (sockets,)), ("TCP, shared memory", (tcp,)),
+                       ("TCP", (tcp, sockets)), ("TCP, tree", (tcp, sockets, "--sum_order=tree"))):
         names = {sync: ("star with servers", way) for sync in ("star", "star-servers-tcp")}
         yield Run("star_bench", ranks, ("--format=json", _steps(ranks), STEPS_BYTES, sizes, f"--workers={ranks}",
                                         "--servers=2", *flags), names)

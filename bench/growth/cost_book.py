@@ -42,7 +42,7 @@ class CostBook:
 
     def find(self, sync: str, medium: str) -> tuple[model.Costs, str]:
         """The costs, and a note if they are another's. CostsError if nothing similar was measured."""
-        over_tcp = cells.BY_SYNC[sync].transport == "tcp"
+        over_tcp = cells.BY_SYNC[sync].transport == "tcp" and not cells.BY_SYNC[sync].has_servers
         if over_tcp:
             medium = SOCKETS  # even on one host
         for other in dict.fromkeys((sync, LIKE.get(sync, sync))):

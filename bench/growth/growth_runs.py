@@ -92,8 +92,9 @@ def plan_runs(syncs: Sequence[str], workers: Sequence[int], cores: int) -> list[
     runs = []
     sizes = (*FIT_BYTES, *TEST_BYTES)
     for medium in MEDIA:
-        # Over TCP no message goes through memory.
-        found = [cell for cell in cells.CELLS if cell.sync in syncs and (cell.transport != "tcp" or medium == SOCKETS)]
+        # Between ranks no message over TCP goes through memory.
+        found = [cell for cell in cells.CELLS
+                 if cell.sync in syncs and (cell.transport != "tcp" or cell.has_servers or medium == SOCKETS)]
         ranks = tuple(cell.sync for cell in found if not cell.has_servers)
         stars = [(cell.sync,) for cell in found if cell.has_servers]
         for count in workers:

@@ -116,7 +116,7 @@ def bucket_bytes(place: cells.Cell, workers: int, servers: int, cluster: Cluster
         return workload.bucket_bytes
     if place.has_servers and _medium(place, workers, cluster) == SOCKETS:
         return cells.bucket_bytes_between_hosts(servers)
-    return SHARED_BUCKET_BYTES if place.transport == "grpc" else BUCKET_BYTES
+    return SHARED_BUCKET_BYTES if place.has_servers else BUCKET_BYTES
 
 
 def _point(place: cells.Cell, workers: int, cluster: Cluster, workload: Workload, book: CostBook,

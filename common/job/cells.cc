@@ -33,6 +33,8 @@ constexpr Cell kCells[] = {
     {"star-tcp", Sync::kStar, P::kRanks, T::kTcp, kMessages, C::kRendezvous, kStarOfRanks | Cell::kSecret},
     {"star-tcp-shm", Sync::kStar, P::kRanks, T::kTcp, kShared, C::kRendezvous, kStarOfRanks | Cell::kSecret},
     {"star-servers-tcp", Sync::kStar, P::kServers, T::kTcp, kMessages, C::kRendezvous, kStarOfServers | Cell::kSecret},
+    {"star-servers-tcp-shm", Sync::kStar, P::kServers, T::kTcp, kShared, C::kRendezvous,
+     kStarOfServers | Cell::kSecret},
     {"star", Sync::kStar, P::kServers, T::kGrpc, kMessages, C::kServers, kStarOfServers | kOverGrpc | Cell::kUsual},
     {"star-shm", Sync::kStar, P::kServers, T::kGrpc, kShared, C::kServers, kStarOfServers | kOverGrpc},
     {"mpi", Sync::kMpi, P::kEachRank, T::kMpi, kMessages, C::kMpirun, Cell::kCheck | Cell::kUsual},

@@ -53,20 +53,26 @@ int OwnerMap::OwnersOfBytes(int64_t bytes) const {
   return static_cast<int>(std::clamp<int64_t>(bytes / slice_bytes_min_, 1, owner_count_));
 }
 
+int64_t OwnerMap::LinesOf(const Sum& sum) const {
+  const int64_t line_elements = kLineBytes / element_bytes_;
+  return (sum.elements.size() + line_elements - 1) / line_elements;
+}
+
 int OwnerMap::OwnersOf(const Sum& sum) const {
   CHECK(cut_ == Cut::kRanges);
-  return OwnersOfBytes(sum.elements.size() * element_bytes_);
+  return static_cast<int>(std::min<int64_t>(OwnersOfBytes(sum.elements.size() * element_bytes_), LinesOf(sum)));
 }
 
 ElementRange OwnerMap::RangeOf(const Sum& sum, int owner) const {
   CHECK(0 <= owner && owner < owner_count_) << owner;
-  const int64_t count = OwnersOf(sum);
+  CHECK(cut_ == Cut::kRanges);
+  const int64_t count = OwnersOfBytes(sum.elements.size() * element_bytes_);
   // The owners of a sum begin after those of the sum before, so that they take turns.
   const int64_t first = sum.number % owner_count_ * count % owner_count_;
   const int64_t part = (owner - first + owner_count_) % owner_count_;
   if (part >= count) return {sum.elements.end, sum.elements.end};
   const int64_t line_elements = kLineBytes / element_bytes_;
-  const int64_t lines = (sum.elements.size() + line_elements - 1) / line_elements;
+  const int64_t lines = LinesOf(sum);
   // A part ends where the next one begins, so the parts cover the sum.
   const auto begin_of = [&](int64_t p) {
     return std::min(sum.elements.begin + lines * p / count * line_elements, sum.elements.end);

@@ -58,7 +58,7 @@ class OwnerMap {
 
   // With ranges: the same, or an empty range. Allocates nothing.
   ElementRange RangeOf(const Sum& sum, int owner) const;
-  // With ranges: how many owners `sum` has, at least 1.
+  // With ranges: how many owners have elements of `sum`.
   int OwnersOf(const Sum& sum) const;
 
   // With chunks: the chunks of one block that `owner` has, [begin, end), and their elements. Empty for a rank that owns
@@ -78,6 +78,7 @@ class OwnerMap {
   OwnerMap(Cut cut, int owner_count, int64_t element_bytes, int64_t slice_bytes_min);
 
   int OwnersOfBytes(int64_t bytes) const;
+  int64_t LinesOf(const Sum& sum) const;
 
   Cut cut_ = Cut::kRanges;
   int owner_count_ = 1;

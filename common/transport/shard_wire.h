@@ -9,6 +9,9 @@
 //   ShardRequest                   ─▶
 //                                  ◀─   kFetchState: the vector's slice; kFinish: one byte, when all have sent theirs
 //
+// Where all of them share memory, the host board's counts stand for gradients and parameters: workers count arrivals,
+// servers count updates.
+//
 // Thread safety: plain values and pure functions.
 #ifndef STARRING_COMMON_TRANSPORT_SHARD_WIRE_H_
 #define STARRING_COMMON_TRANSPORT_SHARD_WIRE_H_
@@ -20,7 +23,7 @@
 namespace starring {
 
 // Raise it with every change after which one end would misunderstand the other.
-inline constexpr int32_t kShardWireVersion = 5;
+inline constexpr int32_t kShardWireVersion = 6;
 
 // The shard that the worker expects the server to be, and facts about the worker's job. The agreement follows as a
 // message of `agreement_bytes`.
@@ -28,7 +31,7 @@ struct ShardJoin {
   int32_t wire_version = kShardWireVersion;
   int32_t shard = 0;
   int32_t shard_count = 0;
-  int32_t reserved = 0;
+  int32_t shares_memory = 0;  // 1: workers and servers share memory (common/transport/memory/host_arrays.h) if they can
   int64_t join_deadline_ms = 0;
   int64_t exchange_deadline_ms = 0;
   int64_t stall_report_ms = 0;

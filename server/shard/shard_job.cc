@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/arithmetic/optimizer.h"
 #include "common/base/check.h"
+#include "common/base/copy_array.h"
 #include "common/base/limits.h"
 #include "common/base/status.h"
 #include "common/job/generation.h"
@@ -199,6 +200,11 @@ absl::Status ShardJob::TakeInitialParameters(LaneId from, const ReceivedMessage&
   // If the bucket has its parameters, this is a repeat, sent before the answer arrived. It only needs another answer.
   if (sums_.Parameters(b) == nullptr) {
     RETURN_IF_ERROR(sums_.SetParameters(b, message.payload));
+    if (!options_.parameters.empty()) {
+      const std::span<float> place = options_.parameters.subspan(slices_[b].begin, slices_[b].size());
+      CopyArray(sums_.Parameters(b)->parameters(), place);
+      sums_.UpdateInPlace(b, place, nullptr);
+    }
     shared_.Publish(b);  // rank 0 has no need to fetch, so no request of its own would cause it
     // These workers asked before rank 0 had sent anything.
     for (const LaneId lane : fetches_[b].Take()) SendParameters(lane, b, sums_.Parameters(b));

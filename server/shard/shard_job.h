@@ -70,6 +70,10 @@ class ShardJob {
     TraceTrack* track = nullptr;                  // of the calling thread; null: there is no trace
     ServerMetrics* metrics = nullptr;             // null: there are none
 
+    // Where all workers read parameters, at their places in the whole vector: every update overwrites the one before
+    // (ContributionSum::UpdateInPlace). Outlives the job. Empty: they are sent.
+    std::span<float> parameters;
+
     // For an elastic run; without a store there are no snapshots.
     SnapshotStore* snapshots = nullptr;  // outlives the job
     int64_t snapshot_every = 1;          // steps, and

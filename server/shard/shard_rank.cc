@@ -30,6 +30,9 @@ std::chrono::milliseconds DeadlineOf(int64_t ms) {
 }  // namespace
 
 ShardRank::ShardRank(std::unique_ptr<Transport> transport, Options options)
+    : ShardRank(std::make_unique<HostTransport>(std::move(transport)), std::move(options)) {}
+
+ShardRank::ShardRank(std::unique_ptr<HostTransport> transport, Options options)
     : options_(std::move(options)),
       rendezvous_(options_.shard, options_.shard_count, "",
                   [this](const Agreement& agreement, int) { return CheckAffordable(agreement); }),
@@ -53,7 +56,8 @@ ShardRank::ShardRank(std::unique_ptr<Transport> transport, Options options)
 
 absl::Status ShardRank::Run() {
   RETURN_IF_ERROR(Agree());
-  absl::Status status = Begin();
+  absl::Status status = ShareMemory();
+  if (status.ok()) status = Begin();
   if (status.ok() && options_.on_begin != nullptr) options_.on_begin();
   if (status.ok()) status = TakeStart();
   if (status.ok()) status = Serve();
@@ -121,6 +125,7 @@ absl::Status ShardRank::TakeJoins() {
     request.set_stall_report_ms(head.stall_report_ms);
     request.set_lanes(1);
     RETURN_IF_ERROR(rendezvous_.Join(request));
+    shares_memory_ = head.shares_memory != 0;  // the same for all workers that agree
   }
   if (rendezvous_.complete()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("the workers have --world_size=", rendezvous_.agreement().world_size,
@@ -139,6 +144,30 @@ absl::Status ShardRank::CheckAffordable(const Agreement& agreement) const {
   return CheckShardMemory(agreement, options_.shard, options_.shard_count, bytes);
 }
 
+absl::Status ShardRank::ShareMemory() {
+  if (!shares_memory_) return absl::OkStatus();
+  const HostArraysShape shape = {.element_count = buckets().element_count(),
+                                 .bucket_count = buckets().bucket_count(),
+                                 .micro_batches = rendezvous_.agreement().micro_batches,
+                                 .worker_count = worker_count()};
+  HostMemory::Options options = HostArraysMemory(shape);
+  options.boot_id = options_.boot_id;
+  ASSIGN_OR_RETURN(HostMemory::Outcome outcome,
+                   HostMemory::Meet(pump_, options,
+                                    {.what = "sharing memory with the other processes",
+                                     .deadline = absl::Milliseconds(rendezvous_.join_deadline_ms()),
+                                     .with_servers = true}));
+  if (outcome.memory == nullptr) {
+    Log(absl::StrCat("gradients and parameters are messages: ", outcome.refusal));
+    return absl::OkStatus();
+  }
+  memory_ = std::move(outcome.memory);
+  arrays_ = DivideHostMemory(shape, pump_.rank(), *memory_);
+  transport_->Attach(memory_->board());
+  Log("gradients and parameters are in shared memory");
+  return absl::OkStatus();
+}
+
 absl::Status ShardRank::Begin() {
   Log("all workers have joined");
   const std::chrono::milliseconds stall_report(rendezvous_.stall_report_ms());
@@ -152,7 +181,8 @@ absl::Status ShardRank::Begin() {
                                            .stall_times = {.report_after = stall_report},
                                            .log = options_.log,
                                            .track = AddTrack(options_.trace, {.name = "shard"}),
-                                           .metrics = options_.metrics}));
+                                           .metrics = options_.metrics,
+                                           .parameters = arrays_.parameters}));
   // The transport says when a worker is gone. To the job each has one lane, which is open as long as the job lasts.
   for (int rank = 0; rank < worker_count(); ++rank) job_->OnLaneOpen({.rank = rank, .lane = 0});
   return absl::OkStatus();
@@ -181,7 +211,7 @@ absl::Status ShardRank::TakeStart() {
   scratch_ = {};
   requests_.resize(worker_count());
   for (int rank = 0; rank < worker_count(); ++rank) PostRequest(rank);
-  CreateStar();
+  ServeBuckets();
   return Barrier(pump_, start);
 }
 
@@ -238,11 +268,46 @@ absl::Status ShardRank::EndJob() {
   return absl::OkStatus();
 }
 
-// The requests are the operations that the star does not post.
-void ShardRank::OnCompletion(uint64_t operation) { OnRequest(static_cast<int>(operation)); }
+// The operations that the star does not post: a rank's request, and after these a bucket's arrivals.
+void ShardRank::OnCompletion(uint64_t operation) {
+  const auto number = static_cast<int>(operation);
+  if (number < worker_count()) return OnRequest(number);
+  SumInMemory(number - worker_count());
+}
+
+void ShardRank::AwaitArrivals(int bucket) {
+  const int64_t steps = next_steps_[bucket] + 1 - rendezvous_.agreement().first_step;
+  transport_->PostWait(memory_->board()->arrivals(bucket), steps * worker_count(),
+                       {.poster = this, .operation = static_cast<uint64_t>(worker_count()) + bucket});
+}
+
+void ShardRank::SumInMemory(int bucket) {
+  const StarSum sum = SumOf(next_steps_[bucket], bucket);
+  const ElementRange slice = SliceOf(bucket);
+  for (int i = 0; i < static_cast<int>(contributors_.size()); ++i) {
+    OnContribution(sum, i, std::as_bytes(arrays_.gradients[i].subspan(slice.begin, slice.size())));
+  }
+  if (job_->state() != ShardJob::State::kRunning) return;
+  sealed_.erase({bucket, sum.labels.step});  // the workers read it in place
+  ++next_steps_[bucket];
+  AwaitArrivals(bucket);
+  HostBoard& board = *memory_->board();
+  const int64_t steps = next_steps_[bucket] - rendezvous_.agreement().first_step;
+  if (board.Update(bucket) < steps * owners().OwnersOf(buckets().sum(bucket))) return;
+  for (int rank = 0; rank < worker_count(); ++rank) board.Ring(rank);
+}
+
+void ShardRank::ServeBuckets() {
+  contributors_ = ContributorsOf(LeafOwnersOf(rendezvous_.agreement()));
+  submit_step_ = rendezvous_.agreement().first_step;
+  next_steps_.assign(buckets().bucket_count(), submit_step_);
+  if (memory_ == nullptr) return CreateStar();
+  for (int b = 0; b < buckets().bucket_count(); ++b) {
+    if (SliceOf(b).size() > 0) AwaitArrivals(b);
+  }
+}
 
 void ShardRank::CreateStar() {
-  contributors_ = ContributorsOf(LeafOwnersOf(rendezvous_.agreement()));
   Star::Options star = {.transport = transport_.get(),
                         .sink = this,
                         .server_count = options_.shard_count,
@@ -260,21 +325,23 @@ void ShardRank::CreateStar() {
     const int64_t bytes = SliceOf(b).size() * static_cast<int64_t>(sizeof(float));
     star.sizes.piece_bytes_max = std::max(star.sizes.piece_bytes_max, bytes);
   }
-  submit_step_ = rendezvous_.agreement().first_step;
-  next_steps_.assign(buckets().bucket_count(), submit_step_);
   if (star.sizes.piece_bytes_max == 0) return;  // nobody contributes to this shard
   star_ = std::make_unique<Star>(star);
   SubmitBuckets();
+}
+
+StarSum ShardRank::SumOf(int64_t step, int bucket) const {
+  return {.number = bucket,
+          .elements = buckets().bucket(bucket),
+          .owners = owners(),
+          .labels = {.step = step, .bucket = bucket}};
 }
 
 // Submits the sums that follow, each bucket's as soon as the step before is summed.
 void ShardRank::SubmitBuckets() {
   while (next_steps_[submit_bucket_] == submit_step_) {
     const int b = submit_bucket_;
-    const StarSum sum = {.number = b,
-                         .elements = buckets().bucket(b),
-                         .owners = OwnerMap::ShardRanges(options_.shard_count),
-                         .labels = {.step = submit_step_, .bucket = b}};
+    const StarSum sum = SumOf(submit_step_, b);
     submit_bucket_ = (b + 1) % buckets().bucket_count();
     if (submit_bucket_ == 0) ++submit_step_;
     if (SliceOf(b).size() > 0) {
@@ -298,7 +365,7 @@ void ShardRank::OnContribution(const StarSum& sum, int contributor, std::span<co
   fields.set_bucket(static_cast<int>(sum.number));
   fields.set_node(contributors_[contributor].node);
   Feed(contributors_[contributor].rank, std::move(fields), contribution);
-  if (job_->state() != ShardJob::State::kRunning) star_->Stop();
+  if (star_ != nullptr && job_->state() != ShardJob::State::kRunning) star_->Stop();
 }
 
 // The job has summed the slice with its last contribution, unless it has failed: then no answer leaves.

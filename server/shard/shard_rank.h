@@ -13,6 +13,10 @@
 // posted before a worker can send it. A message that no correct worker sends is an error of the transport, or fails the
 // job.
 //
+// Shared memory. If the workers ask for it and all processes are on one host, there is no star. The server waits until
+// the host board shows that all workers have submitted a bucket, reads their gradients where the workers have written
+// them, and writes the parameters where all read them (worker/exchange/peer/memory_machine.h has the protocol).
+//
 // Memory: ShardMemoryNeeded counts it; the star's slots are within the contributions that it counts.
 //
 // Faults. A process that is gone ends the job with an error that names it. A job that fails tells all processes why. A
@@ -39,12 +43,16 @@
 #include "absl/time/time.h"
 #include "common/base/memory.h"
 #include "common/base/running_clock.h"
+#include "common/host/host_identity.h"
 #include "common/host/machine_limits.h"
 #include "common/job/leaf_shares.h"
 #include "common/metrics/trace.h"
 #include "common/reduce/owner_map.h"
 #include "common/reduce/star.h"
 #include "common/reduce/star_sink.h"
+#include "common/transport/memory/host_arrays.h"
+#include "common/transport/memory/host_memory.h"
+#include "common/transport/memory/host_transport.h"
 #include "common/transport/message_pump.h"
 #include "common/transport/shard_wire.h"
 #include "common/transport/transport.h"
@@ -64,6 +72,7 @@ class ShardRank final : private Transport::Poster, private StarSink {
     int64_t memory_bytes_max = 0;
     std::function<absl::StatusOr<int64_t>()> available_memory = [] { return AvailableMemoryBytes(); };
     std::function<int()> servers_here = CountProcessesOfThisProgram;
+    std::string boot_id = BootId();                           // of this server's host
     absl::Duration join_deadline = absl::InfiniteDuration();  // for the workers, once they are connected
     std::function<void(const std::string&)> log;              // gets lines for people; null: no log
     std::function<void()> on_begin;                           // all processes have agreed; null: not wanted
@@ -91,9 +100,12 @@ class ShardRank final : private Transport::Poster, private StarSink {
     int64_t count = 0;
   };
 
+  ShardRank(std::unique_ptr<HostTransport> transport, Options options);
+
   absl::Status Agree();
   absl::Status TakeJoins();
   absl::Status CheckAffordable(const Agreement& agreement) const;
+  absl::Status ShareMemory();
   absl::Status Begin();
   absl::Status TakeStart();
   absl::Status TakeInitial(v1::ExchangeMessage fields, int64_t count);
@@ -111,8 +123,11 @@ class ShardRank final : private Transport::Poster, private StarSink {
                  std::span<std::byte> result) override;
   void OnReady(const StarSum& sum) override;
   void OnDone(const StarSum& sum) override;
+  void ServeBuckets();
   void CreateStar();
   void SubmitBuckets();
+  void AwaitArrivals(int bucket);
+  void SumInMemory(int bucket);
   void Answered(Answer answer);
   void Feed(int rank, v1::ExchangeMessage fields, std::span<const std::byte> payload);
   void PostRequest(int rank);
@@ -120,9 +135,9 @@ class ShardRank final : private Transport::Poster, private StarSink {
 
   int worker_count() const { return pump_.worker_count(); }
   const BucketMap& buckets() const { return rendezvous_.agreement().buckets; }
-  ElementRange SliceOf(int bucket) const {
-    return OwnerMap::ShardRanges(options_.shard_count).RangeOf(buckets().sum(bucket), options_.shard);
-  }
+  OwnerMap owners() const { return OwnerMap::ShardRanges(options_.shard_count); }
+  ElementRange SliceOf(int bucket) const { return owners().RangeOf(buckets().sum(bucket), options_.shard); }
+  StarSum SumOf(int64_t step, int bucket) const;
 
   const Options options_;
   RunningClock clock_{Clock::now()};  // the job's time
@@ -130,6 +145,9 @@ class ShardRank final : private Transport::Poster, private StarSink {
   Rendezvous rendezvous_;
   std::vector<ShardRequest> requests_;  // by rank: the one that is arriving
   std::vector<Contributor> contributors_;
+  bool shares_memory_ = false;          // the workers have asked for it
+  std::unique_ptr<HostMemory> memory_;  // null: the processes share none
+  HostArrays arrays_;
   std::vector<AlignedFloats> allocated_;
   std::map<std::pair<int, int64_t>, Sealed> sealed_;  // by bucket and step
   std::vector<int64_t> next_steps_;                   // by bucket: the first that is not summed yet
@@ -143,7 +161,7 @@ class ShardRank final : private Transport::Poster, private StarSink {
   std::unique_ptr<Star> star_;
   MessagePump pump_;
   // Is destroyed first: until then it may write into the buffers above.
-  const std::unique_ptr<Transport> transport_;
+  const std::unique_ptr<HostTransport> transport_;
 };
 
 }  // namespace starring

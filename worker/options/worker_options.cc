@@ -258,7 +258,8 @@ absl::Status ResolveTopology(const LauncherEnvironment& launcher, WorkerOptions&
   }
   RETURN_IF_ERROR(CheckLauncher(launcher, asked));
   options.sync = asked.sync.value_or(UsualSync(launcher, options));
-  options.same_host = asked.same_host.value_or(DialsServers(options) ? SameHost::kSharedMemory : SameHost::kSocket);
+  const bool has_servers = DialsServers(options) || options.server_ranks > 0;
+  options.same_host = asked.same_host.value_or(has_servers ? SameHost::kSharedMemory : SameHost::kSocket);
   options.rank = asked.rank >= 0 ? asked.rank : launcher.rank;
   options.world_size = asked.world_size > 0 ? asked.world_size : launcher.world_size;
   if (options.world_size > kWorldSizeMax) {
@@ -300,12 +301,6 @@ absl::Status CheckSameHost(const WorkerOptions& options) {
     if (options.cuda_aware_mpi == CudaAwareMpi::kOff || cell.placement == Placement::kServers) return absl::OkStatus();
     return RefuseFlag("cuda_aware_mpi", "auto", "--same_host=shared_memory is memory of the host: drop one of the two");
   }
-  if (cell.placement == Placement::kServers) {
-    return RefuseFlag("same_host", "shared_memory",
-                      absl::StrCat("over ", TransportName(cell.transport),
-                                   " workers and servers send messages: drop it, give --transport=grpc with --servers, "
-                                   "or leave out --server_ranks, so that the ranks own the parameters"));
-  }
   const Cell& other = CellOf({.server_count = 0, .transport = cell.transport, .same_host = SameHost::kSharedMemory});
   return RefuseFlag(
       "same_host", "shared_memory",
@@ -345,7 +340,7 @@ absl::Status ResolveSecurity(const LauncherEnvironment& launcher, WorkerOptions&
 // worker that needs the rest is then late in every step. And the last bucket's parameters leave when its gradient has
 // arrived, while links are idle. An elastic run does not know its servers yet.
 int64_t DefaultBucketBytes(const WorkerOptions& options) {
-  const bool shares = options.ServersAreHere() && options.same_host == SameHost::kSharedMemory;
+  const bool shares = options.JobIsHere() && options.ServerCount() > 0 && options.same_host == SameHost::kSharedMemory;
   if (options.JobIsHere() || options.ServerCount() == 0 || options.elastic) return shares ? 4 << 20 : 1 << 20;
   return std::min<int64_t>(int64_t{options.ServerCount()} << 17, 1 << 20);
 }

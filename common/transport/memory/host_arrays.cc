@@ -39,6 +39,7 @@ HostMemory::Options HostArraysMemory(const HostArraysShape& shape) {
                 const int64_t arrays = ArrayCount(shape, rank) + (rank == 0 ? 1 : 0);
                 return arrays * ArrayElements(shape) * static_cast<int64_t>(sizeof(float));
               },
+          .bucket_count = shape.bucket_count,
           .access = SealedMemory::Access::kRead,
           .layout = absl::StrCat(kArraysVersion, "/", OwnerMap::kSliceBytesMin)};
 }

@@ -25,11 +25,12 @@ struct HostArrays {
 // Equal on all processes.
 struct HostArraysShape {
   int64_t element_count = 0;  // of the parameter vector
+  int bucket_count = 0;       // the most that the job may have
   int micro_batches = 0;      // as JobSpec's
   int worker_count = 1;
 };
 
-// HostMemory::Options with the pieces' lengths, access and layout.
+// HostMemory::Options with the pieces' lengths, access and layout, and the board's buckets.
 HostMemory::Options HostArraysMemory(const HostArraysShape& shape);
 // REQUIRES: `memory` was made with these options.
 HostArrays DivideHostMemory(const HostArraysShape& shape, int rank, HostMemory& memory);

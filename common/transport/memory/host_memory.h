@@ -25,7 +25,7 @@
 
 namespace starring {
 
-// Thread safety: immutable, except for the bytes and what the board says.
+// Thread safety: immutable, except for the bytes and the board.
 class HostMemory {
  public:
   struct Options {
@@ -34,7 +34,7 @@ class HostMemory {
     int bucket_count = 0;  // of the board
     // To the pieces of other ranks. Rank 0's piece is mapped to be written in any case, because the board is.
     SealedMemory::Access access = SealedMemory::Access::kReadWrite;
-    // What the callers write into the pieces. Processes with different texts share no memory.
+    // Names the order of bytes in the pieces. Processes with different texts share no memory.
     std::string layout;
     std::string boot_id = BootId();  // of this rank's host; empty: not known
     std::function<absl::StatusOr<int64_t>()> available_memory = [] { return AvailableMemoryBytes(); };  // in bytes

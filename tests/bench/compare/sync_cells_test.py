@@ -43,7 +43,9 @@ class CellsTest(unittest.TestCase):
         self.assertEqual({(row["name"], row["topology"], row["placement"], row["transport"]) for row in rows} -
                          {(cell.sync, cell.topology, cell.placement, cell.transport) for cell in cells.NAMED},
                          {("local", "local", "in each rank", "none"), ("mpi", "mpi", "in each rank", "mpi"),
-                          ("star-tcp-shm", "star", cells.RANKS, "tcp"), ("star-shm", "star", cells.SERVERS, "grpc")})
+                          ("star-tcp-shm", "star", cells.RANKS, "tcp"),
+                          ("star-servers-tcp-shm", "star", cells.SERVERS, "tcp"),
+                          ("star-shm", "star", cells.SERVERS, "grpc")})
 
     def test_a_row_in_memory_has_its_flags(self):
         self.assertEqual(cells.CONTROLS, ("local", "star-mpi-shm", "mpi"))

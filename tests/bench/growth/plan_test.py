@@ -85,7 +85,7 @@ class PlanningTest(unittest.TestCase):
         for place, workers, servers, cluster, expected in (
                 (star, 4, 4, on_one, 4 * MIB), (star, 2, 2, between, 4 * MIB), (star, 4, 4, between, MIB // 2),
                 (star, 4, 16, between, MIB), (own, 2, 1, between, MIB // 8), (over_tcp, 4, 2, between, MIB // 4),
-                (over_tcp, 4, 4, on_one, MIB), (cells.BY_SYNC["star-mpi"], 4, 0, on_one, MIB),
+                (over_tcp, 4, 4, on_one, 4 * MIB), (cells.BY_SYNC["star-mpi"], 4, 0, on_one, MIB),
                 (cells.BY_SYNC["ring"], 4, 0, between, MIB)):
             self.assertEqual(planning.bucket_bytes(place, workers, servers, cluster, unset), expected)
             self.assertEqual(planning.bucket_bytes(place, workers, servers, cluster, given), 4096)
@@ -144,7 +144,8 @@ class PlanningTest(unittest.TestCase):
         cluster = dataclasses.replace(HOSTS, workers_per_host=2)
         found = planning.make(Workload("a", 4096, 0.001), cluster, [2], book)
         slow = {line.name for line in found.lines if line.points[0].step_s > 1}
-        self.assertEqual(slow, {"ring/mpi", "co-located/mpi", "star/grpc with the workers"})
+        self.assertEqual(slow, {"ring/mpi", "co-located/mpi", "star/grpc with the workers",
+                                "star/tcp with the workers"})
 
     def test_bands_and_extrapolation(self):
         line = make().lines[0]

@@ -67,7 +67,7 @@ class SourcesTest(unittest.TestCase):
                          [1 << int(one) for one in found.groups()])
 
     def test_stars_without_servers_are_measured_as_they_are_by_default(self):
-        self.assertTrue("DialsServers(options) ? SameHost::kSharedMemory : SameHost::kSocket" in
+        self.assertTrue("has_servers ? SameHost::kSharedMemory : SameHost::kSocket" in
                         read("worker/options/worker_options.cc"))
         with unittest.mock.patch.object(programs, "binary", lambda name: name):
             command = growth_runs.Run(("star-mpi",), "memory", 2, 0, (4096,)).command()

@@ -30,9 +30,13 @@ using testing::HasSubstr;
 
 using Outcome = ExampleOutcome;
 
+constexpr PeerExchange::HostSharing kSharings[] = {PeerExchange::HostSharing::kNever,
+                                                   PeerExchange::HostSharing::kIfPossible};
+
 struct Training {
   ExampleJob job;
   int server_count = 1;
+  PeerExchange::HostSharing sharing = PeerExchange::HostSharing::kNever;
   int64_t first_step = 0;
   int64_t step_count = 3;
   std::vector<float> start;               // rank 0's parameters; empty: the job's
@@ -79,8 +83,9 @@ Outcomes RunAll(const Training& training) {
   for (int rank = 0; rank < worker_count; ++rank) {
     threads.emplace_back([&, rank] {
       Outcome& outcome = outcomes.workers[rank];
-      PeerExchange exchange(network.CreateTransport(rank),
-                            {.algorithm = PeerExchange::Algorithm::kDedicated, .server_count = training.server_count});
+      PeerExchange exchange(network.CreateTransport(rank), {.algorithm = PeerExchange::Algorithm::kDedicated,
+                                                            .sharing = training.sharing,
+                                                            .server_count = training.server_count});
       RunExampleTraining(OfWorkers(training), exchange, rank, outcome);
     });
   }
@@ -96,13 +101,21 @@ Outcomes RunAll(const Training& training) {
   return outcomes;
 }
 
-void ExpectReference(const Training& training) {
+// By messages, and in shared memory.
+void ExpectReference(Training training) {
   std::vector<std::vector<float>> state;
   const std::vector<float> expected = training.job.Reference(training.first_step + training.step_count, &state);
-  const Outcomes outcomes = RunAll(training);
-  for (const absl::Status& status : outcomes.statuses()) ASSERT_EQ(status, absl::OkStatus());
-  for (const Outcome& worker : outcomes.workers) EXPECT_EQ(worker.parameters, expected);
-  EXPECT_EQ(outcomes.workers[0].state, state);
+  for (const bool shares : {false, true}) {
+    SCOPED_TRACE(shares ? "in shared memory" : "by messages");
+    if (shares) training.sharing = PeerExchange::HostSharing::kIfPossible;
+    const Outcomes outcomes = RunAll(training);
+    for (const absl::Status& status : outcomes.statuses()) ASSERT_EQ(status, absl::OkStatus());
+    for (const Outcome& worker : outcomes.workers) {
+      EXPECT_EQ(worker.parameters, expected);
+      EXPECT_EQ(worker.counters.shared_memory, shares);
+    }
+    EXPECT_EQ(outcomes.workers[0].state, state);
+  }
 }
 
 using WorkersAndServers = std::tuple<int, int>;
@@ -195,17 +208,36 @@ TEST(ShardRankTest, ServersOnOneMachineDivideItsFreeMemory) {
 }
 
 TEST(ShardRankTest, AnAbortReachesAllWithItsReason) {
-  Training training = {.job = {.element_count = 200'000, .bucket_bytes = 1, .world_size = 3}, .server_count = 2};
-  training.before_step = [](int rank, int64_t step) {
-    return rank == 2 && step == 1 ? absl::InternalError("gradient of fc1.weight is NaN") : absl::OkStatus();
-  };
-  const Outcomes outcomes = RunAll(training);
-  for (const absl::Status& status : outcomes.servers) {
-    EXPECT_TRUE(absl::IsInternal(status)) << status;
-    EXPECT_THAT(std::string(status.message()), HasSubstr("rank 2 gave up: gradient of fc1.weight is NaN"));
+  for (const PeerExchange::HostSharing sharing : kSharings) {
+    Training training = {
+        .job = {.element_count = 200'000, .bucket_bytes = 1, .world_size = 3}, .server_count = 2, .sharing = sharing};
+    training.before_step = [](int rank, int64_t step) {
+      return rank == 2 && step == 1 ? absl::InternalError("gradient of fc1.weight is NaN") : absl::OkStatus();
+    };
+    const Outcomes outcomes = RunAll(training);
+    for (const absl::Status& status : outcomes.servers) {
+      EXPECT_TRUE(absl::IsInternal(status)) << status;
+      EXPECT_THAT(std::string(status.message()), HasSubstr("rank 2 gave up: gradient of fc1.weight is NaN"));
+    }
+    for (int rank = 0; rank < 2; ++rank) {
+      EXPECT_THAT(std::string(outcomes.workers[rank].status.message()), HasSubstr("gradient of fc1.weight is NaN"));
+    }
   }
-  for (int rank = 0; rank < 2; ++rank) {
-    EXPECT_THAT(std::string(outcomes.workers[rank].status.message()), HasSubstr("gradient of fc1.weight is NaN"));
+}
+
+// One process on another host is enough.
+TEST(ShardRankTest, WhereMemoryCannotBeSharedTheyAreMessages) {
+  const Training training = {.job = {.element_count = 200'000, .bucket_bytes = 1, .world_size = 2},
+                             .server_count = 2,
+                             .sharing = PeerExchange::HostSharing::kIfPossible,
+                             .change_server = [](int shard, ShardRank::Options& options) {
+                               if (shard == 1) options.boot_id = "another host's";
+                             }};
+  const Outcomes outcomes = RunAll(training);
+  for (const absl::Status& status : outcomes.statuses()) EXPECT_EQ(status, absl::OkStatus());
+  for (const Outcome& worker : outcomes.workers) {
+    EXPECT_FALSE(worker.counters.shared_memory);
+    EXPECT_EQ(worker.parameters, training.job.Reference(training.step_count));
   }
 }
 
@@ -244,7 +276,7 @@ absl::Status RunWithRequest(const ShardRequest& request, int times = 1) {
   MessagePump pump(transport.get(), {}, 1);
   const CollectiveOptions join = {.what = "joining", .deadline = absl::Seconds(20), .with_servers = true};
   const std::string agreement = SerializeAgreement(spec);
-  EXPECT_EQ(JoinServers(pump, spec, agreement, std::chrono::milliseconds(0)), absl::OkStatus());
+  EXPECT_EQ(JoinServers(pump, spec, {.agreement = agreement}), absl::OkStatus());
   EXPECT_EQ(GatherTextToRoot(pump, agreement, join).status(), absl::OkStatus());
   std::string verdict;
   EXPECT_EQ(SendTextFromRoot(pump, verdict, join), absl::OkStatus());

@@ -398,12 +398,12 @@ TEST(WorkerOptionsTest, SameHost) {
               HasSubstr("--same_host=shared_memory is memory of the host: drop one of the two"));
   EXPECT_THAT(Refusal({"--same_host=shared_memory", "--sync=ring"}, MpirunOf(0, 2)),
               HasSubstr("--sync=ring sends messages: drop it, or give --sync=star"));
-  // Over TCP nothing is shared with servers.
+  // With servers it is tried, over TCP as well.
   EXPECT_EQ(Parse({"--server_ranks=1", "--rendezvous=a:1", "--rank=0", "--world_size=1"})->same_host,
-            SameHost::kSocket);
-  EXPECT_THAT(
-      Refusal({"--server_ranks=1", "--rendezvous=a:1", "--rank=0", "--world_size=1", "--same_host=shared_memory"}),
-      HasSubstr("workers and servers send messages: drop it"));
+            SameHost::kSharedMemory);
+  EXPECT_EQ(
+      Parse({"--server_ranks=1", "--rendezvous=a:1", "--rank=0", "--world_size=1", "--same_host=socket"})->same_host,
+      SameHost::kSocket);
 }
 
 TEST(WorkerOptionsTest, RanksChooseWithoutSync) {
@@ -431,7 +431,7 @@ TEST(WorkerOptionsTest, BucketsAreLargeWhereTheyDoNotTravel) {
     return bytes({"--server_ranks=3", rendezvous, "--insecure", "--rank=1", "--world_size=2"});
   };
   EXPECT_EQ(over_tcp("--rendezvous=node7:1"), 384 << 10);
-  EXPECT_EQ(over_tcp("--rendezvous=127.0.0.1:1"), 1 << 20);
+  EXPECT_EQ(over_tcp("--rendezvous=127.0.0.1:1"), 4 << 20);
   EXPECT_EQ(bytes({"--servers=127.0.0.1:1", "--same_host=socket"}), 1 << 20);
   EXPECT_EQ(bytes({"--servers=127.0.0.1:1", "--bucket_bytes=5"}), 5);
   EXPECT_EQ(bytes({}), 1 << 20);

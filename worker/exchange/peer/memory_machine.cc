@@ -31,12 +31,12 @@ MemoryMachine::MemoryMachine(const Options& options)
       board_(*options.board),
       transport_(*options.transport),
       rank_(transport_.rank()),
-      world_size_(transport_.world_size()),
-      owners_(OwnerMap::Ranges(world_size_)),
+      worker_count_(transport_.world_size() - options.server_count),
+      owners_(options.server_count > 0 ? OwnerMap::ShardRanges(options.server_count) : OwnerMap::Ranges(worker_count_)),
       state_(buckets_.bucket_count()),
       terms_(options_.arrays.gradients.size()) {
-  CHECK_GE(world_size_, 2);
-  const std::vector<Contributor> contributors = ContributorsOf(DealLeavesEvenly(options_.micro_batches, world_size_));
+  CHECK_GE(transport_.world_size(), 2);
+  const std::vector<Contributor> contributors = ContributorsOf(DealLeavesEvenly(options_.micro_batches, worker_count_));
   CHECK_EQ(options_.arrays.gradients.size(), contributors.size());
   if (options_.micro_batches > 0) {
     for (const Contributor& one : contributors) leaves_.push_back(one.leaves.size());
@@ -63,24 +63,32 @@ void MemoryMachine::Submit(int64_t step, int bucket, std::span<const float> grad
   ++state.submit_count;
   if (options_.track != nullptr) state.submitted_ns = TraceNow();
   submitted_.push_back({.step = step, .bucket = bucket});
-  const ElementRange slice = owners_.RangeOf(buckets_.sum(bucket), rank_);
+  const ElementRange slice = SliceOf(bucket);
   state.updated_end = slice.begin;
-  const int64_t others = world_size_ - 1;
-  const int64_t bytes = (range.size() - slice.size() + others * slice.size()) * static_cast<int64_t>(sizeof(float));
+  // An owner answers the other workers, and needs no message for its own contribution.
+  const int64_t answers = slice.size() * (worker_count_ - 1);
+  const int64_t bytes = (range.size() - slice.size() + answers) * static_cast<int64_t>(sizeof(float));
   counters_.bytes_sent += bytes;
   counters_.bytes_received += bytes;
 
-  const int64_t all_arrived = state.submit_count * world_size_;
-  if (board_.Arrive(bucket) == all_arrived) {
-    for (int owner = 0; owner < world_size_; ++owner) {
-      if (owner != rank_ && owners_.RangeOf(buckets_.sum(bucket), owner).size() > 0) board_.Ring(owner);
-    }
-  }
+  const int64_t all_arrived = state.submit_count * worker_count_;
+  if (board_.Arrive(bucket) == all_arrived) RingOwners(bucket);
   if (slice.size() > 0) {
     transport_.PostWait(board_.arrivals(bucket), all_arrived, TokenOf(this, bucket, kArrivals));
   }
   transport_.PostWait(board_.updates(bucket), state.submit_count * owners_.OwnersOf(buckets_.sum(bucket)),
                       TokenOf(this, bucket, kUpdates));
+}
+
+ElementRange MemoryMachine::SliceOf(int bucket) const {
+  return options_.server_count > 0 ? ElementRange{} : owners_.RangeOf(buckets_.sum(bucket), rank_);
+}
+
+void MemoryMachine::RingOwners(int bucket) {
+  const int first = options_.server_count > 0 ? worker_count_ : 0;
+  for (int owner = 0; owner < owners_.owner_count(); ++owner) {
+    if (first + owner != rank_ && owners_.RangeOf(buckets_.sum(bucket), owner).size() > 0) board_.Ring(first + owner);
+  }
 }
 
 void MemoryMachine::OnCompletion(uint64_t operation) {
@@ -95,17 +103,17 @@ void MemoryMachine::OnCompletion(uint64_t operation) {
 
 void MemoryMachine::UpdatePiece(int bucket) {
   Bucket& state = state_[bucket];
-  const ElementRange slice = owners_.RangeOf(buckets_.sum(bucket), rank_);
+  const ElementRange slice = SliceOf(bucket);
   const ElementRange piece = {state.updated_end, std::min(state.updated_end + kPieceElements, slice.end)};
   const TraceSpan span(options_.track, "apply", {.step = state.step, .bucket = bucket});
   const auto start = std::chrono::steady_clock::now();
-  ForEachRun(piece, buckets_.element_count(), {.order = options_.sum_order, .world_size = world_size_},
+  ForEachRun(piece, buckets_.element_count(), {.order = options_.sum_order, .world_size = worker_count_},
              [&](ElementRange run, int first_rank) { UpdateRun(state, bucket, run, first_rank); });
   counters_.optimizer_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   state.updated_end = piece.end;
   if (piece.end == slice.end) return FinishUpdate(bucket);
   // The arrivals are complete, so the next Poll returns this one, after other operations that have completed.
-  transport_.PostWait(board_.arrivals(bucket), state.submit_count * world_size_, TokenOf(this, bucket, kArrivals));
+  transport_.PostWait(board_.arrivals(bucket), state.submit_count * worker_count_, TokenOf(this, bucket, kArrivals));
 }
 
 // A pass over memory in pieces whose sum stays in the L1 cache, where the optimizer reads it. The last contribution of
@@ -144,7 +152,7 @@ void MemoryMachine::UpdateRun(const Bucket& state, int bucket, ElementRange run,
 
 void MemoryMachine::FinishUpdate(int bucket) {
   if (board_.Update(bucket) < state_[bucket].submit_count * owners_.OwnersOf(buckets_.sum(bucket))) return;
-  for (int rank = 0; rank < world_size_; ++rank) {
+  for (int rank = 0; rank < worker_count_; ++rank) {
     if (rank != rank_) board_.Ring(rank);
   }
 }

@@ -1,21 +1,22 @@
-// The co-located star of ranks that share memory: all of them map every rank's gradients and one vector of parameters,
-// so a contribution is read where its rank has written it, and no answer is sent.
+// The star of processes that share memory: all of them map every worker's gradients and one vector of parameters, so a
+// contribution is read where its worker has written it, and no answer is sent. The workers own the parameters, or
+// servers do (server/shard/shard_rank.h).
 //
-// Words: host_board.h's, and these. A bucket is cut in slices of at least OwnerMap::kSliceBytesMin, each of which a
-// rank owns (OwnerMap::Ranges).
+// Words: host_board.h's, and these. A bucket is cut in slices, each of which an owner has: ranks have OwnerMap::Ranges,
+// servers OwnerMap::ShardRanges.
 //
-//   submit   A rank counts its arrival.
-//   update   When all ranks have arrived, each owner adds the contributions to its slice in the order of
+//   submit   A worker counts its arrival.
+//   update   When all workers have arrived, each owner adds the contributions to its slice in the order of
 //            reduction_order.h, applies the optimizer and writes the new parameters in their place; then it counts its
-//            update. It works in pieces, and returns to the transport after each.
-//   ready    When all owners have updated, the bucket is ready on all ranks.
+//            update. A rank works in pieces, and returns to the transport after each.
+//   ready    When all owners have updated, the bucket is ready on all workers.
 //
-// Writes: the parameters of a bucket are written between its last arrival and its last update. No rank reads them then,
-// because a rank submits a bucket after its last use of the parameters in a step (gradient_exchange.h). A rank writes
-// the next step's gradient after the last update, when no owner reads the old one any more.
+// Writes: the parameters of a bucket are written between its last arrival and its last update. No worker reads them
+// then, because it submits a bucket after its last use of the parameters in a step (gradient_exchange.h). A worker
+// writes the next step's gradient after the last update, when no owner reads the old one any more.
 //
-// Cost: with N ranks, each rank reads its slice of N gradients and moves no other byte. Two wake-ups follow one after
-// the other: the last rank wakes the owners, and the last owner wakes the ranks.
+// Cost: with N workers, each owner reads its slice of N gradients and moves no other byte. Two wake-ups follow one
+// after the other: the last worker wakes the owners, and the last owner wakes the workers.
 //
 // There is no deadlock: an arrival waits for nothing, and an update for arrivals alone.
 #ifndef STARRING_WORKER_EXCHANGE_PEER_MEMORY_MACHINE_H_
@@ -43,15 +44,16 @@ class MemoryMachine final : public BucketMachine {
  public:
   struct Options {
     const BucketMap* buckets = nullptr;
-    SliceOwner* owner = nullptr;  // owns this rank's slice of every bucket, in host memory
+    SliceOwner* owner = nullptr;  // owns this rank's slice of every bucket, in host memory; of no use with servers
     HostArrays arrays;
     HostBoard* board = nullptr;          // its counts are zero when the first rank submits
     HostTransport* transport = nullptr;  // to which the board is attached
     SumOrder sum_order = SumOrder::kChain;
     int micro_batches = 0;        // JobSpec::micro_batches
+    int server_count = 0;         // the last ranks of the world; 0: the ranks are the owners
     TraceTrack* track = nullptr;  // the track of the thread that drives the machine; null: there is no trace
   };
-  // All pointers and arrays outlive the machine. REQUIRES: two ranks or more.
+  // All pointers and arrays outlive the machine. REQUIRES: two processes or more.
   explicit MemoryMachine(const Options& options);
 
   // A gradient that is not in own_gradients, in its place, is copied there.
@@ -61,7 +63,7 @@ class MemoryMachine final : public BucketMachine {
   bool IsReady(int bucket) const override { return !state_[bucket].in_flight; }
   bool IsIdle() const override { return submitted_.empty(); }
   InFlight Oldest() const override;
-  // Counts the bytes that a star without shared memory would have moved.
+  // Has the bytes that a star without shared memory would have moved.
   ExchangeCounters counters() const override { return counters_; }
 
  private:
@@ -73,6 +75,9 @@ class MemoryMachine final : public BucketMachine {
     int64_t submitted_ns = 0;
   };
 
+  // This rank's; empty if servers are the owners.
+  ElementRange SliceOf(int bucket) const;
+  void RingOwners(int bucket);
   void UpdatePiece(int bucket);
   void UpdateRun(const Bucket& state, int bucket, ElementRange run, int first_rank);
   void FinishUpdate(int bucket);
@@ -86,7 +91,7 @@ class MemoryMachine final : public BucketMachine {
   HostBoard& board_;
   HostTransport& transport_;
   const int rank_;
-  const int world_size_;
+  const int worker_count_;
   const OwnerMap owners_;
   std::vector<Bucket> state_;            // by bucket
   std::deque<InFlight> submitted_;       // oldest first; at most one entry a bucket

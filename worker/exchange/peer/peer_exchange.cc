@@ -131,7 +131,11 @@ absl::Status PeerExchange::Agree() {
     SetFlag("same_host", sharing_ == HostSharing::kRequired ? "shared_memory" : "auto", job_.agreed_flags);
   }
   const std::string mine = SerializeAgreement(job_);
-  if (way_.algorithm == Algorithm::kDedicated) RETURN_IF_ERROR(JoinServers(pump_, job_, mine, stall_report_));
+  if (way_.algorithm == Algorithm::kDedicated) {
+    RETURN_IF_ERROR(JoinServers(
+        pump_, job_,
+        {.agreement = mine, .stall_report = stall_report_, .shares_memory = sharing_ != HostSharing::kNever}));
+  }
   ASSIGN_OR_RETURN(const std::vector<std::string> all, GatherTextToRoot(pump_, mine, join));
   // Only rank 0 compares, and all ranks return its verdict. So they fail with one sentence, and no notice is needed.
   std::string verdict;
@@ -197,6 +201,7 @@ std::unique_ptr<BucketMachine> PeerExchange::CreateMachine(const Way& way, const
                                                                   .transport = transport_.get(),
                                                                   .sum_order = job_.sum_order,
                                                                   .micro_batches = job_.micro_batches,
+                                                                  .server_count = server_count_,
                                                                   .track = track_});
   }
   const RankMachineOptions options = {.buckets = &buckets,

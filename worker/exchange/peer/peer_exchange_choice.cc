@@ -32,16 +32,20 @@ int MaxBucketCount(int64_t element_count, int world_size) {
 
 // The outcome is the same on all ranks, so they agree on what follows.
 absl::Status PeerExchange::ShareMemory() {
-  const bool may_use = way_.algorithm == Algorithm::kDirect || way_.algorithm == Algorithm::kFastest;
+  const bool has_servers = way_.algorithm == Algorithm::kDedicated;
+  const bool may_use = has_servers || way_.algorithm == Algorithm::kDirect || way_.algorithm == Algorithm::kFastest;
   if (sharing_ == HostSharing::kNever || !may_use || pump_.world_size() == 1) return absl::OkStatus();
-  const CollectiveOptions join = {.what = "sharing memory with the other ranks", .deadline = job_.join_deadline};
+  const CollectiveOptions join = {
+      .what = "sharing memory with the other processes", .deadline = job_.join_deadline, .with_servers = has_servers};
+  // As many buckets as --bucket_bytes=auto, or anything else, may cut later (UseBuckets): one for each block. Servers
+  // keep to those of the start.
   const HostArraysShape shape = {.element_count = job_.layout.element_count(),
+                                 .bucket_count = has_servers
+                                                     ? job_.buckets.bucket_count()
+                                                     : MaxBucketCount(job_.layout.element_count(), job_.world_size),
                                  .micro_batches = job_.micro_batches,
                                  .worker_count = job_.world_size};
-  HostMemory::Options options = HostArraysMemory(shape);
-  // As many buckets as --bucket_bytes=auto, or anything else, may cut later (UseBuckets): one for each block.
-  options.bucket_count = MaxBucketCount(job_.layout.element_count(), job_.world_size);
-  ASSIGN_OR_RETURN(HostMemory::Outcome outcome, HostMemory::Meet(pump_, options, join));
+  ASSIGN_OR_RETURN(HostMemory::Outcome outcome, HostMemory::Meet(pump_, HostArraysMemory(shape), join));
   if (outcome.memory == nullptr) {
     not_shared_ = std::move(outcome.refusal);
     if (sharing_ == HostSharing::kIfPossible) return absl::OkStatus();
@@ -52,7 +56,7 @@ absl::Status PeerExchange::ShareMemory() {
   memory_ = std::move(outcome.memory);
   arrays_ = DivideHostMemory(shape, job_.rank, *memory_);
   transport_->Attach(memory_->board());
-  way_.shares_memory = way_.algorithm == Algorithm::kDirect;
+  way_.shares_memory = way_.algorithm != Algorithm::kFastest;
   return absl::OkStatus();
 }
 

@@ -34,19 +34,19 @@ std::span<float> Writable(std::span<const float> values) { return {const_cast<fl
 
 }  // namespace
 
-absl::Status JoinServers(MessagePump& pump, const JobSpec& job, const std::string& agreement,
-                         std::chrono::milliseconds stall_report) {
+absl::Status JoinServers(MessagePump& pump, const JobSpec& job, const ServerJoin& mine) {
   std::vector<MessagePump::Token> tokens;
   for (int shard = 0; shard < ServerCount(pump); ++shard) {
     const ShardJoin join = {.shard = shard,
                             .shard_count = ServerCount(pump),
+                            .shares_memory = mine.shares_memory ? 1 : 0,
                             .join_deadline_ms = Milliseconds(job.join_deadline),
                             .exchange_deadline_ms = Milliseconds(job.exchange_deadline),
-                            .stall_report_ms = stall_report.count(),
-                            .agreement_bytes = agreement.size()};
+                            .stall_report_ms = mine.stall_report.count(),
+                            .agreement_bytes = mine.agreement.size()};
     const int server = pump.worker_count() + shard;
     tokens.push_back(pump.Send(server, ControlTag::kShardJoin, std::as_bytes(std::span(&join, 1))));
-    tokens.push_back(pump.Send(server, ControlTag::kShardAgreement, std::as_bytes(std::span(agreement))));
+    tokens.push_back(pump.Send(server, ControlTag::kShardAgreement, std::as_bytes(std::span(mine.agreement))));
   }
   return AwaitAll(pump, tokens, {.what = "joining the servers", .deadline = job.join_deadline});
 }

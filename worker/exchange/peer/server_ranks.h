@@ -19,8 +19,12 @@ namespace starring {
 
 // Sends every server this worker's agreement, which the server compares with those of the other workers. The servers'
 // verdicts come with GatherTextToRoot (with_servers).
-absl::Status JoinServers(MessagePump& pump, const JobSpec& job, const std::string& agreement,
-                         std::chrono::milliseconds stall_report);
+struct ServerJoin {
+  std::string agreement;  // SerializeAgreement
+  std::chrono::milliseconds stall_report{0};
+  bool shares_memory = false;  // the next collective is HostMemory::Meet, of all processes
+};
+absl::Status JoinServers(MessagePump& pump, const JobSpec& job, const ServerJoin& mine);
 
 // Rank 0 sends every server its part of job.optimizer_state, if there is any, and of `parameters`. Returns when all
 // servers take contributions.
