@@ -29,7 +29,7 @@ namespace starring {
 class HostMemory {
  public:
   struct Options {
-    // Of each rank's piece, servers among them; the same function on all ranks. 0: that rank needs no memory.
+    // The length of each rank's piece, servers among them; the same on all ranks. 0: that rank needs no memory.
     std::function<int64_t(int rank)> bytes;
     int bucket_count = 0;  // of the board
     // To the pieces of other ranks. Rank 0's piece is mapped to be written in any case, because the board is.
