@@ -20,6 +20,8 @@ constexpr SameHost kShared = SameHost::kSharedMemory;
 // Abilities of ring and star where the ranks own the parameters, of every star with servers, and of servers over gRPC.
 constexpr unsigned kOfRanks = Cell::kDeterministic | Cell::kAutoBuckets | Cell::kAutoSync | Cell::kCheck;
 constexpr unsigned kStarOfRanks = kOfRanks | Cell::kTree;
+// A star in memory moves fewer bytes, so --sync=auto does not measure the ring there.
+constexpr unsigned kRingInMemory = kOfRanks & ~Cell::kAutoSync;
 constexpr unsigned kStarOfServers = Cell::kDeterministic | Cell::kTree;
 constexpr unsigned kOverGrpc = Cell::kCheck | Cell::kSecret | Cell::kSiteCertificates | Cell::kElastic | Cell::kStatus;
 
@@ -27,7 +29,9 @@ constexpr Cell kCells[] = {
     {"local", Sync::kLocal, P::kEachRank, T::kNone, kMessages, C::kNone,
      Cell::kTree | Cell::kDeterministic | Cell::kCheck | Cell::kUsual},
     {"ring", Sync::kRing, P::kRanks, T::kMpi, kMessages, C::kMpirun, kOfRanks | Cell::kGpuMemory | Cell::kUsual},
+    {"ring-shm", Sync::kRing, P::kRanks, T::kMpi, kShared, C::kMpirun, kRingInMemory},
     {"ring-tcp", Sync::kRing, P::kRanks, T::kTcp, kMessages, C::kRendezvous, kOfRanks | Cell::kSecret},
+    {"ring-tcp-shm", Sync::kRing, P::kRanks, T::kTcp, kShared, C::kRendezvous, kRingInMemory | Cell::kSecret},
     {"star-mpi", Sync::kStar, P::kRanks, T::kMpi, kMessages, C::kMpirun, kStarOfRanks | Cell::kGpuMemory},
     {"star-mpi-shm", Sync::kStar, P::kRanks, T::kMpi, kShared, C::kMpirun, kStarOfRanks},
     {"star-tcp", Sync::kStar, P::kRanks, T::kTcp, kMessages, C::kRendezvous, kStarOfRanks | Cell::kSecret},

@@ -49,6 +49,7 @@ class Cell:
 # The name in sentences and the marker of each row that is compared.
 _LOOKS = {
     "ring": ("the ring", ("s", "■")),
+    "ring-shm": ("the ring in shared memory (ring-shm)", ("D", "◆")),
     "ring-tcp": ("the ring over TCP", ("p", "⬟")),
     "star-mpi": ("the star without servers (star-mpi)", ("*", "★")),
     "star-mpi-shm": ("the star without servers in shared memory (star-mpi-shm)", ("d", "⬥")),

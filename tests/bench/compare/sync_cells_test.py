@@ -43,13 +43,14 @@ class CellsTest(unittest.TestCase):
         self.assertEqual({(row["name"], row["topology"], row["placement"], row["transport"]) for row in rows} -
                          {(cell.sync, cell.topology, cell.placement, cell.transport) for cell in cells.NAMED},
                          {("local", "local", "in each rank", "none"), ("mpi", "mpi", "in each rank", "mpi"),
-                          ("star-tcp-shm", "star", cells.RANKS, "tcp"),
+                          ("ring-tcp-shm", "ring", cells.RANKS, "tcp"), ("star-tcp-shm", "star", cells.RANKS, "tcp"),
                           ("star-servers-tcp-shm", "star", cells.SERVERS, "tcp"),
                           ("star-shm", "star", cells.SERVERS, "grpc")})
 
     def test_a_row_in_memory_has_its_flags(self):
-        self.assertEqual(cells.CONTROLS, ("local", "star-mpi-shm", "mpi"))
-        self.assertEqual(cells.WORKER_FLAGS, {"star-mpi-shm": ["--same_host=shared_memory"]})
+        self.assertEqual(cells.CONTROLS, ("local", "ring-shm", "star-mpi-shm", "mpi"))
+        self.assertEqual(cells.WORKER_FLAGS, {"ring-shm": ["--same_host=shared_memory"],
+                                              "star-mpi-shm": ["--same_host=shared_memory"]})
 
     def test_neighbours_of_the_list_are_one_step_apart(self):
         steps = [cells.differences(one, other) for one, other in itertools.pairwise(cells.CELLS)]
@@ -61,10 +62,10 @@ class CellsTest(unittest.TestCase):
         self.assertEqual(cells.BY_SYNC["star-servers-tcp"].flags, cells.BY_SYNC["star-tcp"].flags)
 
     def test_who_starts_them(self):
-        self.assertEqual(set(cells.BY_MPIRUN), {"ring", "star-mpi", "star-mpi-shm", "mpi"})
+        self.assertEqual(set(cells.BY_MPIRUN), {"ring", "ring-shm", "star-mpi", "star-mpi-shm", "mpi"})
         self.assertEqual(set(cells.BY_RENDEZVOUS), {"ring-tcp", "star-tcp"})
         self.assertEqual(set(cells.WITHOUT_SERVERS),
-                         {"ring", "ring-tcp", "star-mpi", "star-tcp", "star-mpi-shm", "mpi"})
+                         {"ring", "ring-shm", "ring-tcp", "star-mpi", "star-tcp", "star-mpi-shm", "mpi"})
 
     def test_what_is_no_cell(self):
         for sync, accounting in (("mpi", "equal-workers"), ("star-mpi-shm", "equal-workers"),

@@ -396,8 +396,9 @@ TEST(WorkerOptionsTest, SameHost) {
   EXPECT_FALSE(shared->RanksChoose());
   EXPECT_THAT(Refusal({"--same_host=shared_memory", "--cuda_aware_mpi=auto"}, MpirunOf(0, 2)),
               HasSubstr("--same_host=shared_memory is memory of the host: drop one of the two"));
-  EXPECT_THAT(Refusal({"--same_host=shared_memory", "--sync=ring"}, MpirunOf(0, 2)),
-              HasSubstr("--sync=ring sends messages: drop it, or give --sync=star"));
+  EXPECT_EQ(Parse({"--same_host=shared_memory", "--sync=ring"}, MpirunOf(0, 2))->same_host, SameHost::kSharedMemory);
+  EXPECT_THAT(Refusal({"--same_host=shared_memory", "--sync=mpi"}, MpirunOf(0, 2)),
+              HasSubstr("--sync=mpi sends messages: drop it, or give --sync=ring"));
   // With servers it is tried, over TCP as well.
   EXPECT_EQ(Parse({"--server_ranks=1", "--rendezvous=a:1", "--rank=0", "--world_size=1"})->same_host,
             SameHost::kSharedMemory);

@@ -210,7 +210,15 @@ std::unique_ptr<BucketMachine> PeerExchange::CreateMachine(const Way& way, const
                                       .transport = transport_.get(),
                                       .track = track_,
                                       .first_tag = MessagePump::kFirstDataTag};
-  if (way.algorithm == Algorithm::kRing) return std::make_unique<RingMachine>(options);
+  if (way.algorithm == Algorithm::kRing) {
+    // A trial of the ring sends messages: the memory is a star's then.
+    const bool is_in_memory = memory_ != nullptr && arrays_.parameters.empty();
+    const auto piece_of = [&](int rank) {
+      return is_in_memory ? memory_->writable_piece(rank % pump_.world_size()) : std::span<std::byte>();
+    };
+    return std::make_unique<RingMachine>(
+        options, RingMachine::Memory{.own = piece_of(pump_.rank()), .right = piece_of(pump_.rank() + 1)});
+  }
   return std::make_unique<StarMachine>(
       options, StarMachine::Job{
                    .sum_order = job_.sum_order, .micro_batches = job_.micro_batches, .server_count = server_count_});

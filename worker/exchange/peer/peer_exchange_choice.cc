@@ -14,6 +14,7 @@
 #include "common/transport/collectives.h"
 #include "worker/exchange/peer/machine_trial.h"
 #include "worker/exchange/peer/peer_exchange.h"
+#include "worker/exchange/peer/ring_machine.h"
 
 namespace starring {
 namespace {
@@ -32,9 +33,10 @@ int MaxBucketCount(int64_t element_count, int world_size) {
 
 // The outcome is the same on all ranks, so they agree on what follows.
 absl::Status PeerExchange::ShareMemory() {
+  if (sharing_ == HostSharing::kNever || way_.algorithm == Algorithm::kAllreduce || pump_.world_size() == 1) {
+    return absl::OkStatus();
+  }
   const bool has_servers = way_.algorithm == Algorithm::kDedicated;
-  const bool may_use = has_servers || way_.algorithm == Algorithm::kDirect || way_.algorithm == Algorithm::kFastest;
-  if (sharing_ == HostSharing::kNever || !may_use || pump_.world_size() == 1) return absl::OkStatus();
   const CollectiveOptions join = {
       .what = "sharing memory with the other processes", .deadline = job_.join_deadline, .with_servers = has_servers};
   // As many buckets as --bucket_bytes=auto, or anything else, may cut later (UseBuckets): one for each block. Servers
@@ -45,7 +47,13 @@ absl::Status PeerExchange::ShareMemory() {
                                                      : MaxBucketCount(job_.layout.element_count(), job_.world_size),
                                  .micro_batches = job_.micro_batches,
                                  .worker_count = job_.world_size};
-  ASSIGN_OR_RETURN(HostMemory::Outcome outcome, HostMemory::Meet(pump_, HostArraysMemory(shape), join));
+  HostMemory::Options options = HostArraysMemory(shape);
+  const bool is_ring = way_.algorithm == Algorithm::kRing;
+  if (is_ring) {
+    const int64_t bytes = RingMachine::MemoryBytes(job_.world_size);
+    options = {.bytes = [bytes](int) { return bytes; }, .layout = "ring"};
+  }
+  ASSIGN_OR_RETURN(HostMemory::Outcome outcome, HostMemory::Meet(pump_, options, join));
   if (outcome.memory == nullptr) {
     not_shared_ = std::move(outcome.refusal);
     if (sharing_ == HostSharing::kIfPossible) return absl::OkStatus();
@@ -54,8 +62,9 @@ absl::Status PeerExchange::ShareMemory() {
                                                    ": start all ranks on one host, or give --same_host=socket"));
   }
   memory_ = std::move(outcome.memory);
-  arrays_ = DivideHostMemory(shape, job_.rank, *memory_);
   transport_->Attach(memory_->board());
+  if (is_ring) return absl::OkStatus();
+  arrays_ = DivideHostMemory(shape, job_.rank, *memory_);
   way_.shares_memory = way_.algorithm != Algorithm::kFastest;
   return absl::OkStatus();
 }

@@ -8,26 +8,31 @@
 
 namespace starring {
 
-RingMachine::RingMachine(const RankMachineOptions& options)
+RingMachine::RingMachine(const RankMachineOptions& options, const Memory& memory)
     : buckets_(*options.buckets),
       owner_(*options.owner),
       parameters_(options.parameters),
       track_(options.track),
+      is_in_memory_(!memory.own.empty()),
       gradients_(buckets_.bucket_count()) {
   CHECK_EQ(buckets_.world_size(), options.transport->world_size());
   CHECK_EQ(buckets_.element_count(), parameters_.size());
   if (options.transport->world_size() == 1) return;
+  Ring::Options ring = {.transport = options.transport,
+                        .sink = this,
+                        .first_tag = options.first_tag,
+                        .sum_elements_max = buckets_.bucket_bytes() / static_cast<int64_t>(sizeof(float)),
+                        .groups_in_flight_max = options.groups_in_flight_max,
+                        .track = track_,
+                        .own = {},
+                        .right = {}};
   // Packing reads and writes floats, and those of a GPU are out of reach. All ranks have GPUs then, or none has.
-  const bool is_on_host = owner_.own_parameters().empty();
-  ring_.emplace(Ring::Options{.transport = options.transport,
-                              .sink = this,
-                              .first_tag = options.first_tag,
-                              .message_bytes_max = is_on_host ? kChunkBytesMax : 0,
-                              .sum_elements_max = buckets_.bucket_bytes() / static_cast<int64_t>(sizeof(float)),
-                              .groups_in_flight_max = options.groups_in_flight_max,
-                              .track = track_,
-                              .own = {},
-                              .right = {}});
+  if (owner_.own_parameters().empty() && !is_in_memory_) ring.message_bytes_max = kChunkBytesMax;
+  if (is_in_memory_) {
+    ring.own.emplace(memory.own, buckets_.world_size());
+    ring.right.emplace(memory.right, buckets_.world_size());
+  }
+  ring_.emplace(ring);
 }
 
 void RingMachine::Submit(int64_t step, int bucket, std::span<const float> gradient) {
@@ -51,6 +56,7 @@ BucketMachine::InFlight RingMachine::Oldest() const {
 ExchangeCounters RingMachine::counters() const {
   return {.bytes_sent = ring_.has_value() ? ring_->bytes_sent() : 0,
           .bytes_received = ring_.has_value() ? ring_->bytes_received() : 0,
+          .shared_memory = is_in_memory_,
           .optimizer_seconds = optimizer_seconds_};
 }
 

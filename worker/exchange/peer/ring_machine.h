@@ -20,8 +20,17 @@ namespace starring {
 
 class RingMachine final : public BucketMachine, private RingSink {
  public:
+  // This rank's memory and its right neighbour's, which both map (common/reduce/ring_memory.h). Empty: messages have
+  // the elements.
+  struct Memory {
+    std::span<std::byte> own;
+    std::span<std::byte> right;
+  };
+  // The bytes of each rank's.
+  static int64_t MemoryBytes(int rank_count) { return RingMemory::BytesNeeded(rank_count); }
+
   // The owner's part is its chunks (OwnerMap::SplitChunks).
-  explicit RingMachine(const RankMachineOptions& options);
+  explicit RingMachine(const RankMachineOptions& options, const Memory& memory = {});
 
   void Submit(int64_t step, int bucket, std::span<const float> gradient) override;
   bool IsReady(int bucket) const override { return gradients_[bucket] == nullptr; }
@@ -47,6 +56,7 @@ class RingMachine final : public BucketMachine, private RingSink {
   SliceOwner& owner_;
   const std::span<float> parameters_;
   TraceTrack* const track_;
+  const bool is_in_memory_;
   std::vector<const float*> gradients_;  // by bucket; null: not in flight
   double optimizer_seconds_ = 0;
   std::optional<Ring> ring_;  // none with one rank

@@ -93,6 +93,22 @@ TEST_P(HostExchangeRanks, SharedMemoryGivesTheReferencesBits) {
   EXPECT_EQ(outcomes[0].state, state);
 }
 
+TEST(HostExchange, ARingInSharedMemoryGivesTheReferencesBits) {
+  for (const int world_size : {1, 2, 3, 5, 17}) {
+    const ExampleJob job = {
+        .element_count = 9 * ReductionBlockElements(world_size) / 8, .bucket_bytes = 1, .world_size = world_size};
+    std::vector<std::vector<float>> state;
+    const std::vector<float> expected = job.Reference(kSteps, &state);
+    const std::vector<Outcome> outcomes = RunAll(job, Alike(Algorithm::kRing, HostSharing::kRequired));
+    for (const Outcome& outcome : outcomes) {
+      ASSERT_EQ(outcome.status, absl::OkStatus()) << world_size << " ranks";
+      EXPECT_EQ(outcome.parameters, expected) << world_size << " ranks";
+      EXPECT_EQ(outcome.counters.shared_memory, world_size > 1);
+    }
+    EXPECT_EQ(outcomes[0].state, state);
+  }
+}
+
 // Through shared memory, by messages, and whichever is found the fastest.
 TEST(HostExchange, MicroBatchesGiveTheReferencesBits) {
   for (const int world_size : {1, 2, 3, 5}) {
@@ -154,13 +170,16 @@ TEST_P(HostExchangeRanks, OtherBucketsChangeNoBit) {
                                     .bucket_bytes_from = {{1, 1}, {3, 2 * block * 4}, {4, 1 << 30}}};
   std::vector<std::vector<float>> state;
   const std::vector<float> expected = training.job.Reference(training.step_count, &state);
-  const std::vector<Outcome> outcomes = RunAll(training, Alike(Algorithm::kDirect, HostSharing::kRequired));
-  for (const Outcome& outcome : outcomes) {
-    ASSERT_EQ(outcome.status, absl::OkStatus());
-    EXPECT_EQ(outcome.parameters, expected);
-    EXPECT_EQ(outcome.counters.shared_memory, world_size > 1);
+  for (const Algorithm algorithm : {Algorithm::kDirect, Algorithm::kRing}) {
+    if (algorithm == Algorithm::kRing && order == SumOrder::kTree) continue;
+    const std::vector<Outcome> outcomes = RunAll(training, Alike(algorithm, HostSharing::kRequired));
+    for (const Outcome& outcome : outcomes) {
+      ASSERT_EQ(outcome.status, absl::OkStatus());
+      EXPECT_EQ(outcome.parameters, expected);
+      EXPECT_EQ(outcome.counters.shared_memory, world_size > 1);
+    }
+    EXPECT_EQ(outcomes[0].state, state);
   }
-  EXPECT_EQ(outcomes[0].state, state);
 }
 
 // A rank that waits for messages that another one will not send would wait until the deadline.
