@@ -7,6 +7,7 @@
 #include <optional>
 #include <ostream>
 #include <random>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "common/base/limits.h"
 #include "common/base/memory.h"
 #include "gtest/gtest.h"
+#include "tests/common/reduce/carriers.h"
 #include "tests/common/reduce/exclusive_transport.h"
 #include "tests/common/transport/in_memory_transport.h"
 
@@ -108,11 +110,12 @@ std::ostream& operator<<(std::ostream& out, const Kind& kind) { return out << ki
 // All ranks of a ring on one thread.
 class Ranks {
  public:
-  Ranks(const Kind& kind, int rank_count, std::vector<int64_t> counts, uint64_t seed)
-      : kind_(kind), counts_(std::move(counts)), random_(seed), network_(rank_count, seed) {
+  Ranks(const Kind& kind, int rank_count, std::vector<int64_t> counts, uint64_t seed,
+        Carrier carrier = Carrier::kAnyOrder)
+      : kind_(kind), counts_(std::move(counts)), random_(seed), world_(carrier, rank_count, seed) {
     for (int rank = 0; rank < rank_count; ++rank) {
       sinks_.push_back(std::make_unique<HalvingSink>(kind.sends));
-      transports_.push_back(std::make_unique<ExclusiveTransport>(network_.CreateTransport(rank)));
+      transports_.push_back(std::make_unique<ExclusiveTransport>(world_.Take(rank)));
       memories_.emplace_back(RingMemory::BytesNeeded(rank_count) / static_cast<int64_t>(sizeof(float)));
     }
     for (int rank = 0; rank < rank_count; ++rank) {
@@ -180,7 +183,7 @@ class Ranks {
 
   HalvingSink& sink(int rank) { return *sinks_[rank]; }
   Ring& ring(int rank) { return *rings_[rank]; }
-  InMemoryNetwork& network() { return network_; }
+  InMemoryNetwork& network() { return world_.network(); }
 
  private:
   RingMemory MemoryOf(int rank) {
@@ -196,25 +199,52 @@ class Ranks {
   const Kind kind_;
   const std::vector<int64_t> counts_;
   std::mt19937_64 random_;
-  InMemoryNetwork network_;
+  World world_;
   std::vector<std::unique_ptr<HalvingSink>> sinks_;
   std::vector<std::unique_ptr<Transport>> transports_;
   std::vector<AlignedFloats> memories_;
   std::vector<std::unique_ptr<Ring>> rings_;
 };
 
+void ExpectBits(Ranks& ranks, int rank_count, const std::vector<int64_t>& counts) {
+  for (int64_t number = 0; number < std::ssize(counts); ++number) {
+    const std::vector<float> expected = ranks.Expected(number);
+    for (int rank = 0; rank < rank_count; ++rank) {
+      EXPECT_TRUE(ranks.sink(rank).arrays[number].is_done);
+      ASSERT_TRUE(ranks.sink(rank).ResultOf(number) == expected)
+          << "rank " << rank << " of " << rank_count << ", " << counts[number] << " elements";
+    }
+  }
+}
+
 class RingTest : public testing::TestWithParam<Kind> {};
+class RingCarrierTest : public testing::TestWithParam<std::tuple<Kind, Carrier>> {};
 
 constexpr auto kCopies = HalvingSink::Sends::kCopies;
-INSTANTIATE_TEST_SUITE_P(
-    Kinds, RingTest,
+const auto kKinds =
     testing::Values(Kind{.name = "Apart"}, Kind{.name = "ApartPacked", .message_bytes_max = kChunkBytesMax},
                     Kind{.name = "ApartShared", .is_shared = true}, Kind{.name = "InPlace", .results_are_apart = false},
                     Kind{.name = "InPlacePacked", .results_are_apart = false, .message_bytes_max = kChunkBytesMax},
                     Kind{.name = "InPlaceShared", .results_are_apart = false, .is_shared = true},
                     Kind{.name = "Copies", .results_are_apart = false, .sends = kCopies},
-                    Kind{.name = "CopiesShared", .results_are_apart = false, .sends = kCopies, .is_shared = true}),
-    testing::PrintToStringParamName());
+                    Kind{.name = "CopiesShared", .results_are_apart = false, .sends = kCopies, .is_shared = true});
+INSTANTIATE_TEST_SUITE_P(Kinds, RingTest, kKinds, testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(Kinds, RingCarrierTest,
+                         testing::Combine(kKinds, testing::Values(Carrier::kTcp, Carrier::kBoard)),
+                         [](const auto& one) {
+                           return testing::PrintToString(std::get<0>(one.param)) + "Over" +
+                                  testing::PrintToString(std::get<1>(one.param));
+                         });
+
+TEST_P(RingCarrierTest, EverySumHasTheBitsOfTheChain) {
+  const auto& [kind, carrier] = GetParam();
+  constexpr int kRanks = 3;
+  const int64_t block = ReductionBlockElements(kRanks);
+  const std::vector<int64_t> counts = {3, block, 2 * block + 17, 9 * block, block};
+  Ranks ranks(kind, kRanks, counts, 5, carrier);
+  ranks.Run();
+  ExpectBits(ranks, kRanks, counts);
+}
 
 // Fewer elements than ranks, a block, several with a short last one, and more blocks than are in flight.
 TEST_P(RingTest, EverySumHasTheBitsOfTheChain) {
@@ -224,14 +254,7 @@ TEST_P(RingTest, EverySumHasTheBitsOfTheChain) {
     if (rank_count != 3) counts.push_back(9 * block);
     Ranks ranks(GetParam(), rank_count, counts, static_cast<uint64_t>(rank_count));
     ranks.Run();
-    for (size_t number = 0; number < counts.size(); ++number) {
-      const std::vector<float> expected = ranks.Expected(static_cast<int64_t>(number));
-      for (int rank = 0; rank < rank_count; ++rank) {
-        EXPECT_TRUE(ranks.sink(rank).arrays[number].is_done);
-        ASSERT_TRUE(ranks.sink(rank).ResultOf(static_cast<int64_t>(number)) == expected)
-            << "rank " << rank << " of " << rank_count << ", " << counts[number] << " elements";
-      }
-    }
+    ExpectBits(ranks, rank_count, counts);
   }
 }
 

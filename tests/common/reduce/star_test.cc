@@ -7,6 +7,7 @@
 #include <ostream>
 #include <random>
 #include <span>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "common/base/check.h"
 #include "common/base/memory.h"
 #include "gtest/gtest.h"
+#include "tests/common/reduce/carriers.h"
 #include "tests/common/reduce/exclusive_transport.h"
 #include "tests/common/transport/in_memory_transport.h"
 
@@ -135,14 +137,21 @@ class Processes {
  public:
   static constexpr int kSlots = 3;
 
-  Processes(const Kind& kind, int rank_count, std::vector<int64_t> counts, uint64_t seed, int slots = kSlots,
-            ExclusiveTransport::LateSend late = {})
+  struct Options {
+    int slots = kSlots;
+    ExclusiveTransport::LateSend late;
+    Carrier carrier = Carrier::kAnyOrder;
+  };
+  Processes(const Kind& kind, int rank_count, std::vector<int64_t> counts, uint64_t seed)
+      : Processes(kind, rank_count, std::move(counts), seed, Options()) {}
+  Processes(const Kind& kind, int rank_count, std::vector<int64_t> counts, uint64_t seed, const Options& options)
       : kind_(kind),
         rank_count_(rank_count),
-        slots_(slots),
+        slots_(options.slots),
         counts_(std::move(counts)),
         random_(seed),
-        network_(rank_count + kind.server_count, seed) {
+        world_(options.carrier, rank_count + kind.server_count, seed) {
+    const ExclusiveTransport::LateSend& late = options.late;
     for (int i = 0; i < process_count(); ++i) {
       sinks_.push_back(std::make_unique<HalvingSink>());
       if (kind.owners == Owners::kChunks && kind.plan == Order::Plan::kChain) {
@@ -150,8 +159,8 @@ class Processes {
       }
       // The rank after the owner, whose contribution is the first.
       const bool is_late = late.peer >= 0 && i == (late.peer + 1) % rank_count;
-      transports_.push_back(std::make_unique<ExclusiveTransport>(network_.CreateTransport(i),
-                                                                 is_late ? late : ExclusiveTransport::LateSend()));
+      transports_.push_back(
+          std::make_unique<ExclusiveTransport>(world_.Take(i), is_late ? late : ExclusiveTransport::LateSend()));
       memories_.emplace_back(kSlots * StarMemory::SlotBytes(rank_count, kind.message_bytes_max) / 4);
     }
     for (int i = 0; i < process_count(); ++i) stars_.push_back(std::make_unique<Star>(OptionsOf(i)));
@@ -207,7 +216,7 @@ class Processes {
   int process_count() const { return rank_count_ + kind_.server_count; }
   HalvingSink& sink(int process) { return *sinks_[process]; }
   Star& star(int process) { return *stars_[process]; }
-  InMemoryNetwork& network() { return network_; }
+  InMemoryNetwork& network() { return world_.network(); }
 
  private:
   int owner_count() const { return kind_.server_count > 0 ? kind_.server_count : rank_count_; }
@@ -278,43 +287,68 @@ class Processes {
   const int slots_;
   const std::vector<int64_t> counts_;
   std::mt19937_64 random_;
-  InMemoryNetwork network_;
+  World world_;
   std::vector<std::unique_ptr<HalvingSink>> sinks_;
   std::vector<std::unique_ptr<Transport>> transports_;
   std::vector<AlignedFloats> memories_;
   std::vector<std::unique_ptr<Star>> stars_;
 };
 
+void ExpectBits(Processes& processes, int rank_count, const std::vector<int64_t>& counts) {
+  for (int64_t number = 0; number < std::ssize(counts); ++number) {
+    const std::vector<float> expected = processes.Expected(number);
+    for (int rank = 0; rank < rank_count; ++rank) {
+      EXPECT_TRUE(processes.sink(rank).arrays[number].is_done);
+      ASSERT_TRUE(processes.sink(rank).arrays[number].result == expected)
+          << "rank " << rank << " of " << rank_count << ", " << counts[number] << " elements";
+    }
+  }
+}
+
 class StarTest : public testing::TestWithParam<Kind> {};
+class StarCarrierTest : public testing::TestWithParam<std::tuple<Kind, Carrier>> {};
 
 constexpr int64_t kMessage = 16 << 10;
-INSTANTIATE_TEST_SUITE_P(
-    Kinds, StarTest,
-    testing::Values(Kind{.name = "Chain", .plan = Order::Plan::kChain, .owners = Owners::kChunks},
-                    Kind{.name = "ChainPacked",
-                         .plan = Order::Plan::kChain,
-                         .owners = Owners::kChunks,
-                         .message_bytes_max = kChunkBytesMax},
-                    Kind{.name = "Tree", .plan = Order::Plan::kTree, .owners = Owners::kChunks},
-                    Kind{.name = "TreePacked",
-                         .plan = Order::Plan::kTree,
-                         .owners = Owners::kChunks,
-                         .message_bytes_max = kChunkBytesMax},
-                    Kind{.name = "TreeOfRanges", .plan = Order::Plan::kTree, .message_bytes_max = kMessage},
-                    Kind{.name = "AllOfChunks", .owners = Owners::kChunks},
-                    Kind{.name = "AllPacked", .owners = Owners::kChunks, .message_bytes_max = kChunkBytesMax},
-                    Kind{.name = "All", .message_bytes_max = kMessage},
-                    Kind{.name = "AllShared", .message_bytes_max = kMessage, .is_shared = true},
-                    Kind{.name = "Nodes", .message_bytes_max = kMessage, .nodes = 3},
-                    Kind{.name = "NodesOfChunks", .owners = Owners::kChunks, .nodes = 2},
-                    Kind{.name = "OneServer", .message_bytes_max = kMessage, .server_count = 1},
-                    Kind{.name = "Servers", .message_bytes_max = kMessage, .nodes = 2, .server_count = 3},
-                    Kind{.name = "ServersKeepResults",
-                         .message_bytes_max = kMessage,
-                         .server_count = 3,
-                         .servers_keep_results = true},
-                    Kind{.name = "ServersShared", .message_bytes_max = kMessage, .is_shared = true, .server_count = 3}),
-    testing::PrintToStringParamName());
+const auto kKinds = testing::Values(
+    Kind{.name = "Chain", .plan = Order::Plan::kChain, .owners = Owners::kChunks},
+    Kind{.name = "ChainPacked",
+         .plan = Order::Plan::kChain,
+         .owners = Owners::kChunks,
+         .message_bytes_max = kChunkBytesMax},
+    Kind{.name = "Tree", .plan = Order::Plan::kTree, .owners = Owners::kChunks},
+    Kind{.name = "TreePacked",
+         .plan = Order::Plan::kTree,
+         .owners = Owners::kChunks,
+         .message_bytes_max = kChunkBytesMax},
+    Kind{.name = "TreeOfRanges", .plan = Order::Plan::kTree, .message_bytes_max = kMessage},
+    Kind{.name = "AllOfChunks", .owners = Owners::kChunks},
+    Kind{.name = "AllPacked", .owners = Owners::kChunks, .message_bytes_max = kChunkBytesMax},
+    Kind{.name = "All", .message_bytes_max = kMessage},
+    Kind{.name = "AllShared", .message_bytes_max = kMessage, .is_shared = true},
+    Kind{.name = "Nodes", .message_bytes_max = kMessage, .nodes = 3},
+    Kind{.name = "NodesOfChunks", .owners = Owners::kChunks, .nodes = 2},
+    Kind{.name = "OneServer", .message_bytes_max = kMessage, .server_count = 1},
+    Kind{.name = "Servers", .message_bytes_max = kMessage, .nodes = 2, .server_count = 3},
+    Kind{.name = "ServersKeepResults", .message_bytes_max = kMessage, .server_count = 3, .servers_keep_results = true},
+    Kind{.name = "ServersShared", .message_bytes_max = kMessage, .is_shared = true, .server_count = 3});
+INSTANTIATE_TEST_SUITE_P(Kinds, StarTest, kKinds, testing::PrintToStringParamName());
+INSTANTIATE_TEST_SUITE_P(Kinds, StarCarrierTest,
+                         testing::Combine(kKinds, testing::Values(Carrier::kTcp, Carrier::kBoard)),
+                         [](const auto& one) {
+                           return testing::PrintToString(std::get<0>(one.param)) + "Over" +
+                                  testing::PrintToString(std::get<1>(one.param));
+                         });
+
+TEST_P(StarCarrierTest, EverySumHasTheBitsOfItsOrder) {
+  const auto& [kind, carrier] = GetParam();
+  constexpr int kRanks = 3;
+  const int64_t block = ReductionBlockElements(kRanks);
+  // Several sums of one length follow each other in every slot.
+  const std::vector<int64_t> counts(5, block + 17);
+  Processes processes(kind, kRanks, counts, 5, {.carrier = carrier});
+  processes.Run();
+  ExpectBits(processes, kRanks, counts);
+}
 
 // Fewer elements than ranks, a block, several with a short last one, and more pieces than are in flight. A chain of
 // several chunks depends on the length of the vector, so then one length is tried at a time.
@@ -330,14 +364,7 @@ TEST_P(StarTest, EverySumHasTheBitsOfItsOrder) {
     for (const std::vector<int64_t>& counts : jobs) {
       Processes processes(GetParam(), rank_count, counts, static_cast<uint64_t>(rank_count));
       processes.Run();
-      for (int64_t number = 0; number < std::ssize(counts); ++number) {
-        const std::vector<float> expected = processes.Expected(number);
-        for (int rank = 0; rank < rank_count; ++rank) {
-          EXPECT_TRUE(processes.sink(rank).arrays[number].is_done);
-          ASSERT_TRUE(processes.sink(rank).arrays[number].result == expected)
-              << "rank " << rank << " of " << rank_count << ", " << counts[number] << " elements";
-        }
-      }
+      ExpectBits(processes, rank_count, counts);
     }
   }
 }
@@ -368,7 +395,8 @@ TEST(StarDeadlockTest, AnAnswerDoesNotWaitForContributionsToLaterStrides) {
   for (const Order::Plan plan : {Order::Plan::kChain, Order::Plan::kTree}) {
     SCOPED_TRACE(plan == Order::Plan::kChain ? "chain" : "tree");
     const Kind kind = {.name = "Packed", .plan = plan, .owners = Owners::kChunks, .message_bytes_max = kChunkBytesMax};
-    Processes processes(kind, kRanks, {5 * kRanks * kChunkElementsMax}, 3, 2, {.peer = 0, .polls = 3'000});
+    Processes processes(kind, kRanks, {5 * kRanks * kChunkElementsMax}, 3,
+                        {.slots = 2, .late = {.peer = 0, .polls = 3'000}});
     processes.Run();
     ASSERT_TRUE(processes.sink(kRanks - 1).arrays[0].result == processes.Expected(0));
   }
