@@ -25,8 +25,14 @@ class SameBitsTest(JobTest):
             self.assertEqual(self.digest(sync, workers=3, flags=MLP), ring, sync)
         for servers in (1, 2, 3):
             self.assertEqual(self.digest("star", workers=3, servers=servers, flags=MLP), ring)
-        for servers in (1, 3):
-            self.assertEqual(self.digest("star-servers/tcp", workers=3, servers=servers, flags=MLP), ring)
+        for servers, same_host in ((1, "shared_memory"), (3, "shared_memory"), (3, "socket")):
+            record = self.train("star-servers/tcp", workers=3, servers=servers,
+                                flags=[*MLP, "--same_host=" + same_host])
+            self.assertEqual(record["config"]["same_host"], same_host)
+            self.assertEqual(record["parameter_sha256"], ring)
+        record = self.train("ring/tcp", workers=3, flags=[*MLP, "--same_host=shared_memory"])
+        self.assertTrue(record["exchange"]["shared_memory"])
+        self.assertEqual(record["parameter_sha256"], ring)
 
     def test_four_workers(self):
         ring = self.digest("ring", workers=4, flags=MLP)

@@ -45,14 +45,14 @@ await() {
   done
 }
 
-for world_size in 1 2 3 4; do for shared_memory in false true; do
+for world_size in 1 2 3 4; do for way in --shared_memory=false --shared_memory --ring_memory; do
   ranks=$(seq -s ' ' 0 $((world_size - 1)))
-  start "$ranks" "$world_size" --shared_memory=$shared_memory
+  start "$ranks" "$world_size" $way
   await "$ranks"
   if [[ $(cat "$scratch"/[0-9]* | grep -c ': ok$') != "$world_size" ]]; then
-    fail "$world_size ranks, shared memory $shared_memory: exit codes$codes: $(cat "$scratch"/[0-9]*)"
+    fail "$world_size ranks, $way: exit codes$codes: $(cat "$scratch"/[0-9]*)"
   else
-    echo "passed: $world_size ranks, shared memory $shared_memory"
+    echo "passed: $world_size ranks, $way"
   fi
 done; done
 
@@ -88,6 +88,8 @@ expect 'killed' 10 "$killed" --fault=die
 # The others wait in shared memory, and find it by the connection all the same.
 expect 'killed, shared memory' 10 "$killed" --fault=die --shared_memory
 expect 'stopped, shared memory' 20 'rank 1 does not answer' --fault=stop --shared_memory
+expect 'killed, ring in memory' 10 "$killed" --fault=die --ring_memory
+expect 'stopped, ring in memory' 20 'rank 1 does not answer' --fault=stop --ring_memory
 expect 'stopped' 20 'rank 1 does not answer' --fault=stop
 expect 'slow' 20 'rank 1 lives but is . calls\? behind' --fault=slow
 expect 'never starts training' 20 'rank 1 does not answer' --fault=late
@@ -99,13 +101,15 @@ for rank in 0 2; do
     fail "missing: rank $rank says $(cat "$scratch/$rank")"
 done
 # A star of three workers, ranks 0 to 2, and two servers, ranks 3 and 4.
-start '0 1 2 3 4' 3 --server_count=2
-await '0 1 2 3 4'
-if [[ $(cat "$scratch"/[0-9]* | grep -c ': ok$') != 5 ]]; then
-  fail "a star with servers: exit codes$codes: $(cat "$scratch"/[0-9]*)"
-else
-  echo "passed: 3 workers and 2 servers"
-fi
+for shared_memory in false true; do
+  start '0 1 2 3 4' 3 --server_count=2 --shared_memory=$shared_memory
+  await '0 1 2 3 4'
+  if [[ $(cat "$scratch"/[0-9]* | grep -c ': ok$') != 5 ]]; then
+    fail "a star with servers, shared memory $shared_memory: exit codes$codes: $(cat "$scratch"/[0-9]*)"
+  else
+    echo "passed: 3 workers and 2 servers, shared memory $shared_memory"
+  fi
+done
 
 # expect_of_star NAME PATTERN ARGUMENTS... : worker 1 misbehaves; workers 0 and 2 and one of the servers name it.
 expect_of_star() {
@@ -130,10 +134,14 @@ expect_of_star 'killed' '\(rank [012]\|server [01]\) (127.0.0.1:[0-9]*) \(has cl
 grep -q 'UNAVAILABLE: rank 1 ' "$scratch"/[0234] || fail "killed: nobody names rank 1: $(cat "$scratch"/[0234])"
 expect_of_star 'stopped' 'rank 1 has not contributed bucket [0-9]* of step 2 within 3 s' --fault=stop
 expect_of_star 'slow' 'rank 1 ' --fault=slow
+# In shared memory the workers wait for counts, and find out themselves who is missing.
+expect_of_star 'killed, in memory' '\(rank [012]\|server [01]\) (127.0.0.1:[0-9]*) \(has closed its\|cannot be reached\)' \
+  --fault=die --shared_memory
+expect_of_star 'stopped, in memory' 'rank 1 does not answer' --fault=stop --shared_memory
 
 # A server is killed, and then one is stopped, in the middle of a job without end.
-for signal in KILL STOP; do
-  start '0 1 2 3 4' 3 --server_count=2 --deadline_ms=3000 --steps=100000000
+for signal in KILL STOP; do for shared_memory in false true; do
+  start '0 1 2 3 4' 3 --server_count=2 --deadline_ms=3000 --steps=100000000 --shared_memory=$shared_memory
   read -rt 2 <> <(:)
   kill -"$signal" "${pids[4]}"
   await '0 1 2 3'
@@ -141,6 +149,6 @@ for signal in KILL STOP; do
   grep -q 'server 1 ' "$scratch"/[012] || fail "server, $signal: nobody names it: $(cat "$scratch"/[0-9]*)"
   kill -KILL "${pids[4]}" 2>/dev/null
   wait "${pids[4]}" 2>/dev/null
-  echo "ended: a server by SIG$signal"
-done
+  echo "ended: a server by SIG$signal, shared memory $shared_memory"
+done; done
 exit $((failures > 0))

@@ -24,7 +24,8 @@
 ABSL_FLAG(int, rank, 0, "of this process");
 ABSL_FLAG(int, world_size, 1, "workers of the job");
 ABSL_FLAG(int, server_count, 0, "servers, which are the ranks after the workers");
-ABSL_FLAG(bool, shared_memory, false, "a star in shared memory, instead of a ring");
+ABSL_FLAG(bool, shared_memory, false, "a star in shared memory, instead of a ring; with servers, the star's memory");
+ABSL_FLAG(bool, ring_memory, false, "the ring in shared memory");
 ABSL_FLAG(std::string, address_file, "", "where rank 0 says at which address it listens");
 
 namespace starring {
@@ -69,6 +70,9 @@ absl::Status Run() {
   PeerExchange::Options peers = {.server_count = server_count};
   if (server_count > 0) {
     peers.algorithm = PeerExchange::Algorithm::kDedicated;
+    if (absl::GetFlag(FLAGS_shared_memory)) peers.sharing = PeerExchange::HostSharing::kIfPossible;
+  } else if (absl::GetFlag(FLAGS_ring_memory)) {
+    peers.sharing = PeerExchange::HostSharing::kRequired;
   } else if (absl::GetFlag(FLAGS_shared_memory)) {
     peers.algorithm = PeerExchange::Algorithm::kDirect;
     peers.sharing = PeerExchange::HostSharing::kRequired;
