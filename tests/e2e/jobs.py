@@ -81,14 +81,18 @@ class JobTest(unittest.TestCase):
         self.processes: list[Process] = []
         self.starting = threading.Lock()
         self.addCleanup(self.end_processes)
-        # Open MPI names its files after the number of mpirun's process, and sandboxes have the same numbers.
-        self.mpi_files = {}
+
+    def mpi_files(self) -> dict[str, str]:
+        """Folders for one mpirun. Open MPI names its files after the number of mpirun's process, and sandboxes have
+        the same numbers. It also fails if another mpirun makes or removes the same parent folder meanwhile."""
+        folders = {}
         for name, place in (("orte_tmpdir_base", "/tmp"), ("btl_vader_backing_directory", "/dev/shm")):
             if not os.path.isdir(place):
                 continue
             folder = tempfile.mkdtemp(prefix="m", dir=place)  # short: it becomes part of a socket's path
             self.addCleanup(shutil.rmtree, folder, ignore_errors=True)
-            self.mpi_files["OMPI_MCA_" + name] = folder
+            folders["OMPI_MCA_" + name] = folder
+        return folders
 
     def end_processes(self) -> None:
         for process in self.processes:
@@ -101,7 +105,7 @@ class JobTest(unittest.TestCase):
 
     def start(self, command: Sequence[str], **kwargs: Any) -> Process:
         """Starts a process in its own process group, with its output in a file."""
-        kwargs["env"] = {**self.mpi_files, **(kwargs.get("env") or os.environ)}
+        kwargs["env"] = {**self.mpi_files(), **(kwargs.get("env") or os.environ)}
         with self.starting:
             output = open(self.path("output.%d" % len(self.processes)), "w+b")
             self.addCleanup(output.close)

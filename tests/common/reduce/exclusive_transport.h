@@ -2,6 +2,7 @@
 #ifndef STARRING_TESTS_COMMON_REDUCE_EXCLUSIVE_TRANSPORT_H_
 #define STARRING_TESTS_COMMON_REDUCE_EXCLUSIVE_TRANSPORT_H_
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -18,8 +19,8 @@
 
 namespace starring {
 
-// Fails if memory that an operation in flight uses is received into meanwhile. May keep the first send to one rank
-// until this rank has polled a number of times.
+// Fails if memory that an operation in flight uses is received into meanwhile, or a send's is written. May keep the
+// first send to one rank until this rank has polled a number of times.
 class ExclusiveTransport final : public Transport, private Transport::Poster {
  public:
   struct LateSend {
@@ -47,7 +48,11 @@ class ExclusiveTransport final : public Transport, private Transport::Poster {
     std::vector<Token> inner;
     const absl::Status status = inner_->Poll(inner);
     for (const Token& token : inner) {
-      completed.push_back(in_flight_.at(token.operation).token);
+      const Operation& operation = in_flight_.at(token.operation);
+      if (!operation.receives) {
+        EXPECT_TRUE(std::ranges::equal(operation.data, operation.sent)) << "rank " << rank();
+      }
+      completed.push_back(operation.token);
       in_flight_.erase(token.operation);
     }
     return status;
@@ -63,15 +68,17 @@ class ExclusiveTransport final : public Transport, private Transport::Poster {
     std::span<const std::byte> data;
     bool receives = false;
     Token token;
+    std::vector<std::byte> sent = {};  // a copy of a send's data
   };
-  Token Begin(const Operation& operation) {
+  Token Begin(Operation operation) {
     for (const auto& [number, other] : in_flight_) {
       const bool overlaps = !operation.data.empty() && !other.data.empty() &&
                             operation.data.data() < other.data.data() + other.data.size() &&
                             other.data.data() < operation.data.data() + operation.data.size();
       EXPECT_FALSE(overlaps && (operation.receives || other.receives)) << "rank " << rank();
     }
-    in_flight_.emplace(++count_, operation);
+    if (!operation.receives) operation.sent.assign(operation.data.begin(), operation.data.end());
+    in_flight_.emplace(++count_, std::move(operation));
     return {.poster = this, .operation = count_};
   }
   void OnCompletion(uint64_t) override {}

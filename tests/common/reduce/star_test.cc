@@ -65,7 +65,7 @@ class HalvingSink final : public StarSink {
     std::vector<std::vector<float>> contributions;  // by node; none at a server
     std::vector<float> result;
     bool is_ready = false;
-    bool is_done = false;
+    int done_count = 0;
   };
   std::vector<Array> arrays;  // by number
   int64_t allocated = 0;
@@ -116,10 +116,7 @@ class HalvingSink final : public StarSink {
     // The user may overwrite the contributions from now on.
     for (std::vector<float>& contribution : array.contributions) std::ranges::fill(contribution, kUsedUp);
   }
-  void OnDone(const StarSum& sum) override {
-    EXPECT_TRUE(arrays[sum.number].is_ready);
-    EXPECT_FALSE(std::exchange(arrays[sum.number].is_done, true));
-  }
+  void OnDone(const StarSum& sum) override { ++arrays[sum.number].done_count; }
 
   int64_t chain_elements = 0;  // of the sum in flight, if its order is a chain
 
@@ -141,6 +138,7 @@ class Processes {
     int slots = kSlots;
     ExclusiveTransport::LateSend late;
     Carrier carrier = Carrier::kAnyOrder;
+    int rounds = 1;  // of all sums; each begins where the sum of the round before is ready
   };
   Processes(const Kind& kind, int rank_count, std::vector<int64_t> counts, uint64_t seed)
       : Processes(kind, rank_count, std::move(counts), seed, Options()) {}
@@ -148,6 +146,7 @@ class Processes {
       : kind_(kind),
         rank_count_(rank_count),
         slots_(options.slots),
+        rounds_(options.rounds),
         counts_(std::move(counts)),
         random_(seed),
         world_(options.carrier, rank_count + kind.server_count, seed) {
@@ -168,20 +167,16 @@ class Processes {
 
   // Every process submits its sums one by one, now and then between polls.
   void Run() {
-    const auto sum_count = std::ssize(counts_);
     for (int i = 0; i < process_count(); ++i) {
-      for (int64_t number = 0; number < sum_count; ++number) {
-        HalvingSink::Array array = {.contributions = {}, .result = std::vector<float>(counts_[number], kBefore)};
-        for (int node = 0; i < rank_count_ && node < kind_.nodes; ++node) {
-          array.contributions.push_back(ContributionOf(i, node, number));
-        }
-        sinks_[i]->arrays.push_back(std::move(array));
+      for (const int64_t count : counts_) {
+        sinks_[i]->arrays.push_back({.contributions = {}, .result = std::vector<float>(count, kBefore)});
       }
     }
+    const int64_t sum_count = rounds_ * std::ssize(counts_);
     std::vector<int64_t> submitted(process_count(), 0);
     for (int poll = 0; poll < kPollsMax; ++poll) {
       const int i = static_cast<int>(random_() % process_count());
-      if (submitted[i] < sum_count && random_() % 8 == 0) SubmitAt(i, submitted[i]++);
+      if (MaySubmit(i, submitted[i]) && random_() % 8 == 0) SubmitAt(i, submitted[i]++);
       std::vector<Transport::Token> completed;
       CHECK_OK(transports_[i]->Poll(completed));
       for (const auto& [poster, operation] : completed) poster->OnCompletion(operation);
@@ -207,7 +202,8 @@ class Processes {
                  for (int64_t e = run.begin; e < run.end; ++e) {
                    for (size_t i = 0; i < terms.size(); ++i) of_element[i] = terms[i][e];
                    const float total = is_chain ? ChainSum(of_element, first) : TreeSum(of_element);
-                   sums[e] = kBefore + total * 0.5f;
+                   sums[e] = kBefore;
+                   for (int round = 0; round < rounds_; ++round) sums[e] += total * 0.5f;
                  }
                });
     return sums;
@@ -262,7 +258,19 @@ class Processes {
                       StarMemory::PlaceBytes(kind_.message_bytes_max));
   }
 
-  void SubmitAt(int process, int64_t number) {
+  bool MaySubmit(int process, int64_t submitted) const {
+    const auto count = std::ssize(counts_);
+    return submitted < rounds_ * count && (submitted < count || sinks_[process]->arrays[submitted % count].is_ready);
+  }
+
+  void SubmitAt(int process, int64_t submitted) {
+    const int64_t number = submitted % std::ssize(counts_);
+    HalvingSink::Array& array = sinks_[process]->arrays[number];
+    array.is_ready = false;
+    array.contributions.clear();
+    for (int node = 0; process < rank_count_ && node < kind_.nodes; ++node) {
+      array.contributions.push_back(ContributionOf(process, node, number));
+    }
     const StarSum sum = {.number = number,
                          .elements = {0, counts_[number]},
                          .owners = owners(),
@@ -285,6 +293,7 @@ class Processes {
   const Kind kind_;
   const int rank_count_;
   const int slots_;
+  const int rounds_;
   const std::vector<int64_t> counts_;
   std::mt19937_64 random_;
   World world_;
@@ -294,11 +303,11 @@ class Processes {
   std::vector<std::unique_ptr<Star>> stars_;
 };
 
-void ExpectBits(Processes& processes, int rank_count, const std::vector<int64_t>& counts) {
+void ExpectBits(Processes& processes, int rank_count, const std::vector<int64_t>& counts, int rounds = 1) {
   for (int64_t number = 0; number < std::ssize(counts); ++number) {
     const std::vector<float> expected = processes.Expected(number);
     for (int rank = 0; rank < rank_count; ++rank) {
-      EXPECT_TRUE(processes.sink(rank).arrays[number].is_done);
+      EXPECT_EQ(processes.sink(rank).arrays[number].done_count, rounds);
       ASSERT_TRUE(processes.sink(rank).arrays[number].result == expected)
           << "rank " << rank << " of " << rank_count << ", " << counts[number] << " elements";
     }
@@ -366,6 +375,20 @@ TEST_P(StarTest, EverySumHasTheBitsOfItsOrder) {
       processes.Run();
       ExpectBits(processes, rank_count, counts);
     }
+  }
+}
+
+// A rank begins a sum again when it is ready. The result of the round before may still be on its way to others then,
+// from the place at which the new one is made.
+TEST_P(StarTest, AResultIsNotReplacedBeforeItHasLeft) {
+  if (GetParam().server_count > 0) return;  // servers are told about sums by their user
+  constexpr int kRanks = 5;
+  constexpr int kRounds = 6;
+  const std::vector<int64_t> counts = {ReductionBlockElements(kRanks) + 17};
+  for (const uint64_t seed : {1, 2, 3}) {
+    Processes processes(GetParam(), kRanks, counts, seed, {.rounds = kRounds});
+    processes.Run();
+    ExpectBits(processes, kRanks, counts, kRounds);
   }
 }
 
