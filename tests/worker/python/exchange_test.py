@@ -43,7 +43,7 @@ class Group:
     """A library's group whose sums the test ends."""
 
     def __init__(self):
-        self.calls, self.aborts, self.closed = [], [], threading.Event()
+        self.calls, self.waits, self.aborts, self.closed = [], [], [], threading.Event()
         self._ended, self._error, self._changed = set(), None, threading.Condition()
 
     def allreduce(self, *arguments):
@@ -63,6 +63,7 @@ class Group:
             self._changed.notify_all()
 
     def wait(self, ticket, milliseconds):
+        self.waits.append(ticket)
         with self._changed:
             self._changed.wait_for(lambda: ticket in self._ended or self._error, milliseconds / 1e3)
             if ticket not in self._ended and self._error:
@@ -135,6 +136,7 @@ class ExchangeTest(unittest.TestCase):
         with self.assertRaisesRegex(StarringError, "no"):
             future.wait()
         self.assertEqual(self.group.aborts, ["rank 1 gave up in step 0: no"])
+        self.assertEqual(self.group.waits, [])  # there is no sum
 
     def test_after_an_interrupt_in_the_hook_no_backward_waits(self):
         with mock.patch.object(self.group, "allreduce", side_effect=KeyboardInterrupt):

@@ -4,14 +4,21 @@
                                      │ st_allreduce  │ st_allreduce    │                 ▲ every future is complete
     exchange thread                  └─▶ st_wait, complete the future ─┴─▶ ... ──────────┘
 
-Words. A *step* is one backward that exchanges, counted from 0; backward under no_sync() does not reach the hook. Only
-the exchange thread waits for sums and ends the group, so that neither can meet the other.
+Words. A *step* is one backward that exchanges, counted from 0; backward under no_sync() does not reach the hook.
 
-GPU buckets pass another thread first, which waits until a bucket is in host memory and then begins its sum.
+The exchange thread alone waits for sums and ends the group, so that neither can meet the other. It takes buckets from
+`_inbox`, in the order in which their sums began.
+
+The copy thread exists if a GPU's buckets are summed. It takes buckets from `_copies`, waits until their values are in
+host memory, and begins their sums. Without it, the hook begins them.
+
+None in a queue ends its thread. The copy thread passes it on, so the exchange thread ends last, after all buckets.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import hashlib
 import multiprocessing.util
 import os
@@ -19,7 +26,7 @@ import queue
 import sys
 import threading
 import weakref
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Optional, Set, Tuple
 
 import torch
 import torch.distributed as dist
@@ -35,14 +42,25 @@ _END_S = 10.0  # for the exchange thread to end once its group is broken or idle
 _REASON_CHARS_MAX = 200
 
 
-class _Bucket(NamedTuple):
+class _State(enum.Enum):
+    """Where a bucket is. Each state says which thread moves the bucket to the next one."""
+    SUBMITTED = enum.auto()  # the hook, or the copy thread once a GPU's values are in host memory: begins the sum
+    SUMMING = enum.auto()  # the exchange thread: waits for the sum
+    DROPPED = enum.auto()  # the exchange thread: there is no sum, because the group has failed or is about to end
+    FINISHED = enum.auto()  # no thread: the future has the sum or the failure
+
+
+@dataclasses.dataclass(eq=False)
+class _Bucket:
     """A bucket that the hook was given."""
-    number: int  # its index, which a tuple has as a method
+    index: int
     step: int
     layout: int
     memory: torch.Tensor  # what the library sums: the bucket itself, or its copy in host memory
     staged: Optional[Staged]  # GPU buckets only
     future: Any
+    state: _State = _State.SUBMITTED
+    ticket: int = -1  # of the sum, while SUMMING
 
 
 def parameter_names(module: torch.nn.Module) -> Dict[int, str]:
@@ -98,13 +116,13 @@ class BucketExchange:
         self._layouts: Dict[Tuple[int, ...], int] = {}
         self._staging = PinnedStaging()
         self._next_index = 0
-        self._submitted = 0
-        # Guards the group against calls after its end, and the three members below. Notified at each change.
+        # Guards the group against calls after its end, the states of buckets, and the three members below. Notified at
+        # each change.
         self._changed = threading.Condition()
-        self._finished = 0
+        self._unfinished: Set[_Bucket] = set()
         self._failure: Optional[StarringError] = None
         self._closing = False
-        self._inbox: "queue.SimpleQueue[Optional[Tuple[int, _Bucket]]]" = queue.SimpleQueue()
+        self._inbox: "queue.SimpleQueue[Optional[_Bucket]]" = queue.SimpleQueue()
         self._copies: "queue.SimpleQueue[Optional[_Bucket]]" = queue.SimpleQueue()
         self._copy_thread: Optional[threading.Thread] = None
         # Daemons: the interpreter waits for other threads before it runs what ends these.
@@ -133,7 +151,7 @@ class BucketExchange:
                         future)
         is_last = bucket.is_last()
         self._leave_room()
-        self._next_index = 0 if is_last else entry.number + 1
+        self._next_index = 0 if is_last else entry.index + 1
         self.step += is_last
         self._hand_over(entry)
         if is_last:
@@ -147,7 +165,7 @@ class BucketExchange:
         Ctrl-C would have to wait for the exchange.
         """
         with self._changed:
-            while self._finished < self._submitted and self._failure is None:
+            while self._unfinished and self._failure is None:
                 self._changed.wait()
         self._raise_failure()
 
@@ -165,7 +183,7 @@ class BucketExchange:
         they go on as far as they can without this rank."""
         if os.getpid() != self._process:
             return  # a child of fork has the memory of its parent, but no exchange thread
-        unfinished = self._next_index != 0 or self._finished < self._submitted
+        unfinished = self._next_index != 0 or bool(self._unfinished)
         if unfinished and why is None:
             why = "its model was closed or its process ended"
         if why is not None:
@@ -197,7 +215,7 @@ class BucketExchange:
     def _leave_room(self) -> None:
         """Waits if more sums are under way than the library takes; DDP rarely has so many buckets."""
         with self._changed:
-            while self._submitted - self._finished >= _library.TICKETS_MAX and self._failure is None:
+            while len(self._unfinished) >= _library.TICKETS_MAX and self._failure is None:
                 self._changed.wait()
 
     def _check_values(self, values: torch.Tensor) -> None:
@@ -227,31 +245,33 @@ class BucketExchange:
 
     def _hand_over(self, entry: _Bucket) -> None:
         try:
-            self._submitted += 1
+            with self._changed:
+                self._unfinished.add(entry)
             if entry.staged is not None:
                 self._to_copy_thread(entry)
             else:
                 self._begin(entry)
         except BaseException:
             # Ctrl-C, most likely. The bucket may never be finished: a later backward must fail, not wait for it.
-            self.fail(f"rank {self._rank} was interrupted at bucket {entry.number} of step {entry.step}")
+            self.fail(f"rank {self._rank} was interrupted at bucket {entry.index} of step {entry.step}")
             raise
 
     def _begin(self, entry: _Bucket) -> None:
-        """Begins the sum and hands the bucket to the exchange thread."""
-        ticket = -1
+        """Takes a bucket out of SUBMITTED: begins the sum and hands the bucket to the exchange thread."""
         with self._changed:
+            entry.state = _State.DROPPED
             if self._failure is None and not self._closing:
                 try:
-                    ticket = self._group.allreduce(entry.step, entry.number, entry.layout, entry.memory.data_ptr(),
-                                                   entry.memory.numel(), ELEMENT_TYPES[entry.memory.dtype],
-                                                   float(self._world_size))
+                    entry.ticket = self._group.allreduce(entry.step, entry.index, entry.layout, entry.memory.data_ptr(),
+                                                         entry.memory.numel(), ELEMENT_TYPES[entry.memory.dtype],
+                                                         float(self._world_size))
+                    entry.state = _State.SUMMING
                 except StarringError as error:
                     self._failure = error
                     # A call that was only refused breaks nothing, and the others would wait until the deadline.
                     self._group.abort(f"rank {self._rank} gave up in step {entry.step}: {error}")
                     self._changed.notify_all()
-        self._inbox.put((ticket, entry))
+        self._inbox.put(entry)
 
     def _wait_at_the_end_of_backward(self) -> None:
         try:
@@ -266,6 +286,7 @@ class BucketExchange:
         self._copies.put(entry)
 
     def _copy(self) -> None:
+        """The copy thread: begins the sums of a GPU's buckets."""
         for entry in iter(self._copies.get, None):
             assert entry.staged is not None, "only buckets of a GPU are copied"
             try:
@@ -276,14 +297,15 @@ class BucketExchange:
         self._inbox.put(None)
 
     def _fail_copy(self, entry: _Bucket, way: str, error: RuntimeError) -> None:
-        self.fail(f"rank {self._rank}: bucket {entry.number} of step {entry.step} could not be copied {way} the GPU: "
+        self.fail(f"rank {self._rank}: bucket {entry.index} of step {entry.step} could not be copied {way} the GPU: "
                   f"{error}", "internal")
 
     def _exchange(self) -> None:
-        for ticket, entry in iter(self._inbox.get, None):
+        """The exchange thread: finishes every bucket, then ends the group."""
+        for entry in iter(self._inbox.get, None):
             failure: Optional[StarringError] = None
             try:
-                while ticket >= 0 and not self._group.wait(ticket, _WAIT_MS):
+                while entry.state is _State.SUMMING and not self._group.wait(entry.ticket, _WAIT_MS):
                     pass
             except StarringError as error:
                 failure = error
@@ -291,6 +313,7 @@ class BucketExchange:
         self._group.close()
 
     def _finish(self, entry: _Bucket, failure: Optional[StarringError]) -> None:
+        """Takes a bucket out of SUMMING or DROPPED: completes its future."""
         with self._changed:
             # After abort() the library may say no more than that; the reason was kept.
             self._failure = self._failure or failure
@@ -305,7 +328,8 @@ class BucketExchange:
             self._fail_copy(entry, "to", error)
             entry.future.set_exception(self._failure)
         with self._changed:
-            self._finished += 1
+            entry.state = _State.FINISHED
+            self._unfinished.remove(entry)
             self._changed.notify_all()
 
 
