@@ -57,7 +57,9 @@
 #include "worker/step/gpu_memory.h"
 #include "worker/step/training_step.h"
 #include "worker/train/known_answer.h"
+#include "worker/train/segment.h"
 #include "worker/train/stop_request.h"
+#include "worker/train/train_result.h"
 #include "worker/train/trainer.h"
 
 namespace starring {
@@ -101,10 +103,16 @@ absl::StatusOr<Instruments> CreateInstruments(const WorkerOptions& options) {
   return instruments;
 }
 
-// Where this process's events go; both are null without --trace.
-struct Tracing {
-  Trace* trace = nullptr;
-  TraceTrack* compute = nullptr;  // the track of the thread that trains
+// The parts that a job needs to train, once or for each generation of an elastic run.
+struct JobParts {
+  const LauncherEnvironment* launcher = nullptr;
+  const DeviceChoice* choice = nullptr;
+  CudaTrainingStepOptions cuda_step;
+  MpiRuntime* mpi = nullptr;
+  const Instruments* instruments = nullptr;
+  TrainOptions training;  // TrainJob fills in the segment, and the members that are made for the segment
+
+  const WorkerOptions& options() const { return *training.worker; }
 };
 
 // How this process reports that it is stuck, and what it tells the other processes about itself.
@@ -189,37 +197,35 @@ PeerExchange::HostSharing SharingOf(const WorkerOptions& options) {
   return may ? PeerExchange::HostSharing::kIfPossible : PeerExchange::HostSharing::kNever;
 }
 
-absl::StatusOr<std::unique_ptr<GradientExchange>> CreateStar(const WorkerOptions& options, const Tracing& tracing,
-                                                             StallOptions stall, std::function<bool()> superseded) {
-  return CreateStarExchange({.addresses = options.servers,
-                             .lanes = options.lanes,
-                             .run_id = options.run_id,
-                             .security = options.security,
-                             .same_host = options.same_host,
-                             .trace = tracing.trace,
-                             .stall = std::move(stall),
-                             .superseded = std::move(superseded)});
-}
-
-absl::StatusOr<std::unique_ptr<GradientExchange>> CreateExchange(const WorkerOptions& options, CudaDevice* cuda,
-                                                                 MpiRuntime* mpi, const Tracing& tracing,
-                                                                 StallOptions stall, std::function<bool()> superseded) {
+absl::StatusOr<std::unique_ptr<GradientExchange>> CreateExchange(const JobParts& parts, const Segment& segment,
+                                                                 StallOptions stall) {
+  const WorkerOptions& options = parts.options();
+  CudaDevice* const cuda = parts.choice->cuda.get();
   const Cell& cell = options.cell();
   if (!cell.Exchanges()) {
-    return CreateLocalExchange(tracing.compute,
+    return CreateLocalExchange(parts.training.track,
                                cuda == nullptr ? LocalUpdates::kExchange : LocalUpdates::kTrainingStep);
   }
-  if (cell.contact == Contact::kServers) return CreateStar(options, tracing, std::move(stall), std::move(superseded));
+  if (cell.contact == Contact::kServers) {
+    return CreateStarExchange({.addresses = options.servers,
+                               .lanes = options.lanes,
+                               .run_id = options.run_id,
+                               .security = options.security,
+                               .same_host = options.same_host,
+                               .trace = parts.training.trace,
+                               .stall = std::move(stall),
+                               .superseded = options.elastic ? segment.is_over : nullptr});
+  }
   // All others go over one transport, and differ in the way of the messages. Without a device the exchange takes and
   // gives host memory.
-  ASSIGN_OR_RETURN(PeerTransport peers, CreateTransport(options, mpi));
+  ASSIGN_OR_RETURN(PeerTransport peers, CreateTransport(options, parts.mpi));
   return std::make_unique<PeerExchange>(
       std::move(peers.transport),
       PeerExchange::Options{.algorithm = AlgorithmOf(options),
                             .sharing = SharingOf(options),
                             .server_count = options.server_ranks,
                             .mpi = peers.mpi,
-                            .trace = tracing.trace,
+                            .trace = parts.training.trace,
                             .device = options.cuda_aware_mpi == CudaAwareMpi::kAuto ? cuda : nullptr,
                             .stall = std::move(stall)});
 }
@@ -264,28 +270,27 @@ CudaTrainingStepOptions MakeCudaStepOptions(const WorkerOptions& options, const 
           .evaluation_batch_max = shape.evaluation_batch_max};
 }
 
-absl::StatusOr<ExchangeAndStep> CreateExchangeAndStep(const WorkerOptions& options, CudaTrainingStepOptions cuda_step,
-                                                      const DeviceChoice& choice, const BucketMap& buckets,
-                                                      MpiRuntime* mpi, const Tracing& tracing, StallOptions stall,
-                                                      Network* network, const Segment* segment) {
+absl::StatusOr<ExchangeAndStep> CreateExchangeAndStep(const JobParts& job, const BucketMap& buckets,
+                                                      const Segment& segment, StallOptions stall) {
+  const WorkerOptions& options = job.options();
   ExchangeAndStep work;
-  ASSIGN_OR_RETURN(work.exchange, CreateExchange(options, choice.cuda.get(), mpi, tracing, std::move(stall),
-                                                 segment == nullptr ? nullptr : segment->is_over));
+  ASSIGN_OR_RETURN(work.exchange, CreateExchange(job, segment, std::move(stall)));
   const TrainingStepParts parts{
-      .network = network,
+      .network = job.training.network,
       .exchange = work.exchange.get(),
       .buckets = &buckets,
       .rank = options.rank,
       .world_size = options.world_size,
       .micro_batches = static_cast<int>(options.micro_batches),
-      .leaf_owners = segment == nullptr ? std::vector<int>() : segment->leaf_owners,
-      .on_leaf = segment == nullptr ? nullptr : segment->on_leaf,
+      .leaf_owners = segment.leaf_owners,
+      .on_leaf = segment.on_leaf,
       .exchange_part = options.cell().Exchanges() ? StepPart::kExposedExchange : StepPart::kOptimizer};
-  if (choice.cuda == nullptr) {
-    ASSIGN_OR_RETURN(work.step, CreateCpuTrainingStep(parts, choice.cpu.get()));
+  if (job.choice->cuda == nullptr) {
+    ASSIGN_OR_RETURN(work.step, CreateCpuTrainingStep(parts, job.choice->cpu.get()));
     return work;
   }
-  cuda_step.device = choice.cuda.get();
+  CudaTrainingStepOptions cuda_step = job.cuda_step;
+  cuda_step.device = job.choice->cuda.get();
   auto step = CreateCudaTrainingStep(parts, cuda_step);
   if (!step.ok()) return RefuseIfOutOfGpuMemory(step.status());
   work.step = *std::move(step);
@@ -376,62 +381,31 @@ Facts MachineFacts(const WorkerOptions& options, const DeviceChoice& choice) {
   return {{"arithmetic.gpu", choice.device()->name()}};
 }
 
-// Returns the facts that must be equal on all ranks' devices, when Train asks for them. Null where there is nothing to
-// compare.
-using DeviceFactsOf = std::function<absl::StatusOr<Facts>()>;
+// With micro-batches any worker may compute any part of the sum, so the workers compare what they compute.
+Facts FactsOfAnswer(const KnownAnswer& answer, Facts machine_facts) {
+  // Its name sorts behind those of the facts that may be the cause: a refusal names the first that differs.
+  machine_facts.emplace_back("known_answer.first_leaf", answer.sha256);
+  return machine_facts;
+}
 
-// With micro-batches it sets *trial_leaf_seconds, which outlives it.
-DeviceFactsOf FactsOf(const WorkerOptions* options, const TrainAndTest* data, Network* network, const CudaDevice* cuda,
-                      const Facts& machine_facts, double* trial_leaf_seconds) {
-  // With micro-batches any worker may compute any part of the sum.
-  if (options->micro_batches > 0 && (options->world_size > 1 || options->elastic)) {
-    return [=, known = std::optional<Facts>()]() mutable -> absl::StatusOr<Facts> {
-      // Asked for each generation, and computed once.
-      if (known.has_value()) return *known;
-      // Its name sorts behind those of the facts that may be the cause: a refusal names the first that differs.
-      Facts facts = machine_facts;
-      ASSIGN_OR_RETURN(const KnownAnswer answer, ComputeKnownAnswer(*options, *data, network));
-      facts.emplace_back("known_answer.first_leaf", answer.sha256);
-      *trial_leaf_seconds = answer.seconds;
-      known = facts;
-      return facts;
+// TrainOptions::device_facts of a run that is not elastic. The arguments outlive the function that is returned.
+std::function<absl::StatusOr<Facts>()> DeviceFactsOf(const TrainOptions& training, const CudaDevice* cuda) {
+  const WorkerOptions& options = *training.worker;
+  if (options.micro_batches > 0 && options.world_size > 1) {
+    return [&training]() -> absl::StatusOr<Facts> {
+      ASSIGN_OR_RETURN(const KnownAnswer answer,
+                       ComputeKnownAnswer(*training.worker, *training.data, training.network));
+      return FactsOfAnswer(answer, training.machine_facts);
     };
   }
   if (cuda == nullptr || cuda->cudnn_version().empty()) return nullptr;
   return [cuda] { return DeviceFacts(*cuda); };
 }
 
-// The parts that a job needs to train, once or for each generation of an elastic run.
-struct JobParts {
-  const WorkerOptions* options = nullptr;
-  const LauncherEnvironment* launcher = nullptr;
-  const TrainAndTest* data = nullptr;
-  const DeviceChoice* choice = nullptr;
-  Network* network = nullptr;
-  CudaTrainingStepOptions cuda_step;
-  MpiRuntime* mpi = nullptr;
-  Tracing tracing;
-  const Instruments* instruments = nullptr;
-  ProgressState* state = nullptr;
-  Facts facts;          // DecidingFacts
-  Facts machine_facts;  // MachineFacts
-  DeviceFactsOf device_facts;
-  const double* trial_leaf_seconds = nullptr;  // set by `device_facts`
-  CheckpointWriter* checkpoint_writer = nullptr;
-  // Set in an elastic run. All its workers have shown the same data, so each worker computes the normalization alone.
-  std::optional<Normalization> normalization;
-};
-
-Facts DecidingFactsOf(const JobParts& parts) {
-  Facts facts = parts.facts;
-  std::ranges::copy(parts.machine_facts, std::back_inserter(facts));
-  return facts;
-}
-
 // The last line and the run record. Only rank 0 writes them: it has gathered the other ranks' part of both.
 absl::Status ReportRun(const JobParts& parts, const ExchangeAndStep& work, const TrainResult& result) {
   const DeviceChoice& choice = *parts.choice;
-  WorkerOptions options = *parts.options;
+  WorkerOptions options = parts.options();
   const std::optional<ExchangeChoice> exchange_choice = work.exchange->facts().choice;
   if (exchange_choice.has_value()) options.sync = exchange_choice->sync;
   if (options.rank != 0) return absl::OkStatus();
@@ -443,10 +417,12 @@ absl::Status ReportRun(const JobParts& parts, const ExchangeAndStep& work, const
     versions["cudnn"] = choice.cuda->cudnn_version();
     engines = choice.cuda->engines();
   }
+  Facts facts = parts.training.facts;
+  std::ranges::copy(parts.training.machine_facts, std::back_inserter(facts));
   return WriteRunRecord({.options = &options,
-                         .data = parts.data,
+                         .data = parts.training.data,
                          .result = &result,
-                         .facts = DecidingFactsOf(parts),
+                         .facts = std::move(facts),
                          .device = choice.device()->name(),
                          .gpu_transfer = std::string(work.step->transfer()),
                          .data_on_gpu = work.step->batch_format() == Loader::Format::kSamples,
@@ -457,67 +433,61 @@ absl::Status ReportRun(const JobParts& parts, const ExchangeAndStep& work, const
                          .sync_reason = exchange_choice.has_value() ? exchange_choice->reason : ""});
 }
 
-absl::StatusOr<TrainResult> TrainJob(const JobParts& parts, const Segment* segment = nullptr) {
-  const WorkerOptions& options = *parts.options;
-  ASSIGN_OR_RETURN(const BucketMap buckets, BucketMap::Create({.element_count = parts.network->layout().element_count(),
-                                                               .bucket_bytes = options.bucket_bytes,
-                                                               .world_size = options.BucketWorldSize()}));
-  // An elastic run decides only now who is rank 0.
-  const Progress::Style style = ChooseStyle(options, *parts.launcher);
-  ASSIGN_OR_RETURN(const ExchangeAndStep work,
-                   CreateExchangeAndStep(options, parts.cuda_step, *parts.choice, buckets, parts.mpi, parts.tracing,
-                                         MakeStallOptions(options, parts.state, style), parts.network, segment));
-  const TrainOptions training{.worker = &options,
-                              .data = parts.data,
-                              .network = parts.network,
-                              .exchange = work.exchange.get(),
-                              .buckets = &buckets,
-                              .step = work.step.get(),
-                              .checkpoint_writer = parts.checkpoint_writer,
-                              .progress = style,
-                              .stop_requested = StopRequested,
-                              .report = [&](const TrainResult& result) { return ReportRun(parts, work, result); },
-                              .facts = parts.facts,
-                              .machine_facts = parts.machine_facts,
-                              .device_facts = parts.device_facts,
-                              .observers = parts.instruments->observers(options.rank),
-                              .trace = parts.tracing.trace,
-                              .track = parts.tracing.compute,
-                              .state = parts.state,
-                              .segment = segment,
-                              .normalization = parts.normalization};
+absl::StatusOr<TrainResult> TrainJob(const JobParts& parts, const Segment& segment) {
+  const WorkerOptions& options = parts.options();
+  TrainOptions training = parts.training;
+  ASSIGN_OR_RETURN(const BucketMap buckets,
+                   BucketMap::Create({.element_count = training.network->layout().element_count(),
+                                      .bucket_bytes = options.bucket_bytes,
+                                      .world_size = options.BucketWorldSize()}));
+  // The rank of an elastic run's worker is known only now.
+  training.progress = ChooseStyle(options, *parts.launcher);
+  ASSIGN_OR_RETURN(
+      const ExchangeAndStep work,
+      CreateExchangeAndStep(parts, buckets, segment, MakeStallOptions(options, training.state, training.progress)));
+  training.exchange = work.exchange.get();
+  training.buckets = &buckets;
+  training.step = work.step.get();
+  training.report = [&](const TrainResult& result) { return ReportRun(parts, work, result); };
+  training.observers = parts.instruments->observers(options.rank);
+  training.segment = segment;
   return Train(training);
 }
 
 // Sets the options of each generation.
-absl::Status TrainElastic(const JobParts& parts, WorkerOptions* options) {
+absl::Status TrainElastic(JobParts parts, WorkerOptions* options) {
+  TrainOptions& training = parts.training;
   RETURN_IF_ERROR(Checkpointer::CheckFolder(*options));
-  ASSIGN_OR_RETURN(Facts facts, parts.device_facts());
-  std::ranges::copy(parts.facts, std::back_inserter(facts));
+  ASSIGN_OR_RETURN(const KnownAnswer answer, ComputeKnownAnswer(*options, *training.data, training.network));
+  Facts facts = FactsOfAnswer(answer, training.machine_facts);
+  // Computed once, and given to each generation.
+  training.device_facts = [facts] { return facts; };
+  std::ranges::copy(training.facts, std::back_inserter(facts));
+  // All workers have shown the same data, so each of them computes the normalization alone.
+  training.normalization = NormalizationFromSums(PixelSums(training.data->train, 0, training.data->train.count));
   int64_t first_step = 0;
   if (options->resume) {
-    ASSIGN_OR_RETURN(first_step, Checkpointer::NewestStep(*options, parts.network));
+    ASSIGN_OR_RETURN(first_step, Checkpointer::NewestStep(*options, training.network));
   }
   return RunElastic(
       {.options = options,
-       .data = parts.data,
-       .network = parts.network,
+       .data = training.data,
+       .network = training.network,
        .facts = std::move(facts),
        .first_step = first_step,
-       .trial_leaf_seconds = *parts.trial_leaf_seconds,
-       .state = parts.state,
+       .trial_leaf_seconds = answer.seconds,
+       .state = training.state,
        .stop_requested = StopRequested,
        // The rank changes, the number that the process was given does not.
        .say = [number = options->rank](
                   const std::string& line) { std::fprintf(stderr, "worker %d: %s\n", number, line.c_str()); },
-       .train = [&](const Segment& segment) { return TrainJob(parts, &segment); }});
+       .train = [&](const Segment& segment) { return TrainJob(parts, segment); }});
 }
 
 // The options are a copy, in which ChooseDevice replaces "auto" by its choice.
 absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, MpiRuntime* mpi,
                     const Instruments& instruments, GpuHangWatch* gpu_hang_watch) {
-  const Tracing tracing{.trace = instruments.trace.get(),
-                        .compute = AddTrack(instruments.trace.get(), {.name = "compute"})};
+  TraceTrack* const track = AddTrack(instruments.trace.get(), {.name = "compute"});
   ASSIGN_OR_RETURN(const LayerFile layers, LayerFile::Load(options.model));
   ASSIGN_OR_RETURN(const TrainAndTest data, LoadDataset(options.dataset));
   ASSIGN_OR_RETURN(const DeviceChoice choice, ChooseDevice(launcher, &options, gpu_hang_watch->watch()));
@@ -531,7 +501,7 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
                                        .batch_max = (options.global_batch + part_count - 1) / part_count,
                                        .evaluation_batch_max = kEvaluationBatch,
                                        .seed = options.seed,
-                                       .track = tracing.compute};
+                                       .track = track};
   CudaTrainingStepOptions cuda_step = MakeCudaStepOptions(options, network_options, data);
   GpuMemoryNeed gpu_memory;
   if (choice.cuda != nullptr) {
@@ -544,30 +514,25 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
   // The head is printed before the ranks meet, so that a person who waits for a missing rank sees the job's settings.
   const Progress::Style style = ChooseStyle(options, launcher);
   if (style != Progress::Style::kNone) PrintHead(options, *network, data, choice, gpu_memory);
-  double trial_leaf_seconds = 0;
   CheckpointWriter checkpoint_writer(options.checkpoint_deadline);
-  JobParts parts{.options = &options,
-                 .launcher = &launcher,
-                 .data = &data,
+  JobParts parts{.launcher = &launcher,
                  .choice = &choice,
-                 .network = network.get(),
                  .cuda_step = cuda_step,
                  .mpi = mpi,
-                 .tracing = tracing,
                  .instruments = &instruments,
-                 .state = gpu_hang_watch->state(),
-                 .facts = DecidingFacts(layers, data, launcher),
-                 .machine_facts = MachineFacts(options, choice),
-                 .trial_leaf_seconds = &trial_leaf_seconds,
-                 .checkpoint_writer = &checkpoint_writer};
-  parts.device_facts =
-      FactsOf(&options, &data, network.get(), choice.cuda.get(), parts.machine_facts, &trial_leaf_seconds);
-  if (!options.elastic) {
-    ASSIGN_OR_RETURN(const TrainResult result, TrainJob(parts));
-    return result.reported;
-  }
-  parts.normalization = NormalizationFromSums(PixelSums(data.train, 0, data.train.count));
-  return TrainElastic(parts, &options);
+                 .training = {.worker = &options,
+                              .data = &data,
+                              .network = network.get(),
+                              .checkpoint_writer = &checkpoint_writer,
+                              .facts = DecidingFacts(layers, data, launcher),
+                              .machine_facts = MachineFacts(options, choice),
+                              .trace = instruments.trace.get(),
+                              .track = track,
+                              .state = gpu_hang_watch->state()}};
+  if (options.elastic) return TrainElastic(std::move(parts), &options);
+  parts.training.device_facts = DeviceFactsOf(parts.training, choice.cuda.get());
+  ASSIGN_OR_RETURN(const TrainResult result, TrainJob(parts, {.stop = StopRequested}));
+  return result.reported;
 }
 
 // This machine's GPUs in a few words: "2 x NVIDIA H200". Empty if there are none.

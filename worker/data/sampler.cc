@@ -1,8 +1,10 @@
 #include "worker/data/sampler.h"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <numeric>
+#include <set>
 #include <utility>
 
 #include "common/arithmetic/philox.h"
@@ -21,9 +23,15 @@ Sampler::Sampler(const Options& options) : options_(options) {
 // The last batch of an epoch may be smaller: no sample is left out.
 int64_t Sampler::steps_per_epoch() const { return (options_.sample_count - 1) / options_.global_batch + 1; }
 
-int64_t Sampler::local_batch_max() const {
-  const int64_t largest = std::min(options_.global_batch, options_.sample_count);
-  return (largest - 1) / options_.world_size + 1;
+std::vector<int64_t> Sampler::ShareSizes() const {
+  std::set<int64_t, std::greater<>> sizes;
+  // A batch is full, or it is the last of an epoch. The shares of each differ by one at most.
+  const int64_t count = options_.sample_count, ranks = options_.world_size;
+  for (const int64_t batch : {std::min(count, options_.global_batch), count % options_.global_batch}) {
+    sizes.insert({(batch + ranks - 1) / ranks, batch / ranks});
+  }
+  sizes.erase(0);
+  return {sizes.begin(), sizes.end()};
 }
 
 BatchPlan Sampler::Plan(int64_t step, int rank) {

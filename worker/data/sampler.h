@@ -51,8 +51,9 @@ class Sampler {
 
   int64_t steps_per_epoch() const;
 
-  // Largest number of samples that any rank gets in a step.
-  int64_t local_batch_max() const;
+  // The numbers of samples, without 0, that the ranks may get in a step; descending.
+  std::vector<int64_t> ShareSizes() const;
+  int64_t local_batch_max() const { return ShareSizes().front(); }
 
   // REQUIRES: step >= 0. Costs O(sample_count) if `step` is in another epoch than the last call's, otherwise
   // O(local batch).

@@ -32,15 +32,6 @@ bool IsTrouble(const absl::Status& status) {
   }
 }
 
-int64_t StepsPerEpoch(const ElasticRun& run) {
-  return (run.data->train.count + run.options->global_batch - 1) / run.options->global_batch;
-}
-
-int64_t EndStep(const ElasticRun& run) {
-  const int64_t end = StepsPerEpoch(run) * run.options->epochs;
-  return run.options->max_steps > 0 ? std::min(end, run.options->max_steps) : end;
-}
-
 // The agreement of a run whatever its workers are.
 absl::StatusOr<std::string> AgreementOf(const ElasticRun& run) {
   const WorkerOptions& options = *run.options;
@@ -51,7 +42,7 @@ absl::StatusOr<std::string> AgreementOf(const ElasticRun& run) {
               .layout = run.network->layout(),
               .agreed_flags = AgreedFlags(WorkerFlags(), &options)};
   if (job.schedule.kind == ScheduleKind::kCosine && job.schedule.total_steps == 0) {
-    job.schedule.total_steps = StepsPerEpoch(run) * options.epochs;
+    job.schedule.total_steps = StepsPerEpoch(options, run.data->train.count) * options.epochs;
   }
   job.agreed_flags.insert(job.agreed_flags.end(), run.facts.begin(), run.facts.end());
   ASSIGN_OR_RETURN(job.buckets, BucketMap::Create({.element_count = job.layout.element_count(),
@@ -60,26 +51,27 @@ absl::StatusOr<std::string> AgreementOf(const ElasticRun& run) {
   return SerializeAgreement(job);
 }
 
-absl::Status CheckLossesFit(const ElasticRun& run) {
-  if (!run.options->record_losses || EndStep(run) <= kHistoryLossesMax) return absl::OkStatus();
+absl::Status CheckLossesFit(const WorkerOptions& options, int64_t end_step) {
+  if (!options.record_losses || end_step <= kHistoryLossesMax) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("--record_losses: each snapshot of an elastic run has the loss of every step before it, of ",
-                   kHistoryLossesMax, " steps at most, and this run has ", EndStep(run), ": drop the flag"));
+                   kHistoryLossesMax, " steps at most, and this run has ", end_step, ": drop the flag"));
 }
 
 }  // namespace
 
 absl::Status RunElastic(const ElasticRun& run) {
   WorkerOptions& options = *run.options;
-  RETURN_IF_ERROR(CheckLossesFit(run));
+  const int64_t end_step = EndStep(options, run.data->train.count);
+  RETURN_IF_ERROR(CheckLossesFit(options, end_step));
   ASSIGN_OR_RETURN(std::string agreement, AgreementOf(run));
   WorkerMember member({.coordinator = options.coordinator,
                        .security = options.security,
                        .run_id = options.run_id,
                        .agreement = std::move(agreement),
-                       .steps_per_epoch = StepsPerEpoch(run),
+                       .steps_per_epoch = StepsPerEpoch(options, run.data->train.count),
                        .first_step = run.first_step,
-                       .end_step = EndStep(run),
+                       .end_step = end_step,
                        .trial_leaf_seconds = run.trial_leaf_seconds,
                        .join_deadline = options.join_deadline,
                        .stall_report = options.stall_report,

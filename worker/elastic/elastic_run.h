@@ -14,7 +14,8 @@
 #include "worker/model/network.h"
 #include "worker/options/deciding_facts.h"
 #include "worker/options/worker_options.h"
-#include "worker/train/trainer.h"
+#include "worker/train/segment.h"
+#include "worker/train/train_result.h"
 
 namespace starring {
 

@@ -7,6 +7,7 @@
 #ifndef STARRING_WORKER_OPTIONS_WORKER_OPTIONS_H_
 #define STARRING_WORKER_OPTIONS_WORKER_OPTIONS_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <optional>
@@ -169,6 +170,15 @@ struct WorkerOptions {
   // That, or ranks that meet at a loopback address.
   bool JobIsHere() const;
 };
+
+// Steps in an epoch of `train_count` samples, and in a run that begins at step 0.
+inline int64_t StepsPerEpoch(const WorkerOptions& options, int64_t train_count) {
+  return (train_count + options.global_batch - 1) / options.global_batch;
+}
+inline int64_t EndStep(const WorkerOptions& options, int64_t train_count) {
+  const int64_t end = StepsPerEpoch(options, train_count) * options.epochs;
+  return options.max_steps > 0 ? std::min(end, options.max_steps) : end;
+}
 
 namespace worker_flags {
 

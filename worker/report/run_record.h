@@ -11,7 +11,7 @@
 #include "worker/data/dataset.h"
 #include "worker/options/deciding_facts.h"
 #include "worker/options/worker_options.h"
-#include "worker/train/trainer.h"
+#include "worker/train/train_result.h"
 
 namespace starring {
 

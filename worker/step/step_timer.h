@@ -42,6 +42,10 @@ class StepTimer {
   void EndStep();
   // By StepPart, of the last step that was begun, also during the warm-up.
   const std::array<double, kStepPartCount>& part_seconds() const { return step_parts_; }
+  // Forward and backward of the same step.
+  double compute_seconds() const {
+    return step_parts_[static_cast<int>(StepPart::kForward)] + step_parts_[static_cast<int>(StepPart::kBackward)];
+  }
 
   StepSummary Summary() const;
 

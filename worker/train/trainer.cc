@@ -8,7 +8,6 @@
 #include <iterator>
 #include <numeric>
 #include <optional>
-#include <set>
 #include <span>
 #include <utility>
 
@@ -22,6 +21,7 @@
 #include "common/base/status.h"
 #include "common/base/steady_time.h"
 #include "common/job/generation.h"
+#include "common/job/job_spec.h"
 #include "common/job/leaf_shares.h"
 #include "common/security/sha256.h"
 #include "worker/checkpoint/checkpointer.h"
@@ -46,36 +46,11 @@ ElementRange PartOf(int64_t count, int rank, int world_size) {
   return {count * rank / world_size, count * (rank + 1) / world_size};
 }
 
-// `count` samples in batches of `global_batch`, of which the last may be smaller, are divided among `world_size` ranks.
-// Returns the numbers of samples that a rank may have in a batch, largest first.
-std::vector<int64_t> ShareSizes(int64_t count, int64_t global_batch, int world_size) {
-  std::set<int64_t, std::greater<>> sizes;
-  // A batch is full, or it is the last of an epoch. The shares of each differ by one at most.
-  for (const int64_t batch : {std::min(count, global_batch), count % global_batch}) {
-    sizes.insert({(batch + world_size - 1) / world_size, batch / world_size});
-  }
-  sizes.erase(0);
-  return {sizes.begin(), sizes.end()};
-}
-
-int64_t EndStep(const WorkerOptions& worker, int64_t steps_per_epoch) {
-  const int64_t end = steps_per_epoch * worker.epochs;
-  return worker.max_steps > 0 ? std::min(end, worker.max_steps) : end;
-}
-
-// In how many parts a global batch is cut.
-int PartCount(const WorkerOptions& worker) {
-  return worker.micro_batches > 0 ? static_cast<int>(worker.micro_batches) : worker.world_size;
-}
-
 // The leaves that this worker computes, in the order in which it does; none without --micro_batches.
-std::vector<int> LeavesOf(const WorkerOptions& worker, const Segment* segment) {
+std::vector<int> LeavesOf(const JobSpec& job) {
   std::vector<int> leaves;
-  if (worker.micro_batches == 0) return leaves;
-  const std::vector<int> owners = segment != nullptr
-                                      ? segment->leaf_owners
-                                      : DealLeavesEvenly(static_cast<int>(worker.micro_batches), worker.world_size);
-  for (const LeafRange& node : ShareOf(worker.rank, owners)) {
+  if (job.micro_batches == 0) return leaves;
+  for (const LeafRange& node : ShareOf(job.rank, LeafOwnersOf(job))) {
     for (int leaf = node.begin; leaf < node.end; ++leaf) leaves.push_back(leaf);
   }
   return leaves;
@@ -85,13 +60,14 @@ class Trainer {
  public:
   explicit Trainer(const TrainOptions& options)
       : options_(options),
+        segment_(options_.segment),
         worker_(*options.worker),
         data_(*options.data),
         network_(*options.network),
         exchange_(*options.exchange),
         training_step_(*options.step),
-        steps_per_epoch_((data_.train.count + worker_.global_batch - 1) / worker_.global_batch),
-        end_step_(EndStep(worker_, steps_per_epoch_)),
+        steps_per_epoch_(StepsPerEpoch(worker_, data_.train.count)),
+        end_step_(EndStep(worker_, data_.train.count)),
         checkpoints_({.steps_per_epoch = steps_per_epoch_,
                       .every_epochs = worker_.checkpoint_every_epochs,
                       .every_steps = worker_.checkpoint_every_steps}),
@@ -109,6 +85,8 @@ class Trainer {
   absl::Status RunToEnd();
   absl::StatusOr<JobSpec> DescribeJob();
   absl::Status StartExchange();
+  Sampler::Options TrainSampler() const;
+  Sampler::Options TestSampler() const;
   absl::Status PlanEveryShape();
   absl::StatusOr<Normalization> MeasurePixels();
   absl::Status StartSteps();
@@ -125,22 +103,19 @@ class Trainer {
   absl::Status CheckParameters();
   absl::Status GatherUse();
 
-  // For an elastic run. The first restores the history that the snapshot of first_step has besides parameters; the
-  // second submits the history for the snapshot of step_.
+  // A snapshot has the history besides parameters and state. The first function restores that of the first step; the
+  // second submits that of step_.
   absl::Status RestoreHistory();
   absl::Status SubmitHistory();
-  bool IsElastic() const { return options_.segment != nullptr; }
   bool HasSnapshot(int64_t step) const {
-    return IsElastic() && IsSnapshotStep(step, options_.segment->snapshot_every, steps_per_epoch_);
+    return segment_.snapshot_every > 0 && IsSnapshotStep(step, segment_.snapshot_every, steps_per_epoch_);
   }
-  // Whether there is a checkpoint of `step`, the next or the last one. An elastic run never goes back behind one, so it
-  // waits there for the next snapshot.
-  bool SavesAt(int64_t step) const {
-    const bool is_due = checkpoints_.IsDue(step);
-    return IsElastic() ? (is_due || checkpoint_is_due_) && HasSnapshot(step) : is_due;
-  }
+  // Whether the segment may be saved, or stop, before `step`. No generation goes back behind a checkpoint.
+  bool MayPauseAt(int64_t step) const { return segment_.snapshot_every == 0 || HasSnapshot(step); }
+  // Whether there is a checkpoint of `step`, the next or the last one.
+  bool SavesAt(int64_t step) const { return (checkpoints_.IsDue(step) || checkpoint_is_due_) && MayPauseAt(step); }
   // Whether the epoch that ended before step_ has been evaluated.
-  bool IsEvaluated() const { return !result_.epochs.empty() && result_.epochs.back().epoch == epoch(); }
+  bool IsEvaluated() const { return !history_.epochs.empty() && history_.epochs.back().epoch == epoch(); }
 
   // Tells stall reports what this worker is doing outside its steps. In a step, the timer tells them.
   void Enter(WorkPhase phase) {
@@ -154,6 +129,7 @@ class Trainer {
   bool EndsEpoch(int64_t step_count) const { return step_count % steps_per_epoch_ == 0 || step_count == end_step_; }
 
   const TrainOptions options_;
+  const Segment& segment_;
   const WorkerOptions& worker_;
   const TrainAndTest& data_;
   Network& network_;
@@ -164,6 +140,7 @@ class Trainer {
   const CheckpointSchedule checkpoints_;
 
   Normalization normalization_;
+  std::vector<int> leaves_;  // that this worker computes, in this order; empty without --micro_batches
   std::unique_ptr<Loader> train_loader_;
   Progress progress_;
   RunBuckets buckets_;
@@ -176,14 +153,12 @@ class Trainer {
   int64_t first_measured_step_ = 0;
 
   int64_t step_ = 0;                // the next one
-  bool checkpoint_is_due_ = false;  // since a step that has no snapshot
+  bool checkpoint_is_due_ = false;  // since a step at which the segment could not be saved
   absl::Time epoch_begin_;
-  int64_t epoch_samples_ = 0;           // of all ranks, by this process in this epoch
-  double epoch_loss_sum_ = 0;           // over this rank's samples
   std::vector<FinishedStep> finished_;  // not taken by TakeFinished yet
-  double seconds_before_epoch_ = 0;     // of training
-  double epoch_seconds_ = 0;            // of the epoch in progress, by generations before this one
-  size_t losses_summed_ = 0;            // result_.losses up to here are sums over ranks, the others are this rank's
+  // The run so far. Its sum of losses, and its losses from losses_summed_ on, are over this rank's samples.
+  RunHistory history_;
+  size_t losses_summed_ = 0;
   TrainResult result_;
 };
 
@@ -209,16 +184,20 @@ absl::Status Trainer::RunToEnd() {
   return exchange_.snapshots()->Leave();
 }
 
-// The job without its first step and state. Gives the checkpointer the facts that decide the job's numbers.
+// The job as the flags and the segment have it, without the state of a checkpoint. Gives the checkpointer the facts
+// that decide the job's numbers.
 absl::StatusOr<JobSpec> Trainer::DescribeJob() {
   JobSpec job{.rank = worker_.rank,
               .world_size = worker_.world_size,
+              .first_step = segment_.first_step.value_or(0),
               .optimizer = worker_.optimizer,
               .schedule = worker_.schedule,
               .sum_order = worker_.sum_order,
               .micro_batches = static_cast<int>(worker_.micro_batches),
+              .leaf_owners = segment_.leaf_owners,
               .layout = layout(),
               .agreed_flags = AgreedFlags(WorkerFlags(), &worker_),
+              .owners_have_parameters = segment_.from_snapshot,
               .join_deadline = worker_.join_deadline,
               .exchange_deadline = worker_.exchange_deadline};
   // Facts are compared as flags are, so that a rank that differs is refused by name.
@@ -260,30 +239,26 @@ absl::Status Trainer::StartExchange() {
                                                             [this](const std::string& text) {
                                                               if (worker_.rank == 0) progress_.Message(text);
                                                             },
-                                                        .goes_on = IsElastic() && options_.segment->number > 1,
-                                                        .leaves_writes = IsElastic(),
-                                                        .on_wait = IsElastic() ? options_.segment->on_leaf : nullptr}));
+                                                        .goes_on = segment_.number > 1,
+                                                        .leaves_writes = segment_.number > 0,
+                                                        .on_wait = segment_.on_leaf}));
   ASSIGN_OR_RETURN(JobSpec job, DescribeJob());
   result_.total_steps = end_step_;
   std::vector<std::vector<float>> state;
-  if (IsElastic()) {
-    job.first_step = options_.segment->first_step;
-    job.leaf_owners = options_.segment->leaf_owners;
-    job.owners_have_parameters = options_.segment->from_snapshot;
-  }
   if (worker_.resume && !job.owners_have_parameters) {
     // Every rank reads the checkpoint, since each needs the buffers. The exchange compares the first steps.
     ASSIGN_OR_RETURN(job.first_step, checkpointer_->Restore(parameters, &state));
     job.optimizer_state.assign(state.begin(), state.end());
     result_.resumed_from_step = job.first_step;
     result_.resume_notes = checkpointer_->resume_notes();
-    if (IsElastic() && job.first_step != options_.segment->first_step) {
+    if (segment_.first_step.value_or(job.first_step) != job.first_step) {
       return absl::InvalidArgumentError(absl::StrCat("the newest checkpoint in ", worker_.checkpoint_dir,
                                                      " is of step ", job.first_step, ", the run began at step ",
-                                                     options_.segment->first_step, ": start the whole job again"));
+                                                     *segment_.first_step, ": start the whole job again"));
     }
   }
   step_ = job.first_step;
+  leaves_ = LeavesOf(job);
   RETURN_IF_ERROR(buckets_.Plan(end_step_ - step_, checkpointer_.get(), &job));
   RETURN_IF_ERROR(exchange_.Start(job, parameters));
   if (job.owners_have_parameters) RETURN_IF_ERROR(RestoreHistory());
@@ -292,18 +267,12 @@ absl::Status Trainer::StartExchange() {
 
 absl::Status Trainer::RestoreHistory() {
   ASSIGN_OR_RETURN(const std::vector<double> values, exchange_.snapshots()->FetchSideValues());
-  ASSIGN_OR_RETURN(RunHistory history, FromValues(values, network_.statistics_size()));
-  std::span<const float> next = history.statistics;
+  ASSIGN_OR_RETURN(history_, FromValues(values, network_.statistics_size()));
+  std::span<const float> next = history_.statistics;
   for (const NetworkBuffer& buffer : network_.buffers()) {
     RETURN_IF_ERROR(network_.WriteBuffer(buffer, next.first(buffer.values.size())));
     next = next.subspan(buffer.values.size());
   }
-  epoch_loss_sum_ = history.epoch_loss_sum;
-  epoch_samples_ = history.epoch_samples;
-  seconds_before_epoch_ = history.seconds;
-  epoch_seconds_ = history.epoch_seconds;
-  result_.epochs = std::move(history.epochs);
-  result_.losses = std::move(history.losses);
   return absl::OkStatus();
 }
 
@@ -311,31 +280,41 @@ absl::Status Trainer::RestoreHistory() {
 absl::Status Trainer::SubmitHistory() {
   if (worker_.rank != 0) return absl::OkStatus();
   const TraceSpan span(options_.track, "history", {.step = step_});
-  RunHistory history{.epoch_loss_sum = epoch_loss_sum_,
-                     .epoch_samples = epoch_samples_,
-                     .seconds = seconds_before_epoch_,
-                     .epoch_seconds = absl::ToDoubleSeconds(SteadyNow() - epoch_begin_),
-                     .epochs = result_.epochs,
-                     .losses = result_.losses};
+  history_.epoch_seconds = absl::ToDoubleSeconds(SteadyNow() - epoch_begin_);
+  history_.statistics.clear();
   for (const NetworkBuffer& buffer : network_.buffers()) {
     std::vector<float> values(buffer.values.size());
     RETURN_IF_ERROR(network_.ReadBuffer(buffer, values));
-    history.statistics.insert(history.statistics.end(), values.begin(), values.end());
+    history_.statistics.insert(history_.statistics.end(), values.begin(), values.end());
   }
-  exchange_.snapshots()->SubmitSideValues(step_, ToValues(history));
+  exchange_.snapshots()->SubmitSideValues(step_, ToValues(history_));
   return absl::OkStatus();
+}
+
+// With leaves the parts of a batch are the leaves, of which the loader takes this worker's.
+Sampler::Options Trainer::TrainSampler() const {
+  return {.sample_count = data_.train.count,
+          .global_batch = worker_.global_batch,
+          .rank = has_leaves() ? 0 : worker_.rank,
+          .world_size = has_leaves() ? static_cast<int>(worker_.micro_batches) : worker_.world_size,
+          .seed = worker_.seed};
+}
+
+// Every batch is divided among the ranks; with leaves, whole batches are, so that the same are computed by any of them.
+Sampler::Options Trainer::TestSampler() const {
+  const int divided_by = has_leaves() ? 1 : worker_.world_size;
+  return {.sample_count = data_.test.count,
+          .global_batch = kEvaluationBatch * divided_by,
+          .rank = has_leaves() ? 0 : worker_.rank,
+          .world_size = divided_by,
+          .order = Sampler::Order::kSequential};
 }
 
 // The ranks compare the engines that their devices chose for each shape. A rank meets only the batch sizes of its own
 // shares, so each rank plans for the sizes of all ranks: otherwise their lists would differ.
 absl::Status Trainer::PlanEveryShape() {
-  for (const int64_t batch : ShareSizes(data_.train.count, worker_.global_batch, PartCount(worker_))) {
-    RETURN_IF_ERROR(network_.PlanTraining(batch));
-  }
-  const int divided_by = has_leaves() ? 1 : worker_.world_size;
-  for (const int64_t batch : ShareSizes(data_.test.count, kEvaluationBatch * divided_by, divided_by)) {
-    RETURN_IF_ERROR(network_.PlanEvaluation(batch));
-  }
+  for (const int64_t batch : Sampler(TrainSampler()).ShareSizes()) RETURN_IF_ERROR(network_.PlanTraining(batch));
+  for (const int64_t batch : Sampler(TestSampler()).ShareSizes()) RETURN_IF_ERROR(network_.PlanEvaluation(batch));
   return absl::OkStatus();
 }
 
@@ -355,12 +334,8 @@ absl::Status Trainer::StartSteps() {
       step_ + std::min(std::max(kWarmupStepsMax, buckets_.trial_step_count()), (end_step_ - step_) / 2);
   // From here on the loader's threads, if it has any, fill batches, while Begin below prepares the step.
   ASSIGN_OR_RETURN(train_loader_, Loader::Create({.dataset = &data_.train,
-                                                  .sampler = {.sample_count = data_.train.count,
-                                                              .global_batch = worker_.global_batch,
-                                                              .rank = has_leaves() ? 0 : worker_.rank,
-                                                              .world_size = PartCount(worker_),
-                                                              .seed = worker_.seed},
-                                                  .parts = LeavesOf(worker_, options_.segment),
+                                                  .sampler = TrainSampler(),
+                                                  .parts = leaves_,
                                                   .normalization = normalization_,
                                                   .augment = worker_.augment,
                                                   .format = training_step_.batch_format(),
@@ -384,14 +359,12 @@ absl::Status Trainer::TrainSteps() {
                        straggler_watch_.Take(steps, all);
                        NameStraggler();
                      }});
-  epoch_begin_ = SteadyNow() - absl::Seconds(epoch_seconds_);
+  epoch_begin_ = SteadyNow() - absl::Seconds(history_.epoch_seconds);
   // The generation before ended between the last step of an epoch and the end of its evaluation.
-  if (IsElastic() && options_.segment->from_snapshot && EndsEpoch(step_) && !IsEvaluated()) {
-    RETURN_IF_ERROR(FinishEpoch());
-  }
-  checkpoint_is_due_ = IsElastic() && options_.segment->from_snapshot && checkpointer_->IsOverdue(checkpoints_, step_);
-  bool stops = false;  // at the next snapshot
-  result_.stopped_early = IsElastic() && options_.segment->ends_run && step_ < end_step_;
+  if (segment_.from_snapshot && EndsEpoch(step_) && !IsEvaluated()) RETURN_IF_ERROR(FinishEpoch());
+  checkpoint_is_due_ = segment_.from_snapshot && checkpointer_->IsOverdue(checkpoints_, step_);
+  bool stops = false;  // at the next step at which the segment may pause
+  result_.stopped_early = segment_.ends_run && step_ < end_step_;
   while (step_ < end_step_ && !result_.stopped_early) {
     // Evaluations and checkpoints have paused the measurement. Resume has no effect while it goes on.
     if (step_ >= first_measured_step_) processor_use_.Resume();
@@ -400,31 +373,23 @@ absl::Status Trainer::TrainSteps() {
     // The vote waits for the other ranks' messages, as a bucket does. If it were not counted, that time would be
     // missing from every step.
     timer_->Enter(StepPart::kExposedExchange);
-    const bool is_asked = IsElastic() ? options_.segment->stop() : options_.stop_requested();
-    ASSIGN_OR_RETURN(const bool stop, vote.Agree(step_, is_asked));
+    ASSIGN_OR_RETURN(const bool stop, vote.Agree(step_, segment_.stop()));
     timer_->Enter(StepPart::kOther);
     // The ranks have voted before the same step, so they all stop with the same parameters.
     stops = stops || stop;
-    if (IsElastic() && stops && step_ > options_.segment->first_step && HasSnapshot(step_)) {
-      result_.segment_over = true;
-      break;
-    }
-    if (!IsElastic() && stop) {
-      result_.stopped_early = true;
+    if (stops && step_ != segment_.first_step && MayPauseAt(step_)) {
+      result_.segment_over = HasSnapshot(step_);
+      result_.stopped_early = !result_.segment_over;
       break;
     }
     const absl::Time step_begin = SteadyNow();
     RETURN_IF_ERROR(TrainStep());
     ++step_;
-    RETURN_IF_ERROR(buckets_.AfterStep(SteadyNow() - step_begin, step_));
-    if (IsElastic()) {
-      const std::array<double, kStepPartCount>& parts = timer_->part_seconds();
-      options_.segment->on_step(
-          step_, absl::ToDoubleSeconds(SteadyNow() - step_begin),
-          parts[static_cast<int>(StepPart::kForward)] + parts[static_cast<int>(StepPart::kBackward)]);
-    }
+    const absl::Duration step_time = SteadyNow() - step_begin;
+    RETURN_IF_ERROR(buckets_.AfterStep(step_time, step_));
+    segment_.on_step(step_, absl::ToDoubleSeconds(step_time), timer_->compute_seconds());
     if (HasSnapshot(step_)) RETURN_IF_ERROR(SubmitHistory());
-    if (IsElastic()) RETURN_IF_ERROR(checkpointer_->PollSnapshot(&exchange_));
+    RETURN_IF_ERROR(checkpointer_->PollSnapshot(&exchange_));
     // The end of the epoch comes before the checkpoint of the same step, which then has the averaged statistics.
     if (EndsEpoch(step_)) RETURN_IF_ERROR(FinishEpoch());
     // The last step's checkpoint is FinishRun's, which all ranks wait for.
@@ -451,9 +416,7 @@ absl::Status Trainer::TrainStep() {
   }
   timer_->EndStep();
   straggler_watch_.AddStep(timer_->part_seconds());
-  for (const FinishedStep& done : finished_) {
-    if (IsElastic()) RETURN_IF_ERROR(options_.segment->check_loss(done.step, done.loss.loss_sum));
-  }
+  for (const FinishedStep& done : finished_) RETURN_IF_ERROR(segment_.check_loss(done.step, done.loss.loss_sum));
   TakeFinished();
   return absl::OkStatus();
 }
@@ -476,14 +439,14 @@ void Trainer::TakeFinished() {
     observer->OnStep({.finished = finished_, .part_seconds = timer_->part_seconds(), .exchange = &exchange_});
   }
   for (const FinishedStep& done : finished_) {
-    epoch_loss_sum_ += done.loss.loss_sum;
-    epoch_samples_ += done.global_count;
+    history_.epoch_loss_sum += done.loss.loss_sum;
+    history_.epoch_samples += done.global_count;
     const absl::Time now = SteadyNow();
     progress_.Step(done, now);
     if (worker_.record_losses) {
-      result_.losses.push_back({.step = done.step,
-                                .seconds = seconds_before_epoch_ + absl::ToDoubleSeconds(now - epoch_begin_),
-                                .loss = done.loss.loss_sum / static_cast<double>(done.global_count)});
+      history_.losses.push_back({.step = done.step,
+                                 .seconds = history_.seconds + absl::ToDoubleSeconds(now - epoch_begin_),
+                                 .loss = done.loss.loss_sum / static_cast<double>(done.global_count)});
     }
   }
   finished_.clear();
@@ -509,13 +472,7 @@ absl::Status Trainer::AverageBuffers() {
 // Adds this rank's part of the test set to `sums`: the loss, the number of correct answers, the number of samples.
 absl::Status Trainer::Evaluate(std::span<double, 3> sums) {
   const TraceSpan span(options_.track, "evaluate");
-  // Every batch is divided among the ranks; with leaves, whole batches are, so that the same are computed by whomever.
-  const int divided_by = has_leaves() ? 1 : worker_.world_size;
-  const Sampler::Options sampler{.sample_count = data_.test.count,
-                                 .global_batch = kEvaluationBatch * divided_by,
-                                 .rank = has_leaves() ? 0 : worker_.rank,
-                                 .world_size = divided_by,
-                                 .order = Sampler::Order::kSequential};
+  const Sampler::Options sampler = TestSampler();
   const int64_t batch_count = Sampler(sampler).steps_per_epoch();
   const ElementRange mine =
       has_leaves() ? PartOf(batch_count, worker_.rank, worker_.world_size) : ElementRange{0, batch_count};
@@ -532,11 +489,9 @@ absl::Status Trainer::Evaluate(std::span<double, 3> sums) {
   std::vector<double> losses(static_cast<size_t>(batch_count)), correct(losses.size());
   for (int64_t i = mine.begin; i < mine.end; ++i) {
     Enter(WorkPhase::kEvaluation);  // again for every batch: only an evaluation that stops is a stall
-    if (IsElastic()) {
-      options_.segment->on_leaf();
-      if (options_.segment->is_over()) {
-        return WithOrigin(absl::UnavailableError("the generation is over"), {.kind = ErrorOrigin::Kind::kExchange});
-      }
+    segment_.on_leaf();
+    if (segment_.is_over()) {
+      return WithOrigin(absl::UnavailableError("the generation is over"), {.kind = ErrorOrigin::Kind::kExchange});
     }
     ASSIGN_OR_RETURN(const Batch* batch, batches->Next());
     // The last batch may have no sample for this rank.
@@ -558,31 +513,31 @@ absl::Status Trainer::Evaluate(std::span<double, 3> sums) {
 
 absl::Status Trainer::FinishEpoch() {
   const double seconds = absl::ToDoubleSeconds(SteadyNow() - epoch_begin_);
-  seconds_before_epoch_ += seconds;
+  history_.seconds += seconds;
   processor_use_.Pause();
   // The evaluation reads the statistics, and every rank must evaluate its part with the same network.
   RETURN_IF_ERROR(AverageBuffers());
   // Losses are summed once an epoch and not once a step, because every sum is a barrier.
   RETURN_IF_ERROR(SumLosses());
   // One sum carries all four values, because each sum costs a round trip through all ranks.
-  std::array<double, 4> sums = {epoch_loss_sum_, 0, 0, 0};  // training loss, test loss, correct, tested
+  std::array<double, 4> sums = {history_.epoch_loss_sum, 0, 0, 0};  // training loss, test loss, correct, tested
   RETURN_IF_ERROR(Evaluate(std::span(sums).subspan<1, 3>()));
   // With leaves every rank has the losses of all.
   if (has_leaves() && worker_.rank > 0) sums[0] = sums[1] = 0;
   RETURN_IF_ERROR(exchange_.Sum(SumPurpose::kEpoch, sums));
   CHECK_EQ(static_cast<int64_t>(sums[3]), data_.test.count);  // the ranks agreed on the data at Start
   const EpochSummary summary{.epoch = epoch(),
-                             .train_loss = sums[0] / static_cast<double>(epoch_samples_),
+                             .train_loss = sums[0] / static_cast<double>(history_.epoch_samples),
                              .test_loss = sums[1] / sums[3],
                              .test_accuracy = sums[2] / sums[3],
                              .seconds = seconds,
-                             .samples_per_second = static_cast<double>(epoch_samples_) / seconds};
-  result_.epochs.push_back(summary);
+                             .samples_per_second = static_cast<double>(history_.epoch_samples) / seconds};
+  history_.epochs.push_back(summary);
   progress_.EpochDone(summary);
   for (RunObserver* const observer : options_.observers) observer->OnEpoch(summary, step_);
   // The next epoch's clock starts after the evaluation and the observers, whose time belongs to no epoch.
-  epoch_loss_sum_ = 0;
-  epoch_samples_ = 0;
+  history_.epoch_loss_sum = 0;
+  history_.epoch_samples = 0;
   epoch_begin_ = SteadyNow();
   return absl::OkStatus();
 }
@@ -590,13 +545,14 @@ absl::Status Trainer::FinishEpoch() {
 // Called between two steps, when no bucket is in flight. Its time does not count as the epoch's.
 absl::Status Trainer::SaveCheckpoint() {
   Enter(WorkPhase::kCheckpoint);
-  if (IsElastic()) return checkpointer_->SaveSnapshot(step_, training_step_.parameters(), &exchange_);
   const absl::Time begin = SteadyNow();
   processor_use_.Pause();
   // A checkpoint in the middle of an epoch needs the statistics of every rank too. They are averaged at the same steps
   // whether it is written or skipped, so a run that resumes there has the bits of a run that was never interrupted.
   if (!EndsEpoch(step_)) RETURN_IF_ERROR(AverageBuffers());
-  RETURN_IF_ERROR(checkpointer_->SavePeriodic(step_, training_step_.parameters(), &exchange_));
+  const std::span<const float> parameters = training_step_.parameters();
+  RETURN_IF_ERROR(HasSnapshot(step_) ? checkpointer_->SaveSnapshot(step_, parameters, &exchange_)
+                                     : checkpointer_->SavePeriodic(step_, parameters, &exchange_));
   // The epoch's beginning is moved, so that its seconds and its rate exclude the checkpoint.
   epoch_begin_ += SteadyNow() - begin;
   return absl::OkStatus();
@@ -606,12 +562,12 @@ absl::Status Trainer::SaveCheckpoint() {
 // is divided by the global batch already, so the sum is the mean.
 absl::Status Trainer::SumLosses() {
   if (has_leaves()) return absl::OkStatus();  // they are of all samples already
-  const std::span<StepLoss> losses = std::span(result_.losses).subspan(losses_summed_);
+  const std::span<StepLoss> losses = std::span(history_.losses).subspan(losses_summed_);
   std::vector<double> values(losses.size());
   for (size_t i = 0; i < values.size(); ++i) values[i] = losses[i].loss;
   RETURN_IF_ERROR(SumInParts(SumPurpose::kLosses, values, &exchange_));
   for (size_t i = 0; i < values.size(); ++i) losses[i].loss = values[i];
-  losses_summed_ = result_.losses.size();
+  losses_summed_ = history_.losses.size();
   return absl::OkStatus();
 }
 
@@ -622,8 +578,7 @@ absl::Status Trainer::FinishRun() {
   RETURN_IF_ERROR(CheckParameters());
   // A resumed run that had nothing left to do would only save what it has read. A generation may have to save what the
   // one before it has trained.
-  const bool from_snapshot = IsElastic() && options_.segment->from_snapshot;
-  if (result_.steps > 0 || result_.stopped_early || from_snapshot) {
+  if (result_.steps > 0 || result_.stopped_early || segment_.from_snapshot) {
     // The ranks agree that it is not written, and end in good order: servers and peers have done their part.
     result_.reported = checkpointer_->SaveFinal(step_, training_step_.parameters(), &exchange_);
     if (!result_.reported.ok() && !IsNotWritten(result_.reported)) return result_.reported;
@@ -632,7 +587,9 @@ absl::Status Trainer::FinishRun() {
   result_.exchange = exchange_.counters();
   RETURN_IF_ERROR(GatherUse());
   result_.checkpoint_saved = checkpointer_->is_saved();
-  result_.generation = IsElastic() ? options_.segment->number : 0;
+  result_.generation = segment_.number;
+  result_.epochs = history_.epochs;
+  result_.losses = history_.losses;
   progress_.EndLine();
   // This rank's disk must not end what the others have trained to the end.
   result_.reported.Update(options_.report(result_));

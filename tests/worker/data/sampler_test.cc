@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <numeric>
+#include <set>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -83,6 +85,7 @@ TEST_P(SamplerPartitionTest, RanksCutEveryBatchWithoutOverlapPaddingOrRepeats) {
                                           .order = order});
     }
     const int64_t steps = ranks[0].steps_per_epoch();
+    std::set<int64_t, std::greater<>> sizes;
     for (int64_t epoch = 0; epoch < 2; ++epoch) {
       std::vector<int64_t> seen;
       for (int64_t step = epoch * steps; step < (epoch + 1) * steps; ++step) {
@@ -92,7 +95,7 @@ TEST_P(SamplerPartitionTest, RanksCutEveryBatchWithoutOverlapPaddingOrRepeats) {
           EXPECT_EQ(plan.step, step);
           EXPECT_EQ(plan.epoch, epoch);
           EXPECT_EQ(plan.first_sample, position);
-          EXPECT_LE(std::ssize(plan.samples), sampler.local_batch_max());
+          sizes.insert(std::ssize(plan.samples));
           EXPECT_EQ(plan.global_count, std::min(global_batch, sample_count - (step - epoch * steps) * global_batch));
           // No rank has two samples more than another.
           EXPECT_GE(std::ssize(plan.samples), plan.global_count / world_size);
@@ -105,6 +108,9 @@ TEST_P(SamplerPartitionTest, RanksCutEveryBatchWithoutOverlapPaddingOrRepeats) {
       EXPECT_EQ(seen, order == Sampler::Order::kSequential ? Iota(sample_count)
                                                            : Sampler::Permutation(sample_count, 3, epoch));
     }
+    EXPECT_EQ(ranks[0].local_batch_max(), *sizes.begin());
+    sizes.erase(0);
+    EXPECT_THAT(ranks[0].ShareSizes(), testing::ElementsAreArray(sizes));
   }
 }
 

@@ -44,7 +44,10 @@ class FailingExchange final : public GradientExchange, private Snapshots {
   struct Seen {
     size_t longest_sum = 0;
     std::vector<WorkPhase> evaluation_phases;  // in which sums of an evaluation were awaited
+    std::vector<int64_t> side_value_steps;     // of the snapshots that got side values
+    std::vector<int64_t> read_steps;           // of the snapshots whose state was read
     bool has_finished = false;
+    bool has_left = false;
   };
   FailingExchange(int64_t failing_step, const ProgressState* state, std::vector<double> side_values, Seen* seen)
       : failing_step_(failing_step),
@@ -78,12 +81,17 @@ class FailingExchange final : public GradientExchange, private Snapshots {
   ExchangeCounters counters() const override { return inner_->counters(); }
 
  private:
-  void SubmitSideValues(int64_t, const std::vector<double>&) override {}
+  void SubmitSideValues(int64_t step, const std::vector<double>&) override { seen_->side_value_steps.push_back(step); }
   absl::StatusOr<std::vector<double>> FetchSideValues() override { return side_values_; }
-  void BeginRead(int64_t, const std::shared_ptr<std::vector<std::vector<float>>>&) override {}
+  void BeginRead(int64_t step, const std::shared_ptr<std::vector<std::vector<float>>>&) override {
+    seen_->read_steps.push_back(step);
+  }
   bool HasRead() override { return true; }
   absl::Status AwaitRead() override { return absl::OkStatus(); }
-  absl::Status Leave() override { return absl::OkStatus(); }
+  absl::Status Leave() override {
+    seen_->has_left = true;
+    return absl::OkStatus();
+  }
 
   const int64_t failing_step_;
   const ProgressState* const state_;
@@ -124,17 +132,20 @@ class TrainerTest : public testing::Test {
                    .value();
     const auto exchange = std::make_unique<FailingExchange>(failing_step_, &state_, side_values_, &seen_);
     CheckpointWriter writer(options_.checkpoint_deadline);
-    std::vector<int> leaf_owners;
-    if (segment_.has_value()) leaf_owners = segment_->leaf_owners;
     const auto step = CreateCpuTrainingStep({.network = network.get(),
                                              .exchange = exchange.get(),
                                              .buckets = &buckets_,
                                              .rank = 0,
                                              .micro_batches = static_cast<int>(options_.micro_batches),
-                                             .leaf_owners = leaf_owners,
+                                             .leaf_owners = segment_.leaf_owners,
                                              .exchange_part = StepPart::kOptimizer},
                                             device.get())
                           .value();
+    segment_.stop = [this] {
+      const int64_t next_step = asked_++;
+      if (std::ranges::count(periodic_, next_step) > 0) AwaitSaved(next_step);
+      return next_step == stop_at_;
+    };
     return starring::Train({.worker = &options_,
                             .data = &data,
                             .network = network.get(),
@@ -142,30 +153,19 @@ class TrainerTest : public testing::Test {
                             .buckets = &buckets_,
                             .step = step.get(),
                             .checkpoint_writer = &writer,
-                            .stop_requested =
-                                [this] {
-                                  const int64_t next_step = asked_++;
-                                  if (std::ranges::count(periodic_, next_step) > 0) AwaitSaved(next_step);
-                                  return next_step == stop_at_;
-                                },
                             .report = report_,
                             .state = &state_,
-                            .segment = segment_.has_value() ? &*segment_ : nullptr});
+                            .segment = segment_});
   }
 
   // From here on, Train() is a generation's, with two leaves.
   void BeElastic(int64_t first_step) {
     options_.micro_batches = 2;
-    segment_ = Segment{.number = first_step > 0 ? 2 : 1,
-                       .first_step = first_step,
-                       .from_snapshot = first_step > 0,
-                       .snapshot_every = 4,
-                       .leaf_owners = {0, 0},
-                       .stop = [] { return false; },
-                       .on_step = [](int64_t, double, double) {},
-                       .on_leaf = [] {},
-                       .is_over = [] { return false; },
-                       .check_loss = [](int64_t, double) { return absl::OkStatus(); }};
+    segment_ = {.number = first_step > 0 ? 2 : 1,
+                .first_step = first_step,
+                .from_snapshot = first_step > 0,
+                .snapshot_every = 3,
+                .leaf_owners = {0, 0}};
   }
 
   // Trains `model` as one of the two ranks of `ring`. Returns the network's buffers afterwards, and fills `trained`.
@@ -197,7 +197,6 @@ class TrainerTest : public testing::Test {
                                          .buckets = &buckets,
                                          .step = step.get(),
                                          .checkpoint_writer = &writer,
-                                         .stop_requested = [] { return false; },
                                          .report = [](const TrainResult&) { return absl::OkStatus(); }});
     EXPECT_TRUE(result.ok()) << result.status();
     EXPECT_TRUE(exchange.Release());
@@ -230,7 +229,7 @@ class TrainerTest : public testing::Test {
   int64_t failing_step_ = -1;
   FailingExchange::Seen seen_;
   ProgressState state_;
-  std::optional<Segment> segment_;
+  Segment segment_;
   std::vector<double> side_values_;  // of the snapshot with which the generation begins
   std::function<absl::Status(const TrainResult&)> report_ = [](const TrainResult&) { return absl::OkStatus(); };
   int64_t stop_at_ = -1;
@@ -284,6 +283,69 @@ TEST_F(TrainerTest, ARunThatIsOverSavesNothingAgain) {
   EXPECT_THAT(SavedSteps(), ElementsAre(20));
 }
 
+TEST_F(TrainerTest, ARunWithoutGenerationsStopsAtOnce) {
+  stop_at_ = 0;
+  const auto result = Train();
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_TRUE(result->stopped_early);
+  EXPECT_FALSE(result->segment_over);
+  EXPECT_EQ(result->steps, 0);
+  EXPECT_EQ(result->generation, 0);
+  EXPECT_TRUE(seen_.has_finished);
+  EXPECT_THAT(seen_.side_value_steps, IsEmpty()) << "this run has no snapshots";
+  EXPECT_THAT(seen_.read_steps, IsEmpty());
+}
+
+TEST_F(TrainerTest, AGenerationIsSavedAndStopsAtSnapshots) {
+  BeElastic(0);
+  options_.checkpoint_every_steps = 2;
+  stop_at_ = 0;
+  const auto result = Train();
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_TRUE(result->segment_over);
+  EXPECT_FALSE(result->stopped_early);
+  EXPECT_EQ(result->next_step, 3);
+  EXPECT_THAT(seen_.side_value_steps, ElementsAre(3));
+  EXPECT_THAT(seen_.read_steps, ElementsAre(3));
+  EXPECT_THAT(SavedSteps(), ElementsAre(3)) << "the checkpoint that is due at step 2 waits for a snapshot";
+  EXPECT_TRUE(seen_.has_left);
+  EXPECT_FALSE(seen_.has_finished);
+}
+
+TEST_F(TrainerTest, AGenerationTrainsAStepBeforeItStops) {
+  BeElastic(3);
+  side_values_ = ToValues({});
+  options_.checkpoint_dir = "";
+  stop_at_ = 0;
+  const auto result = Train();
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->next_step, 4) << "the end of the epoch has a snapshot";
+  EXPECT_TRUE(result->segment_over);
+}
+
+TEST_F(TrainerTest, AGenerationThatEndsTheRunTrainsNoStep) {
+  BeElastic(3);
+  side_values_ = ToValues({});
+  segment_.ends_run = true;
+  const auto result = Train();
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_TRUE(result->stopped_early);
+  EXPECT_EQ(result->steps, 0);
+  EXPECT_EQ(result->generation, 2);
+  EXPECT_THAT(SavedSteps(), ElementsAre(3));
+  EXPECT_TRUE(seen_.has_finished);
+}
+
+TEST_F(TrainerTest, AGenerationRefusesTheCheckpointOfAnotherStep) {
+  options_.max_steps = 4;
+  BeElastic(0);
+  ASSERT_TRUE(Train().ok());
+  options_.resume = true;
+  const auto result = Train();
+  EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(result.status().message()), HasSubstr("is of step 4, the run began at step 0"));
+}
+
 TEST_F(TrainerTest, AGenerationSavesWhatTheOneBeforeHasTrained) {
   BeElastic(20);
   RunHistory history;
@@ -308,7 +370,7 @@ TEST_F(TrainerTest, WhoWaitsForOthersAfterAnEvaluationDoesNotEvaluate) {
 TEST_F(TrainerTest, AnEvaluationEndsWithItsGeneration) {
   BeElastic(0);
   options_.checkpoint_dir = "";
-  segment_->is_over = [] { return true; };
+  segment_.is_over = [] { return true; };
   const auto result = Train();
   EXPECT_EQ(result.status().code(), absl::StatusCode::kUnavailable) << result.status();
   EXPECT_THAT(seen_.evaluation_phases, IsEmpty());
@@ -317,7 +379,7 @@ TEST_F(TrainerTest, AnEvaluationEndsWithItsGeneration) {
 TEST_F(TrainerTest, AStepThatHasAnotherLossThanBeforeEndsTheRun) {
   BeElastic(0);
   options_.checkpoint_dir = "";
-  segment_->check_loss = [](int64_t step, double) {
+  segment_.check_loss = [](int64_t step, double) {
     return step < 2 ? absl::OkStatus() : absl::InternalError("another loss");
   };
   EXPECT_EQ(Train().status().message(), "another loss");
