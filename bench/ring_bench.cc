@@ -217,12 +217,12 @@ Result MeasureExchange(const std::string& sync, int64_t bytes, const MpiRuntime&
       for (int b = 0; b < buckets; ++b) {
         const ElementRange range = job.buckets.bucket(b);
         exchange.Submit(
-            {.step = step, .bucket = b, .gradient = gradient.subspan(range.begin, range.size()), .node = node});
+            {.round = step, .bucket = b, .gradient = gradient.subspan(range.begin, range.size()), .node = node});
       }
     }
     for (int b = 0; b < buckets; ++b) {
       const ElementRange range = job.buckets.bucket(b);
-      exchange.Submit({.step = step, .bucket = b, .gradient = gradient.subspan(range.begin, range.size())});
+      exchange.Submit({.round = step, .bucket = b, .gradient = gradient.subspan(range.begin, range.size())});
       if (compute_us > 0) computation.Run(compute_us / buckets);
     }
     // Buckets are awaited in the order in which forward needs them: the last bucket has the first layers.

@@ -224,7 +224,7 @@ int WorkerProcess(int rank, int64_t bytes, Place& place, Row* row) {
     const Clock::time_point start = Clock::now();
     for (int b = 0; b < job.buckets.bucket_count(); ++b) {
       const ElementRange range = job.buckets.bucket(b);
-      exchange->Submit({.step = step, .bucket = b, .gradient = gradient.subspan(range.begin, range.size())});
+      exchange->Submit({.round = step, .bucket = b, .gradient = gradient.subspan(range.begin, range.size())});
       if (compute_us > 0) computation.Run(compute_us / job.buckets.bucket_count());
     }
     // Buckets are awaited in the order in which forward needs them: the last bucket has the first layers.

@@ -2,11 +2,13 @@
 // three implementations: local; star, whose servers are reached over gRPC; and peer, among ranks (the ring, a star with
 // or without servers, MPI's allreduce). README.md in this folder compares them.
 //
-// A run calls Start, then for each step Submit and Await for every bucket, then Finish. After an error of any call,
-// only Abort, Release and destruction may follow.
+// A *round* exchanges every bucket once. A run calls Start, then for each round Submit and Await for every bucket, then
+// Finish. After an error of any call, only Abort, Release and destruction may follow. Rounds are numbered without gaps.
+// The first one is JobSpec::first_step, which counts the updates that the parameters have had. The steps of training
+// have numbers of their own: RoundOf (worker/step/in_flight_buckets.h) says which round ends a step.
 //
-// Threads: the trainer's thread makes all calls. Between Submit(step, b) and the return of Await(step, b) the exchange
-// reads the gradient span of bucket b and writes the parameters of bucket b; the trainer touches neither.
+// Threads: the trainer's thread makes all calls. Between Submit(round, b) and the return of Await(round, b) the
+// exchange reads the gradient span of bucket b and writes the parameters of bucket b; the trainer touches neither.
 #ifndef STARRING_WORKER_EXCHANGE_GRADIENT_EXCHANGE_H_
 #define STARRING_WORKER_EXCHANGE_GRADIENT_EXCHANGE_H_
 
@@ -62,7 +64,7 @@ struct ExchangeFacts {
 
 // One gradient of one bucket.
 struct Submission {
-  int64_t step = 0;
+  int64_t round = 0;
   int bucket = 0;
   std::span<const float> gradient;  // the bucket's elements
   // Which node of this worker's share (JobSpec::micro_batches). The last one, which is the only one without
@@ -110,17 +112,17 @@ class GradientExchange {
   virtual const ExchangeMemory& memory() const;
 
   // The gradient of a bucket is complete. Does not wait for other processes. Buckets are submitted in ascending order,
-  // every bucket once a step. The gradients of all nodes stay unchanged until Await(step, bucket) has returned. An
+  // every bucket once a round. The gradients of all nodes stay unchanged until Await(round, bucket) has returned. An
   // error is returned by Await. REQUIRES: an exchange that takes micro-batches, if the share has several nodes.
   virtual void Submit(const Submission& submission) = 0;
 
-  // Returns when the parameters of `bucket` are those that step + 1 reads. Must be called once for every Submit.
-  virtual absl::Status Await(int64_t step, int bucket) = 0;
+  // Returns when the parameters of `bucket` have the update of `round`. Must be called once for every Submit.
+  virtual absl::Status Await(int64_t round, int bucket) = 0;
 
-  // From `step` on, the parameter vector is cut in these buckets; no bit changes. Collective: every worker gives the
+  // From `round` on, the parameter vector is cut in these buckets; no bit changes. Collective: every worker gives the
   // same. Unimplemented, before anything is changed, by an exchange that cannot. REQUIRES: no bucket is in flight, and
-  // step - 1 was the last that was submitted.
-  virtual absl::Status UseBuckets(const BucketMap& /*buckets*/, int64_t /*step*/) {
+  // round - 1 was the last that was submitted.
+  virtual absl::Status UseBuckets(const BucketMap& /*buckets*/, int64_t /*round*/) {
     return absl::UnimplementedError("this exchange keeps to the buckets of its start: give --bucket_bytes a number");
   }
 

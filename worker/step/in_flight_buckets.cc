@@ -36,7 +36,7 @@ absl::Status InFlightBuckets::Await(ElementRange range, StepTimer& timer,
     if (timer.progress() != nullptr) timer.progress()->set_bucket(b);
     {
       const TraceSpan span(timer.track(), "wait", {.step = submitted_step_[b], .bucket = b});
-      RETURN_IF_ERROR(options_.exchange->Await(submitted_step_[b], b));
+      RETURN_IF_ERROR(options_.exchange->Await(RoundOf(submitted_step_[b]), b));
     }
     // The mark changes before `arrived`, which may fail: the bucket is no longer the exchange's either way.
     submitted_step_[b] = -1;
@@ -83,12 +83,13 @@ void InFlightBuckets::SubmitFrom(int64_t begin, int64_t step, std::span<const fl
     const std::span<const float> gradient = gradients.subspan(range.begin, range.size());
     if (!node.is_last) {
       // The forward of the next node reads the same parameters, and must not wait for new ones.
-      options_.exchange->Submit({.step = step, .bucket = next_bucket_, .gradient = gradient, .node = node.number});
+      options_.exchange->Submit(
+          {.round = RoundOf(step), .bucket = next_bucket_, .gradient = gradient, .node = node.number});
       continue;
     }
     // Submit returns at once and reports no error. The mark is what makes Await ask for the bucket, and for its error.
     submitted_step_[next_bucket_] = step;
-    options_.exchange->Submit({.step = step, .bucket = next_bucket_, .gradient = gradient});
+    options_.exchange->Submit({.round = RoundOf(step), .bucket = next_bucket_, .gradient = gradient});
   }
   timer.Enter(outer);
 }

@@ -26,6 +26,10 @@ struct ShareNode {
   bool is_last = true;  // of the share: its buckets are awaited, and those of the others with them
 };
 
+// The round of the exchange in which `step` of the training is summed: every step is a round. This is the one place
+// where steps become rounds.
+inline int64_t RoundOf(int64_t step) { return step; }
+
 class InFlightBuckets {
  public:
   struct Options {

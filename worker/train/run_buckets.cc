@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "common/base/status.h"
+#include "worker/step/in_flight_buckets.h"
 
 namespace starring {
 
@@ -45,7 +46,7 @@ absl::Status RunBuckets::AfterStep(absl::Duration time, int64_t next_step) {
   }
   current_ = trial_->buckets();
   if (is_measured) trial_.reset();
-  RETURN_IF_ERROR(options_.exchange->UseBuckets(current_, next_step));
+  RETURN_IF_ERROR(options_.exchange->UseBuckets(current_, RoundOf(next_step)));
   options_.step->UseBuckets(current_);
   return absl::OkStatus();
 }

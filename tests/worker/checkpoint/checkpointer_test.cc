@@ -343,7 +343,7 @@ TEST_F(CheckpointerTest, StateThatIsNotFiniteIsNotSaved) {
     for (int b = 0; b < rank->buckets.bucket_count(); ++b) {
       const ElementRange range = rank->buckets.bucket(b);
       rank->exchange->Submit(
-          {.step = 0, .bucket = b, .gradient = std::span(gradient).subspan(range.begin, range.size())});
+          {.round = 0, .bucket = b, .gradient = std::span(gradient).subspan(range.begin, range.size())});
     }
     for (int b = 0; b < rank->buckets.bucket_count(); ++b) EXPECT_EQ(rank->exchange->Await(0, b), absl::OkStatus());
     rank->parameters.assign(rank->parameters.size(), 1.0f);  // as if the momentum alone had overflowed

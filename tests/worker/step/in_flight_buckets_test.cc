@@ -22,14 +22,14 @@ class RecordingExchange : public GradientExchange {
   absl::Status Start(const JobSpec&, std::span<float>) override { return absl::OkStatus(); }
   void Submit(const Submission& submission) override {
     if (submission.node != Submission::kLastNode) {
-      nodes.emplace_back(submission.step, submission.bucket, submission.node);
+      nodes.emplace_back(submission.round, submission.bucket, submission.node);
       return;
     }
-    submitted.emplace_back(submission.step, submission.bucket);
+    submitted.emplace_back(submission.round, submission.bucket);
     sizes.push_back(std::ssize(submission.gradient));
   }
-  absl::Status Await(int64_t step, int bucket) override {
-    awaited.emplace_back(step, bucket);
+  absl::Status Await(int64_t round, int bucket) override {
+    awaited.emplace_back(round, bucket);
     return absl::OkStatus();
   }
   absl::Status Sum(SumPurpose, std::span<double>) override { return absl::OkStatus(); }

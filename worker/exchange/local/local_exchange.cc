@@ -43,12 +43,12 @@ class LocalExchange final : public GradientExchange {
   // The optimizer runs here and not in Await: the gradient has just been written and is still in the cache.
   void Submit(const Submission& submission) override {
     CHECK(owned_.has_value()) << "the training step applies the optimizer";
-    CHECK_EQ(submission.node, Submission::kLastNode) << "this exchange takes one gradient a step";
+    CHECK_EQ(submission.node, Submission::kLastNode) << "this exchange takes one gradient a round";
     const ElementRange range = buckets_.bucket(submission.bucket);
-    const TraceSpan span(track_, "apply", {.step = submission.step, .bucket = submission.bucket});
+    const TraceSpan span(track_, "apply", {.step = submission.round, .bucket = submission.bucket});
     const auto start = std::chrono::steady_clock::now();
     // The update is in place: no other process reads the old parameters, so Await has nothing to wait for.
-    owned_->Apply({.step = submission.step,
+    owned_->Apply({.step = submission.round,
                    .bucket = submission.bucket,
                    .range = range,
                    .sum = submission.gradient,

@@ -294,21 +294,21 @@ void PeerExchange::Submit(const Submission& submission) {
   if (is_last) {
     pump_.CountCall();
     ++unawaited_count_;
-    machine_->Submit(submission.step, submission.bucket, submission.gradient);
+    machine_->Submit(submission.round, submission.bucket, submission.gradient);
   } else {
-    machine_->SubmitNode(submission.step, submission.bucket, submission.node, submission.gradient);
+    machine_->SubmitNode(submission.round, submission.bucket, submission.node, submission.gradient);
   }
   // The first messages leave now, not at the background thread's next visit. An error stays in the pump.
   (void)pump_.Pump();
   if (is_last) EndCall(2 * submission.bucket);
 }
 
-absl::Status PeerExchange::Await(int64_t step, int bucket) {
+absl::Status PeerExchange::Await(int64_t round, int bucket) {
   TrainerDrives drive(*this);
   // The bucket may not be in flight: Submit does nothing after a failure.
   if (!pump_.failure().ok()) return pump_.failure();
   RETURN_IF_ERROR(WaitUntil([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return machine_->IsReady(bucket); },
-                            absl::StrCat("step ", step, ", bucket ", bucket)));
+                            absl::StrCat("step ", round, ", bucket ", bucket)));
   if (--unawaited_count_ == 0) SeeOff();
   EndCall(2 * bucket + 1);
   return absl::OkStatus();

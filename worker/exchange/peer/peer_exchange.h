@@ -81,10 +81,10 @@ class PeerExchange final : public GradientExchange {
   absl::Status Start(const JobSpec& job, std::span<float> parameters) override;
   const ExchangeMemory& memory() const override { return trainers_memory_; }
   void Submit(const Submission& submission) override;
-  absl::Status Await(int64_t step, int bucket) override;
+  absl::Status Await(int64_t round, int bucket) override;
   // Unimplemented if parameters are in GPU memory, which the training step refers to, or at servers, which cut them
   // when the workers join.
-  absl::Status UseBuckets(const BucketMap& buckets, int64_t step) override;
+  absl::Status UseBuckets(const BucketMap& buckets, int64_t round) override;
   absl::Status Sum(SumPurpose purpose, std::span<double> values) override;
   absl::Status GatherOptimizerState(std::span<const std::span<float>> state) override;
   void Abort(const absl::Status& why) override;

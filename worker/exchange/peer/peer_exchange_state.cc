@@ -13,7 +13,7 @@
 
 namespace starring {
 
-absl::Status PeerExchange::UseBuckets(const BucketMap& buckets, int64_t step) {
+absl::Status PeerExchange::UseBuckets(const BucketMap& buckets, int64_t round) {
   TrainerDrives drive(*this);
   CHECK(machine_ != nullptr) << "UseBuckets before Start";
   if (!own_parameters_.empty()) {
@@ -32,7 +32,7 @@ absl::Status PeerExchange::UseBuckets(const BucketMap& buckets, int64_t step) {
   if (way_.shares_memory) RETURN_IF_ERROR(ShareMovingState());
   earlier_ = CountersOfAllMachines();
   job_.buckets = buckets;
-  job_.first_step = step;
+  job_.first_step = round;
   RETURN_IF_ERROR(CreateHostOwner());
   owner_->CopyStateIn(std::vector<std::span<const float>>(moving_state_.begin(), moving_state_.end()));
   moving_state_ = {};

@@ -50,7 +50,7 @@ class StarExchange final : public GradientExchange, private Snapshots {
   absl::Status Start(const JobSpec& job, std::span<float> parameters) override;
   const ExchangeMemory& memory() const override { return memory_; }
   void Submit(const Submission& submission) override;
-  absl::Status Await(int64_t step, int bucket) override;
+  absl::Status Await(int64_t round, int bucket) override;
   absl::Status Sum(SumPurpose purpose, std::span<double> values) override;
   absl::Status GatherOptimizerState(std::span<const std::span<float>> state) override;
   void Abort(const absl::Status& why) override;
@@ -238,7 +238,7 @@ void StarExchange::Submit(const Submission& submission) {
   }
   std::vector<std::unique_ptr<StarRequest>> requests;
   ForEachSlice(bucket, [&](int shard, ElementRange slice) {
-    requests.push_back(MakeRequest(ExchangeMessage::GRADIENT, shard, submission.step, bucket));
+    requests.push_back(MakeRequest(ExchangeMessage::GRADIENT, shard, submission.round, bucket));
     // With shared memory the payload does not travel. Lane::WriteNext only counts it.
     StarRequest& request = *requests.back();
     request.fields.set_node(node);

@@ -25,7 +25,7 @@ TEST(LocalExchange, GivesTheReferencesBitsAndState) {
       const std::vector<float> gradient = job.Gradient(0, step);
       for (int b = 0; b < spec.buckets.bucket_count(); ++b) {
         const ElementRange range = spec.buckets.bucket(b);
-        exchange->Submit({.step = step,
+        exchange->Submit({.round = step,
                           .bucket = b,
                           .gradient = std::span<const float>(gradient).subspan(range.begin, range.size())});
         EXPECT_TRUE(exchange->Await(step, b).ok());
@@ -64,7 +64,7 @@ TEST(LocalExchange, KeepsNoStateForAStepThatAppliesTheOptimizer) {
   std::vector<float> parameters = job.InitialParameters();
   const auto exchange = CreateLocalExchange(nullptr, LocalUpdates::kTrainingStep);
   ASSERT_TRUE(exchange->Start(job.Spec(0), parameters).ok());
-  EXPECT_DEATH((exchange->Submit({.step = 0, .bucket = 0, .gradient = parameters})),
+  EXPECT_DEATH((exchange->Submit({.round = 0, .bucket = 0, .gradient = parameters})),
                "the training step applies the optimizer");
   EXPECT_TRUE(exchange->Finish().ok());
 }

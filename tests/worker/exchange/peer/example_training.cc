@@ -26,7 +26,7 @@ absl::Status TrainStep(const ExampleTraining& training, const JobSpec& spec, int
     }
     for (int b = 0; b < spec.buckets.bucket_count(); ++b) {
       const ElementRange range = spec.buckets.bucket(b);
-      exchange.Submit({.step = step,
+      exchange.Submit({.round = step,
                        .bucket = b,
                        .gradient = gradient.subspan(range.begin, range.size()),
                        .node = is_last ? Submission::kLastNode : node});

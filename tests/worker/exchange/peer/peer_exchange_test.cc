@@ -204,7 +204,7 @@ TEST(PeerExchange, LongStateTravelsInSegments) {
       std::vector<float> parameters = job.InitialParameters();
       const std::vector<float> gradient = job.Gradient(rank, 0);
       CHECK_OK(exchange.Start(job.Spec(rank), parameters));
-      exchange.Submit({.step = 0, .bucket = 0, .gradient = gradient});
+      exchange.Submit({.round = 0, .bucket = 0, .gradient = gradient});
       CHECK_OK(exchange.Await(0, 0));
       std::vector<std::vector<float>> gathered(state.size(), std::vector<float>(parameters.size()));
       const std::vector<std::span<float>> spans(gathered.begin(), gathered.end());
@@ -315,7 +315,7 @@ TEST(PeerExchange, AwaitReturnsAFailureThatCameBeforeItsSubmit) {
   std::vector<double> value(1);
   EXPECT_FALSE(exchanges[0]->Sum(SumPurpose::kStopVote, value).ok());
   const std::vector<float> gradient = job.Gradient(0, 0);
-  exchanges[0]->Submit({.step = 0, .bucket = 0, .gradient = gradient});
+  exchanges[0]->Submit({.round = 0, .bucket = 0, .gradient = gradient});
   EXPECT_THAT(std::string(exchanges[0]->Await(0, 0).message()), HasSubstr("rank 1 gave up: enough"));
   other.join();
 }
@@ -500,7 +500,7 @@ TEST(PeerExchange, GetsOnWhileTheTrainerComputes) {
       std::vector<float> parameters = job.InitialParameters();
       const std::vector<float> gradient = job.Gradient(rank, 0);
       CHECK_OK(exchange.Start(job.Spec(rank), parameters));
-      exchange.Submit({.step = 0, .bucket = 0, .gradient = gradient});
+      exchange.Submit({.round = 0, .bucket = 0, .gradient = gradient});
       // No call until the background threads have done all the work.
       const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
       while (exchange.counters().bytes_sent < job.element_count * 4 && std::chrono::steady_clock::now() < deadline) {

@@ -103,7 +103,7 @@ void RunLateStep(const ExampleJob& job, PeerExchange& exchange, int rank, Outcom
       const std::span<const float> gradient = outcome.gradients[node];
       for (int b = 0; b < spec.buckets.bucket_count(); ++b) {
         const ElementRange range = spec.buckets.bucket(b);
-        exchange.Submit({.step = 0,
+        exchange.Submit({.round = 0,
                          .bucket = b,
                          .gradient = gradient.subspan(range.begin, range.size()),
                          .node = node + 1 == std::ssize(outcome.gradients) ? Submission::kLastNode : node});

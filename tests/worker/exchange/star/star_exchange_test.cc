@@ -169,7 +169,7 @@ TEST(StarExchangeTest, TheEndOfAGenerationCutsNoOlderConnection) {
     for (int b = 0; b < job.buckets.bucket_count(); ++b) {
       const ElementRange range = job.buckets.bucket(b);
       (*exchange)->Submit(
-          {.step = step, .bucket = b, .gradient = std::span(parameters).subspan(range.begin, range.size())});
+          {.round = step, .bucket = b, .gradient = std::span(parameters).subspan(range.begin, range.size())});
     }
     for (int b = 0; b < job.buckets.bucket_count() && status.ok(); ++b) status = (*exchange)->Await(step, b);
   }
@@ -190,7 +190,7 @@ TEST(StarExchangeTest, AGradientMayBeOutsideTheSharedMemory) {
   for (int b = 0; b < job.buckets.bucket_count(); ++b) {
     const ElementRange range = job.buckets.bucket(b);
     exchange->Submit(
-        {.step = 0, .bucket = b, .gradient = std::span<const float>(gradient).subspan(range.begin, range.size())});
+        {.round = 0, .bucket = b, .gradient = std::span<const float>(gradient).subspan(range.begin, range.size())});
     ASSERT_TRUE(exchange->Await(0, b).ok());
   }
   ASSERT_TRUE(exchange->Finish().ok());

@@ -528,7 +528,8 @@ TEST(StarFaultTest, AServerThatHangsInTheMiddleOfASliceIsNamedWithinTheDeadlineT
   const absl::Time begin = absl::Now();
   for (int b = 0; b < job.buckets.bucket_count(); ++b) {
     const ElementRange range = job.buckets.bucket(b);
-    exchange->Submit({.step = kSteps, .bucket = b, .gradient = std::span(gradient).subspan(range.begin, range.size())});
+    exchange->Submit(
+        {.round = kSteps, .bucket = b, .gradient = std::span(gradient).subspan(range.begin, range.size())});
   }
   const absl::Status status = exchange->Await(kSteps, 0);
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;

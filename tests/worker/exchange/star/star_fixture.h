@@ -67,7 +67,7 @@ inline absl::Status TrainSteps(GradientExchange* exchange, const JobSpec& job, i
     for (size_t i = 0; i < values.size(); ++i) values[i] = gradient(job.rank, step, static_cast<int64_t>(i));
     for (int b = 0; b < job.buckets.bucket_count(); ++b) {
       const ElementRange range = job.buckets.bucket(b);
-      exchange->Submit({.step = step, .bucket = b, .gradient = values.subspan(range.begin, range.size())});
+      exchange->Submit({.round = step, .bucket = b, .gradient = values.subspan(range.begin, range.size())});
     }
     for (int b = job.buckets.bucket_count() - 1; b >= 0; --b) {
       if (absl::Status status = exchange->Await(step, b); !status.ok()) return status;

@@ -74,7 +74,7 @@ absl::Status RunRank(const Training& training, std::unique_ptr<MpiTransport> tra
     }
     for (int b = 0; b < spec.buckets.bucket_count(); ++b) {
       const ElementRange range = spec.buckets.bucket(b);
-      exchange.Submit({.step = step, .bucket = b, .gradient = gradient.subspan(range.begin, range.size())});
+      exchange.Submit({.round = step, .bucket = b, .gradient = gradient.subspan(range.begin, range.size())});
     }
     for (int b = spec.buckets.bucket_count() - 1; b >= 0; --b) RETURN_IF_ERROR(exchange.Await(step, b));
   }
