@@ -125,11 +125,9 @@ std::unique_ptr<Transport> ConnectOverTcp(int rank, Place& place) {
                                   .server_count = servers,
                                   .rendezvous = absl::GetFlag(FLAGS_rendezvous),
                                   .token = security.rank_key};
-  if (security.tls.has_value()) {
-    auto tls = MakeTlsContext(*security.tls);
-    CHECK_OK(tls);
-    options.tls = *std::move(tls);
-  }
+  auto tls = TlsContextOf(security);
+  CHECK_OK(tls);
+  options.tls = *std::move(tls);
   if (place.listener.has_value()) {
     options.rendezvous = place.listener->address();
     if (rank == 0) options.listener = std::move(place.listener);

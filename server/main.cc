@@ -105,10 +105,7 @@ absl::Status ServeAsRank(const ServerOptions& options) {
       if (!has_job) _exit(kExitOk);
     });
   }).detach();
-  std::shared_ptr<const TlsContext> tls;
-  if (options.security.tls.has_value()) {
-    ASSIGN_OR_RETURN(tls, MakeTlsContext(*options.security.tls));
-  }
+  ASSIGN_OR_RETURN(std::shared_ptr<const TlsContext> tls, TlsContextOf(options.security));
   const int rank = options.world_size + options.shard;
   std::printf("meeting the workers at %s, as rank %d\n", options.rendezvous.c_str(), rank);
   std::fflush(stdout);

@@ -135,10 +135,7 @@ int64_t UnexpectedBytesMax(const WorkerOptions& options) {
 
 // How the ranks of --transport=tcp find each other.
 absl::StatusOr<TcpRendezvousOptions> MakeRendezvousOptions(const WorkerOptions& options) {
-  std::shared_ptr<const TlsContext> tls;
-  if (options.security.tls.has_value()) {
-    ASSIGN_OR_RETURN(tls, MakeTlsContext(*options.security.tls));
-  }
+  ASSIGN_OR_RETURN(std::shared_ptr<const TlsContext> tls, TlsContextOf(options.security));
   return TcpRendezvousOptions{.rank = options.rank,
                               .world_size = options.world_size + options.server_ranks,
                               .server_count = options.server_ranks,

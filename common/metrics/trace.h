@@ -116,6 +116,13 @@ inline TraceTrack* AddTrack(Trace* trace, TraceTrack::Options options) {
   return trace == nullptr ? nullptr : trace->AddTrack(std::move(options));
 }
 
+// Adds a flight that ends now. No effect if `track` is null.
+inline void AddFlight(TraceTrack* track, const char* name, int64_t begin_ns, const TraceLabels& labels) {
+  if (track == nullptr) return;
+  track->Add(
+      {.name = name, .kind = TraceEvent::Kind::kFlight, .begin_ns = begin_ns, .end_ns = TraceNow(), .labels = labels});
+}
+
 // Adds a span that lasts from construction to destruction.
 class TraceSpan {
  public:

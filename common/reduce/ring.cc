@@ -162,13 +162,7 @@ void Ring::OnCompletion(uint64_t operation) {
 
 void Ring::CountReady(InFlight& in_flight) {
   if (--in_flight.unready > 0) return;
-  if (options_.track != nullptr) {
-    options_.track->Add({.name = "exchange",
-                         .kind = TraceEvent::Kind::kFlight,
-                         .begin_ns = in_flight.submitted_ns,
-                         .end_ns = TraceNow(),
-                         .labels = in_flight.sum.labels});
-  }
+  AddFlight(options_.track, "exchange", in_flight.submitted_ns, in_flight.sum.labels);
   sink_.OnReady(in_flight.sum);
 }
 
@@ -315,11 +309,7 @@ void Ring::TraceFlight(Group& group, Operation operation) {
   const bool sends = operation.phase == Phase::kReduceSend || operation.phase == Phase::kGatherSend;
   TraceLabels labels = group.in_flight->sum.labels;
   labels.peer = sends ? (rank_ + 1) % rank_count_ : Left(1);
-  options_.track->Add({.name = sends ? "send" : "receive",
-                       .kind = TraceEvent::Kind::kFlight,
-                       .begin_ns = PostedNs(group, operation),
-                       .end_ns = TraceNow(),
-                       .labels = labels});
+  AddFlight(options_.track, sends ? "send" : "receive", PostedNs(group, operation), labels);
 }
 
 }  // namespace starring

@@ -348,13 +348,7 @@ void Star::OnAnswerSent(int index, int rank) {
 
 void Star::CountReady(InFlight& in_flight) {
   if (--in_flight.unready > 0) return;
-  if (options_.track != nullptr) {
-    options_.track->Add({.name = "exchange",
-                         .kind = TraceEvent::Kind::kFlight,
-                         .begin_ns = in_flight.submitted_ns,
-                         .end_ns = TraceNow(),
-                         .labels = in_flight.sum.labels});
-  }
+  AddFlight(options_.track, "exchange", in_flight.submitted_ns, in_flight.sum.labels);
   sink_.OnReady(in_flight.sum);
   EndIfDone(in_flight);
 }
@@ -404,11 +398,7 @@ void Star::TraceFlight(const StarSum& sum, int rank, Operation operation) {
   const bool sends = operation.kind == Kind::kContributionSend || operation.kind == Kind::kAnswerSend;
   TraceLabels labels = sum.labels;
   labels.peer = rank;
-  options_.track->Add({.name = sends ? "send" : "receive",
-                       .kind = TraceEvent::Kind::kFlight,
-                       .begin_ns = PostedNs(operation),
-                       .end_ns = TraceNow(),
-                       .labels = labels});
+  AddFlight(options_.track, sends ? "send" : "receive", PostedNs(operation), labels);
 }
 
 }  // namespace starring

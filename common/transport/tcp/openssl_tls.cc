@@ -358,4 +358,9 @@ absl::StatusOr<std::shared_ptr<const TlsContext>> MakeTlsContext(const Transport
   return std::make_shared<const OpensslContext>(std::move(context), records_per_key);
 }
 
+absl::StatusOr<std::shared_ptr<const TlsContext>> TlsContextOf(const TransportSecurity& security) {
+  if (!security.tls.has_value()) return nullptr;
+  return MakeTlsContext(*security.tls);
+}
+
 }  // namespace starring

@@ -25,6 +25,8 @@ inline constexpr int64_t kTlsRecordsPerKey = int64_t{1} << 23;
 // Shared: every connection that is being opened keeps it.
 absl::StatusOr<std::shared_ptr<const TlsContext>> MakeTlsContext(const TransportSecurity::Tls& tls,
                                                                  int64_t records_per_key = kTlsRecordsPerKey);
+// The same for connections by `security`; null if they are not encrypted.
+absl::StatusOr<std::shared_ptr<const TlsContext>> TlsContextOf(const TransportSecurity& security);
 
 }  // namespace starring
 

@@ -48,6 +48,21 @@ TEST(TraceTest, AFileThatCannotBeWrittenIsRefusedAtOnce) {
 TEST(TraceTest, ANullTrackTakesNothing) {
   EXPECT_EQ(AddTrack(nullptr, {.name = "compute"}), nullptr);
   const TraceSpan span(nullptr, nullptr, {.step = 1});
+  AddFlight(nullptr, "exchange", 0, {});
+}
+
+TEST(TraceTest, AFlightEndsWhenItIsAdded) {
+  const auto trace = MakeTrace(6);
+  TraceTrack* const track = trace->AddTrack({.name = "lane", .peer = "shard"});
+  AddFlight(track, "exchange", TraceNow() - 5'000'000'000, {.step = 4});
+  ASSERT_TRUE(trace->Write().ok());
+  const std::string json = ContentOf(6);
+  const auto seconds_of = [&](const std::string& phase) {
+    const size_t event = json.find(R"("ph":")" + phase + R"(","name":"exchange")");
+    return event == std::string::npos ? 0.0 : std::stod(json.substr(json.find("\"ts\":", event) + 5)) / 1e6;
+  };
+  EXPECT_GT(seconds_of("b"), 0) << json;
+  EXPECT_NEAR(seconds_of("e") - seconds_of("b"), 5, 1) << json;
 }
 
 TEST(TraceTest, WritesSpansAndFlights) {

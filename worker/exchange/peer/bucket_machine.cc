@@ -48,13 +48,7 @@ void AllreduceMachine::OnCompletion(uint64_t operation) {
       std::find_if(submitted_.begin(), submitted_.end(), [&](const InFlight& s) { return s.bucket == bucket; });
   CHECK(found != submitted_.end());
   const ElementRange range = buckets_.bucket(bucket);
-  if (track_ != nullptr) {
-    track_->Add({.name = "exchange",
-                 .kind = TraceEvent::Kind::kFlight,
-                 .begin_ns = submitted_ns_[bucket],
-                 .end_ns = TraceNow(),
-                 .labels = {.step = found->step, .bucket = bucket}});
-  }
+  if (track_ != nullptr) AddFlight(track_, "exchange", submitted_ns_[bucket], {.step = found->step, .bucket = bucket});
   // Every rank updates every element from the same sum, so that nothing is sent afterwards. The bucket is ready only
   // when its parameters are the new ones.
   Apply(*found, std::span<const float>(sum_).subspan(range.begin, range.size()));

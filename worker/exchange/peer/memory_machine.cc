@@ -159,13 +159,7 @@ void MemoryMachine::FinishUpdate(int bucket) {
 
 void MemoryMachine::FinishBucket(int bucket) {
   Bucket& state = state_[bucket];
-  if (options_.track != nullptr) {
-    options_.track->Add({.name = "exchange",
-                         .kind = TraceEvent::Kind::kFlight,
-                         .begin_ns = state.submitted_ns,
-                         .end_ns = TraceNow(),
-                         .labels = {.step = state.step, .bucket = bucket}});
-  }
+  AddFlight(options_.track, "exchange", state.submitted_ns, {.step = state.step, .bucket = bucket});
   // Buckets may be ready in another order than they were submitted in.
   submitted_.erase(std::ranges::find(submitted_, bucket, &InFlight::bucket));
   state.in_flight = false;

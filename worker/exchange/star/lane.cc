@@ -295,13 +295,7 @@ void Lane::TakeAnswer(const ReceivedMessage& message) {
   if (std::next(found) == sent_.end()) next_part_ = 0;
   std::unique_ptr<StarRequest> request = std::move(*found);
   sent_.erase(found);
-  if (IsTraced(*request)) {
-    options_.track->Add({.name = "exchange",
-                         .kind = TraceEvent::Kind::kFlight,
-                         .begin_ns = request->posted_ns,
-                         .end_ns = TraceNow(),
-                         .labels = LabelsOf(*request)});
-  }
+  if (IsTraced(*request)) AddFlight(options_.track, "exchange", request->posted_ns, LabelsOf(*request));
   if (request->parameter_memory != nullptr) *request->parameter_memory = message.fields.parameter_memory();
   options_.on_answer(std::move(request));
   WriteNext();
