@@ -33,6 +33,7 @@ SLOWEST_TIMES_LONGER = 3  # the slowest job of a group may take this many times 
 
 One = TypeVar("One")
 Record = dict[str, Any]  # a run record: proto/starring/v1/run_record.proto as JSON
+RECORD_VERSION = 1  # kRunRecordVersion of worker/report/run_record.h
 
 
 class _Sampler(threading.Thread):
@@ -129,8 +130,18 @@ def run_job(job: Job, steps: int, gpus: machine.Gpus, more: Sequence[str] = ()) 
             text = output.read().decode(errors="replace")[-4000:]
             raise programs.ProgramError(f"{job.configuration['id']} ended with {codes}:\n"
                                         f"{' '.join(commands[-1].text())}\n{text}")
-        with open(record, encoding="utf-8") as file:
-            return json.load(file), sampler
+        return read_record(record), sampler
+
+
+def read_record(path: str) -> Record:
+    """ProgramError if a program of another version wrote it."""
+    with open(path, encoding="utf-8") as file:
+        record: Record = json.load(file)
+    version = record.get("version", 0)
+    if version != RECORD_VERSION:
+        raise programs.ProgramError(f"{path} is a run record of version {version}, this program reads version "
+                                    f"{RECORD_VERSION}: build worker and comparison from the same sources")
+    return record
 
 
 def samples_per_step(record: Record) -> float:
@@ -184,7 +195,7 @@ def make_run(repeat: int, record: Record, sampler: _Sampler, load: float) -> sch
                                     "received": record["exchange"]["bytes_received"] / steps},
         "cpu_percent": _cpu_percent(record, sampler), "gpu": gpu, "load": load,
         "clock_mhz": statistics.median(sampler.clocks) if sampler.clocks else None,
-        "parameter_sha256": record["parameter_sha256"],
+        "parameter_sha256": record["parameter_sha256"], "deterministic": record["config"]["deterministic"],
     }
 
 

@@ -160,7 +160,7 @@ def config(flags: argparse.Namespace, dataset: Dataset, device: Device, steps_to
     values = {name: getattr(flags, name) if flag["peer"] else _nothing(flag) for name, flag in _worker_flags().items()}
     values.update({
         "sync": _sync(flags, world_size), "world_size": world_size, "server_count": 0, "security": "",
-        "chunk_bytes": 0,
+        "chunk_bytes": 0, "deterministic": flags.deterministic,
         "train_count": len(dataset.train_labels), "test_count": len(dataset.test_labels), "seed": str(flags.seed),
         "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "total_steps": steps_total, "device": device.torch.type,
         "math": "fp64" if flags.precision == "double" else device.math, "cuda_graph": cuda_graph,

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+VERSION = 1  # kRunRecordVersion of worker/report/run_record.h
 ALIGNMENT_ELEMENTS = 16  # common/job/layout.h: each tensor starts on a 64-byte boundary
 
 

@@ -317,7 +317,8 @@ class Trainer:
         cores = ";".join(",".join(map(str, cores)) for cores in self.flags.cores[:self.world_size])
         cores = cores or ",".join(map(str, sorted(os.sched_getaffinity(0))))
         return {
-            "config": self.config, "host": run_record.host(cores, self.device.name(), self._versions()),
+            "version": run_record.VERSION, "config": self.config,
+            "host": run_record.host(cores, self.device.name(), self._versions()),
             "epochs": self.epochs, "steps": steps, "step_ms": step_ms, "breakdown_ms": breakdown,
             "exchange": {"bytes_sent": exchanged, "bytes_received": exchanged, "shared_memory": False,
                          "gpu_transfer": ""},

@@ -220,7 +220,7 @@ std::string WayOut(const std::string& name) {
   if (absl::StartsWith(name, "cudnn.")) {
     return "give all workers the same cuDNN and GPUs of one model, or --conv=own";
   }
-  if (name == "chunk_bytes") return "start all workers from the same build";
+  if (name == "chunk_bytes" || name == "deterministic") return "start all workers from the same build";
   if (name == "world_size") return "start all workers with the same --world_size";
   return "start all workers with the same flags";
 }
@@ -291,6 +291,7 @@ std::string SerializeAgreement(const JobSpec& job) {
   *proto.mutable_optimizer() = ToProto(job.optimizer);
   *proto.mutable_schedule() = ToProto(job.schedule);
   proto.set_sum_order(job.sum_order == SumOrder::kTree ? v1::JobAgreement::TREE : v1::JobAgreement::CHAIN);
+  proto.set_deterministic(job.deterministic);
   proto.set_micro_batches(job.micro_batches);
   proto.set_leaf_owners(absl::StrJoin(job.leaf_owners, ","));
   proto.set_chunk_bytes(ChunkBytesFor(ChunksFor(job.leaf_owners, job.world_size)));

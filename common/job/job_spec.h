@@ -29,7 +29,8 @@ struct JobSpec {
   OptimizerConfig optimizer;
   LearningRateSchedule schedule;
   SumOrder sum_order = SumOrder::kChain;
-  int micro_batches = 0;  // leaves of a step's sum (common/job/leaf_shares.h), with kTree; 0: every worker is one
+  bool deterministic = true;  // flags and seed decide the bits (Cell::kDeterministic)
+  int micro_batches = 0;      // leaves of a step's sum (common/job/leaf_shares.h), with kTree; 0: every worker is one
   std::vector<int> leaf_owners;  // by leaf the rank that computes it, in an elastic run; empty: dealt evenly
   Layout layout;
   BucketMap buckets;

@@ -9,7 +9,6 @@
 #include "common/arithmetic/reduction_order.h"
 #include "common/base/status.h"
 #include "common/flags/flag_table.h"
-#include "common/job/cells.h"
 
 namespace starring {
 namespace {
@@ -97,7 +96,7 @@ std::map<std::string, std::string> DecidingValues(const WorkerOptions& worker, c
   std::map<std::string, std::string> values;
   for (auto& [flag, value] : ResumedFlags(WorkerFlags(), &worker)) values.insert_or_assign(flag, value);
   for (auto& [flag, value] : SaidFlags(WorkerFlags(), &worker)) values.insert_or_assign(flag, value);
-  values[kSums] = worker.cell().May(Cell::kDeterministic) ? "Starring" : "MPI";
+  values[kSums] = worker.IsDeterministic() ? "Starring" : "MPI";
   for (const auto& [name, value] : facts) values.insert_or_assign(name, value);
   return values;
 }

@@ -38,6 +38,7 @@ absl::StatusOr<std::string> AgreementOf(const ElasticRun& run) {
   JobSpec job{.optimizer = options.optimizer,
               .schedule = options.schedule,
               .sum_order = options.sum_order,
+              .deterministic = options.IsDeterministic(),
               .micro_batches = static_cast<int>(options.micro_batches),
               .layout = run.network->layout(),
               .agreed_flags = AgreedFlags(WorkerFlags(), &options)};

@@ -164,6 +164,8 @@ struct WorkerOptions {
   bool TriesBucketSizes() const { return !asked.bucket_bytes.has_value() && cell().May(Cell::kAutoBuckets); }
   // The owners among the ranks measure at the start how they exchange, and `sync` is only their first candidate.
   bool RanksChoose() const;
+  // Flags and seed decide the bits, not a library. All that the ranks may choose between are alike in this.
+  bool IsDeterministic() const { return cell().May(Cell::kDeterministic); }
   bool UsesMpi() const { return transport == TransportKind::kMpi; }
   // A star whose servers have loopback addresses: the whole job is on this machine.
   bool ServersAreHere() const;

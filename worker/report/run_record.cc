@@ -55,6 +55,7 @@ std::map<std::string, std::string> ConfigFacts(const RunFacts& facts) {
     const bool may_share = FindCell({.sync = cell.sync, .same_host = SameHost::kSharedMemory}) != nullptr;
     config["same_host"] = text(!may_share ? "" : facts.result->exchange.shared_memory ? "shared_memory" : "socket");
   }
+  config["deterministic"] = options.IsDeterministic() ? "true" : "false";
   config["sync_reason"] = text(facts.sync_reason);
   config["generation"] = absl::StrCat(facts.result->generation);
   if (!cell.Exchanges()) config["transport"] = text("");
@@ -168,6 +169,7 @@ void FillResult(const TrainResult& result, v1::RunRecord& record) {
 
 absl::StatusOr<std::string> RunRecordJson(const RunFacts& facts) {
   v1::RunRecord record;
+  record.set_version(kRunRecordVersion);
   FillHost(facts, *record.mutable_host());
   FillResult(*facts.result, record);
   for (const auto& [name, value] : facts.facts) (*record.mutable_facts())[name] = value;

@@ -15,6 +15,9 @@
 
 namespace starring {
 
+// RunRecord::version. It changes when an entry or a field comes, goes or gets another meaning.
+inline constexpr int kRunRecordVersion = 1;
+
 struct RunFacts {
   const WorkerOptions* options = nullptr;
   const TrainAndTest* data = nullptr;

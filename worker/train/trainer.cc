@@ -193,6 +193,7 @@ absl::StatusOr<JobSpec> Trainer::DescribeJob() {
               .optimizer = worker_.optimizer,
               .schedule = worker_.schedule,
               .sum_order = worker_.sum_order,
+              .deterministic = worker_.IsDeterministic(),
               .micro_batches = static_cast<int>(worker_.micro_batches),
               .leaf_owners = segment_.leaf_owners,
               .layout = layout(),

@@ -125,14 +125,18 @@ def _second(results: schema.Results, groups: list[Group], chosen: str) -> str:
 
 
 def _same_bits(results: schema.Results) -> bool | None:
-    """Whether stars and ring ended with the same parameters in all jobs that two of them ran; None if there is none."""
+    """Whether stars and ring ended with the same parameters in all jobs that two of them ran; None if there is none.
+
+    Only jobs count in which flags and seed decide the bits.
+    """
     digests: dict[tuple[str, int, int, str], dict[str, set[tuple[int, str]]]] = {}
     for configuration in results["configurations"]:
-        if configuration["sync"] in cells.BY_SYNC and configuration["runs"]:
+        runs = [run for run in configuration["runs"] if run.get("deterministic", True)]
+        if configuration["sync"] in cells.BY_SYNC and runs:
             key = (configuration["model"], configuration["workers"], configuration["global_batch"],
                    configuration["section"])
             digests.setdefault(key, {})[configuration["sync"]] = {
-                (run["steps_measured"], run["parameter_sha256"]) for run in configuration["runs"]}
+                (run["steps_measured"], run["parameter_sha256"]) for run in runs}
     several = [list(found.values()) for found in digests.values() if len(found) > 1]
     return all(each == found[0] for found in several for each in found) if several else None
 

@@ -40,7 +40,11 @@ class Gpu(TypedDict):
     memory_bytes: int  # largest sample
 
 
-class Run(TypedDict):
+class _OptionalRun(TypedDict, total=False):
+    deterministic: bool  # flags and seed decide parameter_sha256; older files lack the key, and cells are so there
+
+
+class Run(_OptionalRun):
     """One run of one configuration."""
     repeat: int
     samples_per_second: float  # global batch / mean measured step

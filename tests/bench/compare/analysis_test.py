@@ -147,6 +147,10 @@ class WinnerTest(unittest.TestCase):
         self.pair[0]["runs"][3]["parameter_sha256"] = "other"
         found = analysis.analyse(made(star, self.pair[0]))
         self.assertIn("a defect", found["verdict"][2])
+        for run in self.pair[0]["runs"]:
+            run["deterministic"] = False
+        found = analysis.analyse(made(star, self.pair[0]))
+        self.assertNotIn("parameters", found["verdict"][2])
 
 
 class BottleneckTest(unittest.TestCase):

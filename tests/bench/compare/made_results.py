@@ -18,7 +18,7 @@ def make_run(rate: float, batch: int = 128, repeat: int = 0, exchange: float = 0
             "breakdown_ms": {"data_wait": data, "h2d": 0.0, "forward": compute / 2, "backward": compute / 2,
                              "exposed_exchange": exchange, "optimizer": 0.0, "other": 0.0},
             "exchange_bytes_per_step": {"sent": 1e6, "received": 1e6}, "gpu": None, "load": 0.1, "clock_mhz": None,
-            "cpu_percent": {"worker 0": 99.0}, "parameter_sha256": "d"}
+            "cpu_percent": {"worker 0": 99.0}, "parameter_sha256": "d", "deterministic": True}
 
 
 def make_configuration(sync: str, rates: Sequence[float], workers: int = 2, servers: int = 0,

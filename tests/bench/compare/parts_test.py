@@ -35,7 +35,8 @@ def matrix(*flags, torch=True):
 
 
 def record(steps=100, batch=128, train_count=60000, mean=2.0):
-    return {"config": {"train_count": train_count, "global_batch": batch, "device": "cpu"}, "steps": steps,
+    config = {"train_count": train_count, "global_batch": batch, "device": "cpu", "deterministic": True}
+    return {"version": 1, "config": config, "steps": steps,
             "step_ms": {"p50": mean, "p95": mean, "p99": mean, "max": mean, "mean": mean, "steps_measured": steps - 10},
             "breakdown_ms": {part: 0.0 for part in schema.BREAKDOWN_PARTS},
             "exchange": {"bytes_sent": 1e6, "bytes_received": 2e6}, "parameter_sha256": "d",
@@ -64,6 +65,25 @@ class ResultsTest(unittest.TestCase):
                     file.write(text)
                 with self.assertRaises(schema.ResultsError):
                     schema.read(path)
+
+    def test_refuses_the_record_of_another_version(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "record.json")
+            for text, version in (("{}", 0), ('{"version": 2}', 2)):
+                with open(path, "w", encoding="utf-8") as file:
+                    file.write(text)
+                with self.assertRaisesRegex(programs.ProgramError, f"of version {version}, .* reads version 1: build"):
+                    measure.read_record(path)
+            with open(path, "w", encoding="utf-8") as file:
+                json.dump(record(), file)
+            self.assertEqual(measure.read_record(path), record())
+
+    def test_a_run_says_whether_flags_and_seed_decide_its_bits(self):
+        sampler = unittest.mock.Mock(server_seconds={}, gpu_samples=[], clocks=[])
+        for deterministic in (True, False):
+            trained = record()
+            trained["config"]["deterministic"] = deterministic
+            self.assertIs(measure.make_run(0, trained, sampler, 0.5)["deterministic"], deterministic)
 
     def test_a_row_for_each_run(self):
         results = schema.empty([], "", {})

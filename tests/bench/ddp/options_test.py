@@ -57,9 +57,12 @@ class OptionsTest(unittest.TestCase):
         device = types.SimpleNamespace(world_size=2, torch=types.SimpleNamespace(type="cpu"), math="fp32", is_gpu=False)
         flags = options.parse(["--epochs=3", "--seed=9", "--nesterov"])
         config = options.config(flags, dataset, device, 12, False)
-        self.assertEqual(set(config), set(worker_flags()) | {"chunk_bytes", "server_count", "security", "train_count",
-                                                             "test_count"})
+        self.assertEqual(set(config), set(worker_flags()) | {"chunk_bytes", "deterministic", "server_count", "security",
+                                                             "train_count", "test_count"})
         self.assertEqual((config["sync"], config["epochs"], config["seed"], config["nesterov"]), ("ddp", 3, "9", True))
+        self.assertFalse(config["deterministic"])
+        deterministic = options.config(options.parse(["--deterministic"]), dataset, device, 12, False)
+        self.assertTrue(deterministic["deterministic"])
         for flags, world_size, sync in ((["--hook=star"], 2, "ddp+star"), (["--hook=ring"], 1, "local")):
             device.world_size = world_size
             self.assertEqual(options.config(options.parse(flags), dataset, device, 12, False)["sync"], sync)

@@ -249,8 +249,9 @@ class TrainTest(unittest.TestCase):
 
     def assert_schema(self, record):
         with open("bench/ddp/worker_flags.json", encoding="utf-8") as file:
-            names = set(json.load(file)) | {"chunk_bytes", "server_count", "security", "train_count", "test_count"}
-        self.assertEqual(set(record["config"]), names)
+            flags = set(json.load(file))
+        names = {"chunk_bytes", "deterministic", "server_count", "security", "train_count", "test_count"}
+        self.assertEqual(set(record["config"]), flags | names)
         for key, message in (("host", "RunHost"), ("step_ms", "StepMilliseconds"),
                              ("breakdown_ms", "StepBreakdown"), ("exchange", "ExchangeTotals")):
             self.assertEqual(set(record[key]), proto_fields(message), key)

@@ -75,6 +75,8 @@ TEST(JobSpecTest, ADifferenceIsNamedWithBothValuesAndTheWayOut) {
               HasSubstr("schedule.warmup_steps=6, rank 0 has schedule.warmup_steps=5"));
   EXPECT_THAT(Compare([](JobSpec& job) { job.sum_order = SumOrder::kTree; }),
               HasSubstr("rank 1 has sum_order=TREE, rank 0 has sum_order=CHAIN"));
+  EXPECT_EQ(Compare([](JobSpec& job) { job.deterministic = false; }),
+            "rank 1 has deterministic=false, rank 0 has deterministic=true: start all workers from the same build");
   EXPECT_THAT(Compare([](JobSpec& job) { job.agreed_flags.pop_back(); }),
               HasSubstr("rank 1 has --seed=(no such flag), rank 0 has --seed=1"));
   EXPECT_THAT(Compare([](JobSpec& job) {

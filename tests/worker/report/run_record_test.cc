@@ -64,6 +64,13 @@ TEST(RunRecordTest, HasTheFlagsAndWhatBecameOfTheRun) {
   EXPECT_EQ(tried.values(1).struct_value().fields().at("step_ms").number_value(), 3);
 }
 
+TEST(RunRecordTest, SaysWhetherFlagsAndSeedDecideTheBits) {
+  EXPECT_EQ(Record({}).fields().at("version").number_value(), kRunRecordVersion);
+  EXPECT_TRUE(Config(Record({"--sync=local"})).fields().at("deterministic").bool_value());
+  EXPECT_TRUE(Config(Record({"--sync=ring", "--transport=mpi"})).fields().at("deterministic").bool_value());
+  EXPECT_FALSE(Config(Record({"--sync=mpi"})).fields().at("deterministic").bool_value());
+}
+
 TEST(RunRecordTest, AFlagThatMeansNothingInTheRunIsEmpty) {
   const auto on_cpu = Config(Record({})).fields();
   EXPECT_EQ(on_cpu.at("isa").string_value(), "auto");

@@ -46,6 +46,7 @@ class FailingExchange final : public GradientExchange, private Snapshots {
     std::vector<WorkPhase> evaluation_phases;  // in which sums of an evaluation were awaited
     std::vector<int64_t> side_value_steps;     // of the snapshots that got side values
     std::vector<int64_t> read_steps;           // of the snapshots whose state was read
+    bool is_deterministic = true;
     bool has_finished = false;
     bool has_left = false;
   };
@@ -56,6 +57,7 @@ class FailingExchange final : public GradientExchange, private Snapshots {
         seen_(seen),
         inner_(CreateLocalExchange()) {}
   absl::Status Start(const JobSpec& job, std::span<float> parameters) override {
+    seen_->is_deterministic = job.deterministic;
     return inner_->Start(job, parameters);
   }
   void Submit(const Submission& submission) override { inner_->Submit(submission); }
@@ -245,6 +247,16 @@ TEST_F(TrainerTest, SavesEveryKEpochsAndAtTheEnd) {
   EXPECT_TRUE(result->checkpoint_saved);
   EXPECT_THAT(SavedSteps(), ElementsAre(16, 20));  // the newest two of 8, 16 and 20 are kept
   EXPECT_EQ(result->bucket_bytes, buckets_.bucket_bytes());
+}
+
+TEST_F(TrainerTest, TheJobSaysWhetherFlagsAndSeedDecideTheBits) {
+  options_.checkpoint_dir = "";
+  ASSERT_TRUE(Train().ok());
+  EXPECT_TRUE(seen_.is_deterministic);
+  options_.sync = Sync::kMpi;
+  options_.transport = TransportKind::kMpi;
+  ASSERT_TRUE(Train().ok());
+  EXPECT_FALSE(seen_.is_deterministic);
 }
 
 TEST_F(TrainerTest, EndsAtMaxStepsInTheMiddleOfAnEpoch) {
