@@ -95,6 +95,24 @@ std::function<void(const std::string&)> LogOf(const ServerOptions& options) {
 }
 
 // Over TCP: one rank of the workers' world.
+absl::StatusOr<std::unique_ptr<Transport>> MeetWorkers(const ServerOptions& options,
+                                                       const std::shared_ptr<const TlsContext>& tls,
+                                                       absl::Duration join_deadline) {
+  return ConnectFullMesh({.rank = options.world_size + options.shard,
+                          .world_size = options.world_size + options.shard_count,
+                          .server_count = options.shard_count,
+                          .rendezvous = options.rendezvous,
+                          .listener = std::nullopt,
+                          .run_id = options.run_id,
+                          .token = options.security.rank_key,
+                          .insecure = options.insecure,
+                          .tls = tls,
+                          .join_deadline = join_deadline,
+                          // The job's own, which is not known yet, ends earlier.
+                          .exchange_deadline = absl::Milliseconds(kTcpSilenceMsMax),
+                          .say = LogOf(options)});
+}
+
 absl::Status ServeAsRank(const ServerOptions& options) {
   ASSIGN_OR_RETURN(Trace* const trace, CreateTrace(options));
   ASSIGN_OR_RETURN(ServerMetrics* const metrics, ServeMetrics(options));
@@ -106,32 +124,27 @@ absl::Status ServeAsRank(const ServerOptions& options) {
     });
   }).detach();
   ASSIGN_OR_RETURN(std::shared_ptr<const TlsContext> tls, TlsContextOf(options.security));
-  const int rank = options.world_size + options.shard;
-  std::printf("meeting the workers at %s, as rank %d\n", options.rendezvous.c_str(), rank);
+  std::printf("meeting the workers at %s, as rank %d\n", options.rendezvous.c_str(),
+              options.world_size + options.shard);
   std::fflush(stdout);
-  ASSIGN_OR_RETURN(std::unique_ptr<Transport> transport,
-                   ConnectFullMesh({.rank = rank,
-                                    .world_size = options.world_size + options.shard_count,
-                                    .server_count = options.shard_count,
-                                    .rendezvous = options.rendezvous,
-                                    .listener = std::nullopt,
-                                    .run_id = options.run_id,
-                                    .token = options.security.rank_key,
-                                    .insecure = options.insecure,
-                                    .tls = std::move(tls),
-                                    .join_deadline = options.join_deadline,
-                                    // The job's own, which is not known yet, ends earlier.
-                                    .exchange_deadline = absl::Milliseconds(kTcpSilenceMsMax),
-                                    .say = LogOf(options)}));
-  ShardRank server(std::move(transport), {.shard = options.shard,
-                                          .shard_count = options.shard_count,
-                                          .memory_bytes_max = options.memory_bytes_max,
-                                          .join_deadline = options.join_deadline,
-                                          .log = LogOf(options),
-                                          .on_begin = [] { has_job = true; },
-                                          .metrics = metrics,
-                                          .trace = trace});
-  const absl::Status status = server.Run();
+  const absl::Time join_end = SteadyNow() + options.join_deadline;
+  absl::Status status;
+  for (bool is_job = false; !is_job;) {
+    const absl::Duration join_deadline = join_end - SteadyNow();
+    ASSIGN_OR_RETURN(std::unique_ptr<Transport> transport, MeetWorkers(options, tls, join_deadline));
+    ShardRank server(std::move(transport), {.shard = options.shard,
+                                            .shard_count = options.shard_count,
+                                            .memory_bytes_max = options.memory_bytes_max,
+                                            .join_deadline = join_deadline,
+                                            .log = LogOf(options),
+                                            .on_begin = [] { has_job = true; },
+                                            .metrics = metrics,
+                                            .trace = trace});
+    status = server.Run();
+    is_job = !server.was_check();
+    // A check does not end the server, which still waits for its job.
+    if (!is_job && !status.ok()) LogOf(options)(absl::StrCat("a check failed: ", std::string(status.message())));
+  }
   // A job that failed has a trace too: that is when it is needed.
   if (trace == nullptr) return status;
   const absl::Status written = NotWritten(trace->Write(), "the trace");

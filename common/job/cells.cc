@@ -18,16 +18,16 @@ constexpr SameHost kMessages = SameHost::kSocket;
 constexpr SameHost kShared = SameHost::kSharedMemory;
 
 // Abilities of ring and star where the ranks own the parameters, of every star with servers, and of servers over gRPC.
-constexpr unsigned kOfRanks = Cell::kDeterministic | Cell::kAutoBuckets | Cell::kAutoSync | Cell::kCheck;
+constexpr unsigned kOfRanks = Cell::kDeterministic | Cell::kAutoBuckets | Cell::kAutoSync;
 constexpr unsigned kStarOfRanks = kOfRanks | Cell::kTree;
 // A star in memory moves fewer bytes, so --sync=auto does not measure the ring there.
 constexpr unsigned kRingInMemory = kOfRanks & ~Cell::kAutoSync;
 constexpr unsigned kStarOfServers = Cell::kDeterministic | Cell::kTree;
-constexpr unsigned kOverGrpc = Cell::kCheck | Cell::kSecret | Cell::kSiteCertificates | Cell::kElastic | Cell::kStatus;
+constexpr unsigned kOverGrpc = Cell::kSecret | Cell::kSiteCertificates | Cell::kElastic | Cell::kStatus;
 
 constexpr Cell kCells[] = {
     {"local", Sync::kLocal, P::kEachRank, T::kNone, kMessages, C::kNone,
-     Cell::kTree | Cell::kDeterministic | Cell::kCheck | Cell::kUsual},
+     Cell::kTree | Cell::kDeterministic | Cell::kUsual},
     {"ring", Sync::kRing, P::kRanks, T::kMpi, kMessages, C::kMpirun, kOfRanks | Cell::kGpuMemory | Cell::kUsual},
     {"ring-shm", Sync::kRing, P::kRanks, T::kMpi, kShared, C::kMpirun, kRingInMemory},
     {"ring-tcp", Sync::kRing, P::kRanks, T::kTcp, kMessages, C::kRendezvous, kOfRanks | Cell::kSecret},
@@ -41,7 +41,7 @@ constexpr Cell kCells[] = {
      kStarOfServers | Cell::kSecret},
     {"star", Sync::kStar, P::kServers, T::kGrpc, kMessages, C::kServers, kStarOfServers | kOverGrpc | Cell::kUsual},
     {"star-shm", Sync::kStar, P::kServers, T::kGrpc, kShared, C::kServers, kStarOfServers | kOverGrpc},
-    {"mpi", Sync::kMpi, P::kEachRank, T::kMpi, kMessages, C::kMpirun, Cell::kCheck | Cell::kUsual},
+    {"mpi", Sync::kMpi, P::kEachRank, T::kMpi, kMessages, C::kMpirun, Cell::kUsual},
 };
 
 struct Reason {
@@ -54,7 +54,6 @@ constexpr Reason kReasons[] = {
     {Cell::kTree, {.sync = Sync::kMpi}, "leaves the order to MPI"},
     {Cell::kAutoBuckets, {.sync = Sync::kMpi}, "MPI may add in another order if a bucket has another size"},
     {Cell::kAutoBuckets, {.server_count = 1}, "servers cut the parameters when the workers join, and keep to that"},
-    {Cell::kCheck, {.server_count = 1, .transport = T::kTcp}, "it does not know servers over tcp"},
 };
 
 template <typename Value>

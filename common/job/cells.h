@@ -42,13 +42,12 @@ struct Cell {
     kDeterministic = 1 << 1,     // flags and seed decide the bits, not a library
     kAutoBuckets = 1 << 2,       // buckets may have another size between two steps: --bucket_bytes=auto
     kAutoSync = 1 << 3,          // one of those that --sync=auto measures
-    kCheck = 1 << 4,             // --check knows all its processes
-    kSecret = 1 << 5,            // connections are authenticated by --job_secret, and encrypted with --tls
-    kSiteCertificates = 1 << 6,  // --tls_ca, --tls_certificate and --tls_key
-    kGpuMemory = 1 << 7,         // --cuda_aware_mpi: messages may go from GPU to GPU
-    kElastic = 1 << 8,           // workers may come and go
-    kStatus = 1 << 9,            // a server answers GetStatus
-    kUsual = 1 << 10,            // deploy/launch takes it where --transport does not say more
+    kSecret = 1 << 4,            // connections are authenticated by --job_secret, and encrypted with --tls
+    kSiteCertificates = 1 << 5,  // --tls_ca, --tls_certificate and --tls_key
+    kGpuMemory = 1 << 6,         // --cuda_aware_mpi: messages may go from GPU to GPU
+    kElastic = 1 << 7,           // workers may come and go
+    kStatus = 1 << 8,            // a server answers GetStatus
+    kUsual = 1 << 9,             // deploy/launch takes it where --transport does not say more
   };
 
   const char* name;  // in tables and on command lines of bench/

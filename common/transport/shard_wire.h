@@ -3,6 +3,7 @@
 //
 //   worker                              server
 //   ShardJoin, agreement           ─▶   its verdict goes to rank 0, which sends it to all
+//   or in a check ShardJoin alone  ─▶   the messages of check_conversation.h follow, and no job
 //   rank 0: state and parameters   ─▶   of every slice, bucket by bucket
 //   gradient of a slice            ─▶   one for each node of the worker's share (common/job/leaf_shares.h)
 //                                  ◀─   its parameters, when all workers' gradients are there
@@ -31,7 +32,8 @@ struct ShardJoin {
   int32_t wire_version = kShardWireVersion;
   int32_t shard = 0;
   int32_t shard_count = 0;
-  int32_t shares_memory = 0;  // 1: workers and servers share memory (common/transport/memory/host_arrays.h) if they can
+  int16_t shares_memory = 0;  // 1: workers and servers share memory (common/transport/memory/host_arrays.h) if they can
+  int16_t checks = 0;         // 1: the workers check the world before training, and have no agreement
   int64_t join_deadline_ms = 0;
   int64_t exchange_deadline_ms = 0;
   int64_t stall_report_ms = 0;

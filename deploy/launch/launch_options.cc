@@ -186,11 +186,6 @@ absl::Status ReadServers(LaunchOptions& options) {
                       absl::StrCat(JobName(options), " has no servers: drop it, or choose a star over grpc or tcp"));
   }
   const Cell& cell = options.cell();
-  if (options.check && !cell.May(Cell::kCheck)) {
-    return RefuseFlag(
-        "check", "true",
-        absl::StrCat(WhyNot(cell, Cell::kCheck), ": check with --servers=0 and a worker in place of each server"));
-  }
   if (options.proxies.empty()) return absl::OkStatus();
   const std::string proxies = absl::StrJoin(options.proxies, ",");
   if (cell.contact != Contact::kServers) {

@@ -10,8 +10,11 @@
 #include "common/base/limits.h"
 #include "common/base/status.h"
 #include "common/base/steady_time.h"
+#include "common/host/process_facts.h"
 #include "common/job/leaf_shares.h"
+#include "common/transport/check_conversation.h"
 #include "common/transport/collectives.h"
+#include "common/wire/exchange_message.h"
 
 namespace starring {
 namespace {
@@ -25,6 +28,13 @@ constexpr std::chrono::seconds kLinger(5);
 
 std::chrono::milliseconds DeadlineOf(int64_t ms) {
   return absl::ToChronoMilliseconds(BoundedDeadline(absl::Milliseconds(ms)));
+}
+
+v1::ProcessReport OwnReport(int shard) {
+  v1::ProcessReport report;
+  *report.mutable_facts() = ReadProcessFacts(v1::ProcessFacts::SERVER, shard);
+  report.mutable_facts()->set_wire_version(kWireVersion);
+  return report;
 }
 
 }  // namespace
@@ -56,6 +66,7 @@ ShardRank::ShardRank(std::unique_ptr<HostTransport> transport, Options options)
 
 absl::Status ShardRank::Run() {
   RETURN_IF_ERROR(Agree());
+  if (was_check_) return AnswerCheck(pump_, OwnReport(options_.shard));
   absl::Status status = ShareMemory();
   if (status.ok()) status = Begin();
   if (status.ok() && options_.on_begin != nullptr) options_.on_begin();
@@ -70,7 +81,9 @@ absl::Status ShardRank::Run() {
 absl::Status ShardRank::Agree() {
   const CollectiveOptions join = {.what = "joining", .deadline = options_.join_deadline, .with_servers = true};
   std::string mine;
-  if (const absl::Status joined = TakeJoins(); !joined.ok()) {
+  const absl::Status joined = TakeJoins();
+  if (was_check_) return joined;
+  if (!joined.ok()) {
     // Nothing works after a failure of the pump. A refusal is for rank 0, which tells all.
     if (!pump_.failure().ok()) return joined;
     mine = absl::StrCat(ProcessName(pump_.rank(), worker_count()), ": ", std::string(joined.message()));
@@ -105,6 +118,8 @@ absl::Status ShardRank::TakeJoins() {
                                                      heads[rank].agreement_bytes, " bytes, at most ", kJoinBytesMax));
     }
   }
+  RETURN_IF_ERROR(TellCheck(heads));
+  if (was_check_) return absl::OkStatus();
   tokens.clear();
   for (int rank = 0; rank < worker_count(); ++rank) {
     const auto bytes = static_cast<int64_t>(heads[rank].agreement_bytes);
@@ -131,6 +146,20 @@ absl::Status ShardRank::TakeJoins() {
   return absl::InvalidArgumentError(absl::StrCat("the workers have --world_size=", rendezvous_.agreement().world_size,
                                                  ", this server has ", worker_count(),
                                                  ": start all processes with the same"));
+}
+
+absl::Status ShardRank::TellCheck(const std::vector<ShardJoin>& heads) {
+  was_check_ = heads[0].checks != 0;
+  for (int rank = 1; rank < worker_count(); ++rank) {
+    if ((heads[rank].checks != 0) == was_check_) continue;
+    const absl::Status mixed =
+        absl::InvalidArgumentError(absl::StrCat("rank ", was_check_ ? 0 : rank, " has --check, rank ",
+                                                was_check_ ? rank : 0, " has not: give it to all workers or to none"));
+    // The workers do not wait for the same messages, so this is no verdict.
+    pump_.Abort(mixed);
+    return mixed;
+  }
+  return absl::OkStatus();
 }
 
 absl::Status ShardRank::CheckAffordable(const Agreement& agreement) const {

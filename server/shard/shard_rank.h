@@ -3,7 +3,8 @@
 // S servers rank W + s is the server of shard s. common/transport/shard_wire.h has the messages,
 // worker/exchange/peer/server_ranks.h the other end.
 //
-// Life. The workers' agreements are compared as a Join is (rendezvous.h), and the memory is checked, before anything is
+// Life. In a check before training (worker --check) the server takes part, and no job follows in this world. Else the
+// workers' agreements are compared as a Join is (rendezvous.h), and the memory is checked, before anything is
 // allocated. Rank 0 collects the verdicts of all servers and tells them to all processes. Then rank 0 sends the start
 // of the run. Contributions and requests come in any order. The job ends when every worker has finished.
 //
@@ -84,7 +85,11 @@ class ShardRank final : private Transport::Poster, private StarSink {
 
   // Serves the job; called once. OK: all workers have finished. InvalidArgument if the processes do not agree or this
   // server has too little memory; else the error with which the job failed; the others have been told.
+  // If the workers check the world (worker --check), takes part in that; OK: a verdict was found.
   absl::Status Run();
+
+  // After Run: it was a check, so the job is still to come, over another transport.
+  bool was_check() const { return was_check_; }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -104,6 +109,8 @@ class ShardRank final : private Transport::Poster, private StarSink {
 
   absl::Status Agree();
   absl::Status TakeJoins();
+  // The workers have the same one of both in mind, a job or a check.
+  absl::Status TellCheck(const std::vector<ShardJoin>& heads);
   absl::Status CheckAffordable(const Agreement& agreement) const;
   absl::Status ShareMemory();
   absl::Status Begin();
@@ -140,6 +147,7 @@ class ShardRank final : private Transport::Poster, private StarSink {
   StarSum SumOf(int64_t step, int bucket) const;
 
   const Options options_;
+  bool was_check_ = false;
   RunningClock clock_{Clock::now()};  // the job's time
   ProgressState progress_;            // a server always waits for workers; peers only ask whether it responds
   Rendezvous rendezvous_;

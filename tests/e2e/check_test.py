@@ -85,6 +85,32 @@ class CheckTest(JobTest):
                                  (rank, (rank + 1) % 3))
             self.assertNotIn("Open MPI", done.output)
 
+    def test_servers_over_tcp_are_ready(self):
+        done = self.check("--sync=star", "--transport=tcp", "--workers=2", "--servers=2")
+        self.assertEqual(done.returncode, 0, done.output)
+        self.assertRegex(self.last_sentence(done), "^ready: 2 workers reach all 2 servers")
+        for process in ("w0", "w1", "s0", "s1"):
+            self.assertRegex(done.output, r"(?m)^%s +\S+ +\d+ +[\d.]+ GiB +\d+ +[+-]?[\d.]+ " % process)
+        for pair in ("w0 +s0", "w0 +s1", "w1 +s0", "w1 +s1"):
+            self.assertRegex(done.output, r"(?m)^%s +tcp +\S+ .*reachable +[\d.]+ ms +[\d.]+ .bit/s" % pair)
+
+    def test_a_server_over_tcp_that_was_checked_serves_its_job(self):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            meeting = "--rendezvous=127.0.0.1:%d" % free.getsockname()[1]
+        server = self.start([SERVER, "--transport=tcp", "--world_size=2", meeting])
+
+        def run_workers(*flags):
+            workers = [self.start([WORKER, "--sync=star", "--transport=tcp", meeting, "--server_ranks=1",
+                                   "--rank=%d" % rank, "--world_size=2", *flags]) for rank in range(2)]
+            for worker in workers:
+                self.assertEqual(self.finish(worker, CHECK_SECONDS_MAX).returncode, 0, self.output_of(worker))
+
+        for _ in range(2):
+            run_workers("--check")
+        run_workers(*SMALL_JOB, "--max_steps=2")
+        self.assertEqual(self.finish(server).returncode, 0, self.output_of(server))
+
     def test_one_process_needs_no_other(self):
         done = self.check("--sync=local")
         self.assertEqual(done.returncode, 0, done.output)

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <fstream>
+#include <map>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -13,7 +15,7 @@
 #include "common/host/host_identity.h"
 #include "common/host/process_facts.h"
 #include "common/job/cells.h"
-#include "common/transport/mpi/mpi_probe.h"
+#include "common/transport/mpi/mpi_names.h"
 #include "worker/check/host_network.h"
 #include "worker/check/topology_check.h"
 #include "worker/exchange/star/check_client.h"
@@ -48,17 +50,18 @@ v1::ProcessReport OwnReport(const CheckParts& parts) {
   return report;
 }
 
-// Why a worker that has found nothing wrong has only its own findings, and the way out.
-std::string AloneText(int rank, CheckFindings::Topology topology) {
-  if (rank != 0) {
-    return absl::StrCat("rank 0 did not answer to w", rank,
-                        ", whose own findings these are: see what rank 0 says, and whether both reach a common server");
+// A process does not know on which host the other end of a connection of the job's transport is.
+void NameHosts(std::vector<v1::ProcessReport>& reports) {
+  std::map<std::string, std::string> hosts;
+  for (const v1::ProcessReport& report : reports) {
+    hosts[check_table::NameOf(report.facts())] = report.facts().host();
+    for (const v1::ProcessFacts& server : report.servers()) hosts[check_table::NameOf(server)] = server.host();
   }
-  // Rank 0 decides and waits for no decision: it is alone only if its own notes do not reach the board.
-  return absl::StrCat(
-      "w0 cannot leave notes for the other workers, and these are its own findings: see whether ",
-      topology == CheckFindings::Topology::kStar ? "the servers still run" : "mpirun still runs on all hosts",
-      ", and check again");
+  for (v1::ProcessReport& report : reports) {
+    for (v1::LinkReport& link : *report.mutable_links()) {
+      if (link.address().empty()) link.set_address(hosts[check_table::PeerOf(link)]);
+    }
+  }
 }
 
 }  // namespace
@@ -67,7 +70,7 @@ CheckFindings EmptyFindings(const CheckParts& parts, CheckFindings::Topology top
   const WorkerOptions& options = *parts.options;
   return {.topology = topology,
           .world_size = options.world_size,
-          .shard_count = static_cast<int>(options.servers.size()),
+          .shard_count = options.ServerCount(),
           .lanes = options.lanes,
           .threads = options.threads,
           .uses_gpus = options.device != DeviceKind::kCpu,
@@ -78,64 +81,43 @@ CheckFindings EmptyFindings(const CheckParts& parts, CheckFindings::Topology top
           .bandwidth = {}};
 }
 
-CheckOutcome ConcludeAlone(const CheckParts& parts, CheckFindings findings, const v1::ProcessReport& own) {
+CheckOutcome ConcludeAlone(const CheckParts& parts, CheckFindings findings, const v1::ProcessReport& own,
+                           const absl::Status& why) {
   // No worker is listed as missing: whether others are there is exactly what this worker cannot know.
   findings.reports = {own};
   CheckVerdict verdict = JudgeCheck(findings);
-  // This worker has found nothing wrong, but a job needs all of them, and it does not know whether they are there.
-  if (verdict.exit_code == kExitOk && findings.world_size > 1) {
-    verdict.exit_code = kExitPeerMissing;
-    verdict.sentence = absl::StrCat("not ready: ", AloneText(parts.options->rank, findings.topology));
+  if (verdict.exit_code == kExitOk && !why.ok()) {
+    const bool is_missing = absl::IsUnavailable(why) || absl::IsDeadlineExceeded(why);
+    verdict.exit_code = is_missing ? kExitPeerMissing : kExitRefused;
+    verdict.sentence = absl::StrCat("not ready: ", std::string(why.message()));
   }
   parts.print(absl::StrCat(CheckTable(findings), CheckEnd(findings, verdict)));
-  return {.exit_code = verdict.exit_code, .mpi_is_stuck = own.mpi_hangs()};
+  return {.exit_code = verdict.exit_code};
 }
 
-CheckOutcome Conclude(const CheckParts& parts, CheckFindings findings, v1::ProcessReport own, Meeting& meeting,
-                      const std::function<void(v1::ProcessReport&)>& try_mpi) {
-  if (parts.options->rank != 0) {
-    // This rank does not call MPI if rank 0 decides against it, nor if rank 0 is silent. The wait for the verdict below
-    // tells the two cases apart.
-    if (try_mpi != nullptr && meeting.AwaitDecision()) {
-      v1::ProcessReport by_mpi;
-      // The note has only the new links, which rank 0 adds to the report that it has.
-      by_mpi.mutable_facts()->set_number(parts.options->rank);
-      try_mpi(by_mpi);
-      // The merge comes before Put, which may fail: a process whose MPI hangs must end without MPI_Finalize, even if
-      // rank 0 does not learn that it hangs.
-      own.MergeFrom(by_mpi);
-      if (!meeting.Put(CheckStage::kMpiReport, by_mpi).ok()) return ConcludeAlone(parts, std::move(findings), own);
-    }
-    const std::optional<int> exit_code = meeting.AwaitVerdict();
-    if (!exit_code.has_value()) return ConcludeAlone(parts, std::move(findings), own);
-    return {.exit_code = *exit_code, .mpi_is_stuck = own.mpi_hangs()};
-  }
-  // The rest is done by rank 0. The other ranks wait for its decision and its verdict: each way out below either
-  // announces a verdict or leaves them to their deadlines.
-  Meeting::Everything everything = meeting.GatherReports(own);
-  findings.reports = everything.reports;
-  findings.missing = everything.missing;
-  CheckVerdict verdict = JudgeCheck(findings);
-  // Printed before MPI is tried, because Open MPI may end this process.
-  parts.print(CheckTable(findings));
-  if (try_mpi != nullptr) {
+CheckOutcome Conclude(const CheckParts& parts, CheckFindings findings, const v1::ProcessReport& own, Meeting& meeting,
+                      Round round) {
+  absl::StatusOr<Meeting::Everything> everything = meeting.Gather(own);
+  if (!everything.ok()) return ConcludeAlone(parts, std::move(findings), own, everything.status());
+  const bool leads = parts.options->rank == 0;
+  int exit_code = kExitOk;
+  if (leads) {
+    findings.reports = std::move(everything->reports);
+    findings.missing = std::move(everything->missing);
+    NameHosts(findings.reports);
+    const CheckVerdict verdict = JudgeCheck(findings);
+    exit_code = verdict.exit_code;
     // If TCP does not connect all ranks, MPI cannot either, and would only hang or abort.
-    const bool tries = verdict.exit_code == kExitOk;
-    if (tries) parts.print(MpiWarning(findings));
-    if (!meeting.Decide(tries).ok()) return ConcludeAlone(parts, std::move(findings), own);
-    if (tries) {
-      // Reports ascend by rank, so the first is rank 0's own.
-      try_mpi(everything.reports.front());
-      meeting.GatherMpiReports(everything);
-      findings.reports = everything.reports;
-      // The verdict before was about TCP only.
-      verdict = JudgeCheck(findings);
-    }
+    const bool ends = round != Round::kBeforeMpi || exit_code != kExitOk;
+    parts.print(absl::StrCat(round == Round::kMpi ? "" : CheckTable(findings),
+                             ends ? CheckEnd(findings, verdict) : MpiWarning(findings)));
   }
-  parts.print(CheckEnd(findings, verdict));
-  meeting.Announce(verdict.exit_code);
-  own = everything.reports.front();
-  return {.exit_code = verdict.exit_code, .mpi_is_stuck = own.mpi_hangs()};
+  const absl::Status told = meeting.Tell(exit_code);
+  // Rank 0 has said all, but must not call MPI alone: it would wait there for the others.
+  if (!told.ok() && (!leads || round == Round::kBeforeMpi)) {
+    return ConcludeAlone(parts, std::move(findings), own, told);
+  }
+  return {.exit_code = exit_code};
 }
 
 std::string WayOut(int error_number, CheckFindings::Topology topology) {
@@ -171,7 +153,7 @@ CheckOutcome RunCheck(const CheckParts& parts) {
     case Contact::kServers:
       return CheckStar(parts, std::move(report));
     case Contact::kMpirun:
-      return CheckRing(parts, std::move(report));
+      return CheckOverMpi(parts, std::move(report));
     case Contact::kRendezvous:
       return CheckMesh(parts, std::move(report));
     case Contact::kNone:

@@ -1,10 +1,10 @@
 // worker --check: without any training, every worker dials every process that it would talk to, and rank 0 prints one
 // table and one sentence: ready, or what to mend.
 //
-// The workers of a star with servers dial these, by TCP and by a call of the real protocol, and meet there. Ranks that
-// exchange over MPI, be it in a ring or a star, dial each other by TCP, at the interfaces that Open MPI would use, and
-// then by MPI; they meet through mpirun, or where srun has started them, through MPI itself and then rank 0. Ranks that
-// exchange over TCP meet as in the job, at --rendezvous, and test the connections of the job itself.
+// Processes that exchange over TCP, servers among them, meet as in the job, at --rendezvous, and test the connections
+// of the job itself. Ranks that exchange over MPI dial each other by TCP, at the interfaces that Open MPI would use,
+// and then test MPI's messages likewise; they meet through mpirun, or where srun has started them, through MPI itself.
+// Workers that dial servers do so by TCP and by a call of the real protocol, and meet at these servers.
 //
 // Thread safety: one thread.
 #ifndef STARRING_WORKER_CHECK_CHECK_H_

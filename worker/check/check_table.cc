@@ -89,8 +89,7 @@ std::map<std::string, double> ClocksAhead(const CheckFindings& findings) {
     for (const ProcessReport& report : findings.reports) {
       const std::string from = NameOf(report.facts());
       for (const LinkReport& link : report.links()) {
-        // MPI's probe does not measure clocks. Its links say 0, which would pass for equal clocks.
-        if (!link.error().empty() || link.means() == LinkReport::MPI) continue;
+        if (!link.error().empty()) continue;
         const std::string to = PeerOf(link);
         // A link is used in both directions. The first path to a process decides: emplace never replaces a clock.
         if (clocks.contains(from)) {

@@ -17,11 +17,12 @@
 namespace starring {
 
 struct CheckFindings {
-  // kRing: ranks that exchange over MPI. kMesh: ranks that are connected over TCP, each with every other one.
+  // kStar: workers that dial servers. kRing: ranks that exchange over MPI. kMesh: processes that are connected over
+  // TCP, each with every other one.
   enum class Topology { kAlone, kStar, kRing, kMesh };
   Topology topology = Topology::kAlone;
   int world_size = 1;
-  int shard_count = 0;                     // 0 unless this is a star
+  int shard_count = 0;                     // servers
   int lanes = 1;                           // in a star: connections of a worker to each server
   int threads = 1;                         // for computation, in each worker
   bool uses_gpus = false;                  // those that exist; false with --device=cpu

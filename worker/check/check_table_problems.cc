@@ -181,9 +181,9 @@ void AddLimits(const CheckFindings& findings, const std::vector<const ProcessFac
     const bool server = process->role() == ProcessFacts::SERVER;
     // The same two functions decide how many descriptors a job's processes ask for, so a check and a job cannot
     // disagree.
-    const int64_t needed =
-        server ? ServerDescriptors(int64_t{findings.world_size} * findings.lanes)
-               : WorkerDescriptors(star ? int64_t{findings.shard_count} * findings.lanes : findings.world_size);
+    const int64_t needed = server && star ? ServerDescriptors(int64_t{findings.world_size} * findings.lanes)
+                                          : WorkerDescriptors(star ? int64_t{findings.shard_count} * findings.lanes
+                                                                   : findings.world_size + findings.shard_count);
     // A process that could not find out its limit reports 0.
     if (process->descriptors() != 0 && process->descriptors() < needed) {
       problems.push_back({kExitRefused, absl::StrCat(NameOf(*process), " can have ", process->descriptors(),
@@ -249,19 +249,14 @@ void AddClocks(const CheckFindings& findings, Problems& problems) {
 }
 
 std::string ReadyText(const CheckFindings& findings) {
+  const bool one = findings.world_size == 1;
   const std::string workers = CountText(findings.world_size, "worker");
-  switch (findings.topology) {
-    case CheckFindings::Topology::kAlone:
-      return "one worker, which needs no other";
-    case CheckFindings::Topology::kStar:
-      return absl::StrCat(
-          workers, findings.world_size == 1 ? " reaches " : " reach ",
-          findings.shard_count == 1 ? "the server" : absl::StrCat("all ", findings.shard_count, " servers"));
-    case CheckFindings::Topology::kRing:
-    case CheckFindings::Topology::kMesh:
-      return findings.world_size == 1 ? "one worker, which needs no other" : absl::StrCat(workers, " reach each other");
+  if (findings.shard_count > 0) {
+    return absl::StrCat(
+        workers, one ? " reaches " : " reach ",
+        findings.shard_count == 1 ? "the server" : absl::StrCat("all ", findings.shard_count, " servers"));
   }
-  return workers;
+  return one ? "one worker, which needs no other" : absl::StrCat(workers, " reach each other");
 }
 
 }  // namespace

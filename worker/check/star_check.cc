@@ -26,37 +26,42 @@ constexpr size_t kBoardServersMax = 4;
 constexpr size_t kThreadsMax = 16;
 // A server forgets a worker that it has not heard for some seconds.
 constexpr absl::Duration kKeepPause = absl::Seconds(1);
+// How long rank 0 stays for workers that have not read the verdict, and between two looks.
+constexpr absl::Duration kReadersDeadline = absl::Seconds(3);
+constexpr absl::Duration kReadersPause = absl::Milliseconds(10);
 // The facts of more servers would make a note too long.
 constexpr int kServersInNoteMax = 32;
 
 // The boards of the first servers that this worker reaches, used as one: a note is put on all of them and found on any.
 class ServerBoard final : public NoteBoard {
  public:
-  explicit ServerBoard(std::vector<StarCheckClient*> servers) : servers_(std::move(servers)) {}
+  ServerBoard(const WorkerOptions& options, std::vector<StarCheckClient*> servers)
+      : options_(options), servers_(std::move(servers)) {}
 
   ~ServerBoard() override {
+    if (options_.rank == 0) AwaitReaders();
     // A server would otherwise keep the notes until it forgets this worker, and a second check would find them.
     for (StarCheckClient* server : servers_) server->Leave(SteadyNow() + absl::Seconds(1)).IgnoreError();
   }
 
-  absl::Status Put(CheckStage stage, const std::string& text) override {
+  absl::Status Put(int stage, const std::string& text) override {
     absl::Status status;
     // The note is put if one board has it, because Get asks all of them.
     bool any = false;
     for (StarCheckClient* server : servers_) {
-      const absl::Status put = server->Put(static_cast<int>(stage), text, SteadyNow() + kAnswerDeadline);
+      const absl::Status put = server->Put(stage, text, SteadyNow() + kAnswerDeadline);
       any = any || put.ok();
       status.Update(put);
     }
     return any ? absl::OkStatus() : status;
   }
 
-  absl::StatusOr<std::optional<std::string>> Get(int rank, CheckStage stage) override {
+  absl::StatusOr<std::optional<std::string>> Get(int rank, int stage) override {
     absl::Status status = absl::UnavailableError("no server answers");
     for (size_t i = 0; i < servers_.size(); ++i) {
       // A server that has failed is asked again in its turn: it may only have been slow.
       StarCheckClient* const server = servers_[next_++ % servers_.size()];
-      auto note = server->Get(rank, static_cast<int>(stage), SteadyNow() + kAnswerDeadline);
+      auto note = server->Get(rank, stage, SteadyNow() + kAnswerDeadline);
       if (note.ok()) return note;  // the next call asks the next server, so that the load is shared
       status = note.status();
     }
@@ -68,11 +73,22 @@ class ServerBoard final : public NoteBoard {
     if (SteadyNow() - kept_ < kKeepPause) return;
     kept_ = SteadyNow();
     for (StarCheckClient* server : servers_) {
-      server->Get(0, static_cast<int>(CheckStage::kCard), SteadyNow() + kAnswerDeadline).IgnoreError();
+      server->Get(0, kCard, SteadyNow() + kAnswerDeadline).IgnoreError();
     }
   }
 
  private:
+  // Rank 0's notes leave with it, and the verdict is one of them. A worker that has read it takes its card with it.
+  void AwaitReaders() {
+    const absl::Time end = SteadyNow() + kReadersDeadline;
+    for (int rank = 1; rank < options_.world_size; ++rank) {
+      for (auto card = Get(rank, kCard); card.ok() && card->has_value() && SteadyNow() < end; card = Get(rank, kCard)) {
+        absl::SleepFor(kReadersPause);
+      }
+    }
+  }
+
+  const WorkerOptions& options_;
   const std::vector<StarCheckClient*> servers_;
   size_t next_ = 0;
   absl::Time kept_ = absl::InfinitePast();
@@ -122,7 +138,6 @@ std::vector<Server> DialServers(const CheckParts& parts, uint64_t worker_id) {
     server.link.set_address(addresses[shard]);
     server.link.set_interface(InterfaceWith(interfaces, dialled[shard].local_address));
     if (!dialled[shard].error.empty()) {
-      server.link.set_error_number(dialled[shard].error_number);
       Fail(dialled[shard].error, WayOut(dialled[shard].error_number, CheckFindings::Topology::kStar), server);
       continue;
     }
@@ -154,6 +169,20 @@ void FillReport(const std::vector<Server>& servers, v1::ProcessReport* report) {
   }
 }
 
+void MeasureBandwidths(double seconds, std::vector<Server>& servers, ServerBoard& board) {
+  for (Server& server : servers) {
+    if (!server.link.error().empty()) continue;
+    const auto rate = server.client->MeasureBandwidth(seconds, SteadyNow() + kAnswerDeadline);
+    if (rate.ok()) {
+      server.link.set_bytes_per_second(*rate);
+    } else {
+      Fail(absl::StrCat("small messages pass, large ones do not: ", std::string(rate.status().message())),
+           "look for a smaller MTU on the way", server);
+    }
+    board.Keep();
+  }
+}
+
 }  // namespace
 
 CheckOutcome CheckStar(const CheckParts& parts, v1::ProcessReport report) {
@@ -171,35 +200,24 @@ CheckOutcome CheckStar(const CheckParts& parts, v1::ProcessReport report) {
   }
   FillReport(servers, &report);
   // Without a server there is no board, and no way to hear of the other workers.
-  if (board_servers.empty()) return ConcludeAlone(parts, std::move(findings), report);
+  if (board_servers.empty()) return ConcludeAlone(parts, std::move(findings), report, AloneError(options.rank));
 
-  ServerBoard board(board_servers);
-  Meeting meeting({.board = &board,
-                   .rank = options.rank,
-                   .world_size = options.world_size,
-                   .begin = begin,
-                   .gather_deadline = findings.gather_deadline,
-                   .rest = [](absl::Duration pause) { absl::SleepFor(pause); }});
-  if (!meeting.Put(CheckStage::kCard, report).ok()) return ConcludeAlone(parts, std::move(findings), report);
-  // One worker tests at a time, as in a ring. While it waits for its turn, its questions to the board keep its notes.
-  if (options.rank % findings.bandwidth.rank_stride == 0) {
-    meeting.AwaitTurn(findings.bandwidth.rank_stride, CheckStage::kReport);
-    for (Server& server : servers) {
-      if (!server.link.error().empty()) continue;
-      const auto rate = server.client->MeasureBandwidth(findings.bandwidth.seconds, SteadyNow() + kAnswerDeadline);
-      if (rate.ok()) {
-        server.link.set_bytes_per_second(*rate);
-      } else {
-        Fail(absl::StrCat("small messages pass, large ones do not: ", std::string(rate.status().message())),
-             "look for a smaller MTU on the way", server);
-      }
-      board.Keep();
-    }
+  ServerBoard board(options, board_servers);
+  BoardMeeting meeting({.board = &board,
+                        .rank = options.rank,
+                        .world_size = options.world_size,
+                        .begin = begin,
+                        .gather_deadline = findings.gather_deadline});
+  const absl::Status status = meeting.PutCard(report);
+  if (!status.ok()) return ConcludeAlone(parts, std::move(findings), report, status);
+  // One worker tests at a time. While it waits for its turn, its questions to the board keep its notes.
+  if (findings.bandwidth.SecondsOf(options.rank) > 0) {
+    meeting.AwaitTurn(findings.bandwidth.rank_stride);
+    MeasureBandwidths(findings.bandwidth.seconds, servers, board);
   }
   // The card had the links without bandwidths; the report replaces it.
   FillReport(servers, &report);
-  if (!meeting.Put(CheckStage::kReport, report).ok()) return ConcludeAlone(parts, std::move(findings), report);
-  return Conclude(parts, std::move(findings), report, meeting, nullptr);
+  return Conclude(parts, std::move(findings), report, meeting);
 }
 
 }  // namespace starring

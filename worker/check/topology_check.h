@@ -1,12 +1,11 @@
-// The check of a star, of a ring and of ranks over TCP, which check.cc chooses from, and what both need. Internal to
-// worker/check.
+// The check of each way to meet (Contact of common/job/cells.h), which check.cc chooses from, and what both need.
+// Internal to worker/check.
 #ifndef STARRING_WORKER_CHECK_TOPOLOGY_CHECK_H_
 #define STARRING_WORKER_CHECK_TOPOLOGY_CHECK_H_
 
-#include <functional>
 #include <string>
 
-#include "absl/time/time.h"
+#include "absl/status/status.h"
 #include "proto/starring/v1/check.pb.h"
 #include "worker/check/check.h"
 #include "worker/check/check_table.h"
@@ -15,20 +14,24 @@
 namespace starring {
 
 CheckOutcome CheckStar(const CheckParts& parts, v1::ProcessReport report);
-CheckOutcome CheckRing(const CheckParts& parts, v1::ProcessReport report);
+CheckOutcome CheckOverMpi(const CheckParts& parts, v1::ProcessReport report);
 CheckOutcome CheckMesh(const CheckParts& parts, v1::ProcessReport report);
 
 // The findings before any report.
 CheckFindings EmptyFindings(const CheckParts& parts, CheckFindings::Topology topology);
 
-// Ends a check after this worker has put its report. Rank 0 prints what all have found and announces the verdict; the
-// others await it, and print their own findings if it does not come. In a ring in which TCP connects all ranks, rank 0
-// prints that first, and all ranks call `try_mpi`, which adds to a report. `try_mpi` is null for a star.
-CheckOutcome Conclude(const CheckParts& parts, CheckFindings findings, v1::ProcessReport own, Meeting& meeting,
-                      const std::function<void(v1::ProcessReport&)>& try_mpi);
+// A check of ranks over MPI has two rounds: what TCP has shown is printed before MPI is tried.
+enum class Round { kOnly, kBeforeMpi, kMpi };
 
-// Ends a check with only this worker's findings, and prints them.
-CheckOutcome ConcludeAlone(const CheckParts& parts, CheckFindings findings, const v1::ProcessReport& own);
+// Ends a round: rank 0 prints what all have found, and all learn its verdict. A worker that does not reach the others
+// prints its own findings.
+CheckOutcome Conclude(const CheckParts& parts, CheckFindings findings, const v1::ProcessReport& own, Meeting& meeting,
+                      Round round = Round::kOnly);
+
+// Ends a check with only this worker's findings, and prints them. `why` the others' are not known is the verdict,
+// unless this worker has found a problem itself.
+CheckOutcome ConcludeAlone(const CheckParts& parts, CheckFindings findings, const v1::ProcessReport& own,
+                           const absl::Status& why = absl::OkStatus());
 
 // The advice to a person about an address that cannot be dialled.
 std::string WayOut(int error_number, CheckFindings::Topology topology);

@@ -307,14 +307,6 @@ absl::Status CheckSameHost(const WorkerOptions& options) {
       absl::StrCat("--sync=", SyncName(cell.sync), " sends messages: drop it, or give --sync=", SyncName(other.sync)));
 }
 
-// Whether --check, if it is given, knows all processes of the job.
-absl::Status CheckKnowsAll(const WorkerOptions& options) {
-  if (!options.check || options.cell().May(Cell::kCheck)) return absl::OkStatus();
-  return RefuseFlag("check", "true",
-                    absl::StrCat(WhyNot(options.cell(), Cell::kCheck),
-                                 ": check the hosts with --server_ranks=0 and a worker in place of each server"));
-}
-
 // Resolves the protection of the connections to the servers, or between the ranks.
 absl::Status ResolveSecurity(const LauncherEnvironment& launcher, WorkerOptions& options) {
   if (options.run_id.empty()) options.run_id = launcher.run_id;
@@ -412,7 +404,6 @@ absl::StatusOr<WorkerOptions> ParseWorkerOptions(int argc, const char* const* ar
   RETURN_IF_ERROR(ResolveMicroBatches(flags, options));
   // The topology comes first: security and the default size of a bucket depend on it.
   RETURN_IF_ERROR(ResolveTopology(launcher, options));
-  RETURN_IF_ERROR(CheckKnowsAll(options));
   RETURN_IF_ERROR(CheckSameHost(options));
   RETURN_IF_ERROR(ResolveSecurity(launcher, options));
   RETURN_IF_ERROR(CheckAutoBuckets(options));

@@ -55,7 +55,11 @@ class MpiRuntime {
 // Internal, with MPI's own text for `code`, which `call` returned.
 absl::Status MpiError(const char* call, int code);
 
-// A transport over MPI_Isend, MPI_Irecv and MPI_Iallreduce on a communicator of its own, completed by MPI_Testsome.
+// Making a communicator is a collective operation, which has no deadline: it may hang where ranks do not reach each
+// other. kWorld, for a check, sends nothing before the first message; then no other transport is used in the process.
+enum class MpiCommunicator { kOwn, kWorld };
+
+// A transport over MPI_Isend, MPI_Irecv and MPI_Iallreduce, completed by MPI_Testsome.
 //
 // Collective over all ranks of `runtime`, which outlives the transport. If operations are pending when the transport is
 // destroyed, its communicator is not freed; then the process must leave by MpiRuntime::ExitWithoutFinalize.
@@ -65,7 +69,8 @@ absl::Status MpiError(const char* call, int code);
 // long.
 //
 // Thread safety: as transport.h says; Wait and Wake do not enter MPI (MPI_THREAD_SERIALIZED).
-[[nodiscard]] std::unique_ptr<MpiTransport> CreateMpiTransport(const MpiRuntime& runtime);
+[[nodiscard]] std::unique_ptr<MpiTransport> CreateMpiTransport(const MpiRuntime& runtime,
+                                                               MpiCommunicator communicator = MpiCommunicator::kOwn);
 
 }  // namespace starring
 

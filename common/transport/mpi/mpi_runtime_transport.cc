@@ -67,10 +67,11 @@ void SleepPrecisely() {
 
 class MpiRuntimeTransport final : public MpiTransport {
  public:
-  explicit MpiRuntimeTransport(const MpiRuntime& runtime) : rank_(runtime.rank()), world_size_(runtime.world_size()) {
-    // The transport has a communicator of its own. MPI matches messages by communicator and tag, so no message of
-    // another part of this process (MpiProbe) can take the place of one of ours.
-    MPI_Comm_dup(MPI_COMM_WORLD, &communicator_);
+  MpiRuntimeTransport(const MpiRuntime& runtime, MpiCommunicator communicator)
+      : rank_(runtime.rank()), world_size_(runtime.world_size()), owns_(communicator == MpiCommunicator::kOwn) {
+    // MPI matches messages by communicator and tag, so in one of its own no message of another transport can take the
+    // place of one of ours.
+    if (owns_) MPI_Comm_dup(MPI_COMM_WORLD, &communicator_);
     // By default MPI ends the process at the first error, and no rank would be told why.
     MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN);
     // The library has a pointer to its limit. Without one, the limit is the least that the standard allows.
@@ -83,7 +84,7 @@ class MpiRuntimeTransport final : public MpiTransport {
   ~MpiRuntimeTransport() override {
     // Freeing is collective, and after an error the peers do not take part. Then the communicator stays, and the
     // process leaves without MPI_Finalize.
-    if (requests_.empty() && error_.ok()) MPI_Comm_free(&communicator_);
+    if (owns_ && requests_.empty() && error_.ok()) MPI_Comm_free(&communicator_);
   }
 
   int rank() const override { return rank_; }
@@ -220,7 +221,8 @@ class MpiRuntimeTransport final : public MpiTransport {
 
   const int rank_;
   const int world_size_;
-  MPI_Comm communicator_ = MPI_COMM_NULL;
+  const bool owns_;
+  MPI_Comm communicator_ = MPI_COMM_WORLD;
   int tag_max_ = 32767;
   std::chrono::microseconds polls_for_ = kPollsFor;
   absl::Status error_;  // the first one; it stays
@@ -235,8 +237,8 @@ class MpiRuntimeTransport final : public MpiTransport {
 
 }  // namespace
 
-std::unique_ptr<MpiTransport> CreateMpiTransport(const MpiRuntime& runtime) {
-  return std::make_unique<MpiRuntimeTransport>(runtime);
+std::unique_ptr<MpiTransport> CreateMpiTransport(const MpiRuntime& runtime, MpiCommunicator communicator) {
+  return std::make_unique<MpiRuntimeTransport>(runtime, communicator);
 }
 
 }  // namespace starring

@@ -83,8 +83,10 @@ class CheckTest(unittest.TestCase):
             code, output = self.run_ring(lab)
             self.assertEqual(code, 0, output)
             self.assertEqual(self.sentence(output), "ready: 3 workers reach each other", output)
-            rates = re.findall(r"(?m)^w\d +w\d +tcp +10\.77\.0\.\d:\d+ +eth0 +reachable +\S+ ms +(.*) Mbit/s", output)
-            self.assertEqual(len(rates), 6, output)
+            links = re.findall(r"(?m)^w\d +w\d +tcp +10\.77\.0\.\d:\d+ +eth0 +reachable +\S+ ms ", output)
+            self.assertEqual(len(links), 6, output)
+            rates = re.findall(r"(?m)^w\d +w\d +mpi +host\d +- +reachable +\S+ ms +(.*) Mbit/s", output)
+            self.assertEqual(len(rates), 3, output)
             for rate in rates:
                 self.assertLess(int(rate), 1500, output)  # the link has 1000, and a burst comes on top
             codes, outputs = self.run_star(lab, [0, 1, 2])

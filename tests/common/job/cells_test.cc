@@ -67,8 +67,6 @@ TEST(CellsTest, WhatAFewMay) {
   EXPECT_THAT(NamesOf({.may = Cell::kSiteCertificates}), ElementsAre("star", "star-shm"));
   for (const Cell& cell : Cells()) {
     EXPECT_EQ(cell.May(Cell::kDeterministic), cell.sync != Sync::kMpi) << cell.name;
-    EXPECT_EQ(cell.May(Cell::kCheck), cell.placement != Placement::kServers || cell.transport == TransportKind::kGrpc)
-        << cell.name;
     // Ranks that own parts of all parameters can cut them anew.
     EXPECT_EQ(cell.May(Cell::kAutoBuckets), cell.placement == Placement::kRanks) << cell.name;
     EXPECT_EQ(cell.May(Cell::kSecret), cell.contact == Contact::kRendezvous || cell.contact == Contact::kServers)
@@ -104,7 +102,7 @@ TEST(CellsTest, FlagsAndNames) {
 
 TEST(CellsTest, WhatAFlagAsksForAndACellLacksHasAReason) {
   for (const Cell& cell : Cells()) {
-    for (const Cell::Ability ability : {Cell::kTree, Cell::kAutoBuckets, Cell::kCheck}) {
+    for (const Cell::Ability ability : {Cell::kTree, Cell::kAutoBuckets}) {
       if (cell.May(ability)) {
         EXPECT_THAT(WhyNot(cell, ability), IsEmpty()) << cell.name;
       } else if (cell.Exchanges()) {

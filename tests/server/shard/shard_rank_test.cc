@@ -13,6 +13,8 @@
 #include <vector>
 
 #include "common/arithmetic/reduction_order.h"
+#include "common/base/status.h"
+#include "common/transport/check_conversation.h"
 #include "common/transport/collectives.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -262,6 +264,68 @@ TEST(ShardRankTest, AWorkerThatIsLateIsNamed) {
   for (const absl::Status& status : outcomes.statuses()) EXPECT_FALSE(status.ok());
   EXPECT_THAT(std::string(outcomes.servers[0].message()), HasSubstr("rank 1"));
   EXPECT_THAT(std::string(outcomes.workers[0].status.message()), HasSubstr("rank 1"));
+}
+
+// Runs a worker's part of a check in each of two processes, and two servers.
+std::vector<absl::Status> RunCheckAtServers(const std::function<absl::Status(MessagePump& pump)>& part) {
+  InMemoryNetwork network(4, 3);
+  std::vector<absl::Status> servers(2);
+  std::vector<std::thread> threads;
+  for (int shard = 0; shard < 2; ++shard) {
+    threads.emplace_back([&, shard] {
+      ShardRank server(network.CreateTransport(2 + shard), {.shard = shard, .shard_count = 2});
+      servers[shard] = server.Run();
+      EXPECT_TRUE(server.was_check() || !servers[shard].ok());
+    });
+  }
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      std::unique_ptr<Transport> transport = network.CreateTransport(rank);
+      MessagePump pump(transport.get(), {}, 2);
+      EXPECT_EQ(part(pump), absl::OkStatus());
+      transport.reset();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return servers;
+}
+
+TEST(ShardRank, TakesPartInACheckOfItsWorkers) {
+  std::vector<v1::ProcessReport> reports;
+  const auto check = [&reports](MessagePump& pump) {
+    v1::ProcessReport report;
+    RETURN_IF_ERROR(InviteServers(pump));
+    RETURN_IF_ERROR(TestLinks(pump, {.bandwidth_seconds = 1e-3}, report));
+    ASSIGN_OR_RETURN(std::vector<v1::ProcessReport> all, GatherReports(pump, report));
+    if (pump.rank() == 0) reports = std::move(all);
+    int exit_code = 0;
+    return TellVerdict(pump, exit_code);
+  };
+  EXPECT_THAT(RunCheckAtServers(check), testing::Each(absl::OkStatus()));
+  ASSERT_EQ(reports.size(), 4u);
+  for (int rank = 0; rank < 4; ++rank) {
+    const v1::ProcessReport& report = reports[rank];
+    EXPECT_EQ(report.links_size(), rank < 2 ? 2 : 0);
+    if (rank < 2) continue;
+    EXPECT_EQ(report.facts().role(), v1::ProcessFacts::SERVER);
+    EXPECT_EQ(report.facts().number(), rank - 2);
+    EXPECT_GT(report.facts().cores(), 0);
+    EXPECT_GT(report.facts().wire_version(), 0);
+  }
+}
+
+TEST(ShardRank, RefusesAWorldOfWhichOnlyAPartChecks) {
+  const auto part = [](MessagePump& pump) {
+    const ExampleJob job = {.element_count = 64, .bucket_bytes = 1, .world_size = 2};
+    const JobSpec spec = job.Spec(pump.rank());
+    absl::Status end = pump.rank() == 0
+                           ? InviteServers(pump)
+                           : JoinServers(pump, spec, {.agreement = SerializeAgreement(spec)});
+    if (end.ok()) end = pump.PumpUntil([] { return false; }, DeadlineAfter(absl::Seconds(20)), "");
+    EXPECT_THAT(std::string(end.message()), HasSubstr("rank 0 has --check, rank 1 has not"));
+    return absl::OkStatus();
+  };
+  EXPECT_THAT(RunCheckAtServers(part), testing::Each(testing::Not(absl::OkStatus())));
 }
 
 // Rank 0 is a bare pump, which says what no worker says.

@@ -1,6 +1,5 @@
 #include "worker/check/check_table.h"
 
-#include <errno.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -71,8 +70,7 @@ CheckFindings Ring(int world_size) {
   return findings;
 }
 
-void Fail(v1::LinkReport* link, int error_number, const std::string& error, const std::string& way_out) {
-  link->set_error_number(error_number);
+void Fail(v1::LinkReport* link, const std::string& error, const std::string& way_out) {
   link->set_error(error);
   link->set_way_out(way_out);
 }
@@ -100,7 +98,7 @@ TEST(CheckTableTest, Ready) {
 TEST(CheckTableTest, UnreachableServer) {
   CheckFindings findings = Star();
   for (v1::ProcessReport& report : findings.reports) {
-    Fail(report.mutable_links(1), ECONNREFUSED, "connection refused (ECONNREFUSED)", "start that server");
+    Fail(report.mutable_links(1), "connection refused (ECONNREFUSED)", "start that server");
   }
   const CheckVerdict verdict = JudgeCheck(findings);
   EXPECT_EQ(verdict.exit_code, kExitPeerMissing);
@@ -111,7 +109,7 @@ TEST(CheckTableTest, UnreachableServer) {
 
 TEST(CheckTableTest, ServersInAnotherOrder) {
   CheckFindings findings = Star();
-  Fail(findings.reports[0].mutable_links(0), 0, "answers as shard 1", "give --servers in shard order");
+  Fail(findings.reports[0].mutable_links(0), "answers as shard 1", "give --servers in shard order");
   const CheckVerdict verdict = JudgeCheck(findings);
   EXPECT_EQ(verdict.exit_code, kExitRefused);
   EXPECT_THAT(verdict.sentence, HasSubstr("10.0.0.1:7077 answers as shard 1, --servers has it as shard 0"));
@@ -178,13 +176,13 @@ TEST(CheckTableTest, MpiThatHangsIsToldOfTheNetworkThatWorks) {
   for (v1::ProcessReport& report : findings.reports) {
     *report.add_links() = report.links(0);
     report.mutable_links(1)->set_address("172.17.0.1:7077");
-    Fail(report.mutable_links(1), EHOSTUNREACH, "no route to host (EHOSTUNREACH)", "");
+    Fail(report.mutable_links(1), "no route to host (EHOSTUNREACH)", "");
     *report.add_links() = LinkTo(v1::ProcessFacts::WORKER, 1 - report.facts().number(), v1::LinkReport::MPI);
   }
   EXPECT_EQ(JudgeCheck(findings).exit_code, kExitOk) << "one address of each pair is enough";
   EXPECT_THAT(MpiWarning(findings), HasSubstr("OMPI_MCA_btl_tcp_if_include=10.0.0.0/24"));
   EXPECT_EQ(MpiWarning(Ring(2)), "");
-  Fail(findings.reports[0].mutable_links(2), 0, "a message does not arrive", "");
+  Fail(findings.reports[0].mutable_links(2), "a message does not arrive", "");
   const CheckVerdict verdict = JudgeCheck(findings);
   EXPECT_EQ(verdict.exit_code, kExitPeerMissing);
   EXPECT_THAT(verdict.sentence, HasSubstr("MPI's messages from w0 to w1 fail"));
@@ -194,7 +192,7 @@ TEST(CheckTableTest, MpiThatHangsIsToldOfTheNetworkThatWorks) {
 TEST(CheckTableTest, ALargeJobFitsAScreenOrTwo) {
   CheckFindings findings = Ring(1024);
   findings.bandwidth = PlanBandwidth(2, 1024);
-  Fail(findings.reports[900].mutable_links(3), ETIMEDOUT, "connection timed out (ETIMEDOUT)", "let TCP pass");
+  Fail(findings.reports[900].mutable_links(3), "connection timed out (ETIMEDOUT)", "let TCP pass");
   const std::string table = TableOf(findings);
   EXPECT_LE(std::count(table.begin(), table.end(), '\n'), 130);
   EXPECT_THAT(table, HasSubstr("w900"));
@@ -212,7 +210,7 @@ TEST(CheckTableTest, LongTextsAreCut) {
     report.mutable_facts()->set_gpu(text);
     report.mutable_links(0)->set_interface(text);
     report.mutable_links(0)->set_address(text);
-    Fail(report.mutable_links(1), 0, "a text of several words that is longer than its column is by far", text);
+    Fail(report.mutable_links(1), "a text of several words that is longer than its column is by far", text);
   }
   const std::string table = CheckTable(findings) + CheckEnd(findings, JudgeCheck(findings));
   EXPECT_THAT(table, HasSubstr("a text of several words"));

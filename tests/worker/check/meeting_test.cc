@@ -18,21 +18,22 @@ namespace {
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
+using ::testing::StartsWith;
 
 struct SharedNotes {
   std::mutex mutex;
-  std::map<std::pair<int, CheckStage>, std::string> notes;
+  std::map<std::pair<int, int>, std::string> notes;
 };
 
 class MemoryBoard final : public NoteBoard {
  public:
   MemoryBoard(SharedNotes* shared, int rank) : shared_(shared), rank_(rank) {}
-  absl::Status Put(CheckStage stage, const std::string& text) override {
+  absl::Status Put(int stage, const std::string& text) override {
     const std::lock_guard lock(shared_->mutex);
     shared_->notes[{rank_, stage}] = text;
     return absl::OkStatus();
   }
-  absl::StatusOr<std::optional<std::string>> Get(int rank, CheckStage stage) override {
+  absl::StatusOr<std::optional<std::string>> Get(int rank, int stage) override {
     const std::lock_guard lock(shared_->mutex);
     const auto found = shared_->notes.find({rank, stage});
     if (found == shared_->notes.end()) return std::optional<std::string>();
@@ -50,11 +51,11 @@ v1::ProcessReport ReportOf(int rank) {
   return report;
 }
 
-Meeting::Options OptionsOf(NoteBoard* board, int rank, int world_size, absl::Time begin) {
-  return {.board = board, .rank = rank, .world_size = world_size, .begin = begin, .rest = absl::SleepFor};
+BoardMeeting::Options OptionsOf(NoteBoard* board, int rank, int world_size, absl::Time begin) {
+  return {.board = board, .rank = rank, .world_size = world_size, .begin = begin};
 }
 
-TEST(MeetingTest, OneTestsAtATimeAndAllEndWithTheVerdict) {
+TEST(BoardMeetingTest, OneTestsAtATimeAndAllEndWithTheVerdict) {
   constexpr int kWorldSize = 5;
   SharedNotes shared;
   std::mutex mutex;
@@ -63,22 +64,23 @@ TEST(MeetingTest, OneTestsAtATimeAndAllEndWithTheVerdict) {
   for (int rank = 0; rank < kWorldSize; ++rank) {
     threads.emplace_back([&, rank] {
       MemoryBoard board(&shared, rank);
-      Meeting meeting(OptionsOf(&board, rank, kWorldSize, SteadyNow()));
-      ASSERT_TRUE(meeting.Put(CheckStage::kCard, ReportOf(rank)).ok());
-      meeting.AwaitTurn(1, CheckStage::kReport);
+      BoardMeeting meeting(OptionsOf(&board, rank, kWorldSize, SteadyNow()));
+      ASSERT_TRUE(meeting.PutCard(ReportOf(rank)).ok());
+      meeting.AwaitTurn(1);
       {
         const std::lock_guard lock(mutex);
         turns.push_back(rank);
       }
-      ASSERT_TRUE(meeting.Put(CheckStage::kReport, ReportOf(rank)).ok());
-      if (rank > 0) {
-        EXPECT_EQ(meeting.AwaitVerdict(), 3);
-        return;
+      // Two rounds, as where MPI is tried.
+      for (const int verdict : {0, 3}) {
+        const auto everything = meeting.Gather(ReportOf(rank));
+        ASSERT_TRUE(everything.ok());
+        EXPECT_EQ(everything->reports.size(), static_cast<size_t>(rank == 0 ? kWorldSize : 0));
+        EXPECT_TRUE(everything->missing.empty());
+        int exit_code = rank == 0 ? verdict : -1;
+        EXPECT_TRUE(meeting.Tell(exit_code).ok());
+        EXPECT_EQ(exit_code, verdict);
       }
-      const Meeting::Everything everything = meeting.GatherReports(ReportOf(0));
-      EXPECT_EQ(everything.reports.size(), static_cast<size_t>(kWorldSize));
-      EXPECT_TRUE(everything.missing.empty());
-      meeting.Announce(3);
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -86,20 +88,30 @@ TEST(MeetingTest, OneTestsAtATimeAndAllEndWithTheVerdict) {
 }
 
 // At the deadline rank 1 has not come, and rank 2 has not ended its tests.
-TEST(MeetingTest, WhoIsMissingIsNamed) {
+TEST(BoardMeetingTest, WhoIsMissingIsNamed) {
   SharedNotes shared;
   MemoryBoard board(&shared, 2);
-  Meeting second(OptionsOf(&board, 2, 3, absl::InfinitePast()));
-  ASSERT_TRUE(second.Put(CheckStage::kCard, ReportOf(2)).ok());
-  EXPECT_FALSE(second.AwaitTurn(1, CheckStage::kReport).has_value());
-  EXPECT_FALSE(second.AwaitVerdict().has_value());
+  BoardMeeting second(OptionsOf(&board, 2, 3, absl::InfinitePast()));
+  ASSERT_TRUE(second.PutCard(ReportOf(2)).ok());
+  second.AwaitTurn(1);
 
   MemoryBoard first_board(&shared, 0);
-  Meeting first(OptionsOf(&first_board, 0, 3, absl::InfinitePast()));
-  const Meeting::Everything everything = first.GatherReports(ReportOf(0));
-  EXPECT_EQ(everything.missing, std::vector<int>{1});
-  ASSERT_EQ(everything.reports.size(), 2u);
-  EXPECT_EQ(everything.reports[1].facts().number(), 2) << "by its card";
+  BoardMeeting first(OptionsOf(&first_board, 0, 3, absl::InfinitePast()));
+  const auto everything = first.Gather(ReportOf(0));
+  ASSERT_TRUE(everything.ok());
+  EXPECT_EQ(everything->missing, std::vector<int>{1});
+  ASSERT_EQ(everything->reports.size(), 2u);
+  EXPECT_EQ(everything->reports[1].facts().number(), 2) << "by its card";
+}
+
+TEST(BoardMeetingTest, AWorkerThatHearsNoVerdictIsAlone) {
+  SharedNotes shared;
+  MemoryBoard board(&shared, 1);
+  BoardMeeting meeting(OptionsOf(&board, 1, 2, absl::InfinitePast()));
+  int exit_code = 0;
+  EXPECT_EQ(meeting.Tell(exit_code), AloneError(1));
+  EXPECT_THAT(std::string(AloneError(1).message()), StartsWith("rank 0 did not answer to w1"));
+  EXPECT_THAT(std::string(AloneError(0).message()), StartsWith("w0 cannot leave notes for the other workers"));
 }
 
 TEST(RingTargetsTest, AreAllOthersOfASmallRing) {

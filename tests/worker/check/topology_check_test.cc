@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -11,7 +10,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
-#include "common/base/steady_time.h"
 #include "common/flags/command_line.h"
 #include "common/transport/tcp/tcp_listener.h"
 #include "common/transport/tcp/tcp_rendezvous.h"
@@ -25,15 +23,15 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-// Rank 0 has decided that MPI is tried, and cannot be told afterwards what came of it.
-class LostBoard final : public NoteBoard {
+// A meeting that this rank no longer reaches.
+class LostMeeting final : public Meeting {
  public:
-  absl::Status Put(CheckStage stage, const std::string&) override {
-    return stage == CheckStage::kMpiReport ? absl::UnavailableError("rank 0 is gone") : absl::OkStatus();
-  }
-  absl::StatusOr<std::optional<std::string>> Get(int, CheckStage stage) override {
-    return stage == CheckStage::kGo ? std::optional<std::string>("1") : std::nullopt;
-  }
+  explicit LostMeeting(int rank) : rank_(rank) {}
+  absl::StatusOr<Everything> Gather(const v1::ProcessReport&) override { return AloneError(rank_); }
+  absl::Status Tell(int&) override { return AloneError(rank_); }
+
+ private:
+  const int rank_;
 };
 
 // One of two workers, which has found nothing wrong.
@@ -55,22 +53,21 @@ class TopologyCheckTest : public testing::Test {
   std::string printed_;
 };
 
-TEST_F(TopologyCheckTest, MpiIsStuckAlsoIfRankZeroCannotBeTold) {
+TEST_F(TopologyCheckTest, AWorkerThatDoesNotReachRankZeroSaysSo) {
   const CheckParts parts = PartsOf(1);
-  LostBoard board;
-  Meeting meeting({.board = &board, .rank = 1, .world_size = 2, .begin = SteadyNow(), .rest = absl::SleepFor});
-  const CheckOutcome outcome = Conclude(parts, EmptyFindings(parts, CheckFindings::Topology::kRing), ReportOf(1),
-                                        meeting, [](v1::ProcessReport& report) { report.set_mpi_hangs(true); });
-  EXPECT_TRUE(outcome.mpi_is_stuck);
+  LostMeeting meeting(1);
+  const CheckOutcome outcome =
+      Conclude(parts, EmptyFindings(parts, CheckFindings::Topology::kRing), ReportOf(1), meeting, Round::kMpi);
   EXPECT_EQ(outcome.exit_code, kExitPeerMissing);
   EXPECT_THAT(printed_, HasSubstr("not ready: rank 0 did not answer to w1"));
 }
 
 TEST_F(TopologyCheckTest, RankZeroAloneDoesNotBlameItself) {
   const CheckParts parts = PartsOf(0);
+  LostMeeting meeting(0);
   for (const auto topology : {CheckFindings::Topology::kStar, CheckFindings::Topology::kRing}) {
     printed_.clear();
-    EXPECT_EQ(ConcludeAlone(parts, EmptyFindings(parts, topology), ReportOf(0)).exit_code, kExitPeerMissing);
+    EXPECT_EQ(Conclude(parts, EmptyFindings(parts, topology), ReportOf(0), meeting).exit_code, kExitPeerMissing);
     EXPECT_THAT(printed_, HasSubstr("not ready: w0 cannot leave notes for the other workers"));
     EXPECT_THAT(printed_, Not(HasSubstr("did not answer")));
   }

@@ -39,7 +39,7 @@ absl::Status JoinServers(MessagePump& pump, const JobSpec& job, const ServerJoin
   for (int shard = 0; shard < ServerCount(pump); ++shard) {
     const ShardJoin join = {.shard = shard,
                             .shard_count = ServerCount(pump),
-                            .shares_memory = mine.shares_memory ? 1 : 0,
+                            .shares_memory = static_cast<int16_t>(mine.shares_memory ? 1 : 0),
                             .join_deadline_ms = Milliseconds(job.join_deadline),
                             .exchange_deadline_ms = Milliseconds(job.exchange_deadline),
                             .stall_report_ms = mine.stall_report.count(),

@@ -2,8 +2,12 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <array>
+#include <atomic>
 #include <limits>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/limits.h"
@@ -99,33 +103,14 @@ class StarCheckClient::Calls {
     peer_ = PeerNameOfUri(context.peer());
     return reply;
   }
-  // For Begin, of a server that has answered a Call.
-  void Sign(v1::CheckRequest* request) const { signer_.Sign(kCheckMethod, request); }
-
-  // A call of the bandwidth test. gRPC writes to context, reply and status until the call's event has come out of the
-  // queue. So the flight itself is the tag of that event, and lives until then.
-  struct Flight {
+  // A message of the bandwidth test, to a server that has answered a Call. Any thread may call it.
+  absl::Status Send(const v1::CheckRequest& request, absl::Time end) const {
     grpc::ClientContext context;
+    context.set_deadline(WallTimeOf(end));
     v1::CheckReply reply;
-    grpc::Status status;
-    std::unique_ptr<grpc::ClientAsyncResponseReader<v1::CheckReply>> reader;
-  };
-  void Begin(const v1::CheckRequest& request, absl::Time end, grpc::CompletionQueue* queue) {
-    auto flight = std::make_unique<Flight>();
-    flight->context.set_deadline(WallTimeOf(end));
-    flight->reader = stub_->AsyncCheck(&flight->context, request, queue);
-    Flight* const raw = flight.release();  // Next takes it back
-    raw->reader->Finish(&raw->reply, &raw->status, raw);
+    return ToStatus(stub_->Check(&context, request, &reply));
   }
-  absl::Status Next(grpc::CompletionQueue* queue) const {
-    void* tag = nullptr;
-    bool ok = false;
-    // `ok` says nothing here: it is always true for the Finish of a unary call at the client, whose outcome is
-    // `status`.
-    if (!queue->Next(&tag, &ok)) return absl::InternalError("gRPC's queue has ended");
-    const std::unique_ptr<Flight> flight(static_cast<Flight*>(tag));
-    return ToStatus(flight->status);
-  }
+  void Sign(v1::CheckRequest* request) const { signer_.Sign(kCheckMethod, request); }
 
   // The server's address in the connection of the last call, as common/network/address.h spells it.
   const std::string& peer() const { return peer_; }
@@ -171,33 +156,26 @@ absl::StatusOr<double> StarCheckClient::MeasureBandwidth(double seconds, absl::T
   v1::CheckRequest request;
   request.set_payload(std::string(kCheckPayloadBytesMax, '\0'));
   calls_->Sign(&request);
-  grpc::CompletionQueue queue;
   const absl::Time start = SteadyNow();
-  int64_t bytes = 0;
-  int in_flight = 0;
-  absl::Status status;
-  // At least one message is sent, even if `seconds` is over at once. None is sent after an error.
-  const auto wants_more = [&] {
-    return status.ok() &&
-           (bytes == 0 || (bytes < kCheckBandwidthBytesMax && SteadyNow() - start < absl::Seconds(seconds)));
-  };
-  // Keeps kCallsInFlight calls under way. When the time is up, the loop goes on until the last of them has ended: an
-  // event that stayed in the queue would leak its flight.
-  while (in_flight > 0 || wants_more()) {
-    if (in_flight < kCallsInFlight && wants_more()) {
-      calls_->Begin(request, end, &queue);
-      ++in_flight;
-      bytes += kCheckPayloadBytesMax;
-      continue;
+  std::atomic<int64_t> bytes = 0;
+  const auto send = [&](absl::Status& result) {
+    // At least one message is sent, even if `seconds` is over at once. None is sent after an error.
+    while (result.ok()) {
+      const int64_t before = bytes.fetch_add(kCheckPayloadBytesMax);
+      if (before == 0 || (before < kCheckBandwidthBytesMax && SteadyNow() - start < absl::Seconds(seconds))) {
+        result = calls_->Send(request, end);
+      } else {
+        bytes -= kCheckPayloadBytesMax;
+        break;
+      }
     }
-    status.Update(calls_->Next(&queue));
-    --in_flight;
-  }
-  // gRPC requires that a queue is shut down and empty before it is destroyed.
-  const double measured_seconds = absl::ToDoubleSeconds(SteadyNow() - start);
-  queue.Shutdown();
-  RETURN_IF_ERROR(status);
-  return static_cast<double>(bytes) / measured_seconds;
+  };
+  std::array<absl::Status, kCallsInFlight> results;
+  std::vector<std::thread> threads;
+  for (absl::Status& result : results) threads.emplace_back([&send, &result] { send(result); });
+  for (std::thread& thread : threads) thread.join();
+  for (const absl::Status& result : results) RETURN_IF_ERROR(result);
+  return static_cast<double>(bytes.load()) / absl::ToDoubleSeconds(SteadyNow() - start);
 }
 
 absl::Status StarCheckClient::Put(int stage, const std::string& text, absl::Time end) {

@@ -1,0 +1,209 @@
+#include "common/transport/check_conversation.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/limits.h"
+#include "common/base/status.h"
+#include "common/host/process_facts.h"
+#include "common/transport/collectives.h"
+#include "common/transport/shard_wire.h"
+#include "common/watch/roll_call.h"
+
+namespace starring {
+namespace {
+
+using Clock = MessagePump::Clock;
+using v1::LinkReport;
+using v1::ProcessFacts;
+using v1::ProcessReport;
+
+constexpr int kPings = 10;
+// Payloads of one batch.
+constexpr int64_t kPayloadsMax = kCheckBandwidthBytesMax / kCheckPayloadBytesMax;
+
+double SecondsSince(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
+
+// This process's messages to and from another one, which does the opposite.
+class Conversation {
+ public:
+  // Every wait ends at `end`.
+  Conversation(MessagePump& pump, int peer, Clock::time_point end) : pump_(pump), peer_(peer), end_(end) {}
+
+  absl::Status Tell(int64_t word) {
+    return Wait({pump_.Send(peer_, ControlTag::kCheck, std::as_bytes(std::span(&word, 1)))});
+  }
+
+  absl::StatusOr<int64_t> Hear() {
+    int64_t word = 0;
+    const MessagePump::Token token = pump_.Receive(peer_, ControlTag::kCheck, sizeof(word));
+    RETURN_IF_ERROR(Wait({token}));
+    std::ranges::copy(pump_.Take(token), std::as_writable_bytes(std::span(&word, 1)).begin());
+    return word;
+  }
+
+  // Bytes per second of `count` payloads.
+  absl::StatusOr<double> SendPayloads(int64_t count) {
+    RETURN_IF_ERROR(Tell(count));
+    RETURN_IF_ERROR(Hear().status());  // its receives are posted
+    const std::vector<std::byte> payload(kCheckPayloadBytesMax);
+    const Clock::time_point start = Clock::now();
+    std::vector<MessagePump::Token> tokens;
+    for (int64_t i = 0; i < count; ++i) tokens.push_back(pump_.Send(peer_, ControlTag::kCheck, payload));
+    RETURN_IF_ERROR(Wait(tokens));
+    RETURN_IF_ERROR(Hear().status());  // it has all
+    return static_cast<double>(count * kCheckPayloadBytesMax) / SecondsSince(start);
+  }
+
+  // Tells the peer to begin when all receives are posted: a transport keeps only few messages without one.
+  absl::Status TakePayloads(int64_t count) {
+    std::vector<MessagePump::Token> tokens;
+    for (int64_t i = 0; i < count; ++i) {
+      tokens.push_back(pump_.Receive(peer_, ControlTag::kCheck, kCheckPayloadBytesMax));
+    }
+    RETURN_IF_ERROR(Tell(0));
+    RETURN_IF_ERROR(Wait(tokens));
+    for (const MessagePump::Token token : tokens) static_cast<void>(pump_.Take(token));
+    return Tell(0);
+  }
+
+ private:
+  absl::Status Wait(const std::vector<MessagePump::Token>& tokens) {
+    const auto is_complete = [this](MessagePump::Token token) { return pump_.IsComplete(token); };
+    const absl::Status status =
+        pump_.PumpUntil([&] { return std::all_of(tokens.begin(), tokens.end(), is_complete); }, end_, "");
+    // Without a message it is this wait that was too long.
+    if (!absl::IsDeadlineExceeded(status) || !status.message().empty()) return status;
+    return absl::DeadlineExceededError(absl::StrCat(ProcessName(peer_, pump_.worker_count()), " did not answer to ",
+                                                    ProcessName(pump_.rank(), pump_.worker_count()), " in time"));
+  }
+
+  MessagePump& pump_;
+  const int peer_;
+  const Clock::time_point end_;
+};
+
+absl::Status MeasureRoundTrip(Conversation& peer, LinkReport& link) {
+  for (int ping = 0; ping < kPings; ++ping) {
+    const int64_t clock_us = WallClockMicroseconds();
+    const Clock::time_point start = Clock::now();
+    RETURN_IF_ERROR(peer.Tell(ping));
+    ASSIGN_OR_RETURN(const int64_t peer_clock_us, peer.Hear());
+    const double round_trip_us = SecondsSince(start) * 1e6;
+    if (ping > 0 && round_trip_us >= link.round_trip_us()) continue;
+    link.set_round_trip_us(round_trip_us);
+    // The peer read its clock after about half a round trip; the quickest ping has the smallest error.
+    link.set_clock_ahead_s((static_cast<double>(peer_clock_us - clock_us) - round_trip_us / 2) / 1e6);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status MeasureBandwidth(Conversation& peer, double seconds, LinkReport& link) {
+  // The first payload says how many fill the time.
+  ASSIGN_OR_RETURN(const double first, peer.SendPayloads(1));
+  const double fit = seconds * first / static_cast<double>(kCheckPayloadBytesMax);
+  const int64_t count = fit < 1 ? 1 : fit < kPayloadsMax ? static_cast<int64_t>(fit) : kPayloadsMax;
+  ASSIGN_OR_RETURN(const double rate, peer.SendPayloads(count));
+  link.set_bytes_per_second(rate);
+  return absl::OkStatus();
+}
+
+absl::Status MeasureLink(Conversation peer, double seconds, LinkReport& link) {
+  absl::Status status = MeasureRoundTrip(peer, link);
+  if (status.ok() && seconds > 0) {
+    status = MeasureBandwidth(peer, seconds, link);
+    if (absl::IsDeadlineExceeded(status)) link.set_way_out("look for a smaller MTU on the way");
+    if (!status.ok()) {
+      status = absl::Status(status.code(),
+                            absl::StrCat("small messages pass, large ones do not: ", std::string(status.message())));
+    }
+  }
+  if (status.ok()) status = peer.Tell(0);
+  if (!status.ok()) link.set_error(std::string(status.message()));
+  return status;
+}
+
+// The other end of MeasureLink.
+absl::Status AnswerLink(Conversation peer) {
+  for (int ping = 0; ping < kPings; ++ping) {
+    RETURN_IF_ERROR(peer.Hear().status());
+    RETURN_IF_ERROR(peer.Tell(WallClockMicroseconds()));
+  }
+  while (true) {
+    ASSIGN_OR_RETURN(const int64_t count, peer.Hear());
+    if (count == 0) return absl::OkStatus();
+    if (count < 0 || count > kPayloadsMax) return absl::InternalError(absl::StrCat("a batch of ", count, " payloads"));
+    RETURN_IF_ERROR(peer.TakePayloads(count));
+  }
+}
+
+CollectiveOptions ForAll() { return {.what = "the check", .deadline = kTestsDeadline, .with_servers = true}; }
+
+}  // namespace
+
+absl::Status TestLinks(MessagePump& pump, const LinkTests& tests, ProcessReport& report) {
+  const Clock::time_point end = DeadlineAfter(tests.deadline);
+  const int workers = pump.worker_count();
+  const int rank = pump.rank();
+  const auto answer = [&](int peer) { return AnswerLink(Conversation(pump, peer, end)); };
+  const auto measure = [&](int peer) {
+    LinkReport& link = *report.add_links();
+    link.set_means(tests.means);
+    link.set_peer_role(peer < workers ? ProcessFacts::WORKER : ProcessFacts::SERVER);
+    link.set_peer(peer < workers ? peer : peer - workers);
+    return MeasureLink(Conversation(pump, peer, std::min(end, DeadlineAfter(tests.own_deadline))),
+                       tests.bandwidth_seconds, link);
+  };
+  if (rank >= workers) {
+    for (int worker = 0; worker < workers; ++worker) RETURN_IF_ERROR(answer(worker));
+    return absl::OkStatus();
+  }
+  const int last = (rank + workers - 1) % workers;
+  const int next = (rank + 1) % workers;
+  if (workers < pump.world_size()) {
+    if (rank > 0) RETURN_IF_ERROR(Conversation(pump, last, end).Hear().status());
+    for (int server = workers; server < pump.world_size(); ++server) RETURN_IF_ERROR(measure(server));
+    return next > 0 ? Conversation(pump, next, end).Tell(0) : absl::OkStatus();
+  }
+  if (rank > 0) RETURN_IF_ERROR(answer(last));
+  RETURN_IF_ERROR(measure(next));
+  return rank == 0 ? answer(last) : absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<ProcessReport>> GatherReports(MessagePump& pump, const ProcessReport& own) {
+  ASSIGN_OR_RETURN(const std::vector<std::string> texts, GatherTextToRoot(pump, own.SerializeAsString(), ForAll()));
+  std::vector<ProcessReport> reports;
+  for (const std::string& text : texts) {
+    if (reports.emplace_back().ParseFromString(text)) continue;
+    return absl::InternalError(absl::StrCat(ProcessName(static_cast<int>(reports.size()) - 1, pump.worker_count()),
+                                            " has sent no report of a check: start one build everywhere"));
+  }
+  return reports;
+}
+
+absl::Status TellVerdict(MessagePump& pump, int& exit_code) {
+  return SendFromRoot(pump, ControlTag::kVerdict, std::as_writable_bytes(std::span(&exit_code, 1)), ForAll());
+}
+
+absl::Status InviteServers(MessagePump& pump) {
+  std::vector<MessagePump::Token> tokens;
+  for (int server = pump.worker_count(); server < pump.world_size(); ++server) {
+    const ShardJoin join = {
+        .shard = server - pump.worker_count(), .shard_count = pump.world_size() - pump.worker_count(), .checks = 1};
+    tokens.push_back(pump.Send(server, ControlTag::kShardJoin, std::as_bytes(std::span(&join, 1))));
+  }
+  return AwaitAll(pump, tokens, ForAll());
+}
+
+absl::Status AnswerCheck(MessagePump& pump, ProcessReport own) {
+  RETURN_IF_ERROR(TestLinks(pump, {}, own));
+  RETURN_IF_ERROR(GatherReports(pump, own).status());
+  int exit_code = 0;
+  return TellVerdict(pump, exit_code);
+}
+
+}  // namespace starring

@@ -1,0 +1,270 @@
+// The check of ranks over MPI. Before MPI is tried, TCP must connect them: with a wrong interface Open MPI hangs or
+// ends the process. So each rank listens, and the others dial it at every address that Open MPI may use. The ranks have
+// no connections yet by which to say where they listen. Under mpirun they meet by names (mpi_names.h), which work even
+// if no rank reaches another; under srun MPI's own messages must do.
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "common/base/limits.h"
+#include "common/base/status.h"
+#include "common/base/steady_time.h"
+#include "common/flags/command_line.h"
+#include "common/network/dial.h"
+#include "common/transport/check_conversation.h"
+#include "common/transport/collectives.h"
+#include "common/transport/message_pump.h"
+#include "common/transport/mpi/mpi_names.h"
+#include "worker/check/host_network.h"
+#include "worker/check/peer_listener.h"
+#include "worker/check/topology_check.h"
+
+namespace starring {
+namespace {
+
+using v1::LinkReport;
+using v1::ProcessFacts;
+using v1::ProcessReport;
+
+// Addresses of one rank that are told to the others and dialled. Further ones belong to bridges and virtual machines.
+constexpr int kAddressesMax = 4;
+// For all round trips of one rank together, however many peers accept a connection and then are silent.
+constexpr absl::Duration kRoundTripsDeadline = absl::Seconds(10);
+// Longer than an answer takes: the peer may first wait until its own connections have missed their deadlines.
+constexpr absl::Duration kMpiDeadline = absl::Seconds(15);
+// The advice if MPI's messages do not arrive and nothing is known of the other hosts.
+constexpr char kIncludeOneNetwork[] = "set OMPI_MCA_btl_tcp_if_include to a network that all hosts share";
+
+class NameBoard final : public NoteBoard {
+ public:
+  explicit NameBoard(int rank) : rank_(rank) {}
+  absl::Status Put(int stage, const std::string& text) override { return PublishMpiName(Name(rank_, stage), text); }
+  absl::StatusOr<std::optional<std::string>> Get(int rank, int stage) override {
+    return LookUpMpiName(Name(rank, stage));
+  }
+
+ private:
+  static std::string Name(int rank, int stage) { return absl::StrCat(rank, ":", stage); }
+
+  const int rank_;
+};
+
+bool IsSix(const ProcessFacts::Address& address) { return absl::StrContains(address.address(), ':'); }
+
+std::string PlaceOf(const ProcessFacts::Address& address, int port) {
+  return IsSix(address) ? absl::StrCat("[", address.address(), "]:", port) : absl::StrCat(address.address(), ":", port);
+}
+
+// The addresses at which this rank dials `peer`: loopback if both are on one machine, otherwise every address that Open
+// MPI could use, which needs one of the same family on this host.
+std::vector<ProcessFacts::Address> AddressesOf(const ProcessFacts& own, const ProcessFacts& peer) {
+  if (own.machine() == peer.machine()) {
+    ProcessFacts::Address loopback;
+    loopback.set_address("127.0.0.1");
+    return {loopback};
+  }
+  std::vector<ProcessFacts::Address> addresses;
+  for (const ProcessFacts::Address& address : peer.addresses()) {
+    const bool is_six = IsSix(address);
+    if (std::any_of(own.addresses().begin(), own.addresses().end(),
+                    [&](const ProcessFacts::Address& mine) { return IsSix(mine) == is_six; })) {
+      addresses.push_back(address);
+    }
+  }
+  return addresses;
+}
+
+class MpiChecker {
+ public:
+  MpiChecker(const CheckParts& parts, ProcessReport report)
+      : parts_(parts),
+        rank_(parts.options->rank),
+        world_size_(parts.options->world_size),
+        report_(std::move(report)),
+        findings_(EmptyFindings(parts, CheckFindings::Topology::kRing)),
+        transport_(CreateMpiTransport(*parts.mpi, MpiCommunicator::kWorld)),
+        pump_(std::make_unique<MessagePump>(transport_.get(), StallOptions())) {}
+
+  ~MpiChecker() {
+    transport_.reset();
+    // MPI may still write to the buffers, so they stay until the process ends.
+    if (outcome_.exit_code != kExitOk) static_cast<void>(pump_.release());
+  }
+
+  CheckOutcome Run() {
+    if (world_size_ == 1) return ConcludeAlone(parts_, std::move(findings_), report_);
+    findings_.bandwidth = PlanBandwidth(1, world_size_);
+    if (const absl::Status status = Reach(); !status.ok()) {
+      // This rank knows nothing of the others. All it can tell is where it is itself.
+      parts_.print(absl::StrCat("not ready: ", std::string(status.message()), ": ", OwnPlace(*parts_.launcher), ": ",
+                                kIncludeOneNetwork, "\n"));
+      // MPI_Finalize would wait for the other ranks, which this one may not reach.
+      return outcome_ = {.exit_code = kExitPeerMissing, .mpi_is_stuck = true};
+    }
+    outcome_ = Conclude(parts_, findings_, report_, *meeting_, Round::kBeforeMpi);
+    // A rank at which MPI hangs does not come to MPI_Finalize.
+    outcome_.mpi_is_stuck = !pump_->failure().ok();
+    if (outcome_.exit_code != kExitOk) return outcome_;
+    TestMpi();
+    outcome_ = Conclude(parts_, findings_, report_, *meeting_, Round::kMpi);
+    outcome_.mpi_is_stuck = outcome_.exit_code != kExitOk;
+    return outcome_;
+  }
+
+ private:
+  // Listens, meets the others, and dials those that this rank would talk to.
+  absl::Status Reach() {
+    // Listening comes before the card, which tells the port.
+    ASSIGN_OR_RETURN(listener_, PeerListener::Start());
+    ProcessFacts* const facts = report_.mutable_facts();
+    interfaces_ = ListInterfaceAddresses();
+    for (const InterfaceAddress& one : SelectAddresses(interfaces_, parts_.launcher->mpi_interfaces_included,
+                                                       parts_.launcher->mpi_interfaces_excluded)) {
+      if (facts->addresses_size() == kAddressesMax) break;
+      ProcessFacts::Address* const address = facts->add_addresses();
+      address->set_interface(one.interface);
+      address->set_address(one.address);
+      address->set_prefix_bits(one.prefix_bits);
+    }
+    facts->set_port(listener_->port());
+    facts->set_nonce(listener_->nonce());
+    ASSIGN_OR_RETURN(const std::vector<ProcessFacts> cards,
+                     parts_.launcher->launcher == Launcher::kOpenMpi ? MeetByNames() : MeetByMpi());
+    DialAllOf(cards);
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::vector<ProcessFacts>> MeetByNames() {
+    board_ = std::make_unique<NameBoard>(rank_);
+    auto meeting = std::make_unique<BoardMeeting>(BoardMeeting::Options{.board = board_.get(),
+                                                                        .rank = rank_,
+                                                                        .world_size = world_size_,
+                                                                        .begin = begin_,
+                                                                        .gather_deadline = findings_.gather_deadline});
+    RETURN_IF_ERROR(meeting->PutCard(report_));
+    std::vector<ProcessFacts> cards;
+    for (const int target : RingTargets(rank_, world_size_)) {
+      // Rank 0 reports those that are missing.
+      const std::optional<ProcessReport> card = meeting->AwaitCard(target);
+      if (card.has_value()) cards.push_back(card->facts());
+    }
+    meeting_ = std::move(meeting);
+    return cards;
+  }
+
+  absl::StatusOr<std::vector<ProcessFacts>> MeetByMpi() {
+    // If no address can be reached, Open MPI 4.1 ends the process at the first message, whatever the error handler. So
+    // each host says now where it is.
+    if (parts_.launcher->host_count > 1 && parts_.launcher->local_rank == 0) {
+      parts_.print(absl::StrCat(OwnPlace(*parts_.launcher), "; if no table follows, ", kIncludeOneNetwork, "\n"));
+    }
+    const CollectiveOptions options = {.what = "the check", .deadline = findings_.gather_deadline};
+    const std::string own = report_.facts().SerializeAsString();
+    if (std::ssize(own) > kCheckCardBytesMax) return absl::InternalError("this rank's addresses are too long");
+    ASSIGN_OR_RETURN(const std::vector<std::string> texts, GatherTextToRoot(*pump_, own, options));
+    ProcessReport all;
+    for (const std::string& text : texts) all.add_servers()->ParseFromString(text);
+    std::string text = all.SerializeAsString();
+    RETURN_IF_ERROR(SendTextFromRoot(*pump_, text, options));
+    if (!all.ParseFromString(text) || all.servers_size() != world_size_) {
+      return absl::InternalError("rank 0 has sent no addresses: start one build everywhere");
+    }
+    std::vector<ProcessFacts> cards;
+    for (const int target : RingTargets(rank_, world_size_)) cards.push_back(all.servers(target));
+    meeting_ = std::make_unique<PumpMeeting>(pump_.get());
+    return cards;
+  }
+
+  // All connections are dialled at the same time, so that any number of addresses that do not answer costs one
+  // deadline.
+  void DialAllOf(const std::vector<ProcessFacts>& cards) {
+    std::vector<std::string> places;
+    std::vector<uint64_t> nonces;
+    std::vector<LinkReport*> links;
+    for (const ProcessFacts& card : cards) {
+      const auto add = [&]() -> LinkReport& {
+        LinkReport& link = *report_.add_links();
+        link.set_means(LinkReport::TCP);
+        link.set_peer_role(ProcessFacts::WORKER);
+        link.set_peer(card.number());
+        return link;
+      };
+      for (const ProcessFacts::Address& address : AddressesOf(report_.facts(), card)) {
+        places.push_back(PlaceOf(address, card.port()));
+        nonces.push_back(card.nonce());
+        links.push_back(&add());
+        links.back()->set_address(places.back());
+        links.back()->set_prefix_bits(address.prefix_bits());
+      }
+      if (card.addresses().empty() && card.machine() != report_.facts().machine()) {
+        LinkReport& link = add();
+        link.set_error("it has no interface that Open MPI may use");
+        link.set_way_out(absl::StrCat("bring one up on ", card.host(), ", or correct OMPI_MCA_btl_tcp_if_include"));
+      }
+    }
+    std::vector<DialResult> dialled = DialAll(places, kDialDeadline);
+    const absl::Time end = SteadyNow() + kRoundTripsDeadline;
+    for (size_t i = 0; i < dialled.size(); ++i) Take(dialled[i], nonces[i], end, *links[i]);
+  }
+
+  void Take(const DialResult& dialled, uint64_t nonce, absl::Time end, LinkReport& link) const {
+    link.set_interface(InterfaceWith(interfaces_, dialled.local_address));
+    if (!dialled.error.empty()) {
+      link.set_error(dialled.error);
+      link.set_way_out(WayOut(dialled.error_number, CheckFindings::Topology::kRing));
+      return;
+    }
+    // Another program may accept a connection at this address, or another host: bridges that containers made have the
+    // same address everywhere.
+    const auto round_trip = MeasureRoundTrip(dialled.socket, nonce, std::min(end, SteadyNow() + kAnswerDeadline));
+    if (!round_trip.ok()) {
+      link.set_error(std::string(round_trip.status().message()));
+      link.set_way_out(WayOut(0, CheckFindings::Topology::kRing));
+      return;
+    }
+    link.set_round_trip_us(round_trip->microseconds);
+    link.set_clock_ahead_s(round_trip->clock_ahead_s);
+  }
+
+  // Exchanges messages by MPI with the neighbours. Open MPI may end the process.
+  void TestMpi() {
+    // The reports must be there before the others' deadline.
+    const absl::Time end = begin_ + findings_.gather_deadline + kTestsDeadline - kAnswerDeadline;
+    // The report has the error, if there is one.
+    TestLinks(*pump_,
+              {.means = LinkReport::MPI,
+               .bandwidth_seconds = findings_.bandwidth.SecondsOf(rank_),
+               .deadline = end - SteadyNow(),
+               .own_deadline = kMpiDeadline},
+              report_)
+        .IgnoreError();
+  }
+
+  const CheckParts& parts_;
+  const int rank_;
+  const int world_size_;
+  const absl::Time begin_ = SteadyNow();
+  ProcessReport report_;
+  CheckFindings findings_;
+  CheckOutcome outcome_;
+  std::unique_ptr<MpiTransport> transport_;
+  std::unique_ptr<MessagePump> pump_;
+  std::vector<InterfaceAddress> interfaces_;
+  std::unique_ptr<PeerListener> listener_;
+  std::unique_ptr<NoteBoard> board_;
+  std::unique_ptr<Meeting> meeting_;
+};
+
+}  // namespace
+
+CheckOutcome CheckOverMpi(const CheckParts& parts, v1::ProcessReport report) {
+  return MpiChecker(parts, std::move(report)).Run();
+}
+
+}  // namespace starring

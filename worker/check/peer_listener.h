@@ -1,0 +1,68 @@
+// Shows that a rank can be reached at an address, before MPI is tried: the rank listens, another one dials it and
+// measures the round trip.
+//
+// The dialler sends the listener's nonce, which the job's launcher carries to the other ranks. The listener answers
+// with the nonce and its clock, in its own byte order, and closes a connection that sends anything else. So another
+// program, or another host with the same address, does not pass for the rank.
+#ifndef STARRING_WORKER_CHECK_PEER_LISTENER_H_
+#define STARRING_WORKER_CHECK_PEER_LISTENER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "common/network/dial.h"
+
+namespace starring {
+
+// The quickest of several pings.
+struct RoundTrip {
+  double microseconds = 0;
+  double clock_ahead_s = 0;  // the peer's wall clock less this host's, give or take half the round trip
+};
+
+// `socket` is connected to a listener with that nonce, and non-blocking. Fails with DeadlineExceeded if the peer has
+// not answered at `end`, and with Unavailable if it closes the connection: then another program listens there.
+absl::StatusOr<RoundTrip> MeasureRoundTrip(const Socket& socket, uint64_t nonce, absl::Time end);
+
+// The end that is dialled. Its thread accepts connections on every interface, at a port that the system chooses, and
+// answers pings.
+//
+// Thread safety: any thread may call any method.
+class PeerListener {
+ public:
+  // Internal if the system has no socket or port left.
+  static absl::StatusOr<std::unique_ptr<PeerListener>> Start();
+  // Closes all connections.
+  ~PeerListener();
+
+  int port() const { return port_; }
+  uint64_t nonce() const { return nonce_; }
+
+ private:
+  struct Connection {
+    Socket socket;
+    uint64_t ping = 0;  // the bytes of it that have arrived
+    size_t bytes = 0;
+  };
+  PeerListener(Socket socket, int port, uint64_t nonce);
+
+  void Run();
+  void Accept();
+  // False if the connection must be closed.
+  [[nodiscard]] bool OnReadable(Connection& connection) const;
+
+  const Socket socket_;
+  const int port_;
+  const uint64_t nonce_;
+  std::vector<Connection> connections_;  // only the thread uses them
+  std::thread thread_;
+};
+
+}  // namespace starring
+
+#endif  // STARRING_WORKER_CHECK_PEER_LISTENER_H_
