@@ -23,6 +23,7 @@
 #include "common/base/atomic_file.h"
 #include "common/base/limits.h"
 #include "common/base/memory.h"
+#include "common/base/mutex.h"
 #include "common/base/not_written.h"
 #include "common/base/printable.h"
 #include "common/base/status.h"
@@ -94,6 +95,44 @@ std::function<void(const std::string&)> LogOf(const ServerOptions& options) {
   return [prefix](const std::string& line) { std::fprintf(stderr, "%s: %s\n", prefix.c_str(), line.c_str()); };
 }
 
+// Never destroyed: gRPC's threads use it until the process ends.
+absl::StatusOr<ParameterServer*> Listen(const ServerOptions& options, ParameterServer::Options serving_options) {
+  serving_options.listen = options.listen;
+  serving_options.shard = options.shard;
+  serving_options.shard_count = options.shard_count;
+  serving_options.run_id = options.run_id;
+  serving_options.security = options.security;
+  serving_options.insecure = options.insecure;
+  serving_options.log = LogOf(options);
+  ASSIGN_OR_RETURN(std::unique_ptr<ParameterServer> server, ParameterServer::Start(std::move(serving_options)));
+  return server.release();
+}
+
+absl::Status SayAddress(const ServerOptions& options, const ParameterServer& server) {
+  std::printf("listening on %s\n", server.address().c_str());
+  std::fflush(stdout);
+  if (options.port_file.empty()) return absl::OkStatus();
+  return WriteFileAtomically(options.port_file, absl::StrCat(server.address(), "\n"));
+}
+
+// The answer of GetStatus about a job over TCP. Two threads use it.
+class JobStatus {
+ public:
+  JobStatus() { status_.set_message("waiting for the workers at --rendezvous"); }
+  void Set(const v1::GetStatusReply& status) {
+    const MutexLock lock(mutex_);
+    status_ = status;
+  }
+  v1::GetStatusReply Get() {
+    const MutexLock lock(mutex_);
+    return status_;
+  }
+
+ private:
+  Mutex mutex_;
+  v1::GetStatusReply status_ ABSL_GUARDED_BY(mutex_);
+};
+
 // Over TCP: one rank of the workers' world.
 absl::StatusOr<std::unique_ptr<Transport>> MeetWorkers(const ServerOptions& options,
                                                        const std::shared_ptr<const TlsContext>& tls,
@@ -124,6 +163,11 @@ absl::Status ServeAsRank(const ServerOptions& options) {
     });
   }).detach();
   ASSIGN_OR_RETURN(std::shared_ptr<const TlsContext> tls, TlsContextOf(options.security));
+  static JobStatus job_status;
+  if (!options.listen.empty()) {
+    ASSIGN_OR_RETURN(const ParameterServer* const door, Listen(options, {.describe = [] { return job_status.Get(); }}));
+    RETURN_IF_ERROR(SayAddress(options, *door));
+  }
   std::printf("meeting the workers at %s, as rank %d\n", options.rendezvous.c_str(),
               options.world_size + options.shard);
   std::fflush(stdout);
@@ -138,6 +182,7 @@ absl::Status ServeAsRank(const ServerOptions& options) {
                                             .join_deadline = join_deadline,
                                             .log = LogOf(options),
                                             .on_begin = [] { has_job = true; },
+                                            .on_status = [](const auto& now) { job_status.Set(now); },
                                             .metrics = metrics,
                                             .trace = trace});
     status = server.Run();
@@ -152,15 +197,8 @@ absl::Status ServeAsRank(const ServerOptions& options) {
 }
 
 absl::Status ServeByGrpc(const ServerOptions& options) {
-  ParameterServer::Options serving_options = {.listen = options.listen,
-                                              .shard = options.shard,
-                                              .shard_count = options.shard_count,
-                                              .run_id = options.run_id,
-                                              .security = options.security,
-                                              .insecure = options.insecure,
-                                              .memory_bytes_max = options.memory_bytes_max,
-                                              .join_deadline = options.join_deadline,
-                                              .log = nullptr};
+  ParameterServer::Options serving_options = {.memory_bytes_max = options.memory_bytes_max,
+                                              .join_deadline = options.join_deadline};
   if (options.elastic) {
     serving_options.elastic = {.coordinator = options.shard == 0 ? options.listen : options.coordinator,
                                .announce = options.announce,
@@ -174,7 +212,6 @@ absl::Status ServeByGrpc(const ServerOptions& options) {
   }
   ASSIGN_OR_RETURN(serving_options.trace, CreateTrace(options));
   ASSIGN_OR_RETURN(serving_options.metrics, ServeMetrics(options));
-  serving_options.log = LogOf(options);
   // Static: the thread that waits for signals lives as long as the process, and so does the server.
   static std::atomic<ParameterServer*> serving = nullptr;
   static std::atomic<bool> is_asked = false;
@@ -186,14 +223,9 @@ absl::Status ServeByGrpc(const ServerOptions& options) {
       if (!elastic) _exit(kExitOk);
     });
   }).detach();
-  ASSIGN_OR_RETURN(std::unique_ptr<ParameterServer> server, ParameterServer::Start(std::move(serving_options)));
-  serving = server.release();
+  ASSIGN_OR_RETURN(serving, Listen(options, std::move(serving_options)));
   if (is_asked) serving.load()->Interrupt();
-  std::printf("listening on %s\n", serving.load()->address().c_str());
-  std::fflush(stdout);
-  if (!options.port_file.empty()) {
-    RETURN_IF_ERROR(WriteFileAtomically(options.port_file, absl::StrCat(serving.load()->address(), "\n")));
-  }
+  RETURN_IF_ERROR(SayAddress(options, *serving));
   return serving.load()->Wait();
 }
 

@@ -19,6 +19,7 @@
 #include "common/host/machine_limits.h"
 #include "common/metrics/trace.h"
 #include "common/security/transport_security.h"
+#include "proto/starring/v1/parameter_server.pb.h"
 #include "server/shard/server_metrics.h"
 
 namespace starring {
@@ -53,6 +54,9 @@ class ParameterServer {
       std::chrono::milliseconds stuck{10'000};
     };
     Elastic elastic = {};
+    // The state of a job to which the workers come in another way (shard_rank.h): this server answers GetStatus with
+    // it, and refuses workers. The polling thread calls it. Null: this server has a job of its own.
+    std::function<v1::GetStatusReply()> describe;
     absl::Duration hello_deadline = absl::Milliseconds(kHelloDeadlineMs);
     std::function<void(const std::string&)> log;  // gets lines for people, on the polling thread
     ServerMetrics* metrics = nullptr;             // outlives the server; null: there are none

@@ -14,6 +14,13 @@
 namespace starring {
 namespace {
 
+// For a server that only tells the state of a job over TCP.
+absl::Status HasNoWorkers() {
+  return absl::FailedPreconditionError(
+      "this server meets its workers at --rendezvous, and here answers GetStatus alone: start the workers with "
+      "--transport=tcp");
+}
+
 // A deadline as a worker asked for it, within bounds.
 std::chrono::milliseconds DeadlineOf(int64_t ms) {
   return absl::ToChronoMilliseconds(BoundedDeadline(absl::Milliseconds(ms)));
@@ -32,6 +39,7 @@ void ParameterServer::Core::OnJoin(JoinCall* call) {
   if (const auto bytes = static_cast<int64_t>(request.ByteSizeLong()); status.ok() && bytes > kJoinBytesMax) {
     status = absl::InvalidArgumentError(absl::StrCat("a Join of ", bytes, " bytes, at most ", kJoinBytesMax));
   }
+  if (status.ok() && options_.describe != nullptr) status = HasNoWorkers();
   if (!status.ok()) {
     refusals_.Add(absl::StrCat("refused a request from ", call->peer(), ": ", std::string(status.message())),
                   Clock::now());
@@ -189,7 +197,9 @@ void ParameterServer::Core::OnStatus(StatusCall* call) {
     return;
   }
   v1::GetStatusReply reply;
-  if (job_ != nullptr) {
+  if (options_.describe != nullptr) {
+    reply = options_.describe();
+  } else if (job_ != nullptr) {
     job_->Describe(&reply);
   } else if (!begin_failure_.ok()) {
     reply.set_state(v1::GetStatusReply::FAILED);
@@ -216,7 +226,8 @@ void ParameterServer::Core::OnStatus(StatusCall* call) {
 void ParameterServer::Core::OnCheck(CheckCall* call) {
   ListenForCheck();
   acceptor_->Heard(call->peer());
-  const absl::Status admitted = admission_.Check(kCheckMethod, call->request(), call->peer());
+  absl::Status admitted = admission_.Check(kCheckMethod, call->request(), call->peer());
+  if (admitted.ok() && options_.describe != nullptr) admitted = HasNoWorkers();
   const absl::StatusOr<v1::CheckReply> reply =
       admitted.ok() ? check_service_.Answer(call->request(), call->peer(), Clock::now()) : admitted;
   if (reply.ok()) {

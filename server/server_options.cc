@@ -33,11 +33,11 @@ absl::Status CheckTransport(const ParsedFlags& flags, const ServerOptions& optio
     }
     return Annotate(ParseHostPort(options.listen).status(), "--listen");
   }
-  if (flags.given.contains("listen")) {
-    return RefuseFlag("listen", options.listen, "over tcp a server meets the workers at --rendezvous: drop it");
-  }
-  if (!options.port_file.empty()) {
-    return RefuseFlag("port_file", options.port_file, "over tcp no worker has to know a server's address: drop it");
+  if (!options.listen.empty()) {
+    RETURN_IF_ERROR(ParseHostPort(options.listen).status(), "--listen");
+  } else if (!options.port_file.empty()) {
+    return RefuseFlag("port_file", options.port_file,
+                      "over tcp no worker has to know a server's address: drop it, or give --listen for GetStatus");
   }
   if (options.rendezvous.empty()) {
     return RefuseFlag("transport", "tcp", "it needs --rendezvous=host:port, where worker 0 listens");
@@ -123,6 +123,8 @@ absl::StatusOr<ServerOptions> ParseServerOptions(int argc, const char* const* ar
   ASSIGN_OR_RETURN(options.join_deadline, ReadJoinDeadline(flags, options.asked));
   // Without the flag it is 0, and the server looks for free memory when the first worker joins.
   options.memory_bytes_max = static_cast<int64_t>(1e9 * options.asked.memory_limit_gb);
+  // Over TCP no worker dials a server.
+  if (options.cell().contact != Contact::kServers && !flags.given.contains("listen")) options.listen.clear();
   RETURN_IF_ERROR(CheckTransport(flags, options));
   // ParameterServer::Start refuses this too, but knows nothing of flags.
   if (options.shard >= options.shard_count) {

@@ -22,8 +22,8 @@ constexpr unsigned kOfRanks = Cell::kDeterministic | Cell::kAutoBuckets | Cell::
 constexpr unsigned kStarOfRanks = kOfRanks | Cell::kTree;
 // A star in memory moves fewer bytes, so --sync=auto does not measure the ring there.
 constexpr unsigned kRingInMemory = kOfRanks & ~Cell::kAutoSync;
-constexpr unsigned kStarOfServers = Cell::kDeterministic | Cell::kTree;
-constexpr unsigned kOverGrpc = Cell::kSecret | Cell::kSiteCertificates | Cell::kElastic | Cell::kStatus;
+constexpr unsigned kStarOfServers = Cell::kDeterministic | Cell::kTree | Cell::kSecret | Cell::kStatus;
+constexpr unsigned kOverGrpc = Cell::kSiteCertificates | Cell::kElastic;
 
 constexpr Cell kCells[] = {
     {"local", Sync::kLocal, P::kEachRank, T::kNone, kMessages, C::kNone,
@@ -36,9 +36,8 @@ constexpr Cell kCells[] = {
     {"star-mpi-shm", Sync::kStar, P::kRanks, T::kMpi, kShared, C::kMpirun, kStarOfRanks},
     {"star-tcp", Sync::kStar, P::kRanks, T::kTcp, kMessages, C::kRendezvous, kStarOfRanks | Cell::kSecret},
     {"star-tcp-shm", Sync::kStar, P::kRanks, T::kTcp, kShared, C::kRendezvous, kStarOfRanks | Cell::kSecret},
-    {"star-servers-tcp", Sync::kStar, P::kServers, T::kTcp, kMessages, C::kRendezvous, kStarOfServers | Cell::kSecret},
-    {"star-servers-tcp-shm", Sync::kStar, P::kServers, T::kTcp, kShared, C::kRendezvous,
-     kStarOfServers | Cell::kSecret},
+    {"star-servers-tcp", Sync::kStar, P::kServers, T::kTcp, kMessages, C::kRendezvous, kStarOfServers},
+    {"star-servers-tcp-shm", Sync::kStar, P::kServers, T::kTcp, kShared, C::kRendezvous, kStarOfServers},
     {"star", Sync::kStar, P::kServers, T::kGrpc, kMessages, C::kServers, kStarOfServers | kOverGrpc | Cell::kUsual},
     {"star-shm", Sync::kStar, P::kServers, T::kGrpc, kShared, C::kServers, kStarOfServers | kOverGrpc},
     {"mpi", Sync::kMpi, P::kEachRank, T::kMpi, kMessages, C::kMpirun, Cell::kUsual},

@@ -270,7 +270,9 @@ absl::Status ShardRank::Serve() {
     // Not where the request arrives: a transfer pumps, and completions must not pump inside each other.
     if (fetch_.has_value()) RETURN_IF_ERROR(SendState(*std::exchange(fetch_, std::nullopt)));
     job_->CheckDeadlines(clock_.Read(Clock::now()));
+    if (Clock::now() >= tick) TellStatus();
   }
+  TellStatus();
   return job_->status();
 }
 
@@ -485,6 +487,13 @@ void ShardRank::PostRequest(int rank) {
   transport_->PostReceive(rank, static_cast<int>(ControlTag::kShardRequest),
                           std::as_writable_bytes(std::span(&requests_[rank], 1)),
                           {.poster = this, .operation = static_cast<uint64_t>(rank)});
+}
+
+void ShardRank::TellStatus() const {
+  if (options_.on_status == nullptr) return;
+  v1::GetStatusReply status;
+  job_->Describe(&status);
+  options_.on_status(status);
 }
 
 void ShardRank::Log(const std::string& line) const {

@@ -77,8 +77,10 @@ class ShardRank final : private Transport::Poster, private StarSink {
     absl::Duration join_deadline = absl::InfiniteDuration();  // for the workers, once they are connected
     std::function<void(const std::string&)> log;              // gets lines for people; null: no log
     std::function<void()> on_begin;                           // all processes have agreed; null: not wanted
-    ServerMetrics* metrics = nullptr;                         // outlives this; null: there are none
-    Trace* trace = nullptr;                                   // outlives this; null: none; the caller writes it
+    // Gets the job's state ten times a second, and when the job is over; null: not wanted.
+    std::function<void(const v1::GetStatusReply&)> on_status;
+    ServerMetrics* metrics = nullptr;  // outlives this; null: there are none
+    Trace* trace = nullptr;            // outlives this; null: none; the caller writes it
   };
   // REQUIRES: the transport's rank is that of the shard, and there is at least one worker.
   ShardRank(std::unique_ptr<Transport> transport, Options options);
@@ -138,6 +140,7 @@ class ShardRank final : private Transport::Poster, private StarSink {
   void Answered(Answer answer);
   void Feed(int rank, v1::ExchangeMessage fields, std::span<const std::byte> payload);
   void PostRequest(int rank);
+  void TellStatus() const;
   void Log(const std::string& line) const;
 
   int worker_count() const { return pump_.worker_count(); }

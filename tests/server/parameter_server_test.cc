@@ -163,6 +163,23 @@ TEST(ParameterServerTest, AJobThatCannotBeginIsToldToAllAndInTheStatus) {
   EXPECT_EQ(server->Wait().code(), absl::StatusCode::kResourceExhausted);
 }
 
+// As next to a server that is a rank of the workers' world.
+TEST(ParameterServerTest, OneThatOnlyTellsAStateHasNoWorkers) {
+  ParameterServer::Options options;
+  options.describe = [] {
+    v1::GetStatusReply reply;
+    reply.set_state(v1::GetStatusReply::RUNNING);
+    reply.set_steps_complete(7);
+    return reply;
+  };
+  auto server = ParameterServer::Start(std::move(options));
+  ASSERT_TRUE(server.ok()) << server.status();
+  EXPECT_EQ(Stranger((*server)->address()).Status().steps_complete(), 7);
+  const grpc::Status status = PendingJoin((*server)->address(), RequestOf(MakeJob(0, 1, 1000, 1), 10)).Wait();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
+  EXPECT_THAT(status.error_message(), HasSubstr("--transport=tcp"));
+}
+
 TEST(ParameterServerTest, ALongJoinIsRefused) {
   const auto server = StartServer();
   v1::JoinRequest request = RequestOf(MakeJob(0, 1, 1000, 1), 10);

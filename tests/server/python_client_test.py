@@ -250,6 +250,16 @@ class PythonClientTest(unittest.TestCase):
             python.finish()
             self.assertEqual(digest_of(cpp), python.digest())
 
+    def test_get_status_of_a_server_that_meets_its_workers(self):
+        import grpc
+        _, pb, services, _ = self.stubs
+        # No worker comes, and the server goes on looking for the first.
+        server = self.start_server("--transport=tcp", "--rendezvous=127.0.0.1:9", "--world_size=2")
+        with grpc.insecure_channel(server.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+            status = services.ParameterServerStub(channel).GetStatus(pb.GetStatusRequest(), timeout=20)
+            self.assertEqual(status.state, pb.GetStatusReply.WAITING)
+            self.assertIn("waiting for the workers at --rendezvous", status.message)
+
 
 if __name__ == "__main__":
     unittest.main()

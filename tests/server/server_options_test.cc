@@ -115,8 +115,10 @@ TEST(ServerOptionsTest, OverTcpItMeetsTheWorkers) {
   EXPECT_THAT(Refusal({"--transport=tcp", "--world_size=3"}), HasSubstr("it needs --rendezvous=host:port"));
   EXPECT_THAT(Refusal({"--transport=tcp", "--rendezvous=a:1"}), HasSubstr("give the number of workers"));
   EXPECT_THAT(Refusal({"--transport=tcp", "--rendezvous=nowhere", "--world_size=3"}), HasSubstr("--rendezvous"));
-  EXPECT_THAT(Refusal({"--transport=tcp", "--rendezvous=a:1", "--world_size=3", "--listen=a:1"}),
-              HasSubstr("meets the workers at --rendezvous"));
+  EXPECT_EQ(options->listen, "") << "GetStatus is answered only if that is asked for";
+  EXPECT_EQ(Parse({"--transport=tcp", "--rendezvous=a:1", "--world_size=3", "--listen=a:1"})->listen, "a:1");
+  EXPECT_THAT(Refusal({"--transport=tcp", "--rendezvous=a:1", "--world_size=3", "--listen=nowhere"}),
+              HasSubstr("--listen: "));
   EXPECT_THAT(Refusal({"--transport=tcp", "--rendezvous=a:1", "--world_size=3", "--port_file=f"}),
               HasSubstr("no worker has to know"));
   EXPECT_THAT(Refusal({"--transport=tcp", "--rendezvous=a:1", "--world_size=1024"}), HasSubstr("over 1024 processes"));

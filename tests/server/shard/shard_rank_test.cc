@@ -328,6 +328,18 @@ TEST(ShardRank, RefusesAWorldOfWhichOnlyAPartChecks) {
   EXPECT_THAT(RunCheckAtServers(part), testing::Each(testing::Not(absl::OkStatus())));
 }
 
+TEST(ShardRank, TellsTheStateOfItsJob) {
+  v1::GetStatusReply last;
+  Training training = {.job = {.element_count = 64, .bucket_bytes = 1, .world_size = 2}, .step_count = 3};
+  training.change_server = [&last](int, ShardRank::Options& options) {
+    options.on_status = [&last](const v1::GetStatusReply& status) { last = status; };
+  };
+  for (const absl::Status& status : RunAll(training).statuses()) EXPECT_EQ(status, absl::OkStatus());
+  EXPECT_EQ(last.state(), v1::GetStatusReply::FINISHED);
+  EXPECT_EQ(last.world_size(), 2);
+  EXPECT_EQ(last.steps_complete(), 3);
+}
+
 // Rank 0 is a bare pump, which says what no worker says.
 absl::Status RunWithRequest(const ShardRequest& request, int times = 1) {
   InMemoryNetwork network(2, 3);
