@@ -1,6 +1,7 @@
 #include "common/wire/grpc_transport.h"
 
 #include <grpc/grpc.h>
+#include <grpcpp/create_channel.h>
 #include <grpcpp/support/slice.h>
 
 #include <algorithm>
@@ -27,6 +28,16 @@ std::string PrintableAscii(absl::string_view text) {
       result.begin(), result.end(), [](unsigned char c) { return (c < ' ' && c != '\n' && c != '\t') || c > '~'; },
       '?');
   return result;
+}
+
+// Sets also those of the channel's `arguments` that belong to the credentials.
+std::shared_ptr<grpc::ChannelCredentials> MakeChannelCredentials(const TransportSecurity& security,
+                                                                 grpc::ChannelArguments* arguments) {
+  if (!security.tls.has_value()) return grpc::InsecureChannelCredentials();
+  if (!security.tls->server_name.empty()) arguments->SetSslTargetNameOverride(security.tls->server_name);
+  return grpc::SslCredentials({.pem_root_certs = security.tls->trusted,
+                               .pem_private_key = security.tls->private_key,
+                               .pem_cert_chain = security.tls->certificate});
 }
 
 }  // namespace
@@ -72,13 +83,11 @@ std::shared_ptr<grpc::ServerCredentials> MakeServerCredentials(const TransportSe
   return grpc::SslServerCredentials(options);
 }
 
-std::shared_ptr<grpc::ChannelCredentials> MakeChannelCredentials(const TransportSecurity& security,
-                                                                 grpc::ChannelArguments* arguments) {
-  if (!security.tls.has_value()) return grpc::InsecureChannelCredentials();
-  if (!security.tls->server_name.empty()) arguments->SetSslTargetNameOverride(security.tls->server_name);
-  return grpc::SslCredentials({.pem_root_certs = security.tls->trusted,
-                               .pem_private_key = security.tls->private_key,
-                               .pem_cert_chain = security.tls->certificate});
+std::shared_ptr<grpc::Channel> OpenChannel(const std::string& address, const TransportSecurity& security,
+                                           grpc::ChannelArguments arguments) {
+  for (const auto& [name, value] : TransportArguments()) arguments.SetInt(name, value);
+  const auto credentials = MakeChannelCredentials(security, &arguments);
+  return grpc::CreateCustomChannel(address, credentials, arguments);
 }
 
 absl::Status ExplainConnectionError(const std::string& error, const TransportSecurity& security) {

@@ -5,6 +5,7 @@
 #ifndef STARRING_COMMON_WIRE_GRPC_TRANSPORT_H_
 #define STARRING_COMMON_WIRE_GRPC_TRANSPORT_H_
 
+#include <grpcpp/channel.h>
 #include <grpcpp/security/credentials.h>
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/support/byte_buffer.h>
@@ -29,11 +30,13 @@ namespace starring {
 // Channel arguments of a client channel and of a server, the same for both.
 std::vector<std::pair<std::string, int>> TransportArguments();
 
-// The one place where gRPC's credentials are made: for a server's port, and for a channel to a server. The second also
-// sets those of the channel's `arguments` that belong to the credentials.
+// The one place where gRPC's credentials are made: for a server's port, and for a channel.
 std::shared_ptr<grpc::ServerCredentials> MakeServerCredentials(const TransportSecurity& security);
-std::shared_ptr<grpc::ChannelCredentials> MakeChannelCredentials(const TransportSecurity& security,
-                                                                 grpc::ChannelArguments* arguments);
+
+// A channel to the server at `address` (host:port), with the arguments above and `arguments` of its own. Connects with
+// the first call.
+std::shared_ptr<grpc::Channel> OpenChannel(const std::string& address, const TransportSecurity& security,
+                                           grpc::ChannelArguments arguments = {});
 
 // Explains gRPC's text about a connection that failed and names the flag to look at. kUnavailable: the server may yet
 // come up. kInvalidArgument: the two sides are protected differently, and waiting will not help.

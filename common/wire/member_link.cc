@@ -246,11 +246,7 @@ void MemberLink::Report(Stream& stream) {
 }
 
 void MemberLink::Run() {
-  grpc::ChannelArguments arguments;
-  for (const auto& [name, value] : TransportArguments()) arguments.SetInt(name, value);
-  const auto credentials = MakeChannelCredentials(options_.security, &arguments);
-  const std::shared_ptr<grpc::Channel> channel =
-      grpc::CreateCustomChannel(options_.coordinator, credentials, arguments);
+  const std::shared_ptr<grpc::Channel> channel = OpenChannel(options_.coordinator, options_.security);
   const std::unique_ptr<v1::ParameterServer::Stub> server = v1::ParameterServer::NewStub(channel);
   const std::unique_ptr<v1::Coordinator::Stub> stub = v1::Coordinator::NewStub(channel);
   grpc::CompletionQueue queue;

@@ -20,10 +20,7 @@ struct RunClient::Channel {
 
 RunClient::RunClient(const std::string& coordinator, TransportSecurity security)
     : coordinator_(coordinator), security_(std::move(security)), channel_(std::make_unique<Channel>()) {
-  grpc::ChannelArguments arguments;
-  for (const auto& [name, value] : TransportArguments()) arguments.SetInt(name, value);
-  const auto credentials = MakeChannelCredentials(security_, &arguments);
-  const std::shared_ptr<grpc::Channel> channel = grpc::CreateCustomChannel(coordinator_, credentials, arguments);
+  const std::shared_ptr<grpc::Channel> channel = OpenChannel(coordinator_, security_);
   channel_->server = v1::ParameterServer::NewStub(channel);
   channel_->stub = v1::Coordinator::NewStub(channel);
 }

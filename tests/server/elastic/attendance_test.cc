@@ -213,9 +213,7 @@ TEST_F(AttendanceTest, AShardFindsItselfByTheNameThatItAnnounces) {
                                                            .server_name = ""}};
   Start(1, std::chrono::seconds(5), "node7.example:7077", security);
   security.tls->server_name = "node7.example";
-  grpc::ChannelArguments arguments;
-  const auto credentials = MakeChannelCredentials(security, &arguments);
-  const auto stub = v1::Coordinator::NewStub(grpc::CreateCustomChannel(server_->address(), credentials, arguments));
+  const auto stub = v1::Coordinator::NewStub(OpenChannel(server_->address(), security));
   Attendance worker(*stub, Worker(7));
   EXPECT_EQ(worker.Next().kind(), v1::MemberOrder::TRAIN);
 }

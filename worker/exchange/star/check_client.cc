@@ -31,15 +31,6 @@ constexpr int kPings = 10;
 // Several, so that the link is busy while an answer is on its way.
 constexpr int kCallsInFlight = 4;
 
-// The channel has the settings of a worker's lanes, but gRPC's own pauses between attempts to connect: here a call
-// fails with the first attempt that fails, so that no pause matters.
-std::shared_ptr<grpc::Channel> OpenChannel(const std::string& address, const TransportSecurity& security) {
-  grpc::ChannelArguments arguments;
-  for (const auto& [name, value] : TransportArguments()) arguments.SetInt(name, value);
-  const auto credentials = MakeChannelCredentials(security, &arguments);
-  return grpc::CreateCustomChannel(address, credentials, arguments);
-}
-
 }  // namespace
 
 class StarCheckClient::Calls {

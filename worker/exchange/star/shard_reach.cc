@@ -16,12 +16,7 @@ absl::Status Reach(const std::vector<std::string>& shards, const TransportSecuri
   const absl::Time end = SteadyNow() + deadline;
   std::vector<std::shared_ptr<grpc::Channel>> channels;
   for (const std::string& address : shards) {
-    grpc::ChannelArguments arguments;
-    for (const auto& [name, value] : TransportArguments()) arguments.SetInt(name, value);
-    // Channels with equal arguments would share a connection that a lane has left.
-    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-    const auto credentials = MakeChannelCredentials(security, &arguments);
-    channels.push_back(grpc::CreateCustomChannel(address, credentials, arguments));
+    channels.push_back(OpenChannel(address, security));
     channels.back()->GetState(/*try_to_connect=*/true);
   }
   for (size_t shard = 0; shard < shards.size(); ++shard) {

@@ -27,9 +27,8 @@ namespace {
 
 using v1::ExchangeMessage;
 
-std::shared_ptr<grpc::Channel> OpenChannel(const std::string& address, const TransportSecurity& security) {
+std::shared_ptr<grpc::Channel> OpenLaneChannel(const std::string& address, const TransportSecurity& security) {
   grpc::ChannelArguments arguments;
-  for (const auto& [name, value] : TransportArguments()) arguments.SetInt(name, value);
   // Workers and servers start together, and a lane that lost its connection should soon have the next one. gRPC's own
   // first pause is a second.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
@@ -37,8 +36,7 @@ std::shared_ptr<grpc::Channel> OpenChannel(const std::string& address, const Tra
   // and a lost packet of TCP's own handshake costs a second.
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 5'000);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
-  const auto credentials = MakeChannelCredentials(security, &arguments);
-  return grpc::CreateCustomChannel(address, credentials, arguments);
+  return OpenChannel(address, security, arguments);
 }
 
 class StarExchange final : public GradientExchange, private Snapshots {
@@ -137,7 +135,7 @@ absl::Status StarExchange::Start(const JobSpec& job, std::span<float> parameters
   for (const std::string& address : options_.addresses) {
     client.shards.push_back({.address = address, .lanes = {}});
     for (int lane = 0; lane < options_.lanes; ++lane) {
-      client.shards.back().lanes.push_back(OpenChannel(address, options_.security));
+      client.shards.back().lanes.push_back(OpenLaneChannel(address, options_.security));
     }
   }
   ASSIGN_OR_RETURN(client_, StarClient::Join(job, std::move(client)));
