@@ -46,6 +46,7 @@
 namespace starring {
 namespace {
 
+constexpr absl::Duration kMeetingPause = absl::Milliseconds(200);  // between two attempts to meet the workers
 constexpr int kExitKilled = 130;  // what a shell reports for a process that ended by SIGINT
 
 sigset_t StopSignalSet() {
@@ -133,23 +134,31 @@ class JobStatus {
   v1::GetStatusReply status_ ABSL_GUARDED_BY(mutex_);
 };
 
-// Over TCP: one rank of the workers' world.
+// Over TCP: one rank of the workers' world. As over gRPC, a server waits on when workers have given up before a job,
+// because one of them is missing.
 absl::StatusOr<std::unique_ptr<Transport>> MeetWorkers(const ServerOptions& options,
                                                        const std::shared_ptr<const TlsContext>& tls,
-                                                       absl::Duration join_deadline) {
-  return ConnectFullMesh({.rank = options.world_size + options.shard,
-                          .world_size = options.world_size + options.shard_count,
-                          .server_count = options.shard_count,
-                          .rendezvous = options.rendezvous,
-                          .listener = std::nullopt,
-                          .run_id = options.run_id,
-                          .token = options.security.rank_key,
-                          .insecure = options.insecure,
-                          .tls = tls,
-                          .join_deadline = join_deadline,
-                          // The job's own, which is not known yet, ends earlier.
-                          .exchange_deadline = absl::Milliseconds(kTcpSilenceMsMax),
-                          .say = LogOf(options)});
+                                                       absl::Time join_end) {
+  while (true) {
+    absl::StatusOr<std::unique_ptr<Transport>> connected =
+        ConnectFullMesh({.rank = options.world_size + options.shard,
+                         .world_size = options.world_size + options.shard_count,
+                         .server_count = options.shard_count,
+                         .rendezvous = options.rendezvous,
+                         .listener = std::nullopt,
+                         .run_id = options.run_id,
+                         .token = options.security.rank_key,
+                         .insecure = options.insecure,
+                         .tls = tls,
+                         .join_deadline = join_end - SteadyNow(),
+                         // The job's own, which is not known yet, ends earlier.
+                         .exchange_deadline = absl::Milliseconds(kTcpSilenceMsMax),
+                         .say = LogOf(options)});
+    const bool has_given_up = absl::IsDeadlineExceeded(connected.status()) || absl::IsUnavailable(connected.status());
+    if (!has_given_up || SteadyNow() >= join_end) return connected;
+    LogOf(options)(absl::StrCat(std::string(connected.status().message()), "; waiting for the workers"));
+    absl::SleepFor(kMeetingPause);
+  }
 }
 
 absl::Status ServeAsRank(const ServerOptions& options) {
@@ -174,12 +183,11 @@ absl::Status ServeAsRank(const ServerOptions& options) {
   const absl::Time join_end = SteadyNow() + options.join_deadline;
   absl::Status status;
   for (bool is_job = false; !is_job;) {
-    const absl::Duration join_deadline = join_end - SteadyNow();
-    ASSIGN_OR_RETURN(std::unique_ptr<Transport> transport, MeetWorkers(options, tls, join_deadline));
+    ASSIGN_OR_RETURN(std::unique_ptr<Transport> transport, MeetWorkers(options, tls, join_end));
     ShardRank server(std::move(transport), {.shard = options.shard,
                                             .shard_count = options.shard_count,
                                             .memory_bytes_max = options.memory_bytes_max,
-                                            .join_deadline = join_deadline,
+                                            .join_deadline = join_end - SteadyNow(),
                                             .log = LogOf(options),
                                             .on_begin = [] { has_job = true; },
                                             .on_status = [](const auto& now) { job_status.Set(now); },

@@ -100,6 +100,11 @@ class CheckTest(JobTest):
             meeting = "--rendezvous=127.0.0.1:%d" % free.getsockname()[1]
         server = self.start([SERVER, "--transport=tcp", "--world_size=2", meeting])
 
+        alone = self.run_to_end([WORKER, "--check", "--sync=star", "--transport=tcp", meeting, "--server_ranks=1",
+                                 "--rank=0", "--world_size=2", "--join_deadline_s=3"], CHECK_SECONDS_MAX)
+        self.assertEqual(alone.returncode, 3, alone.output)
+        self.assertRegex(self.last_sentence(alone), "^not ready: rank 1 of 3 has not joined at ")
+
         def run_workers(*flags):
             workers = [self.start([WORKER, "--sync=star", "--transport=tcp", meeting, "--server_ranks=1",
                                    "--rank=%d" % rank, "--world_size=2", *flags]) for rank in range(2)]
