@@ -66,9 +66,9 @@ void NameHosts(std::vector<v1::ProcessReport>& reports) {
 
 }  // namespace
 
-CheckFindings EmptyFindings(const CheckParts& parts, CheckFindings::Topology topology) {
+CheckFindings EmptyFindings(const CheckParts& parts) {
   const WorkerOptions& options = *parts.options;
-  return {.topology = topology,
+  return {.contact = options.cell().contact,
           .world_size = options.world_size,
           .shard_count = options.ServerCount(),
           .lanes = options.lanes,
@@ -120,8 +120,8 @@ CheckOutcome Conclude(const CheckParts& parts, CheckFindings findings, const v1:
   return {.exit_code = exit_code};
 }
 
-std::string WayOut(int error_number, CheckFindings::Topology topology) {
-  const bool star = topology == CheckFindings::Topology::kStar;
+std::string WayOut(int error_number, Contact contact) {
+  const bool star = contact == Contact::kServers;
   switch (error_number) {
     // A ring's worker listens before it tells its address, so a refusal does not come from a missing process.
     case ECONNREFUSED:
@@ -159,7 +159,7 @@ CheckOutcome RunCheck(const CheckParts& parts) {
     case Contact::kNone:
       break;
   }
-  return ConcludeAlone(parts, EmptyFindings(parts, CheckFindings::Topology::kAlone), report);
+  return ConcludeAlone(parts, EmptyFindings(parts), report);
 }
 
 }  // namespace starring

@@ -246,7 +246,7 @@ std::string LinkTable(const CheckFindings& findings, Part part) {
   }
   if (!others.empty()) text += OtherLinks(others);
   if (part == Part::kMpi) return text;
-  if (findings.topology == CheckFindings::Topology::kRing &&
+  if (findings.contact == Contact::kMpirun &&
       static_cast<int>(RingTargets(0, findings.world_size).size()) < findings.world_size - 1) {
     absl::StrAppend(&text,
                     "each rank has dialled its neighbours, rank 0 and those at distances of powers of two, not all ",

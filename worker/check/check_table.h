@@ -11,16 +11,14 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "common/job/cells.h"
 #include "proto/starring/v1/check.pb.h"
 #include "worker/check/meeting.h"
 
 namespace starring {
 
 struct CheckFindings {
-  // kStar: workers that dial servers. kRing: ranks that exchange over MPI. kMesh: processes that are connected over
-  // TCP, each with every other one.
-  enum class Topology { kAlone, kStar, kRing, kMesh };
-  Topology topology = Topology::kAlone;
+  Contact contact = Contact::kNone;  // how the processes find each other
   int world_size = 1;
   int shard_count = 0;                     // servers
   int lanes = 1;                           // in a star: connections of a worker to each server

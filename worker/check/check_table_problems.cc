@@ -88,7 +88,7 @@ void AddMissing(const CheckFindings& findings, Problems& problems) {
        absl::StrCat(NamesText(names), names.size() == 1 ? " has" : " have", " not reported within ",
                     absl::FormatDuration(findings.gather_deadline), ": start all ", findings.world_size,
                     " workers at the same time",
-                    findings.topology == CheckFindings::Topology::kStar ? ", each where it reaches the servers" : "")});
+                    findings.contact == Contact::kServers ? ", each where it reaches the servers" : "")});
 }
 
 void AddUnreachable(const CheckFindings& findings, Problems& problems) {
@@ -176,7 +176,7 @@ void AddShards(const CheckFindings& findings, Problems& problems) {
 }
 
 void AddLimits(const CheckFindings& findings, const std::vector<const ProcessFacts*>& processes, Problems& problems) {
-  const bool star = findings.topology == CheckFindings::Topology::kStar;
+  const bool star = findings.contact == Contact::kServers;
   for (const ProcessFacts* process : processes) {
     const bool server = process->role() == ProcessFacts::SERVER;
     // The same two functions decide how many descriptors a job's processes ask for, so a check and a job cannot

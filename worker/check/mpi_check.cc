@@ -87,7 +87,7 @@ class MpiChecker {
         rank_(parts.options->rank),
         world_size_(parts.options->world_size),
         report_(std::move(report)),
-        findings_(EmptyFindings(parts, CheckFindings::Topology::kRing)),
+        findings_(EmptyFindings(parts)),
         transport_(CreateMpiTransport(*parts.mpi, MpiCommunicator::kWorld)),
         pump_(std::make_unique<MessagePump>(transport_.get(), StallOptions())) {}
 
@@ -217,7 +217,7 @@ class MpiChecker {
     link.set_interface(InterfaceWith(interfaces_, dialled.local_address));
     if (!dialled.error.empty()) {
       link.set_error(dialled.error);
-      link.set_way_out(WayOut(dialled.error_number, CheckFindings::Topology::kRing));
+      link.set_way_out(WayOut(dialled.error_number, Contact::kMpirun));
       return;
     }
     // Another program may accept a connection at this address, or another host: bridges that containers made have the
@@ -225,7 +225,7 @@ class MpiChecker {
     const auto round_trip = MeasureRoundTrip(dialled.socket, nonce, std::min(end, SteadyNow() + kAnswerDeadline));
     if (!round_trip.ok()) {
       link.set_error(std::string(round_trip.status().message()));
-      link.set_way_out(WayOut(0, CheckFindings::Topology::kRing));
+      link.set_way_out(WayOut(0, Contact::kMpirun));
       return;
     }
     link.set_round_trip_us(round_trip->microseconds);

@@ -138,7 +138,7 @@ std::vector<Server> DialServers(const CheckParts& parts, uint64_t worker_id) {
     server.link.set_address(addresses[shard]);
     server.link.set_interface(InterfaceWith(interfaces, dialled[shard].local_address));
     if (!dialled[shard].error.empty()) {
-      Fail(dialled[shard].error, WayOut(dialled[shard].error_number, CheckFindings::Topology::kStar), server);
+      Fail(dialled[shard].error, WayOut(dialled[shard].error_number, Contact::kServers), server);
       continue;
     }
     server.client = std::make_unique<StarCheckClient>(StarCheckClient::Options{.address = addresses[shard],
@@ -188,7 +188,7 @@ void MeasureBandwidths(double seconds, std::vector<Server>& servers, ServerBoard
 CheckOutcome CheckStar(const CheckParts& parts, v1::ProcessReport report) {
   const WorkerOptions& options = *parts.options;
   const absl::Time begin = SteadyNow();
-  CheckFindings findings = EmptyFindings(parts, CheckFindings::Topology::kStar);
+  CheckFindings findings = EmptyFindings(parts);
   findings.bandwidth = PlanBandwidth(static_cast<int>(options.servers.size()), options.world_size);
   // The number tells two processes of one rank apart: a server drops the notes of the one before.
   std::vector<Server> servers = DialServers(parts, DrawNonce());

@@ -32,7 +32,7 @@ CheckOutcome TestOver(std::unique_ptr<Transport> connected, const CheckParts& pa
 }  // namespace
 
 CheckOutcome CheckMesh(const CheckParts& parts, v1::ProcessReport report) {
-  CheckFindings findings = EmptyFindings(parts, CheckFindings::Topology::kMesh);
+  CheckFindings findings = EmptyFindings(parts);
   if (findings.world_size + findings.shard_count == 1) return ConcludeAlone(parts, std::move(findings), report);
   findings.bandwidth = PlanBandwidth(std::max(1, findings.shard_count), findings.world_size);
   TcpRendezvousOptions rendezvous = std::move(*parts.rendezvous);

@@ -18,7 +18,7 @@ CheckOutcome CheckOverMpi(const CheckParts& parts, v1::ProcessReport report);
 CheckOutcome CheckMesh(const CheckParts& parts, v1::ProcessReport report);
 
 // The findings before any report.
-CheckFindings EmptyFindings(const CheckParts& parts, CheckFindings::Topology topology);
+CheckFindings EmptyFindings(const CheckParts& parts);
 
 // A check of ranks over MPI has two rounds: what TCP has shown is printed before MPI is tried.
 enum class Round { kOnly, kBeforeMpi, kMpi };
@@ -34,7 +34,7 @@ CheckOutcome ConcludeAlone(const CheckParts& parts, CheckFindings findings, cons
                            const absl::Status& why = absl::OkStatus());
 
 // The advice to a person about an address that cannot be dialled.
-std::string WayOut(int error_number, CheckFindings::Topology topology);
+std::string WayOut(int error_number, Contact contact);
 
 }  // namespace starring
 

@@ -44,7 +44,7 @@ v1::LinkReport LinkTo(v1::ProcessFacts::Role role, int peer, v1::LinkReport::Mea
 
 // Two workers and two servers without any problem.
 CheckFindings Star() {
-  CheckFindings findings{.topology = CheckFindings::Topology::kStar, .world_size = 2, .shard_count = 2, .lanes = 2};
+  CheckFindings findings{.contact = Contact::kServers, .world_size = 2, .shard_count = 2, .lanes = 2};
   for (int rank = 0; rank < 2; ++rank) {
     v1::ProcessReport report;
     *report.mutable_facts() = FactsOf(v1::ProcessFacts::WORKER, rank);
@@ -58,7 +58,7 @@ CheckFindings Star() {
 }
 
 CheckFindings Ring(int world_size) {
-  CheckFindings findings{.topology = CheckFindings::Topology::kRing, .world_size = world_size};
+  CheckFindings findings{.contact = Contact::kMpirun, .world_size = world_size};
   for (int rank = 0; rank < world_size; ++rank) {
     v1::ProcessReport report;
     *report.mutable_facts() = FactsOf(v1::ProcessFacts::WORKER, rank);
