@@ -9,17 +9,16 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "common/base/limits.h"
 #include "common/base/nonce.h"
 #include "common/base/status.h"
 #include "common/base/steady_time.h"
 #include "common/host/process_facts.h"
+#include "common/network/address.h"
 
 namespace starring {
 namespace {
 
-constexpr int kBacklog = 128;
 // Every rank may dial every other one at one address, and few at more.
 constexpr size_t kConnectionsMax = 2 * kWorldSizeMax + 64;
 // A single ping may meet a listener that is busy with another rank: one thread answers all connections.
@@ -30,10 +29,6 @@ struct Answer {
   int64_t clock_us = 0;  // the listener's wall clock
 };
 static_assert(sizeof(Answer) == 16);
-
-absl::Status SystemError(const char* what) {
-  return absl::InternalError(absl::StrCat("cannot ", what, ": ", ErrnoText(errno)));
-}
 
 absl::Status Closed() {
   return absl::UnavailableError("the connection is closed: another program listens there, or the worker has ended");
@@ -78,37 +73,18 @@ absl::StatusOr<RoundTrip> MeasureRoundTrip(const Socket& socket, uint64_t nonce,
 }
 
 absl::StatusOr<std::unique_ptr<PeerListener>> PeerListener::Start() {
-  // The listener is at every interface, because the check finds out which of them the others can reach. The nonce keeps
-  // strangers out.
-  sockaddr_in6 six = {};
-  six.sin6_family = AF_INET6;
-  sockaddr_in four = {};
-  four.sin_family = AF_INET;
-  auto* address = reinterpret_cast<sockaddr*>(&six);
-  socklen_t length = sizeof(six);
-  Socket listening(socket(AF_INET6, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  const int no = 0;  // IPv4 too
-  if (listening.fd() < 0 || setsockopt(listening.fd(), IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof(no)) != 0 ||
-      bind(listening.fd(), address, length) != 0) {  // a machine without IPv6
-    listening = Socket(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-    if (listening.fd() < 0) return SystemError("make a socket");
-    address = reinterpret_cast<sockaddr*>(&four);
-    length = sizeof(four);
-    if (bind(listening.fd(), address, length) != 0) return SystemError("take a port");
-  }
-  if (listen(listening.fd(), kBacklog) != 0) return SystemError("listen");
-  // The system chose the port, since bind was given port 0. This call returns that port.
-  if (getsockname(listening.fd(), address, &length) != 0) return SystemError("listen");
-  const in_port_t port = address->sa_family == AF_INET6 ? six.sin6_port : four.sin_port;
-  return std::unique_ptr<PeerListener>(new PeerListener(std::move(listening), ntohs(port), DrawNonce()));
+  // At every interface, because the check finds out which of them the others can reach.
+  ASSIGN_OR_RETURN(TcpListener listener, TcpListener::Listen("[::]:0"));
+  ASSIGN_OR_RETURN(const HostPort place, ParseHostPort(listener.address()));
+  return std::unique_ptr<PeerListener>(new PeerListener(std::move(listener), place.port));
 }
 
 // The thread is the last member, so it starts when all that it uses has been initialised.
-PeerListener::PeerListener(Socket socket, int port, uint64_t nonce)
-    : socket_(std::move(socket)), port_(port), nonce_(nonce), thread_([this] { Run(); }) {}
+PeerListener::PeerListener(TcpListener listener, int port)
+    : listener_(std::move(listener)), port_(port), nonce_(DrawNonce()), thread_([this] { Run(); }) {}
 
 PeerListener::~PeerListener() {
-  shutdown(socket_.fd(), SHUT_RDWR);  // wakes poll, and Run sees that the socket hangs up
+  shutdown(listener_.fd(), SHUT_RDWR);  // wakes poll, and Run sees that the socket hangs up
   thread_.join();
 }
 
@@ -117,7 +93,7 @@ PeerListener::~PeerListener() {
 void PeerListener::Run() {
   while (true) {
     // The list is built anew for each round, because connections come and go.
-    std::vector<pollfd> polled = {{.fd = socket_.fd(), .events = POLLIN, .revents = 0}};
+    std::vector<pollfd> polled = {{.fd = listener_.fd(), .events = POLLIN, .revents = 0}};
     for (const Connection& connection : connections_) {
       polled.push_back({.fd = connection.socket.fd(), .events = POLLIN, .revents = 0});
     }
@@ -139,7 +115,7 @@ void PeerListener::Run() {
 void PeerListener::Accept() {
   // One connection is accepted in a round; poll reports the socket again if others wait. A connection beyond the limit
   // is closed by its destructor, so a stranger cannot use up this process's descriptors.
-  Socket accepted(accept4(socket_.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  Socket accepted = listener_.Accept();
   if (accepted.fd() < 0 || connections_.size() >= kConnectionsMax) return;
   const int one = 1;
   setsockopt(accepted.fd(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));

@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/network/dial.h"
+#include "common/transport/tcp/tcp_listener.h"
 
 namespace starring {
 
@@ -35,7 +36,7 @@ absl::StatusOr<RoundTrip> MeasureRoundTrip(const Socket& socket, uint64_t nonce,
 // Thread safety: any thread may call any method.
 class PeerListener {
  public:
-  // Internal if the system has no socket or port left.
+  // InvalidArgument if the system has no socket or port left.
   static absl::StatusOr<std::unique_ptr<PeerListener>> Start();
   // Closes all connections.
   ~PeerListener();
@@ -49,14 +50,14 @@ class PeerListener {
     uint64_t ping = 0;  // the bytes of it that have arrived
     size_t bytes = 0;
   };
-  PeerListener(Socket socket, int port, uint64_t nonce);
+  PeerListener(TcpListener listener, int port);
 
   void Run();
   void Accept();
   // False if the connection must be closed.
   [[nodiscard]] bool OnReadable(Connection& connection) const;
 
-  const Socket socket_;
+  TcpListener listener_;
   const int port_;
   const uint64_t nonce_;
   std::vector<Connection> connections_;  // only the thread uses them
