@@ -22,8 +22,12 @@ using v1::LinkReport;
 using v1::ProcessFacts;
 using v1::ProcessReport;
 
+// The shortest of several round trips counts. A process that tests no bandwidth is one of many.
 constexpr int kPings = 10;
-// Payloads of one batch.
+constexpr int kFewPings = 3;
+// The words of a measurement: a ping, a batch of so many payloads, or the end.
+constexpr int64_t kPing = -1;
+constexpr int64_t kEnd = 0;
 constexpr int64_t kPayloadsMax = kCheckBandwidthBytesMax / kCheckPayloadBytesMax;
 
 double SecondsSince(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
@@ -87,11 +91,11 @@ class Conversation {
   const Clock::time_point end_;
 };
 
-absl::Status MeasureRoundTrip(Conversation& peer, LinkReport& link) {
-  for (int ping = 0; ping < kPings; ++ping) {
+absl::Status MeasureRoundTrip(Conversation& peer, int pings, LinkReport& link) {
+  for (int ping = 0; ping < pings; ++ping) {
     const int64_t clock_us = WallClockMicroseconds();
     const Clock::time_point start = Clock::now();
-    RETURN_IF_ERROR(peer.Tell(ping));
+    RETURN_IF_ERROR(peer.Tell(kPing));
     ASSIGN_OR_RETURN(const int64_t peer_clock_us, peer.Hear());
     const double round_trip_us = SecondsSince(start) * 1e6;
     if (ping > 0 && round_trip_us >= link.round_trip_us()) continue;
@@ -113,7 +117,7 @@ absl::Status MeasureBandwidth(Conversation& peer, double seconds, LinkReport& li
 }
 
 absl::Status MeasureLink(Conversation peer, double seconds, LinkReport& link) {
-  absl::Status status = MeasureRoundTrip(peer, link);
+  absl::Status status = MeasureRoundTrip(peer, seconds > 0 ? kPings : kFewPings, link);
   if (status.ok() && seconds > 0) {
     status = MeasureBandwidth(peer, seconds, link);
     if (absl::IsDeadlineExceeded(status)) link.set_way_out("look for a smaller MTU on the way");
@@ -122,22 +126,18 @@ absl::Status MeasureLink(Conversation peer, double seconds, LinkReport& link) {
                             absl::StrCat("small messages pass, large ones do not: ", std::string(status.message())));
     }
   }
-  if (status.ok()) status = peer.Tell(0);
+  if (status.ok()) status = peer.Tell(kEnd);
   if (!status.ok()) link.set_error(std::string(status.message()));
   return status;
 }
 
 // The other end of MeasureLink.
 absl::Status AnswerLink(Conversation peer) {
-  for (int ping = 0; ping < kPings; ++ping) {
-    RETURN_IF_ERROR(peer.Hear().status());
-    RETURN_IF_ERROR(peer.Tell(WallClockMicroseconds()));
-  }
   while (true) {
-    ASSIGN_OR_RETURN(const int64_t count, peer.Hear());
-    if (count == 0) return absl::OkStatus();
-    if (count < 0 || count > kPayloadsMax) return absl::InternalError(absl::StrCat("a batch of ", count, " payloads"));
-    RETURN_IF_ERROR(peer.TakePayloads(count));
+    ASSIGN_OR_RETURN(const int64_t word, peer.Hear());
+    if (word == kEnd) return absl::OkStatus();
+    if (word < kPing || word > kPayloadsMax) return absl::InternalError(absl::StrCat("a batch of ", word, " payloads"));
+    RETURN_IF_ERROR(word == kPing ? peer.Tell(WallClockMicroseconds()) : peer.TakePayloads(word));
   }
 }
 
