@@ -10,6 +10,7 @@
 #include "common/base/limits.h"
 #include "common/base/status.h"
 #include "common/host/process_facts.h"
+#include "common/network/round_trip.h"
 #include "common/transport/collectives.h"
 #include "common/transport/shard_wire.h"
 #include "common/watch/roll_call.h"
@@ -22,8 +23,7 @@ using v1::LinkReport;
 using v1::ProcessFacts;
 using v1::ProcessReport;
 
-// The shortest of several round trips counts. A process that tests no bandwidth is one of many.
-constexpr int kPings = 10;
+// A process that tests no bandwidth is one of many.
 constexpr int kFewPings = 3;
 // The words of a measurement: a ping, a batch of so many payloads, or the end.
 constexpr int64_t kPing = -1;
@@ -91,21 +91,6 @@ class Conversation {
   const Clock::time_point end_;
 };
 
-absl::Status MeasureRoundTrip(Conversation& peer, int pings, LinkReport& link) {
-  for (int ping = 0; ping < pings; ++ping) {
-    const int64_t clock_us = WallClockMicroseconds();
-    const Clock::time_point start = Clock::now();
-    RETURN_IF_ERROR(peer.Tell(kPing));
-    ASSIGN_OR_RETURN(const int64_t peer_clock_us, peer.Hear());
-    const double round_trip_us = SecondsSince(start) * 1e6;
-    if (ping > 0 && round_trip_us >= link.round_trip_us()) continue;
-    link.set_round_trip_us(round_trip_us);
-    // The peer read its clock after about half a round trip; the quickest ping has the smallest error.
-    link.set_clock_ahead_s((static_cast<double>(peer_clock_us - clock_us) - round_trip_us / 2) / 1e6);
-  }
-  return absl::OkStatus();
-}
-
 absl::Status MeasureBandwidth(Conversation& peer, double seconds, LinkReport& link) {
   // The first payload says how many fill the time.
   ASSIGN_OR_RETURN(const double first, peer.SendPayloads(1));
@@ -117,7 +102,11 @@ absl::Status MeasureBandwidth(Conversation& peer, double seconds, LinkReport& li
 }
 
 absl::Status MeasureLink(Conversation peer, double seconds, LinkReport& link) {
-  absl::Status status = MeasureRoundTrip(peer, seconds > 0 ? kPings : kFewPings, link);
+  const auto ping = [&peer]() -> absl::StatusOr<int64_t> {
+    RETURN_IF_ERROR(peer.Tell(kPing));
+    return peer.Hear();
+  };
+  absl::Status status = MeasureRoundTrip(seconds > 0 ? kPings : kFewPings, ping, link);
   if (status.ok() && seconds > 0) {
     status = MeasureBandwidth(peer, seconds, link);
     if (absl::IsDeadlineExceeded(status)) link.set_way_out("look for a smaller MTU on the way");

@@ -222,14 +222,10 @@ class MpiChecker {
     }
     // Another program may accept a connection at this address, or another host: bridges that containers made have the
     // same address everywhere.
-    const auto round_trip = MeasureRoundTrip(dialled.socket, nonce, std::min(end, SteadyNow() + kAnswerDeadline));
-    if (!round_trip.ok()) {
-      link.set_error(std::string(round_trip.status().message()));
-      link.set_way_out(WayOut(0, Contact::kMpirun));
-      return;
-    }
-    link.set_round_trip_us(round_trip->microseconds);
-    link.set_clock_ahead_s(round_trip->clock_ahead_s);
+    const absl::Status pinged = PingListener(dialled.socket, nonce, std::min(end, SteadyNow() + kAnswerDeadline), link);
+    if (pinged.ok()) return;
+    link.set_error(std::string(pinged.message()));
+    link.set_way_out(WayOut(0, Contact::kMpirun));
   }
 
   // Exchanges messages by MPI with the neighbours. Open MPI may end the process.

@@ -15,14 +15,13 @@
 #include "common/base/steady_time.h"
 #include "common/host/process_facts.h"
 #include "common/network/address.h"
+#include "common/network/round_trip.h"
 
 namespace starring {
 namespace {
 
 // Every rank may dial every other one at one address, and few at more.
 constexpr size_t kConnectionsMax = 2 * kWorldSizeMax + 64;
-// A single ping may meet a listener that is busy with another rank: one thread answers all connections.
-constexpr int kPings = 10;
 
 struct Answer {
   uint64_t nonce = 0;
@@ -34,7 +33,7 @@ absl::Status Closed() {
   return absl::UnavailableError("the connection is closed: another program listens there, or the worker has ended");
 }
 
-absl::StatusOr<Answer> Ping(const Socket& socket, uint64_t nonce, absl::Time end) {
+absl::StatusOr<int64_t> Ping(const Socket& socket, uint64_t nonce, absl::Time end) {
   // MSG_NOSIGNAL: a peer that has gone is an error, and not SIGPIPE. A ping is answered before the next one, so it
   // always fits the socket's buffer.
   if (send(socket.fd(), &nonce, sizeof(nonce), MSG_NOSIGNAL) != sizeof(nonce)) return Closed();
@@ -52,24 +51,14 @@ absl::StatusOr<Answer> Ping(const Socket& socket, uint64_t nonce, absl::Time end
   }
   // Another program may answer at an address that two hosts have.
   if (answer.nonce != nonce) return Closed();
-  return answer;
+  return answer.clock_us;
 }
 
 }  // namespace
 
-absl::StatusOr<RoundTrip> MeasureRoundTrip(const Socket& socket, uint64_t nonce, absl::Time end) {
-  RoundTrip best;
-  for (int ping = 0; ping < kPings; ++ping) {
-    const int64_t clock_us = WallClockMicroseconds();
-    const absl::Time start = SteadyNow();
-    ASSIGN_OR_RETURN(const Answer answer, Ping(socket, nonce, end));
-    const double microseconds = absl::ToDoubleMicroseconds(SteadyNow() - start);
-    if (ping > 0 && microseconds >= best.microseconds) continue;
-    // The answer was sent half a round trip ago; the quickest ping has the smallest error.
-    best = {.microseconds = microseconds,
-            .clock_ahead_s = (static_cast<double>(answer.clock_us - clock_us) - microseconds / 2) / 1e6};
-  }
-  return best;
+absl::Status PingListener(const Socket& socket, uint64_t nonce, absl::Time end, v1::LinkReport& link) {
+  return MeasureRoundTrip(
+      kPings, [&] { return Ping(socket, nonce, end); }, link);
 }
 
 absl::StatusOr<std::unique_ptr<PeerListener>> PeerListener::Start() {

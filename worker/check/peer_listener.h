@@ -13,22 +13,19 @@
 #include <thread>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/network/dial.h"
 #include "common/transport/tcp/tcp_listener.h"
+#include "proto/starring/v1/check.pb.h"
 
 namespace starring {
 
-// The quickest of several pings.
-struct RoundTrip {
-  double microseconds = 0;
-  double clock_ahead_s = 0;  // the peer's wall clock less this host's, give or take half the round trip
-};
-
-// `socket` is connected to a listener with that nonce, and non-blocking. Fails with DeadlineExceeded if the peer has
-// not answered at `end`, and with Unavailable if it closes the connection: then another program listens there.
-absl::StatusOr<RoundTrip> MeasureRoundTrip(const Socket& socket, uint64_t nonce, absl::Time end);
+// Measures the round trip of `link`. `socket` is connected to a listener with that nonce, and non-blocking. Fails with
+// DeadlineExceeded if the peer has not answered at `end`, and with Unavailable if it closes the connection: then
+// another program listens there.
+absl::Status PingListener(const Socket& socket, uint64_t nonce, absl::Time end, v1::LinkReport& link);
 
 // The end that is dialled. Its thread accepts connections on every interface, at a port that the system chooses, and
 // answers pings.

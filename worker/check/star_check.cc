@@ -103,22 +103,18 @@ void Fail(const std::string& error, const std::string& way_out, Server& server) 
 }
 
 void AskServer(int shard, Server& server) {
-  const auto answer = server.client->Ask(SteadyNow() + kAnswerDeadline);
-  if (!answer.ok()) {
-    const bool silent = answer.status().code() == absl::StatusCode::kDeadlineExceeded;
+  const absl::StatusOr<v1::ProcessFacts> facts = server.client->Ask(SteadyNow() + kAnswerDeadline, server.link);
+  if (!facts.ok()) {
+    const bool silent = absl::IsDeadlineExceeded(facts.status());
     // A refusal by the server says in its message how to mend it.
-    Fail(std::string(answer.status().message()),
+    Fail(std::string(facts.status().message()),
          silent ? "correct --servers, or start that server again if it is stuck" : "", server);
     return;
   }
   // The facts are kept even if the server is in the wrong place: the table shows it under its real number.
-  server.facts = answer->facts;
-  if (answer->facts.number() != shard) {
-    Fail(absl::StrCat("answers as shard ", answer->facts.number()), "give --servers in shard order", server);
-    return;
-  }
-  server.link.set_round_trip_us(answer->round_trip_us);
-  server.link.set_clock_ahead_s(answer->clock_ahead_s);
+  server.facts = *facts;
+  if (facts->number() == shard) return;
+  Fail(absl::StrCat("answers as shard ", facts->number()), "give --servers in shard order", server);
 }
 
 std::vector<Server> DialServers(const CheckParts& parts, uint64_t worker_id) {

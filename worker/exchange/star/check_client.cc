@@ -4,7 +4,6 @@
 
 #include <array>
 #include <atomic>
-#include <limits>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -14,9 +13,9 @@
 #include "common/base/status.h"
 #include "common/base/steady_time.h"
 #include "common/base/wall_time.h"
-#include "common/host/process_facts.h"
 #include "common/network/address.h"
 #include "common/network/congestion_control.h"
+#include "common/network/round_trip.h"
 #include "common/wire/challenge.h"
 #include "common/wire/exchange_message.h"
 #include "common/wire/grpc_transport.h"
@@ -26,8 +25,6 @@
 namespace starring {
 namespace {
 
-// The shortest of several round trips is reported: the others contain waits for a busy processor.
-constexpr int kPings = 10;
 // Several, so that the link is busy while an answer is on its way.
 constexpr int kCallsInFlight = 4;
 
@@ -117,26 +114,19 @@ StarCheckClient::StarCheckClient(Options options) : calls_(std::make_unique<Call
 
 StarCheckClient::~StarCheckClient() = default;
 
-absl::StatusOr<StarCheckClient::Answer> StarCheckClient::Ask(absl::Time end) {
+absl::StatusOr<v1::ProcessFacts> StarCheckClient::Ask(absl::Time end, v1::LinkReport& link) {
   v1::CheckRequest request;
   request.set_facts(true);
   // This call also makes the connection, so that no ping below contains a handshake.
   ASSIGN_OR_RETURN(const v1::CheckReply first, calls_->Call(request, end));
-  Answer answer;
-  if (!answer.facts.ParseFromString(first.facts())) return absl::DataLossError("its answer cannot be read");
-  answer.round_trip_us = std::numeric_limits<double>::max();
-  for (int i = 0; i < kPings; ++i) {
-    const int64_t clock = WallClockMicroseconds();
-    const absl::Time start = SteadyNow();
+  v1::ProcessFacts facts;
+  if (!facts.ParseFromString(first.facts())) return absl::DataLossError("its answer cannot be read");
+  const auto ping = [&]() -> absl::StatusOr<int64_t> {
     ASSIGN_OR_RETURN(const v1::CheckReply reply, calls_->Call({}, end));
-    const double microseconds = absl::ToDoubleMicroseconds(SteadyNow() - start);
-    if (microseconds >= answer.round_trip_us) continue;
-    answer.round_trip_us = microseconds;
-    // The server read its clock at an unknown moment of the round trip. Its middle is wrong by half the round trip at
-    // most, so the shortest round trip gives the best answer.
-    answer.clock_ahead_s = (static_cast<double>(reply.clock_us() - clock) - microseconds / 2) / 1e6;
-  }
-  return answer;
+    return reply.clock_us();
+  };
+  RETURN_IF_ERROR(MeasureRoundTrip(kPings, ping, link));
+  return facts;
 }
 
 absl::StatusOr<double> StarCheckClient::MeasureBandwidth(double seconds, absl::Time end) {

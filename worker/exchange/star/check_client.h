@@ -31,14 +31,11 @@ class StarCheckClient {
   StarCheckClient(const StarCheckClient&) = delete;
   StarCheckClient& operator=(const StarCheckClient&) = delete;
 
-  struct Answer {
-    v1::ProcessFacts facts;
-    double round_trip_us = 0;  // the shortest of several
-    double clock_ahead_s = 0;  // the server's wall clock minus ours, with an error of up to half the round trip
-  };
   // Each call fails with DeadlineExceeded at `end`, or earlier with the reason why the server cannot be reached or
   // refuses.
-  absl::StatusOr<Answer> Ask(absl::Time end);
+  //
+  // The server's facts; sets the round trip of `link`, and the clock.
+  absl::StatusOr<v1::ProcessFacts> Ask(absl::Time end, v1::LinkReport& link);
   // Bytes per second to the server, measured for `seconds` or kCheckBandwidthBytesMax of limits.h. The server then
   // knows this worker, as after Put and Get.
   absl::StatusOr<double> MeasureBandwidth(double seconds, absl::Time end);

@@ -1,0 +1,33 @@
+#include "common/network/round_trip.h"
+
+#include <gtest/gtest.h>
+
+#include "absl/time/clock.h"
+#include "common/host/process_facts.h"
+
+namespace starring {
+namespace {
+
+TEST(RoundTripTest, TheQuickestPingCounts) {
+  v1::LinkReport link;
+  int pings = 0;
+  const auto ping = [&pings]() -> absl::StatusOr<int64_t> {
+    // The second is the quickest, and its clock the right one.
+    absl::SleepFor(absl::Milliseconds(++pings == 2 ? 20 : 200));
+    return WallClockMicroseconds() + (pings == 2 ? 3'000'000 : 0);
+  };
+  ASSERT_TRUE(MeasureRoundTrip(3, ping, link).ok());
+  EXPECT_EQ(pings, 3);
+  EXPECT_GE(link.round_trip_us(), 20'000);
+  EXPECT_LT(link.round_trip_us(), 200'000);
+  EXPECT_NEAR(link.clock_ahead_s(), 3, 0.11) << "wrong by half the round trip at most";
+}
+
+TEST(RoundTripTest, ThePeerThatDoesNotAnswerIsAnError) {
+  v1::LinkReport link;
+  const auto ping = []() -> absl::StatusOr<int64_t> { return absl::UnavailableError("gone"); };
+  EXPECT_EQ(MeasureRoundTrip(kPings, ping, link), absl::UnavailableError("gone"));
+}
+
+}  // namespace
+}  // namespace starring
