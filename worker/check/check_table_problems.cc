@@ -107,7 +107,8 @@ void AddUnreachable(const CheckFindings& findings, Problems& problems) {
       }
       std::string way_out = link.way_out();
       const std::pair<std::string, std::string> failure(
-          absl::StrCat(PeerOf(link), " at ", link.address(), ": ", link.error()), way_out);
+          absl::StrCat(PeerOf(link), link.address().empty() ? "" : " at ", link.address(), ": ", link.error()),
+          way_out);
       std::vector<std::string>& names = from_by_failure[failure];
       if (names.empty()) order.push_back(failure);
       names.push_back(from);

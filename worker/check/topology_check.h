@@ -28,8 +28,8 @@ enum class Round { kOnly, kBeforeMpi, kMpi };
 CheckOutcome Conclude(const CheckParts& parts, CheckFindings findings, const v1::ProcessReport& own, Meeting& meeting,
                       Round round = Round::kOnly);
 
-// Ends a check with only this worker's findings, and prints them. `why` the others' are not known is the verdict,
-// unless this worker has found a problem itself.
+// Ends a check with only this worker's findings, and prints them. Unless it has found a problem itself, the verdict is
+// `why`: the reason why the others' findings are not known.
 CheckOutcome ConcludeAlone(const CheckParts& parts, CheckFindings findings, const v1::ProcessReport& own,
                            const absl::Status& why = absl::OkStatus());
 

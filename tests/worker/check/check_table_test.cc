@@ -107,6 +107,17 @@ TEST(CheckTableTest, UnreachableServer) {
   EXPECT_THAT(TableOf(findings), HasSubstr("connection refused (ECONNREFUSED)"));
 }
 
+// A worker does not know the host of the other end; rank 0 does when it has all reports.
+TEST(CheckTableTest, AServerOverTcp) {
+  CheckFindings findings = Star();
+  findings.contact = Contact::kRendezvous;
+  EXPECT_EQ(JudgeCheck(findings).sentence, "ready: 2 workers reach all 2 servers");
+  findings.reports.resize(1);
+  findings.reports[0].mutable_links(1)->clear_address();
+  Fail(findings.reports[0].mutable_links(1), "server 1 did not answer to rank 0 in time", "");
+  EXPECT_EQ(JudgeCheck(findings).sentence, "not ready: w0 cannot reach s1: server 1 did not answer to rank 0 in time");
+}
+
 TEST(CheckTableTest, ServersInAnotherOrder) {
   CheckFindings findings = Star();
   Fail(findings.reports[0].mutable_links(0), "answers as shard 1", "give --servers in shard order");
