@@ -34,7 +34,7 @@ void ServerMetrics::OnJob(int world_size) {
 void ServerMetrics::OnContribution(int rank, double seconds) { workers_[rank].late_seconds->Add(seconds); }
 
 void ServerMetrics::OnSum(const Sum& sum) {
-  workers_[sum.last_rank].last->Add(1);
+  if (sum.last_rank >= 0) workers_[sum.last_rank].last->Add(1);
   sums_->Add(1);
   sum_seconds_->Add(sum.sum_seconds);
   queue_seconds_->Add(sum.queue_seconds);

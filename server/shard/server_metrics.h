@@ -20,9 +20,9 @@ class ServerMetrics {
   void OnJob(int world_size);
   // The contribution of `rank` arrived `seconds` after the bucket's first one of that step.
   void OnContribution(int rank, double seconds);
-  // That contribution was the last one: the others had waited for it; then sum and optimizer ran.
+  // All contributions were there, and sum and optimizer have run.
   struct Sum {
-    int last_rank = 0;
+    int last_rank = -1;        // the others had waited for its contribution; -1: not known
     double queue_seconds = 0;  // from the first contribution to the last
     double sum_seconds = 0;
     int64_t steps_complete = 0;

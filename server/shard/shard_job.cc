@@ -303,23 +303,29 @@ void ShardJob::NoteContribution(int rank, const ExchangeMessage& fields, const C
                                 int64_t begin_ns) {
   const int64_t end_ns = TraceNow();
   const bool is_sealed = result.fate == ContributionFate::kSealed;
+  // In shared memory all contributions are noted when the last one is there.
+  const bool knows_arrivals = options_.parameters.empty();
   const int64_t first_arrival_ns =
-      std::chrono::duration_cast<std::chrono::nanoseconds>(result.first_arrival.time_since_epoch()).count();
+      knows_arrivals
+          ? std::chrono::duration_cast<std::chrono::nanoseconds>(result.first_arrival.time_since_epoch()).count()
+          : begin_ns;
   if (is_sealed && options_.track != nullptr) {
     const TraceLabels labels{.step = fields.step(), .bucket = fields.bucket()};
     options_.track->Add({.name = "sum + apply", .begin_ns = begin_ns, .end_ns = end_ns, .labels = labels});
     // The span is drawn when it is over: before that, no one knows which contribution is the last.
-    options_.track->Add({.name = "wait for the last worker",
-                         .kind = TraceEvent::Kind::kFlight,
-                         .begin_ns = first_arrival_ns,
-                         .end_ns = begin_ns,
-                         .labels = labels});
+    if (knows_arrivals) {
+      options_.track->Add({.name = "wait for the last worker",
+                           .kind = TraceEvent::Kind::kFlight,
+                           .begin_ns = first_arrival_ns,
+                           .end_ns = begin_ns,
+                           .labels = labels});
+    }
   }
   if (options_.metrics == nullptr) return;
   const double late_seconds = 1e-9 * static_cast<double>(std::max<int64_t>(0, begin_ns - first_arrival_ns));
-  options_.metrics->OnContribution(rank, late_seconds);
+  if (knows_arrivals) options_.metrics->OnContribution(rank, late_seconds);
   if (!is_sealed) return;
-  options_.metrics->OnSum({.last_rank = rank,
+  options_.metrics->OnSum({.last_rank = knows_arrivals ? rank : -1,
                            .queue_seconds = late_seconds,
                            .sum_seconds = 1e-9 * static_cast<double>(end_ns - begin_ns),
                            .steps_complete = sums_.steps_complete()});

@@ -20,6 +20,8 @@
 //
 // Memory: ShardMemoryNeeded counts it; the star's slots are within the contributions that it counts.
 //
+// In shared memory the board has no names: workers find out who is late, and metrics and trace do not say.
+//
 // Faults. A process that is gone ends the job with an error that names it. A job that fails tells all processes why. A
 // stall is reported as over gRPC (stall_watch.h): the workers' answers to a roll call are this server's reports of
 // progress.

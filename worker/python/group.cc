@@ -119,7 +119,8 @@ absl::Status Group::ShareMemory() {
     memory_ = std::move(outcome.memory);
     transport_->Attach(memory_->board());
     own_ = memory_->writable_piece(pump_.rank());
-  } else if (pump_.rank() >= first) {
+  } else if (pump_.rank() >= first && options_.topology == Topology::kStar) {
+    // A ring that sends messages has memory of its own.
     private_ = AlignedFloats((bytes + sizeof(float) - 1) / sizeof(float));
     own_ = std::as_writable_bytes(private_.span()).first(bytes);
   }

@@ -86,7 +86,8 @@ absl::Status HostBoard::TakeFrom(int from, absl::FunctionRef<void(int, int, std:
   }
   for (; taken != put; ++taken) {
     const Message& message = queue.messages[taken % kQueueMessages];
-    const uint32_t bytes = message.bytes;
+    // Read once: another process may write here between check and use.
+    const uint32_t bytes = *static_cast<const volatile uint32_t*>(&message.bytes);
     if (bytes > kMessageBytesMax) {
       return absl::InternalError(absl::StrCat("rank ", from, " has put a message of ", bytes,
                                               " bytes on the shared board, at most ", kMessageBytesMax,

@@ -39,8 +39,7 @@ std::string PlaceText(const HostMemory::Options& options) {
 }
 
 // Why the processes with these places cannot share memory, or nothing.
-absl::StatusOr<std::string> RefusalOf(const std::vector<std::string>& places, int worker_count,
-                                      const HostMemory::Options& options) {
+std::string RefusalOf(const std::vector<std::string>& places, int worker_count, const HostMemory::Options& options) {
   const int world_size = static_cast<int>(places.size());
   int64_t needed = 0;
   for (int rank = 0; rank < world_size; ++rank) needed += PieceBytes(rank, world_size, options);
@@ -50,7 +49,7 @@ absl::StatusOr<std::string> RefusalOf(const std::vector<std::string>& places, in
     const std::vector<std::string> place = absl::StrSplit(places[rank], absl::MaxSplits('\t', 3));
     int64_t available = 0;
     if (place.size() != 4 || !absl::SimpleAtoi(place[2], &available)) {
-      return absl::InternalError(absl::StrCat("\"", places[rank], "\" describes no host"));
+      return absl::StrCat(name, " describes no host, but \"", places[rank], "\"");
     }
     if (place[0].empty()) return absl::StrCat(name, " does not know its host: /proc gives it no boot id");
     if (place[0] != root[0]) return absl::StrCat("rank 0 is on ", root[3], ", ", name, " on ", place[3]);
@@ -59,7 +58,7 @@ absl::StatusOr<std::string> RefusalOf(const std::vector<std::string>& places, in
       return absl::StrCat("all processes together need ", needed, " bytes, and ", name, " can get ", available);
     }
   }
-  return std::string();
+  return "";
 }
 
 // A piece as the processes describe it to each other: where its memory is, or why it has no memory.
@@ -90,9 +89,7 @@ absl::StatusOr<HostMemory::Outcome> HostMemory::Meet(MessagePump& pump, const Op
   CHECK_GE(pump.world_size(), 2);
   Outcome outcome;
   ASSIGN_OR_RETURN(std::vector<std::string> all, GatherTextToRoot(pump, PlaceText(options), join));
-  if (pump.rank() == 0) {
-    ASSIGN_OR_RETURN(outcome.refusal, RefusalOf(all, pump.worker_count(), options));
-  }
+  if (pump.rank() == 0) outcome.refusal = RefusalOf(all, pump.worker_count(), options);
   RETURN_IF_ERROR(SendTextFromRoot(pump, outcome.refusal, join));
   if (!outcome.refusal.empty()) return outcome;
   std::unique_ptr<HostMemory> memory(new HostMemory);

@@ -19,6 +19,8 @@ constexpr int kPollsPerLookAtNetwork = 16;
 // How long a rank that waits for a count sleeps without a look at the network: the latency of a notice, and a hundredth
 // of a core.
 constexpr std::chrono::microseconds kNetworkInterval{1000};
+// The same while messages of the network are under way: a long array must not wait for the bell.
+constexpr std::chrono::microseconds kBusyNetworkInterval{100};
 
 // How often a Poll of a thread that looks and finds nothing compares the bell: half a microsecond. A caller that polls
 // some dozen times before it yields its core so keeps it for as long as another rank needs for a small bucket: after a
@@ -58,12 +60,15 @@ void HostTransport::PostWait(const std::atomic<int64_t>& count, int64_t target, 
 
 void HostTransport::PostSend(int peer, int tag, std::span<const std::byte> data, Token token) {
   if (IsForBoard(tag, data.size())) return SendOnBoard(peer, tag, data, token);
+  network_count_.fetch_add(1);
   network_->PostSend(peer, tag, data, token);
   // The peer may sleep on its bell, and would look at the network only a millisecond later.
   if (board_ != nullptr) board_->Ring(peer);
 }
 
 void HostTransport::SendOnBoard(int peer, int tag, std::span<const std::byte> data, Token token) {
+  // A rank that has left takes nothing from the board.
+  network_->NeedPeer(peer);
   // A message must not overtake one that waits for a place in the same queue.
   if (std::ranges::find(unsent_, peer, &Message::peer) == unsent_.end() && board_->Send(peer, tag, data)) {
     done_.push_back(token);
@@ -88,7 +93,10 @@ void HostTransport::SendRest() {
 }
 
 void HostTransport::PostReceive(int peer, int tag, std::span<std::byte> data, Token token) {
-  if (!IsForBoard(tag, data.size())) return network_->PostReceive(peer, tag, data, token);
+  if (!IsForBoard(tag, data.size())) {
+    network_count_.fetch_add(1);
+    return network_->PostReceive(peer, tag, data, token);
+  }
   const auto found =
       std::ranges::find_if(arrived_, [&](const Message& one) { return one.peer == peer && one.tag == tag; });
   if (found == arrived_.end()) {
@@ -122,53 +130,66 @@ void HostTransport::OnMessage(int from, int tag, std::span<const std::byte> data
 }
 
 absl::Status HostTransport::Poll(std::vector<Token>& completed) {
-  if (board_ == nullptr) return network_->Poll(completed);
+  if (board_ == nullptr) return CountNetwork(completed);
   has_completed_.store(false);
   seen_bell_.store(board_->bell());
   const size_t before = completed.size();
-  RETURN_IF_ERROR(TakeCompleted(completed));
-  if (!HasBoardOperations()) return network_->Poll(completed);
-  if (is_looking_ && completed.size() == before) {
-    const uint32_t seen = seen_bell_.load(std::memory_order_relaxed);
-    for (int i = 0; i < looks_per_poll_ && board_->bell() == seen; ++i) Pause();
+  TakeCompleted(completed);
+  if (HasBoardOperations() && damage_.ok()) {
+    if (is_looking_ && completed.size() == before) {
+      const uint32_t seen = seen_bell_.load(std::memory_order_relaxed);
+      for (int i = 0; i < looks_per_poll_ && board_->bell() == seen; ++i) Pause();
+    }
+    if (--polls_until_network_ > 0 && !slept_.load(std::memory_order_relaxed)) return absl::OkStatus();
   }
-  if (--polls_until_network_ > 0 && !slept_.load(std::memory_order_relaxed)) return absl::OkStatus();
   polls_until_network_ = kPollsPerLookAtNetwork;
   slept_.store(false, std::memory_order_relaxed);
   return PollNetwork(completed);
 }
 
 // A rank that leaves the job says so on the network, after its last message on the board. So the board is looked at
-// once more before such a rank is missed.
+// once more before such a rank is missed. The network also moves after damage to the board: this rank's reason to give
+// up leaves by it.
 absl::Status HostTransport::PollNetwork(std::vector<Token>& completed) {
-  RETURN_IF_ERROR(network_->Poll(completed));
-  RETURN_IF_ERROR(TakeCompleted(completed));
+  RETURN_IF_ERROR(CountNetwork(completed));
+  TakeCompleted(completed);
   for (const Receive& receive : receives_) network_->NeedPeer(receive.peer);
-  return absl::OkStatus();
+  for (const Message& message : unsent_) network_->NeedPeer(message.peer);
+  return damage_;
 }
 
-absl::Status HostTransport::TakeCompleted(std::vector<Token>& completed) {
+absl::Status HostTransport::CountNetwork(std::vector<Token>& completed) {
+  const size_t before = completed.size();
+  const absl::Status status = network_->Poll(completed);
+  network_count_.fetch_sub(static_cast<int64_t>(completed.size() - before));
+  return status;
+}
+
+void HostTransport::TakeCompleted(std::vector<Token>& completed) {
   std::erase_if(waits_, [&](const CountWait& wait) {
     if (!wait.IsOver()) return false;
     completed.push_back(wait.token);
     return true;
   });
-  RETURN_IF_ERROR(
+  damage_.Update(
       board_->Take([&](int from, int tag, std::span<const std::byte> data) { OnMessage(from, tag, data, completed); }));
   if (!unsent_.empty()) SendRest();
   completed.insert(completed.end(), done_.begin(), done_.end());
   done_.clear();
   NoteOperations();
-  return damage_;
 }
 
 void HostTransport::Wait(std::chrono::microseconds longest) {
   if (!waits_for_board_.load(std::memory_order_relaxed)) return network_->Wait(longest);
-  if (!has_completed_.load()) {
-    board_->Sleep(seen_bell_.load(), std::min(longest, kNetworkInterval),
+  if (!is_woken_.exchange(false) && !has_completed_.load()) {
+    board_->Sleep(seen_bell_.load(), std::min(longest, Interval()),
                   is_looking_ ? HostBoard::Sleeper::kLooking : HostBoard::Sleeper::kOther);
   }
   slept_.store(true, std::memory_order_relaxed);
+}
+
+std::chrono::microseconds HostTransport::Interval() const {
+  return network_count_.load() > 0 ? kBusyNetworkInterval : kNetworkInterval;
 }
 
 void HostTransport::BeginLooking() {
@@ -186,7 +207,7 @@ void HostTransport::EndLooking() {
 void HostTransport::WaitInBackground(std::chrono::microseconds longest) {
   if (board_ == nullptr) return network_->Wait(longest);
   const bool waits = waits_for_board_.load(std::memory_order_relaxed);
-  if (!has_completed_.load()) board_->Sleep(seen_bell_.load(), waits ? std::min(longest, kNetworkInterval) : longest);
+  if (!has_completed_.load()) board_->Sleep(seen_bell_.load(), waits ? std::min(longest, Interval()) : longest);
   slept_.store(true, std::memory_order_relaxed);
 }
 
@@ -197,7 +218,10 @@ void HostTransport::PassOn() {
 // Either of the two sleeps may be the one to end.
 void HostTransport::Wake() {
   network_->Wake();
-  if (board_ != nullptr) board_->RingHere();
+  if (board_ == nullptr) return;
+  // A Poll between now and the Wait would take the bell for seen.
+  is_woken_.store(true);
+  board_->RingHere();
 }
 
 }  // namespace starring

@@ -4,7 +4,7 @@
 //
 // While an operation of the board is posted, the board is looked at in every Poll and the network less often; Wait then
 // sleeps on the bell and lets the network be looked at every millisecond, so that a rank that gives up or dies is
-// noticed, too.
+// noticed, too. While messages of the network are under way as well, it looks ten times as often.
 //
 // Two threads of a rank use it: one *looks* while it waits (BeginLooking), the other one sleeps in the meantime.
 //
@@ -60,7 +60,8 @@ class HostTransport final : public Transport {
   void Wait(std::chrono::microseconds longest) override;
   void Wake() override;
   std::chrono::microseconds polls_for() const override {
-    return waits_for_board_.load(std::memory_order_relaxed) ? std::chrono::microseconds(0) : network_->polls_for();
+    const bool sleeps = waits_for_board_.load(std::memory_order_relaxed) && network_count_.load() == 0;
+    return sleeps ? std::chrono::microseconds(0) : network_->polls_for();
   }
   void NeedPeer(int peer) override { network_->NeedPeer(peer); }
   [[nodiscard]] std::optional<Received> TryReceive(int tag, std::span<std::byte> data) override {
@@ -101,7 +102,10 @@ class HostTransport final : public Transport {
   void CopyInto(const Receive& receive, std::span<const std::byte> data);
   void OnMessage(int from, int tag, std::span<const std::byte> data, std::vector<Token>& completed);
   absl::Status PollNetwork(std::vector<Token>& completed);
-  absl::Status TakeCompleted(std::vector<Token>& completed);
+  absl::Status CountNetwork(std::vector<Token>& completed);
+  void TakeCompleted(std::vector<Token>& completed);
+  // The longest sleep without a look at the network, while an operation of the board is posted.
+  std::chrono::microseconds Interval() const;
 
   const std::unique_ptr<Transport> network_;
   HostBoard* board_ = nullptr;
@@ -120,6 +124,8 @@ class HostTransport final : public Transport {
   std::atomic<uint32_t> seen_bell_ = 0;      // before the last look at the board
   std::atomic<bool> has_completed_ = false;  // an operation that no Poll has returned yet
   std::atomic<bool> slept_ = false;          // since the last Poll
+  std::atomic<bool> is_woken_ = false;       // and no Wait has returned since
+  std::atomic<int64_t> network_count_ = 0;   // operations of the network
 };
 
 }  // namespace starring

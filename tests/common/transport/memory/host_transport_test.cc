@@ -129,6 +129,25 @@ TEST_F(HostTransportTest, SendsWaitForAFullQueue) {
   for (uint64_t i = 0; i < kMessages; ++i) EXPECT_EQ(sent[i], i);
 }
 
+// A later message has room in the queue, but others wait for it.
+TEST_F(HostTransportTest, NoMessageOvertakesOneThatWaits) {
+  int posted = 0;
+  const auto post = [&] {
+    transport_.PostSend(1, 16 + posted, {}, TokenOf(static_cast<uint64_t>(posted)));
+    ++posted;
+  };
+  for (int i = 0; i < 40; ++i) post();
+  HostBoard other = BoardOf(1);
+  int next_tag = 16;
+  for (int round = 0; round < 10; ++round) {
+    EXPECT_EQ(other.Take([&](int, int tag, std::span<const std::byte>) { EXPECT_EQ(tag, next_tag++); }),
+              absl::OkStatus());
+    if (round == 0) post();
+    (void)Poll();
+  }
+  EXPECT_EQ(next_tag, 16 + posted);
+}
+
 TEST_F(HostTransportTest, AMessageOfAnotherLengthIsAnError) {
   HostBoard other = BoardOf(1);
   std::byte place[8];
