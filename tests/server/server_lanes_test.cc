@@ -105,7 +105,7 @@ void ExpectContributions(SameHost same_host, int expected) {
   ASSERT_EQ(exchange->memory().gradients.empty(), same_host == SameHost::kSocket);
   for (int b = 0; b < kBuckets; ++b) {
     const ElementRange range = job.buckets.bucket(b);
-    exchange->Submit({.step = 0, .bucket = b, .gradient = std::span(gradient).subspan(range.begin, range.size())});
+    exchange->Submit({.round = 0, .bucket = b, .gradient = std::span(gradient).subspan(range.begin, range.size())});
   }
   Stranger monitor(server->address());
   const auto contributions = [&] { return monitor.Status().workers(0).contributions(); };

@@ -9,12 +9,15 @@
 
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <optional>
 #include <random>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "common/security/job_secret.h"
+#include "common/security/transport_security.h"
 #include "common/transport/tcp/tcp_stream.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -110,6 +113,20 @@ TEST(OpensslTlsTest, MessagesOfAllLengthsArriveWholeAndInOrder) {
     // The connection ends after the last word, which one call may find as well.
     ASSERT_TRUE(Until([&] { return inbox.has_goodbye; }, [&] { (void)streams.b.Read(kAnyBudget, inbox); }));
   }
+}
+
+TEST(OpensslTlsTest, ConnectionsAreEncryptedIfTheSecurityHasACertificate) {
+  const absl::StatusOr<std::shared_ptr<const TlsContext>> none = TlsContextOf({});
+  ASSERT_TRUE(none.ok()) << none.status();
+  EXPECT_EQ(*none, nullptr);
+  TransportSecurity security;
+  security.tls.emplace();
+  EXPECT_EQ(TlsContextOf(security).status().code(), absl::StatusCode::kInvalidArgument) << "this one has no key";
+  const KeyAndCertificate pair = MakeSelfSigned(kJobSecretName).value();
+  security.tls = {.private_key = pair.private_key, .certificate = pair.certificate, .trusted = pair.certificate};
+  const absl::StatusOr<std::shared_ptr<const TlsContext>> some = TlsContextOf(security);
+  ASSERT_TRUE(some.ok()) << some.status();
+  EXPECT_NE(*some, nullptr);
 }
 
 TEST(OpensslTlsTest, AnotherCertificateIsRefusedByBothSides) {
