@@ -318,9 +318,8 @@ TEST(ShardRank, RefusesAWorldOfWhichOnlyAPartChecks) {
   const auto part = [](MessagePump& pump) {
     const ExampleJob job = {.element_count = 64, .bucket_bytes = 1, .world_size = 2};
     const JobSpec spec = job.Spec(pump.rank());
-    absl::Status end = pump.rank() == 0
-                           ? InviteServers(pump)
-                           : JoinServers(pump, spec, {.agreement = SerializeAgreement(spec)});
+    absl::Status end =
+        pump.rank() == 0 ? InviteServers(pump) : JoinServers(pump, spec, {.agreement = SerializeAgreement(spec)});
     if (end.ok()) end = pump.PumpUntil([] { return false; }, DeadlineAfter(absl::Seconds(20)), "");
     EXPECT_THAT(std::string(end.message()), HasSubstr("rank 0 has --check, rank 1 has not"));
     return absl::OkStatus();

@@ -129,14 +129,13 @@ expect_of_star() {
 
 expect_of_star 'another seed' 'INVALID_ARGUMENT: rank 1 has --seed=777, rank 0 has --seed=1' --fault=seed
 expect_of_star 'a NaN' 'INTERNAL: rank 1 gave up: gradient of fc1.weight is NaN at step 2' --fault=abort
-expect_of_star 'killed' '\(rank [012]\|server [01]\) (127.0.0.1:[0-9]*) \(has closed its\|cannot be reached\)' \
-  --fault=die
+gone='\(rank [012]\|server [01]\) (127.0.0.1:[0-9]*) \(has closed its\|cannot be reached\)'
+expect_of_star 'killed' "$gone" --fault=die
 grep -q 'UNAVAILABLE: rank 1 ' "$scratch"/[0234] || fail "killed: nobody names rank 1: $(cat "$scratch"/[0234])"
 expect_of_star 'stopped' 'rank 1 has not contributed bucket [0-9]* of step 2 within 3 s' --fault=stop
 expect_of_star 'slow' 'rank 1 ' --fault=slow
 # In shared memory the workers wait for counts, and find out themselves who is missing.
-expect_of_star 'killed, in memory' '\(rank [012]\|server [01]\) (127.0.0.1:[0-9]*) \(has closed its\|cannot be reached\)' \
-  --fault=die --shared_memory
+expect_of_star 'killed, in memory' "$gone" --fault=die --shared_memory
 expect_of_star 'stopped, in memory' 'rank 1 does not answer' --fault=stop --shared_memory
 
 # A server is killed, and then one is stopped, in the middle of a job without end.
