@@ -41,6 +41,7 @@ int LooksPerPoll(int world_size) { return world_size <= sysconf(_SC_NPROCESSORS_
 void HostTransport::Attach(HostBoard* board) {
   CHECK(board_ == nullptr);
   board_ = board;
+  taken_bell_ = board->bell() - 1;  // messages may have come already
   looks_per_poll_ = LooksPerPoll(world_size());
 }
 
@@ -60,7 +61,7 @@ void HostTransport::PostWait(const std::atomic<int64_t>& count, int64_t target, 
 
 void HostTransport::PostSend(int peer, int tag, std::span<const std::byte> data, Token token) {
   if (IsForBoard(tag, data.size())) return SendOnBoard(peer, tag, data, token);
-  network_count_.fetch_add(1);
+  CountNetwork(1);
   network_->PostSend(peer, tag, data, token);
   // The peer may sleep on its bell, and would look at the network only a millisecond later.
   if (board_ != nullptr) board_->Ring(peer);
@@ -94,7 +95,7 @@ void HostTransport::SendRest() {
 
 void HostTransport::PostReceive(int peer, int tag, std::span<std::byte> data, Token token) {
   if (!IsForBoard(tag, data.size())) {
-    network_count_.fetch_add(1);
+    CountNetwork(1);
     return network_->PostReceive(peer, tag, data, token);
   }
   const auto found =
@@ -130,7 +131,7 @@ void HostTransport::OnMessage(int from, int tag, std::span<const std::byte> data
 }
 
 absl::Status HostTransport::Poll(std::vector<Token>& completed) {
-  if (board_ == nullptr) return CountNetwork(completed);
+  if (board_ == nullptr) return network_->Poll(completed);
   has_completed_.store(false);
   seen_bell_.store(board_->bell());
   const size_t before = completed.size();
@@ -151,32 +152,42 @@ absl::Status HostTransport::Poll(std::vector<Token>& completed) {
 // once more before such a rank is missed. The network also moves after damage to the board: this rank's reason to give
 // up leaves by it.
 absl::Status HostTransport::PollNetwork(std::vector<Token>& completed) {
-  RETURN_IF_ERROR(CountNetwork(completed));
+  const size_t before = completed.size();
+  RETURN_IF_ERROR(network_->Poll(completed));
+  CountNetwork(-static_cast<int64_t>(completed.size() - before));
   TakeCompleted(completed);
   for (const Receive& receive : receives_) network_->NeedPeer(receive.peer);
   for (const Message& message : unsent_) network_->NeedPeer(message.peer);
   return damage_;
 }
 
-absl::Status HostTransport::CountNetwork(std::vector<Token>& completed) {
-  const size_t before = completed.size();
-  const absl::Status status = network_->Poll(completed);
-  network_count_.fetch_sub(static_cast<int64_t>(completed.size() - before));
-  return status;
+// Without a board no Wait asks for the count.
+void HostTransport::CountNetwork(int64_t change) {
+  if (board_ == nullptr || change == 0) return;
+  // Operations may have been posted before the board was attached.
+  const int64_t count = network_count_.load(std::memory_order_relaxed) + change;
+  network_count_.store(std::max<int64_t>(count, 0), std::memory_order_relaxed);
 }
 
 void HostTransport::TakeCompleted(std::vector<Token>& completed) {
+  const size_t before = completed.size();
   std::erase_if(waits_, [&](const CountWait& wait) {
     if (!wait.IsOver()) return false;
     completed.push_back(wait.token);
     return true;
   });
-  damage_.Update(
-      board_->Take([&](int from, int tag, std::span<const std::byte> data) { OnMessage(from, tag, data, completed); }));
-  if (!unsent_.empty()) SendRest();
-  completed.insert(completed.end(), done_.begin(), done_.end());
-  done_.clear();
-  NoteOperations();
+  // Every message rings, and so does a place that gets free in a queue.
+  if (const uint32_t bell = board_->bell(); bell != taken_bell_) {
+    taken_bell_ = bell;
+    damage_.Update(board_->Take(
+        [&](int from, int tag, std::span<const std::byte> data) { OnMessage(from, tag, data, completed); }));
+    if (!unsent_.empty()) SendRest();
+  }
+  if (!done_.empty()) {
+    completed.insert(completed.end(), done_.begin(), done_.end());
+    done_.clear();
+  }
+  if (completed.size() != before) NoteOperations();
 }
 
 void HostTransport::Wait(std::chrono::microseconds longest) {
@@ -189,7 +200,7 @@ void HostTransport::Wait(std::chrono::microseconds longest) {
 }
 
 std::chrono::microseconds HostTransport::Interval() const {
-  return network_count_.load() > 0 ? kBusyNetworkInterval : kNetworkInterval;
+  return network_count_.load(std::memory_order_relaxed) > 0 ? kBusyNetworkInterval : kNetworkInterval;
 }
 
 void HostTransport::BeginLooking() {

@@ -60,7 +60,8 @@ class HostTransport final : public Transport {
   void Wait(std::chrono::microseconds longest) override;
   void Wake() override;
   std::chrono::microseconds polls_for() const override {
-    const bool sleeps = waits_for_board_.load(std::memory_order_relaxed) && network_count_.load() == 0;
+    const bool sleeps =
+        waits_for_board_.load(std::memory_order_relaxed) && network_count_.load(std::memory_order_relaxed) == 0;
     return sleeps ? std::chrono::microseconds(0) : network_->polls_for();
   }
   void NeedPeer(int peer) override { network_->NeedPeer(peer); }
@@ -102,7 +103,7 @@ class HostTransport final : public Transport {
   void CopyInto(const Receive& receive, std::span<const std::byte> data);
   void OnMessage(int from, int tag, std::span<const std::byte> data, std::vector<Token>& completed);
   absl::Status PollNetwork(std::vector<Token>& completed);
-  absl::Status CountNetwork(std::vector<Token>& completed);
+  void CountNetwork(int64_t change);
   void TakeCompleted(std::vector<Token>& completed);
   // The longest sleep without a look at the network, while an operation of the board is posted.
   std::chrono::microseconds Interval() const;
@@ -117,6 +118,7 @@ class HostTransport final : public Transport {
   std::deque<Message> unsent_;     // their queues were full
   std::vector<Token> done_;        // complete, and not returned by Poll yet
   absl::Status damage_;            // of the board
+  uint32_t taken_bell_ = 0;        // before the last look into the queues
   int polls_until_network_ = 0;
 
   // For Wait, which is called without a lock.
