@@ -353,7 +353,7 @@ TEST_P(StarCarrierTest, EverySumHasTheBitsOfItsOrder) {
   constexpr int kRanks = 3;
   const int64_t block = ReductionBlockElements(kRanks);
   // Several sums of one length follow each other in every slot.
-  const std::vector<int64_t> counts(5, block + 17);
+  const std::vector<int64_t> counts(4, block + 17);
   Processes processes(kind, kRanks, counts, 5, {.carrier = carrier});
   processes.Run();
   ExpectBits(processes, kRanks, counts);
@@ -382,14 +382,12 @@ TEST_P(StarTest, EverySumHasTheBitsOfItsOrder) {
 // from the place at which the new one is made.
 TEST_P(StarTest, AResultIsNotReplacedBeforeItHasLeft) {
   if (GetParam().server_count > 0) return;  // servers are told about sums by their user
-  constexpr int kRanks = 5;
-  constexpr int kRounds = 6;
+  constexpr int kRanks = 3;
+  constexpr int kRounds = 4;
   const std::vector<int64_t> counts = {ReductionBlockElements(kRanks) + 17};
-  for (const uint64_t seed : {1, 2, 3}) {
-    Processes processes(GetParam(), kRanks, counts, seed, {.rounds = kRounds});
-    processes.Run();
-    ExpectBits(processes, kRanks, counts, kRounds);
-  }
+  Processes processes(GetParam(), kRanks, counts, 1, {.rounds = kRounds});
+  processes.Run();
+  ExpectBits(processes, kRanks, counts, kRounds);
 }
 
 // A worker sends each byte that others own once for each node, and gets it once.
