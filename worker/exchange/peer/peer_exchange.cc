@@ -211,13 +211,13 @@ std::unique_ptr<BucketMachine> PeerExchange::CreateMachine(const Way& way, const
                                       .track = track_,
                                       .first_tag = MessagePump::kFirstDataTag};
   if (way.algorithm == Algorithm::kRing) {
+    RingMachine::Memory memory;
     // A trial of the ring sends messages: the memory is a star's then.
-    const bool is_in_memory = memory_ != nullptr && arrays_.parameters.empty();
-    const auto piece_of = [&](int rank) {
-      return is_in_memory ? memory_->writable_piece(rank % pump_.world_size()) : std::span<std::byte>();
-    };
-    return std::make_unique<RingMachine>(
-        options, RingMachine::Memory{.own = piece_of(pump_.rank()), .right = piece_of(pump_.rank() + 1)});
+    if (memory_ != nullptr && arrays_.parameters.empty()) {
+      memory = {.own = memory_->writable_piece(pump_.rank()),
+                .right = memory_->writable_piece((pump_.rank() + 1) % pump_.world_size())};
+    }
+    return std::make_unique<RingMachine>(options, memory);
   }
   return std::make_unique<StarMachine>(
       options, StarMachine::Job{
