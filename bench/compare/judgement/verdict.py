@@ -125,7 +125,7 @@ def _second(results: schema.Results, groups: list[Group], chosen: str) -> str:
 
 
 def _same_bits(results: schema.Results) -> bool | None:
-    """Whether stars and ring ended with the same parameters in all jobs that two of them ran; None if there is none.
+    """Whether stars and ring ended with the same parameters in every job that two of them ran. None without such a job.
 
     Only jobs count in which flags and seed decide the bits.
     """
