@@ -19,9 +19,10 @@ import uuid
 from collections.abc import Callable
 from typing import IO
 
+import sync_cells as cells
 from bench.chaos import processes
 from bench.chaos.proxy import Proxy, cut_some
-from bench.chaos.schedule import WITH_SERVERS, Event, Setup
+from bench.chaos.schedule import Event, Setup
 from bench.chaos.timeline import Measures
 
 # The time between two looks at a job, and so the precision of a time to the next step.
@@ -156,10 +157,9 @@ class Job:
 
     def _command(self) -> list[str]:
         setup = self._plan.setup
-        sync, *_, transport = setup.topology.split("-") if "-" in setup.topology else (setup.topology, "")
-        command = [self._plan.launch, "--sync=" + sync, *(["--transport=" + transport] if transport else []),
-                   "--workers=%d" % setup.workers, "--restarts=%d" % RESTARTS, "--metrics_port=0"]
-        if setup.topology in WITH_SERVERS:
+        command = [self._plan.launch, *cells.flags_of(setup.topology), "--workers=%d" % setup.workers,
+                   "--restarts=%d" % RESTARTS, "--metrics_port=0"]
+        if cells.has_servers(setup.topology):
             command.append("--servers=%d" % setup.servers)
         if self._proxies:
             command.append("--through_proxy=" + ",".join(proxy.address for proxy in self._proxies))

@@ -32,7 +32,6 @@ STEPS = {("star", "logreg"): 12000, ("star", "lenet5"): 8000, ("star-mpi", "logr
          ("ring", "logreg"): 30000, ("ring", "lenet5"): 12000, ("ring-tcp", "logreg"): 30000,
          ("ring-tcp", "lenet5"): 12000, (ELASTIC, "lenet5"): 12000, (ELASTIC, "mlp"): 2000}
 MODELS = ("logreg", "lenet5")
-MAY_SHARE = ("star", "star-mpi", "star-tcp", ELASTIC)  # memory, in every other pair of jobs
 SYNTHETIC = ("--dataset=synthetic", "--synthetic_test_count=64", "--seed=1", "--device=cpu", "--learning_rate=0.01")
 # Samples of an epoch and of a step. The snapshots of an elastic job have its past epochs, so its epochs are longer.
 SAMPLES = (1024, 32)
@@ -153,7 +152,8 @@ class Chaos:
         if self._is_squeezed(topology, job):
             model = "mlp"  # its parameters are most of what its servers hold
         steps = options.steps or STEPS[topology, model]
-        same_host = ("--same_host=" + ("shared_memory", "socket")[job // 2 % 2],) if topology in MAY_SHARE else ()
+        # Every other pair of jobs shares memory.
+        same_host = ("--same_host=" + ("shared_memory", "socket")[job // 2 % 2],)
         train_count, batch = ELASTIC_SAMPLES if is_elastic else SAMPLES
         more = "--micro_batches=8" if is_elastic else "--checkpoint_every_steps=%d" % options.checkpoint_every_steps
         return steps, ("--model=" + model, *same_host, *SYNTHETIC, "--synthetic_train_count=%d" % train_count,

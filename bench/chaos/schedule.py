@@ -10,11 +10,12 @@ from __future__ import annotations
 import dataclasses
 import random
 
-ELASTIC = "star-elastic"
+import sync_cells as cells
+
+ELASTIC = cells.ELASTIC
 
 # Weights of the kinds of events. Connections over MPI are internal to it, and ranks over TCP find each other's ports
-# themselves, so no proxy can cut them. star-mpi and star-tcp are the star without servers, star-servers-tcp is the one
-# whose servers are ranks too.
+# themselves, so no proxy can cut them.
 KINDS = {
     "star": {"kill": 8, "stop-short": 6, "stop-long": 5, "cut": 5, "shut-short": 2, "shut-long": 1, "freeze-short": 2,
              "freeze-long": 1},
@@ -26,9 +27,6 @@ KINDS = {
     ELASTIC: {"kill": 8, "kill-two": 3, "stop-short": 3, "stop-long": 3, "join": 3, "leave": 3, "disk-full": 2,
               "cut": 3, "shut-long": 2, "stuck-long": 1, "report-error": 3, "blocked-shard": 2, "memory-squeeze": 3},
 }
-# Those whose ranks mpirun starts.
-BY_MPIRUN = ("star-mpi", "ring")
-WITH_SERVERS = ("star", "star-servers-tcp", ELASTIC)
 
 # A wait lasts this much longer than its deadline, so that another process can name the culprit: a worker waits for the
 # server's message, a ring's rank for rank 0's.
@@ -168,7 +166,7 @@ def _victim(rng: random.Random, setup: Setup, kind: str) -> tuple[str, int]:
     if not kind.startswith(("kill", "stop")):
         return "proxy", rng.randrange(setup.servers)
     if kind != "stop-long" and rng.random() < SUPERVISOR:  # a supervisor has no deadline that a long stop could exceed
-        return (rng.choice(["launch", "mpirun"]) if setup.topology in BY_MPIRUN else "launch"), 0
-    if setup.topology in WITH_SERVERS and rng.random() < 0.5:
+        return (rng.choice(["launch", "mpirun"]) if setup.topology in cells.BY_MPIRUN else "launch"), 0
+    if cells.has_servers(setup.topology) and rng.random() < 0.5:
         return "server", rng.randrange(setup.servers)
     return "worker", rng.randrange(setup.workers)

@@ -91,7 +91,7 @@ class Job:
 
     def _launch(self) -> list[str]:
         configuration = self.configuration
-        argv = [programs.binary("deploy/launch"), *sync_flags(configuration["sync"]),
+        argv = [programs.binary("deploy/launch"), *cells.flags_of(configuration["sync"]),
                 f"--workers={configuration['workers']}", f"--cores_per_worker={self.threads}"]
         if configuration["servers"]:
             argv += [f"--servers={configuration['servers']}", "--cores_per_server=1"]
@@ -100,7 +100,7 @@ class Job:
     def _lab_commands(self, lab: Netlab, flags: list[str]) -> list[Command]:
         sync, workers = self.configuration["sync"], self.configuration["workers"]
         worker = [programs.binary("worker/worker"), *flags, *OURS_ONLY]
-        if sync in BETWEEN_HOSTS:
+        if cells.has_servers(sync):
             secret = lab.make_secret(programs.binary("deploy/launch"))
             servers, ranks = lab.star_commands([programs.binary("server/server")], worker, secret,
                                                self.configuration["servers"], workers,
@@ -108,10 +108,10 @@ class Job:
                                                cells.BY_SYNC[sync].transport)
             return [Command(argv) for argv in [*servers, *ranks]]
         if sync in cells.BY_MPIRUN:
-            return [Command(lab.mpirun([*worker, *sync_flags(sync)], workers), lab.environment())]
+            return [Command(lab.mpirun([*worker, *cells.flags_of(sync)], workers), lab.environment())]
         if sync in cells.BY_RENDEZVOUS:
             secret = lab.make_secret(programs.binary("deploy/launch"))
-            return [Command(argv) for argv in lab.rank_commands([*worker, *sync_flags(sync)], secret, workers)]
+            return [Command(argv) for argv in lab.rank_commands([*worker, *cells.flags_of(sync)], secret, workers)]
         places = {"MASTER_ADDR": lab.addresses[0], "MASTER_PORT": "7078", "WORLD_SIZE": str(workers),
                   "GLOO_SOCKET_IFNAME": "eth0", **programs.ONE_THREAD, **self._library()}
         return [Command(lab.command(rank, self._peer([*flags, "--pin=false"])), {**places, "RANK": str(rank)})
@@ -119,13 +119,6 @@ class Job:
 
 
 OURS_ONLY = ("--progress=none",)
-# The syncs with servers whose processes a lab can start.
-BETWEEN_HOSTS = ("star", "star-servers-tcp")
-
-
-def sync_flags(sync: str) -> list[str]:
-    """The flags of worker and launcher for a sync of ours: a cell, or a control."""
-    return next((cell.flags for cell in cells.NAMED if cell.sync == sync), ["--sync=" + sync])
 
 
 def expand(text: str) -> str:
@@ -219,10 +212,8 @@ class Matrix:
         """The jobs of a sync of ours: one, or two where a lab has hosts for the servers alone."""
         if sync in cells.SYNCS_IN_MEMORY and lab is not None:
             return []  # the lab's hosts are one machine, and its ranks would share memory
-        if sync not in cells.BY_SYNC or not cells.BY_SYNC[sync].has_servers:
+        if not cells.has_servers(sync):
             return [self.job(model, sync, workers, scaling, lab=lab)]
-        if lab is not None and sync not in BETWEEN_HOSTS:
-            return []
         servers = self.options.servers or workers
         jobs = [self.job(model, sync, workers, scaling, servers, lab=lab)]
         if lab is not None and lab.server_hosts:

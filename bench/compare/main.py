@@ -200,9 +200,6 @@ class Comparison:
 
     def _hosts(self, matrix: jobs.Matrix) -> None:
         hosts = self.options.hosts
-        for sync in self.options.syncs:
-            if sync in cells.BY_SYNC and cells.BY_SYNC[sync].has_servers and sync not in jobs.BETWEEN_HOSTS:
-                self.note(f"{sync} is not in the section of several hosts: compare cannot start its servers there")
         try:
             with netlab.Netlab(hosts=hosts.workers, rate=hosts.rate, server_hosts=hosts.servers) as lab:
                 for model in self.options.hosts_models:

@@ -52,7 +52,7 @@ class Plans:
                  *jobs.CPU.flags(WORKERS), "--threads=1", f"--global_batch={GLOBAL_BATCH}", "--epochs=100000"]
         if sync == DDP:
             return self._peer(flags, folder, period if restarts else None)
-        launch = [programs.binary("deploy/launch"), *jobs.sync_flags(STAR if sync == ELASTIC else sync),
+        launch = [programs.binary("deploy/launch"), *cells.flags_of(STAR if sync == ELASTIC else sync),
                   f"--workers={WORKERS}", "--cores_per_worker=1", "--metrics_port=0"]
         if sync in (STAR, ELASTIC):
             launch.append(f"--servers={self.servers}")

@@ -202,7 +202,8 @@ class Netlab:
         """The servers' commands and the workers' commands: shard s on host s and rank r on host r, modulo the hosts.
 
         With `own_hosts` shard s is on the host s of those for servers. `server` and `worker` are the beginnings of
-        their command lines; `secret` is the file from make_secret. Over tcp all meet at worker 0's host.
+        their command lines; `secret` is the file from make_secret. Over tcp all meet at worker 0's host. No host shares
+        memory with another one, though all are one machine.
         """
         server, worker = [*server, "--job_secret=" + secret], [*worker, "--job_secret=" + secret]
         first, hosts = (self.hosts, self.server_hosts) if own_hosts else (0, self.hosts)
@@ -214,8 +215,9 @@ class Netlab:
                     "--world_size=%d" % workers]
             return ([self.command(first + shard % hosts, [*server, *meet, "--shard=%d" % shard,
                                                           "--shard_count=%d" % servers]) for shard in range(servers)],
-                    [self.command(rank % self.hosts, [*worker, "--sync=star", *meet, "--server_ranks=%d" % servers,
-                                                      "--rank=%d" % rank]) for rank in range(workers)])
+                    [self.command(rank % self.hosts, [*worker, "--sync=star", "--same_host=socket", *meet,
+                                                      "--server_ranks=%d" % servers, "--rank=%d" % rank])
+                     for rank in range(workers)])
         places = ["%s:%d" % (self.addresses[first + shard % hosts], STAR_PORT + shard // hosts)
                   for shard in range(servers)]
         starts = [self.command(first + shard % hosts, [*server, "--listen=" + place, "--shard=%d" % shard,

@@ -66,7 +66,8 @@ Owner::Owner(Options options)
   CHECK(options_.plan == Order::Plan::kAll ||
         (options_.contributes && std::ssize(options_.contributors) == options_.rank_count));
   for (int slot = 0; slot < options_.memory.slot_count(); ++slot) {
-    slots_.push_back({.index = slot, .order = Order(OrderOptions(options_, arrivals_))});
+    slots_.push_back({.memory = slot, .order = Order(OrderOptions(options_, arrivals_))});
+    if (!options_.is_shared) free_memory_.push_back(slot);
   }
 }
 
@@ -98,6 +99,10 @@ int Owner::Begin(const StarPieces& pieces, int64_t stride) {
   const int index = std::exchange(next_slot_, (next_slot_ + 1) % static_cast<int>(slots_.size()));
   Slot& slot = slots_[index];
   slot.is_used = true;
+  if (!options_.is_shared) {
+    slot.memory = free_memory_.back();
+    free_memory_.pop_back();
+  }
   slot.pieces = &pieces;
   slot.stride = stride;
   slot.piece = pieces.PieceAt(stride, options_.owner);
@@ -111,6 +116,11 @@ int Owner::Begin(const StarPieces& pieces, int64_t stride) {
   slot.result_place =
       slot.plan == Order::Plan::kAll ? PlaceOfResult(options_.contributors, own_rank()) : slot.order.PlaceCount(window);
   return index;
+}
+
+void Owner::Release(int slot) {
+  slots_[slot].is_used = false;
+  if (!options_.is_shared) free_memory_.push_back(slots_[slot].memory);
 }
 
 std::optional<Owner::Receive> Owner::NextReceive(int slot) {
@@ -134,7 +144,7 @@ bool Owner::OnArrival(int slot, int arrival) {
 }
 
 std::span<std::byte> Owner::Place(const Slot& slot, int place) const {
-  return options_.memory.Place(slot.index, place, slot.piece.bytes);
+  return options_.memory.Place(slot.memory, place, slot.piece.bytes);
 }
 
 void Owner::Add(const Slot& slot, int from, int into) {

@@ -89,12 +89,12 @@ class Owner {
   // used up. REQUIRES: OnArrival has returned true.
   bool ResultIsInSlot(int slot) const { return ResultIsInSlot(slots_[slot]); }
   std::span<const std::byte> Result(int slot) const;
-  void Release(int slot) { slots_[slot].is_used = false; }
+  void Release(int slot);
 
  private:
   struct Slot {
-    int index = 0;
     bool is_used = false;
+    int memory = 0;                      // of options_.memory: the slot's memory
     const StarPieces* pieces = nullptr;  // of its sum
     int64_t stride = 0;
     StarPieces::Piece piece;
@@ -117,6 +117,9 @@ class Owner {
   std::vector<int> places_;          // by contributor, with kAll; the own ones have none
   std::vector<Slot> slots_;
   int next_slot_ = 0;
+  // Memory that no slot uses now. The end was used last, so it may still be in the caches. Empty with shared memory,
+  // where other processes know a place by its slot.
+  std::vector<int> free_memory_;
   std::vector<std::byte*> terms_;  // of a sum, by contributor
 };
 

@@ -88,6 +88,7 @@ void Star::Submit(const StarSum& sum) {
   CHECK_EQ(sum.owners.owner_count(), owner_count());
   const int64_t id = next_id_++;
   InFlight& in_flight = sums_.try_emplace(id, id, sum, options_.message_bytes_max).first->second;
+  in_flight.tag_set = static_cast<int64_t>(sum.tag_key % static_cast<uint64_t>(tag_sets_));
   if (options_.track != nullptr) in_flight.submitted_ns = TraceNow();
   in_flight.unready = std::ssize(asking_) + (owner_.has_value() ? 1 : 0);
   Proceed();
@@ -107,6 +108,7 @@ void Star::Proceed() {
 }
 
 Star::InFlight* Star::SumAt(Cursor& cursor) {
+  if (cursor.id == next_id_) return nullptr;
   const auto at = sums_.lower_bound(cursor.id);
   if (at == sums_.end()) return nullptr;
   // The sum at which the process was is over.
@@ -148,7 +150,6 @@ bool Star::AskNext(Cursor& cursor) {
 void Star::Ask(int owner) {
   const int slot = std::exchange(next_slot_[owner], (next_slot_[owner] + 1) % slot_count_);
   Asked& asked = asked_[owner][slot];
-  const StarSum& sum = asked.in_flight->sum;
   if (asked.piece.only.size() == 0) asked.packed = PackedOf(owner, slot, asked.piece.bytes);
   asked.unsent = static_cast<int>(own_contributors_.size());
   asked.in_flight->unready += asked.unsent + 1;
@@ -156,7 +157,7 @@ void Star::Ask(int owner) {
   for (int node = 0; node < static_cast<int>(own_contributors_.size()); ++node) {
     const std::span<const std::byte> message = MessageOf(asked, owner, node);
     if (!options_.shared.empty()) CopyToOwner(asked, owner, slot, own_contributors_[node], message);
-    const int tag = TagOf(sum, slot, Way::kContributions);
+    const int tag = TagOf(*asked.in_flight, slot, Way::kContributions);
     bytes_sent_ += std::ssize(message);
     if (options_.shared.empty()) asking_bytes_ += std::ssize(message);
     Send(RankOf(owner), tag, {.kind = Kind::kContributionSend, .slot = slot, .peer = owner},
@@ -221,7 +222,7 @@ void Star::ReceiveAnswer(int owner, int slot) {
   const Asked& asked = asked_[owner][slot];
   const StarSum& sum = asked.in_flight->sum;
   const std::span<std::byte> place = asked.packed.empty() ? sink_.Result(sum, asked.piece.only) : asked.packed;
-  Receive(sum, RankOf(owner), {.kind = Kind::kAnswerReceive, .slot = slot, .peer = owner}, place);
+  Receive(*asked.in_flight, RankOf(owner), {.kind = Kind::kAnswerReceive, .slot = slot, .peer = owner}, place);
 }
 
 void Star::OnAnswer(int owner, int slot) {
@@ -286,9 +287,9 @@ bool Star::IsRepeated(const InFlight& in_flight) const {
 }
 
 void Star::PostReceives(int slot) {
-  const StarSum& sum = owned_[slot]->sum;
   while (const std::optional<Owner::Receive> next = owner_->NextReceive(slot)) {
-    Receive(sum, next->rank, {.kind = Kind::kContributionReceive, .slot = slot, .peer = next->arrival}, next->place);
+    Receive(*owned_[slot], next->rank, {.kind = Kind::kContributionReceive, .slot = slot, .peer = next->arrival},
+            next->place);
   }
 }
 
@@ -328,7 +329,7 @@ bool Star::SendAnswer() {
   answers_.pop_front();
   answering_bytes_ += std::ssize(message);
   bytes_sent_ += std::ssize(answering.result);
-  const int tag = TagOf(answering.in_flight->sum, answering.slot, Way::kAnswers);
+  const int tag = TagOf(*answering.in_flight, answering.slot, Way::kAnswers);
   Send(answer.rank, tag, {.kind = Kind::kAnswerSend, .slot = answer.index, .peer = answer.rank}, message);
   return true;
 }
@@ -365,19 +366,19 @@ void Star::Send(int rank, int tag, Operation operation, std::span<const std::byt
   transport_.PostSend(rank, tag, data, TokenOf(operation));
 }
 
-void Star::Receive(const StarSum& sum, int rank, Operation operation, std::span<std::byte> data) {
+void Star::Receive(const InFlight& in_flight, int rank, Operation operation, std::span<std::byte> data) {
   if (options_.track != nullptr) PostedNs(operation) = TraceNow();
   bytes_received_ += std::ssize(data);
   const bool is_answer = operation.kind == Kind::kAnswerReceive;
   if (is_answer ? !options_.shared.empty() : options_.is_shared) data = {};
-  const int tag = TagOf(sum, operation.slot, is_answer ? Way::kAnswers : Way::kContributions);
+  const int tag = TagOf(in_flight, operation.slot, is_answer ? Way::kAnswers : Way::kContributions);
   transport_.PostReceive(rank, tag, data, TokenOf(operation));
 }
 
 // A slot's tags are used again by its next piece. Each side has posted all messages of the first use before any of the
 // second, and messages of one tag match in the order in which they were posted.
-int Star::TagOf(const StarSum& sum, int slot, Way way) const {
-  const auto set = static_cast<int64_t>(sum.tag_key % static_cast<uint64_t>(tag_sets_));
+int Star::TagOf(const InFlight& in_flight, int slot, Way way) const {
+  const int64_t set = in_flight.tag_set;
   return options_.first_tag + static_cast<int>((set * slot_count_ + slot) * 2 + (way == Way::kAnswers ? 1 : 0));
 }
 

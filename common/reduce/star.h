@@ -120,6 +120,7 @@ class Star final : public Transport::Poster {
     const int64_t id;
     const StarSum sum;
     const StarPieces pieces;
+    int64_t tag_set = 0;
     // Operations that are not complete, own pieces without a result, and one each while this process as a worker, and
     // as an owner, has not begun all its pieces.
     int64_t unready = 0;
@@ -188,9 +189,9 @@ class Star final : public Transport::Poster {
   }
 
   void Send(int rank, int tag, Operation operation, std::span<const std::byte> data);
-  void Receive(const StarSum& sum, int rank, Operation operation, std::span<std::byte> data);
+  void Receive(const InFlight& in_flight, int rank, Operation operation, std::span<std::byte> data);
   enum class Way { kContributions, kAnswers };
-  int TagOf(const StarSum& sum, int slot, Way way) const;
+  int TagOf(const InFlight& in_flight, int slot, Way way) const;
   Transport::Token TokenOf(Operation operation);
   int64_t& PostedNs(Operation operation);
   void TraceFlight(const StarSum& sum, int rank, Operation operation);

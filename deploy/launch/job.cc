@@ -24,7 +24,7 @@
 #include "common/host/machine_limits.h"
 #include "common/job/cells.h"
 #include "deploy/launch/mpi_rank.h"
-#include "deploy/launch/run_state.h"
+#include "server/elastic/generation_log.h"
 
 namespace starring {
 namespace {
@@ -221,7 +221,7 @@ bool Job::RestartProcesses() {
     const auto startable = startable_.find(dead.name);
     // A worker that is refused does not end a run that others go on with.
     const bool is_refused = dead.exit_code == kExitRefused;
-    const bool has_begun = options_.join.empty() && !UnfinishedRun(context_.state_dir).empty();
+    const bool has_begun = options_.join.empty() && !GenerationLog::UnfinishedRun(context_.state_dir).empty();
     if (startable == startable_.end() || (is_refused && (dead.role == Role::kServer || !has_begun))) return true;
     if (dead.exit_code == kExitNotWritten) continue;  // the run is over: shard 0 is about to end
     const bool was_killed = SignalOf(dead) > 0;
@@ -258,7 +258,7 @@ bool Job::MayRestart(const Child& dead, RestartPause* pause) {
 bool Job::CanGoOn() const {
   if (!WorkersDone()) return true;
   // Others' workers may train, and the coordinator knows. Before it has a first worker, it would wait without end.
-  if (options_.join.empty()) return !UnfinishedRun(context_.state_dir).empty();
+  if (options_.join.empty()) return !GenerationLog::UnfinishedRun(context_.state_dir).empty();
   return std::ranges::any_of(supervisor_.children(), [](const Child& child) { return child.exit_code == kExitOk; });
 }
 

@@ -31,9 +31,9 @@
 #include "deploy/launch/launch_options.h"
 #include "deploy/launch/mpi_rank.h"
 #include "deploy/launch/output.h"
-#include "deploy/launch/run_state.h"
 #include "deploy/launch/status_text.h"
 #include "deploy/launch/supervisor.h"
+#include "server/elastic/generation_log.h"
 
 namespace starring {
 namespace {
@@ -121,7 +121,7 @@ absl::StatusOr<std::optional<TemporaryFolder>> SetStateDir(const LaunchOptions& 
 std::string RunIdOf(const LaunchOptions& options, const std::string& job_name, int restart,
                     const Job::Context& context) {
   if (!options.join.empty()) return "";  // a launcher that joins gets the name from the coordinator
-  const std::string unfinished = options.elastic ? UnfinishedRun(context.state_dir) : "";
+  const std::string unfinished = options.elastic ? GenerationLog::UnfinishedRun(context.state_dir) : "";
   if (unfinished.empty()) return absl::StrCat(job_name, "-", restart);
   context.merger->Print(absl::StrCat("launch: going on with the run of --state_dir=", context.state_dir));
   return unfinished;
@@ -204,7 +204,7 @@ absl::StatusOr<int> Launch(int argc, const char* const* argv) {
     if (!StartsAgain(options, outcome, restart, &merger) ||
         signals.StopsWithin(restart_pause.After(RestartPause::Clock::now() - begin))) {
       const bool may_go_on = options.elastic && outcome.exit_code != kExitOk && outcome.exit_code != kExitRefused;
-      if (may_go_on && !UnfinishedRun(context.state_dir).empty()) {
+      if (may_go_on && !GenerationLog::UnfinishedRun(context.state_dir).empty()) {
         if (state.has_value()) state->Keep();
         merger.Print(
             absl::StrCat("launch: to go on with this run, start it again with --state_dir=", context.state_dir));

@@ -287,6 +287,11 @@ GenerationLog::Glimpse GenerationLog::Peek(const std::string& folder) {
   return seen;
 }
 
+std::string GenerationLog::UnfinishedRun(const std::string& folder) {
+  const Glimpse seen = Peek(folder);
+  return seen.progress == Progress::kEnded ? "" : seen.name;
+}
+
 absl::Status GenerationLog::Print(const std::string& folder, absl::FunctionRef<void(const std::string&)> print) {
   ASSIGN_OR_RETURN(const std::string log, ReadLog(PathIn(folder)));
   google::protobuf::TextFormat::Printer printer;

@@ -87,6 +87,15 @@ BY_RENDEZVOUS = tuple(cell.sync for cell in NAMED if cell.transport == "tcp" and
 WITHOUT_SERVERS = (*(cell.sync for cell in NAMED if not cell.has_servers), "mpi")
 
 
+def flags_of(sync: str) -> list[str]:
+    """The flags of worker and launcher for a sync of ours: a cell, or a control."""
+    return next((cell.flags for cell in NAMED if cell.sync == sync), ["--sync=" + sync])
+
+
+def has_servers(sync: str) -> bool:
+    return sync == ELASTIC or any(cell.has_servers for cell in NAMED if cell.sync == sync)
+
+
 def bucket_bytes_between_hosts(servers: int) -> int:
     """The worker's default of --bucket_bytes for a star with servers on other hosts."""
     return min(servers << 17, 1 << 20)

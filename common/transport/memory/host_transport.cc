@@ -135,8 +135,10 @@ absl::Status HostTransport::Poll(std::vector<Token>& completed) {
   has_completed_.store(false);
   seen_bell_.store(board_->bell());
   const size_t before = completed.size();
+  // Before the look: a look that completes the last operation needs none at the network, which costs a system call.
+  const bool waits_for_board = HasBoardOperations();
   TakeCompleted(completed);
-  if (HasBoardOperations() && damage_.ok()) {
+  if (waits_for_board && damage_.ok()) {
     if (is_looking_ && completed.size() == before) {
       const uint32_t seen = seen_bell_.load(std::memory_order_relaxed);
       for (int i = 0; i < looks_per_poll_ && board_->bell() == seen; ++i) Pause();

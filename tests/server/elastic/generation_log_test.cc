@@ -251,6 +251,7 @@ TEST(GenerationLogTest, RefusesTheLogOfAnotherRunAndOfOneThatHasEnded) {
               AllOf(HasSubstr("another run"), HasSubstr("leaves is 4"), HasSubstr("this run's 8"),
                     HasSubstr("with the flags of the run in the log, or name another --state_dir")));
   EXPECT_EQ(GenerationLog::Peek(folder).progress, GenerationLog::Progress::kNone) << "no generation has begun";
+  EXPECT_EQ(GenerationLog::UnfinishedRun(folder), kRun.name);
   {
     const auto log = GenerationLog::Open(folder, kRun).value();
     EXPECT_EQ(log->Prepare(1), absl::OkStatus());
@@ -260,9 +261,24 @@ TEST(GenerationLogTest, RefusesTheLogOfAnotherRunAndOfOneThatHasEnded) {
   }
   EXPECT_EQ(GenerationLog::Peek(folder).progress, GenerationLog::Progress::kEnded);
   EXPECT_EQ(GenerationLog::Peek(folder).name, kRun.name);
+  EXPECT_EQ(GenerationLog::UnfinishedRun(folder), "");
   EXPECT_EQ(GenerationLog::Peek(folder + "/missing").progress, GenerationLog::Progress::kNone);
   EXPECT_EQ(GenerationLog::Peek(folder + "/missing").name, "");
+  EXPECT_EQ(GenerationLog::UnfinishedRun(folder + "/missing"), "");
   EXPECT_THAT(std::string(GenerationLog::Open(folder, kRun).status().message()), HasSubstr("the run has ended"));
+  // The end's record was cut off.
+  Write(folder, Content(folder).substr(0, Content(folder).size() - 1));
+  EXPECT_EQ(GenerationLog::UnfinishedRun(folder), kRun.name);
+}
+
+// The servers name the damage, and do so only if they are started with the run's name.
+TEST(GenerationLogTest, ADamagedLogStillHasAName) {
+  const std::string folder = NewFolder();
+  { ASSERT_TRUE(GenerationLog::Open(folder, kRun).value()->Prepare(1).ok()); }
+  std::string damaged = Content(folder);
+  damaged.back() = static_cast<char>(damaged.back() ^ 4);
+  Write(folder, damaged);
+  EXPECT_EQ(GenerationLog::UnfinishedRun(folder), kRun.name);
 }
 
 TEST(GenerationLogTest, DropsARecordThatWasCutOffAndNoOther) {
