@@ -4,7 +4,8 @@
 #   deploy/get_data.sh mnist|cifar10 [--dir=DIR] [--mirror=URL] [--checksums=FILE]
 #
 #   --dir        the folder for the files; default: data/mnist or data/cifar10
-#   --mirror     the URL of the folder that has the files (file:// works too); default: the variable STARRING_MIRROR
+#   --mirror     the URL of the folder that has the files (file:// works too); default: the variable STARRING_MIRROR,
+#                else a public mirror of the data set
 #   --checksums  a file with lines of md5sum that replace the known ones, for a mirror that repacked the files
 #
 # A file gets its name only once it is complete and its checksum is right. Until then it is in DIR/.partial, and the

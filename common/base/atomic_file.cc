@@ -8,6 +8,8 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -51,6 +53,13 @@ bool IsWrittenStraight(const std::string& path) {
   return is_of_the_system && lstat(path.c_str(), &status) == 0 && S_ISLNK(status.st_mode);
 }
 
+absl::Status MakeFolderOf(const std::string& path) {
+  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  return error ? SystemError(error.value(), "make the folder", folder.string()) : absl::OkStatus();
+}
+
 // /dev/stdout may be a file that has text already. O_APPEND keeps the text.
 absl::Status WriteStraight(const std::string& path, absl::string_view content) {
   const int file = open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
@@ -79,6 +88,10 @@ absl::StatusOr<std::unique_ptr<AtomicFile>> AtomicFile::Create(const std::string
     return open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
   };
   int file = create();
+  if (file < 0 && errno == ENOENT) {
+    RETURN_IF_ERROR(MakeFolderOf(path));
+    file = create();
+  }
   // A process that crashed left it, and this one has the same id.
   if (file < 0 && errno == EEXIST && unlink(temporary.c_str()) == 0) file = create();
   if (file < 0) return SystemError(errno, "create", temporary);

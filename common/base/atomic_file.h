@@ -20,7 +20,7 @@ namespace starring {
 class AtomicFile {
  public:
   // The temporary name contains this process's id. A file that an earlier process left under that name is removed; a
-  // link there is not followed.
+  // link there is not followed. Folders of the path that do not exist are made.
   static absl::StatusOr<std::unique_ptr<AtomicFile>> Create(const std::string& path);
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
@@ -45,7 +45,8 @@ class AtomicFile {
 // `content` is appended to it directly: a rename would replace /dev/stdout by a file.
 absl::Status WriteFileAtomically(const std::string& path, absl::string_view content);
 
-// Whether WriteFileAtomically could write there now: errors as it gives. Makes and changes nothing that stays.
+// Whether WriteFileAtomically could write there now: errors as it gives. Makes and changes nothing that stays, but
+// folders of the path.
 absl::Status CheckFileWritable(const std::string& path);
 
 }  // namespace starring

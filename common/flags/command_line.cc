@@ -52,6 +52,11 @@ absl::Status Refuse(absl::string_view place, absl::string_view flag, absl::strin
 }
 
 absl::Status UnknownFlag(const FlagTable& table, absl::string_view place, absl::string_view name) {
+  if (table.elsewhere != nullptr) {
+    if (const std::string elsewhere = table.elsewhere(name); !elsewhere.empty()) {
+      return absl::InvalidArgumentError(absl::StrCat(place, "unknown flag --", name, ": ", elsewhere));
+    }
+  }
   absl::string_view nearest;
   size_t best = 4;  // a name with more changes than three was hardly meant
   for (const FlagRow& row : table.rows) {

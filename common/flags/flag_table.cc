@@ -297,6 +297,12 @@ std::string FlagJson(FlagSlot::Json json, absl::string_view value) {
   return absl::StrCat("[", absl::StrJoin(items, ", "), "]");
 }
 
+std::string FlagNames(const FlagTable& table) {
+  std::string lines;
+  for (const FlagRow& row : table.rows) absl::StrAppend(&lines, "\"", row.name, "\",\n");
+  return lines;
+}
+
 std::string FlagsJson(const FlagTable& table) {
   std::vector<std::string> lines;
   for (const FlagRow& row : table.rows) {

@@ -331,6 +331,8 @@ struct FlagTable {
   std::span<const FlagRow> rows;
   const void* defaults = nullptr;  // options that no flag has changed
   const std::type_info* holder = nullptr;
+  // A refusal of a name that is in no row says this: how to give such a flag to another program. Empty: nothing.
+  std::string (*elsewhere)(absl::string_view name) = nullptr;
 
   // Null if `name` is not in the table.
   const FlagRow* Find(absl::string_view name) const;
@@ -362,6 +364,9 @@ absl::StatusOr<std::string> HelpText(const FlagTable& table, absl::string_view w
 inline constexpr char kFlagsMarkdownBegin[] = "<!-- flags: written by bazel run //worker/options:flag_pages -->";
 inline constexpr char kFlagsMarkdownEnd[] = "<!-- end of flags -->";
 std::string FlagsMarkdown(const FlagTable& table);
+
+// A line with name and comma for each flag, to include in an array of C++.
+std::string FlagNames(const FlagTable& table);
 
 // All recorded flags in JSON, for bench/ddp: name, meaning, default, limits, and whether the peer takes the flag.
 std::string FlagsJson(const FlagTable& table);

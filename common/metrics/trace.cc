@@ -100,7 +100,7 @@ absl::StatusOr<std::unique_ptr<Trace>> Trace::Create(Options options) {
   if (const absl::Status status = trace->Write(); !status.ok()) {
     return absl::InvalidArgumentError(absl::StrCat("flag --trace cannot be \"", trace->options_.path,
                                                    "\": ", std::string(status.message()),
-                                                   ": name a file in a folder that exists and can be written to"));
+                                                   ": name a file in a folder that can be written to"));
   }
   return trace;
 }

@@ -200,15 +200,31 @@ absl::Status ReadServers(LaunchOptions& options) {
   return absl::OkStatus();
 }
 
-}  // namespace
+// Written by bazel run //worker/options:flag_pages.
+constexpr absl::string_view kWorkerFlags[] = {
+#include "deploy/launch/worker_flags.inc"
+};
 
-const FlagTable& LaunchFlags() {
+std::string AfterDashes(absl::string_view name) {
+  if (std::ranges::find(kWorkerFlags, name) == std::end(kWorkerFlags)) return "";
+  return absl::StrCat("it is a flag of the workers: write it after --, as in launch --workers=2 -- --", name, "=...");
+}
+
+FlagTable MakeTable() {
   static const LaunchOptions defaults;
-  static const FlagTable table =
+  FlagTable table =
       MakeFlagTable("launch",
                     "runs a job of several processes on this machine: launch FLAGS -- WORKER FLAGS.\n"
                     "worker --help shows the latter. A file of flags may have both, with a line -- between them.",
                     launch_flags::kAllRows, &defaults);
+  table.elsewhere = AfterDashes;
+  return table;
+}
+
+}  // namespace
+
+const FlagTable& LaunchFlags() {
+  static const FlagTable table = MakeTable();
   return table;
 }
 

@@ -46,6 +46,17 @@ get mnist --dir="${DIR}" --mirror=file:///nowhere --checksums="${TEST_TMPDIR}/su
 STARRING_MIRROR=file://${MIRROR} get mnist --dir="${DIR}" --checksums="${TEST_TMPDIR}/sums" || fail "no STARRING_MIRROR"
 cmp "${MIRROR}/t10k-labels-idx1-ubyte.gz" "${DIR}/t10k-labels-idx1-ubyte.gz" || fail "did not repair"
 
+# README fetches MNIST into the folder that its worker reads.
+command=$(grep -o '^\./deploy/get_data\.sh mnist' README.md) || fail "README.md does not fetch MNIST"
+folder=$(sed -n 's/.*--dataset=mnist --data_dir=\([^ ]*\) .*/\1/p' README.md | head -n 1)
+readonly CLONE=${TEST_TMPDIR}/clone
+mkdir -p "${CLONE}/deploy"
+cp "${GET_DATA}" "${CLONE}/deploy/get_data.sh"
+(cd "${CLONE}" && STARRING_MIRROR=file://${MIRROR} ${command} --checksums="${TEST_TMPDIR}/sums") \
+  >"${TEST_TMPDIR}/output" 2>&1 || fail "README's command failed"
+cmp "${MIRROR}/train-images-idx3-ubyte.gz" "${CLONE}/${folder}/train-images-idx3-ubyte.gz" \
+  || fail "README trains from ${folder}, which is empty"
+
 # If the server cannot be reached (port 1 refuses connections), the message says so, and what to do.
 get mnist --dir="${DIR}/offline" --mirror=http://127.0.0.1:1 && fail "succeeded without a server"
 { said "is this machine offline" && said "STARRING_MIRROR"; } || fail "unclear message"

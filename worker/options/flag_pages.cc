@@ -1,9 +1,9 @@
 // bazel run //worker/options:flag_pages -- "$PWD"
 //
 // Writes into the files of a checkout what follows from the worker's flags: the table in worker/README.md and
-// bench/ddp/worker_flags.json, from which the PyTorch peer makes its command line and its run record. Writes also what
-// follows from the cells (common/job/cells.h): the table in worker/exchange/README.md and
-// bench/compare/measured/cells.json. Tests compare these files with flags and cells.
+// bench/ddp/worker_flags.json, from which the PyTorch peer makes its command line and its run record, and the names
+// that the launcher recognises. Writes also what follows from the cells (common/job/cells.h): the table in
+// worker/exchange/README.md and bench/compare/measured/cells.json. Tests compare these files with flags and cells.
 #include <cstdio>
 #include <fstream>
 #include <iterator>
@@ -41,6 +41,8 @@ absl::Status WritePages(const std::string& folder) {
   RETURN_IF_ERROR(ReplaceTable(absl::StrCat(folder, "/worker/exchange/README.md"), CellsMarkdown(), kCellsMarkdownBegin,
                                kCellsMarkdownEnd));
   RETURN_IF_ERROR(WriteFileAtomically(absl::StrCat(folder, "/bench/compare/measured/cells.json"), CellsJson()));
+  RETURN_IF_ERROR(
+      WriteFileAtomically(absl::StrCat(folder, "/deploy/launch/worker_flags.inc"), FlagNames(WorkerFlags())));
   return WriteFileAtomically(absl::StrCat(folder, "/bench/ddp/worker_flags.json"), FlagsJson(WorkerFlags()));
 }
 

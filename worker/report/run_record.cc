@@ -192,9 +192,8 @@ absl::Status CheckRunRecord(const std::string& path) {
   if (path.empty()) return absl::OkStatus();
   const absl::Status status = CheckFileWritable(path);
   if (status.ok()) return status;
-  return RefuseFlag(
-      "record", path,
-      absl::StrCat(std::string(status.message()), ": name a file in a folder that exists and can be written to"));
+  return RefuseFlag("record", path,
+                    absl::StrCat(std::string(status.message()), ": name a file in a folder that can be written to"));
 }
 
 absl::Status WriteRunRecord(const RunFacts& facts) {

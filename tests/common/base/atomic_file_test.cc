@@ -115,8 +115,12 @@ TEST(AtomicFileTest, WithoutCommitNothingIsLeft) {
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder), {}), 1);
 }
 
-TEST(WriteFileAtomicallyTest, NamesTheFolderThatIsNotThere) {
-  EXPECT_NE(WriteFileAtomically("/nowhere/file", "x").message().find("/nowhere/file"), std::string::npos);
+TEST(WriteFileAtomicallyTest, MakesTheFoldersOfThePath) {
+  const std::string path = testing::TempDir() + "/made/deep/file";
+  EXPECT_EQ(WriteFileAtomically(path, "x"), absl::OkStatus());
+  EXPECT_EQ(Read(path), "x");
+  EXPECT_EQ(WriteFileAtomically("/proc/nowhere/file", "x").message(),
+            "cannot make the folder /proc/nowhere: No such file or directory");
 }
 
 TEST(CheckFileWritableTest, SaysWhatWritingWouldSayAndLeavesNothing) {
@@ -124,7 +128,8 @@ TEST(CheckFileWritableTest, SaysWhatWritingWouldSayAndLeavesNothing) {
   std::filesystem::create_directory(folder);
   EXPECT_EQ(CheckFileWritable(folder + "/file"), absl::OkStatus());
   EXPECT_TRUE(std::filesystem::is_empty(folder));
-  for (const std::string& bad : {folder, folder + "/none/file"}) {
+  std::ofstream(folder + "/text") << "old";
+  for (const std::string& bad : {folder, folder + "/text/file"}) {
     const absl::Status status = CheckFileWritable(bad);
     EXPECT_EQ(status.code(), WriteFileAtomically(bad, "x").code()) << bad;
     EXPECT_NE(std::string(status.message()).find(bad), std::string::npos) << status;

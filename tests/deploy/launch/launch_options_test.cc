@@ -37,6 +37,13 @@ std::string File(const std::string& name, const std::string& text) {
 
 TEST(LaunchOptionsTest, EveryFlagIsInTheTableAndInTheHelp) { ExpectWholeTable(LaunchFlags()); }
 
+TEST(LaunchOptionsTest, AWorkersFlagBelongsAfterTheDashes) {
+  EXPECT_EQ(Refusal({"--epochs=3"}),
+            "unknown flag --epochs: it is a flag of the workers: write it after --, as in launch --workers=2 -- "
+            "--epochs=...");
+  EXPECT_THAT(Refusal({"--epoch=3"}), HasSubstr("unknown flag --epoch (--help shows all flags)"));
+}
+
 TEST(LaunchOptionsTest, AFileHoldsItsFlagsAndThoseOfItsWorkers) {
   const std::string path = File("job.flags", "--workers=3\n--\n--model=mlp\n");
   const auto options = Parse({"--flagfile=" + path, "--", "--epochs=1"});

@@ -104,6 +104,8 @@ TEST(WorkerOptionsTest, ThePageAndThePeerHaveTheTable) {
       << "bazel run //worker/options:flag_pages -- \"$PWD\" mends it";
   EXPECT_EQ(FileText("bench/ddp/worker_flags.json"), FlagsJson(WorkerFlags()))
       << "bazel run //worker/options:flag_pages -- \"$PWD\" mends it";
+  EXPECT_EQ(FileText("deploy/launch/worker_flags.inc"), FlagNames(WorkerFlags()))
+      << "bazel run //worker/options:flag_pages -- \"$PWD\" mends it";
 }
 
 TEST(WorkerOptionsTest, EveryWholeNumberEndsAtItsLimit) {
