@@ -23,6 +23,7 @@ from groups import CellSteps, Group, Rates, Row, Step
 
 
 class Analysis(TypedDict):
+    headline: list[verdict.Headline]
     verdict: list[str]  # three sentences, and one more each where something was planned or workers were uneven
     calls_winner: bool
     groups: list[Group]
@@ -157,6 +158,6 @@ def analyse(results: schema.Results) -> Analysis:
     if uneven is not None and uneven["verdict"] is not None and not wrong:
         # Without --syncs nothing else was to be compared.
         sentences = [*(sentences if results["configurations"] else []), uneven["verdict"]]
-    return {"verdict": sentences,
+    return {"headline": [] if wrong else verdict.headline(results, groups), "verdict": sentences,
             "calls_winner": any(group["calls_winner"] for group in groups) and not wrong,
             "groups": groups, "uneven": uneven}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from typing import TypedDict
 
 import bottleneck
 import ratios
@@ -18,6 +19,24 @@ NAMES = {**{cell.sync: cell.name for cell in cells.NAMED}, "mpi": "MPI_Allreduce
          "ddp+star": "tuned PyTorch DDP by our star", "ddp+ring": "tuned PyTorch DDP by our ring"}
 BOTTLENECKS = {"data": "data", "compute": "compute", "exchange": "the exchange", "straggler": "the slowest worker",
                "server CPU": "the servers' CPU time"}
+
+
+class Standing(TypedDict):
+    """One sync beside the chosen one."""
+    sync: str
+    name: str
+    rate: float  # samples/s
+    share: float  # of the fastest's rate
+    is_chosen: bool
+    ties: bool  # with the chosen one
+    ratio: ratios.Ratio | None  # of the chosen one to it
+
+
+class Headline(TypedDict):
+    model: str
+    workers: int
+    chosen: str
+    rows: list[Standing]
 
 
 def _rate(row: Row) -> str:
@@ -66,32 +85,45 @@ def _choice(groups: list[Group]) -> str:
     return max(sorted(syncs), key=merit)
 
 
-def _against(results: schema.Results, group: Group, chosen: str) -> str:
-    """Compares `chosen` with the others of a group: "1.16 (1.12 to 1.20) times as fast as the star"."""
-    mine = _known_row(group, chosen)
-    texts = []
-    for other in group["rows"]:
-        if other["sync"] == chosen or other is not _row(group, other["sync"]):
-            continue
-        ratio = ratios.paired(*(ratios.rates_by_repeat(_configuration(results, row)) for row in (mine, other)))
-        if other["id"] in mine["tie_with"]:
-            texts.append(f"a tie with {NAMES[other['sync']]} at {_rate(other)}")
-        elif ratio is not None:
-            texts.append(f"{ratios.text(ratio)} times as fast as {NAMES[other['sync']]}")
-    return ", ".join(texts)
+def _standing(results: schema.Results, group: Group, mine: Row, other: Row) -> Standing:
+    ratio = ratios.paired(*(ratios.rates_by_repeat(_configuration(results, row)) for row in (mine, other)))
+    return {"sync": other["sync"], "name": NAMES[other["sync"]], "rate": other["samples_per_second"]["median"],
+            "share": other["samples_per_second"]["median"] / max(row["samples_per_second"]["median"]
+                                                                 for row in group["rows"]),
+            "is_chosen": other is mine, "ties": other["id"] in mine["tie_with"], "ratio": ratio}
 
 
-def _first(results: schema.Results, groups: list[Group], chosen: str) -> str:
-    models = [f"{group['model']} at {_rate(_known_row(group, chosen))} ({_against(results, group, chosen)})"
-              for group in groups if _row(group, chosen)]
+def headline(results: schema.Results, groups: list[Group]) -> list[Headline]:
+    """A table for each model: how fast each sync is, and how many times as fast the chosen one is as each other."""
+    main = _main_groups(groups, "machine") or [group for group in groups if len(group["rows"]) > 1]
+    if not main:
+        return []
+    chosen = _choice(main)
+    tables: list[Headline] = []
+    for group in main:
+        mine = _row(group, chosen) or group["rows"][0]
+        firsts = [row for row in group["rows"] if row is _row(group, row["sync"])]
+        tables.append({"model": group["model"], "workers": group["workers"], "chosen": NAMES[mine["sync"]],
+                       "rows": [_standing(results, group, mine, row) for row in firsts]})
+    return tables
+
+
+def _first(groups: list[Group], chosen: str) -> str:
+    """At most 30 words, so it names no rival: headline has them."""
     workers = groups[0]["workers"]
-    trains = f"with {workers} worker{'s' if workers > 1 else ''} it trains " + "; ".join(models) + "."
+    there = f"with {workers} worker{'s' if workers > 1 else ''}"
     if all(group["calls_winner"] for group in groups):
-        return f"Run {NAMES[chosen]} here: {trains} Brackets hold the 95 % interval of the ratios within each repeat."
+        wins = 0
+        for group in groups:
+            row = _row(group, chosen)
+            wins += row is not None and (row is group["rows"][0] or group["rows"][0]["id"] in row["tie_with"])
+        best = (f"nothing trains {groups[0]['model']} faster" if len(groups) == 1 else
+                f"it is the fastest, or ties with that, for {wins} of {len(groups)} models")
+        return f"Run {NAMES[chosen]} here: {there}, {best}."
     fewest = min((row["to_best"]["pairs"] if row["to_best"] else 0) for group in groups for row in group["rows"])
     times = {0: "not in one repeat", 1: "only once"}.get(fewest, f"only {fewest} times")
-    return (f"No winner is called, because that takes {ratios.REPEATS_MIN} repeats, and some jobs ran {times} in "
-            f"turns. The fastest was {NAMES[chosen]}: {trains}")
+    return (f"No winner is called: that takes {ratios.REPEATS_MIN} repeats, and some jobs ran {times} in turns; the "
+            f"fastest was {NAMES[chosen]}.")
 
 
 def _configuration(results: schema.Results, row: Row) -> schema.Configuration:
@@ -204,4 +236,4 @@ def sentences(results: schema.Results, groups: list[Group], disagreements: list[
     where = _regimes(results, groups)
     planned = [f"{sentence}." for sentence in where if sentence.startswith(regimes.PLANNED)]
     measured = [sentence for sentence in where if sentence.startswith(regimes.MEASURED)]
-    return [_first(results, main, chosen), _second(results, main, chosen), _third(results, groups, measured), *planned]
+    return [_first(main, chosen), _second(results, main, chosen), _third(results, groups, measured), *planned]

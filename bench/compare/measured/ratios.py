@@ -18,6 +18,7 @@ from typing import TypedDict
 import results as schema
 
 REPEATS_MIN = 7
+INTERVAL_PAIRS_MIN = 4  # t intervals from fewer say nothing: two pairs have one of 0 to 900
 CONFIDENCE = 0.95
 NARROW = 0.02  # an interval that two decimals cannot show
 _BISECTIONS = 100  # each halves an angle below pi / 2, so 60 reach the precision of a double
@@ -26,7 +27,7 @@ _BISECTIONS = 100  # each halves an angle below pi / 2, so 60 reach the precisio
 class Ratio(TypedDict):
     """How many times as fast the first of two configurations is as the second."""
     value: float
-    low: float | None  # of the 95 % interval; None with fewer than two pairs
+    low: float | None  # of the 95 % interval; None with fewer than INTERVAL_PAIRS_MIN pairs
     high: float | None
     pairs: int
 
@@ -60,7 +61,7 @@ def of_pairs(logs: Sequence[float]) -> Ratio:
     """The ratio from the logarithms of its pairs' ratios. REQUIRES: at least one pair."""
     count = len(logs)
     mean = math.fsum(logs) / count
-    if count < 2:
+    if count < INTERVAL_PAIRS_MIN:
         return {"value": math.exp(mean), "low": None, "high": None, "pairs": count}
     deviation = math.sqrt(math.fsum((log - mean) ** 2 for log in logs) / (count - 1))
     half = t_quantile(count - 1) * deviation / math.sqrt(count)
@@ -90,7 +91,7 @@ def decided(ratio: Ratio | None) -> bool:
 
 
 def contains_one(ratio: Ratio) -> bool:
-    """Whether the difference may be none; with a single pair it always may."""
+    """Whether the difference may be none; without an interval it always may."""
     return ratio["low"] is None or ratio["high"] is None or ratio["low"] <= 1 <= ratio["high"]
 
 

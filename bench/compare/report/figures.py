@@ -115,7 +115,7 @@ def _breakdown(groups: list[Entry], families: view.Families) -> Entry:
 def _scaling(groups: list[Entry], families: view.Families) -> Entry:
     legend: list[Entry] = []
     caption = ("The dotted line is the ideal: twice the workers, twice the samples/s. The closer a line is to it, the "
-               "better.")
+               "better. Where only two numbers of workers were measured, a bar is the speed-up.")
     rows = [(row["efficiency"], row, group) for group in groups for row in group["rows"]
             if row.get("efficiency") is not None and row["configuration"]["workers"] > 1]
     if rows:

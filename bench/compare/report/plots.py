@@ -22,6 +22,9 @@ _LINES_HEIGHT = 240
 _RATIO_MARGIN = 0.12  # of the shown range, on both sides of it
 _POINTS_MAX = 150
 _TICK_STEPS = (1, 2, 5, 10)
+_MARKER_SIZE = 6.5
+_POINTS_OF_A_LINE = 3  # fewer are drawn as bars
+_RATIO_MOST = 8.0  # the axis of ratios ends here, and at its inverse
 _REFERENCE = (0, (1, 1.6))  # dots, for an ideal or a target
 
 
@@ -45,13 +48,57 @@ def _lines(log_x: bool = False) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _sync_lines(axes: Axes, lines: list[tuple[str, Sequence[float], Sequence[float]]]) -> None:
-    """Draws each (sync, x, y). Earlier lines are larger and some are dashed, so that equal lines can all be seen."""
+def _sync_lines(axes: Axes, lines: list[tuple[str, Sequence[float], Sequence[float]]]
+                ) -> list[tuple[float, float, str]]:
+    """Draws each (sync, x, y). Earlier lines are wider and some are dashed, so that equal lines can all be seen. Returns
+    their ends, for _name_ends."""
+    ends: list[tuple[float, float, str]] = []
     for place, (sync, x, y) in enumerate(lines):
         behind = len(lines) - 1 - place
         axes.plot(x, y, color=svg.color(svg.sync_color_name(sync)), marker=labels.marker(sync)[0],
                   linestyle=(0, (3, 2)) if sync in labels.DASHED else "-", linewidth=1.5 + 0.4 * behind,
-                  markersize=5 + behind)
+                  markersize=_MARKER_SIZE * labels.MARKER_SCALES.get(sync, 1.0))
+        if len(x):
+            ends.append((x[-1], y[-1], sync))
+    return ends
+
+
+def _name_ends(axes: Axes, ends: list[tuple[float, float, str]]) -> None:
+    """Writes each line's name right of its end, in its colour; names that would overlap are moved apart. Called when
+    the axes have their limits and scales."""
+    if not ends:
+        return
+    height = axes.figure.get_size_inches()[1] * 72
+    step = (svg.FONT_SIZE + 1) / height
+    places = []
+    for x, y, sync in ends:
+        at = axes.transAxes.inverted().transform(axes.transData.transform((x, y)))[1]
+        places.append([at, x, y, sync])
+    places.sort()
+    for lower, upper in zip(places, places[1:]):
+        upper[0] = max(upper[0], lower[0] + step)
+    for at, x, _, sync in places:
+        axes.annotate(sync, (1, at), xycoords="axes fraction", xytext=(5, 0), textcoords="offset points", va="center",
+                      color=svg.color(svg.sync_color_name(sync)), size=svg.FONT_SIZE - 2, annotation_clip=False)
+
+
+def _few_bars(key: str, rows: list[tuple[str, str, float]], label: str, log: bool = False) -> str:
+    """A bar for each (text, sync, value), where lines would have two points."""
+    figure, axes = _bars(len(rows))
+    axes.set_yticks(range(len(rows)), [labels.short(text) for text, _, _ in rows])
+    values = [value for _, _, value in rows]
+    for place, (_, sync, value) in enumerate(rows):
+        axes.barh(place, value, 0.62, color=svg.color(svg.sync_color_name(sync)))
+        axes.annotate(units.significant(value), (value, place), xytext=(4, 0), textcoords="offset points", va="center",
+                      size=svg.FONT_SIZE - 1)
+    if log:
+        axes.set_xscale("log")
+        axes.set_xlim(min(values) / 3, max(values) * 6)
+    else:
+        axes.set_xlim(0, max(values) * 1.3)
+    axes.set_xlabel(label)
+    return svg.inline(figure, key, f"Bars of {label}: " + "; ".join(
+        f"{text} {units.significant(value)}" for text, _, value in rows))
 
 
 def throughput(key: str, rows: list[Entry]) -> str:
@@ -107,17 +154,21 @@ def scaling(key: str, members: list[Entry]) -> str | None:
     lines = {sync: points for sync, points in lines.items() if max(points)[0] > 1}
     if not lines:
         return None
-    figure, axes = _lines()
     counts = sorted({1, *(group["workers"] for group in members)})
     largest = max(counts)
+    if len(counts) < _POINTS_OF_A_LINE:
+        return _few_bars(key, [(sync, sync, max(lines[sync])[1]) for sync in sorted(lines, key=labels.sync_order)],
+                         f"speed-up of {labels.workers(largest)} over 1; the ideal is {largest}")
+    figure, axes = _lines()
     axes.plot([1, largest], [1, largest], color=svg.color("muted"), linewidth=1.3, linestyle=_REFERENCE)
     axes.text(largest, largest, "ideal  ", ha="right", va="bottom", color=svg.color("muted"), size=svg.FONT_SIZE - 1)
-    _sync_lines(axes, [(sync, [count for count, _ in points], [speedup for _, speedup in points])
-                       for sync in sorted(lines, key=labels.sync_order)
-                       for points in [sorted({1: 1.0, **dict(lines[sync])}.items())]])
+    ends = _sync_lines(axes, [(sync, [count for count, _ in points], [speedup for _, speedup in points])
+                              for sync in sorted(lines, key=labels.sync_order)
+                              for points in [sorted({1: 1.0, **dict(lines[sync])}.items())]])
     axes.set_xticks(counts)
     axes.set_xlim(1 - 0.06 * largest, largest * 1.06)
     axes.set_ylim(0, None)
+    _name_ends(axes, ends)
     axes.set_xlabel("workers")
     axes.set_ylabel("speed-up over 1 worker")
     return svg.inline(figure, key, "Lines of speed-up over workers, the ideal dotted: " + "; ".join(
@@ -125,22 +176,38 @@ def scaling(key: str, members: list[Entry]) -> str | None:
 
 
 def ratios(key: str, steps: list[Entry]) -> str:
-    """A dot for each ratio and a bar for its interval; the dotted line is 1."""
+    """A dot for each ratio and a bar for its interval; the dotted line is 1. The axis is logarithmic, since 2 and 1/2
+    are equally far from 1, and clipped: an arrow stands for what is beyond its end."""
     figure, axes = _bars(len(steps))
     axes.set_yticks(range(len(steps)), [labels.short(step["label"]) for step in steps])
     ends = [1.0]
+
+    def clipped(value: float) -> float:
+        return min(max(value, 1 / _RATIO_MOST), _RATIO_MOST)
+
     for place, step in enumerate(steps):
         ratio = step["ratio"]
         low, high = (ratio["value"] if ratio[end] is None else ratio[end] for end in ("low", "high"))
-        ends += [low, high]
         color = svg.color("ink" if step["is_total"] else svg.sync_color_name(step["sync"]))
+        for end, arrow in ((low, "<"), (high, ">")):
+            if clipped(end) != end:
+                axes.plot([clipped(end)], [place], color=color, marker=arrow, markersize=7)
+        low, value, high = clipped(low), clipped(ratio["value"]), clipped(high)
+        ends += [low, high]
         axes.plot([low, high], [place, place], color=color, linewidth=5, alpha=0.45, solid_capstyle="butt")
-        axes.plot([ratio["value"]], [place], color=color, marker="D" if step["is_total"] else "o", markersize=7)
-        axes.annotate(value_text(ratio), (high, place), xytext=(6, 0), textcoords="offset points",
+        if value == ratio["value"]:
+            axes.plot([value], [place], color=color, marker="D" if step["is_total"] else "o", markersize=7)
+        axes.annotate(value_text(ratio), (high, place), xytext=(8, 0), textcoords="offset points",
                       va="center", size=svg.FONT_SIZE - 1)
     axes.axvline(1, color=svg.color("muted"), linewidth=1.3, linestyle=_REFERENCE)
-    room = _RATIO_MARGIN * ((max(ends) - min(ends)) or 0.1)
-    axes.set_xlim(max(0, min(ends) - room), max(ends) + 3 * room)  # the text is right of the bar
+    axes.set_xscale("log")
+    room = min(max((max(ends) / min(ends)) ** _RATIO_MARGIN, 1.02), 1.4)
+    axes.set_xlim(min(ends) / room, max(ends) * room ** 3)  # the text is right of the bar
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5) if max(ends) > 1.5 * min(ends) else (1,)))
+    if max(ends) <= 1.5 * min(ends):
+        axes.xaxis.set_major_locator(MaxNLocator(4, steps=_TICK_STEPS))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
     axes.set_xlabel("times as fast as the first of the two")
     return svg.inline(figure, key, "Ratios of neighbouring cells with their 95 % intervals: " + "; ".join(
         f"{step['label']} {ratio_text(step['ratio'])}" for step in steps))
@@ -189,16 +256,20 @@ def accuracy(key: str, trainings: list[Entry]) -> str:
 
 
 def _exchange(key: str, times: list[Entry], field: str, label: str) -> str:
-    figure, axes = _lines(log_x=True)
     lines: dict[str, list[tuple[int, float]]] = {}
     for one in sorted(times, key=lambda one: one["bytes"]):
         if (one[field] or 0) > 0:
             lines.setdefault(one["sync"], []).append((one["bytes"], one[field]))
-    _sync_lines(axes, [(sync, [x for x, _ in lines[sync]], [y for _, y in lines[sync]])
-                       for sync in sorted(lines, key=labels.sync_order)])
+    sizes = sorted({one["bytes"] for one in times})
+    if lines and len(sizes) < _POINTS_OF_A_LINE:
+        return _few_bars(key, [(f"{sync}, {units.data(size)}", sync, value)
+                               for sync in sorted(lines, key=labels.sync_order) for size, value in lines[sync]],
+                         label, log=True)
+    figure, axes = _lines(log_x=True)
+    ends = _sync_lines(axes, [(sync, [x for x, _ in lines[sync]], [y for _, y in lines[sync]])
+                              for sync in sorted(lines, key=labels.sync_order)])
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    sizes = sorted({one["bytes"] for one in times})
     shown = [size for size in (1 << power for power in range(0, 64, 4)) if sizes[0] <= size <= sizes[-1]]
     axes.xaxis.set_major_locator(FixedLocator(shown if len(shown) > 1 else sizes[:1] + sizes[-1:]))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -210,6 +281,7 @@ def _exchange(key: str, times: list[Entry], field: str, label: str) -> str:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
     axes.set_xlabel("size of the parameter vector")
     axes.set_ylabel(label)
+    _name_ends(axes, ends)
     return svg.inline(figure, key, f"Lines of {label} over the exchanged size, both axes logarithmic; at "
                       f"{units.data(sizes[-1])}: " + "; ".join(
                           f"{one['sync']} {units.significant(one[field])}" for one in times

@@ -22,7 +22,7 @@ from . import figures, labels, svg, units, view
 from .view import Entry
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
-_SUMMARY_ROWS_MAX = 32  # so that the summary stays one page
+_SUMMARY_ROWS_MAX = 29  # so that the summary stays one page
 _SUMMARY_UNEVEN_LINES = 5  # of the table of uneven workers, besides its rows
 _SUMMARY_NOTES_MAX = 4
 _SUMMARY_STEPS_MAX = 6

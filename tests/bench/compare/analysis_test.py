@@ -5,6 +5,7 @@ import unittest
 
 import analysis
 import bottleneck
+import ratios
 import results as schema
 from made_results import make_configuration as configuration
 
@@ -41,8 +42,11 @@ class RatesTest(unittest.TestCase):
         self.assertEqual(row(found, "ring")["tie_with"], ["lenet5/mpi/2w/equal-workers/weak"])
         self.assertEqual(row(found, "mpi")["tie_with"], ["lenet5/ring/2w/equal-workers/weak"])
         self.assertEqual(row(found, "star")["tie_with"], [])
-        self.assertIn("a tie with MPI_Allreduce", found["verdict"][0])
-        self.assertRegex(found["verdict"][0], r"1\.18 \[1\.1\d, 1\.\d\d\] times as fast as the star")
+        standings = {one["sync"]: one for one in found["headline"][0]["rows"]}
+        self.assertTrue(standings["ring"]["is_chosen"])
+        self.assertTrue(standings["mpi"]["ties"])
+        self.assertFalse(standings["star"]["ties"])
+        self.assertRegex(ratios.text(standings["star"]["ratio"]), r"1\.18 \[1\.1\d, 1\.\d\d\]")
 
     def test_a_small_difference_in_every_repeat_is_none_of_the_ties(self):
         # Seen: medians of 49 and 59 thousand were called a tie, because single runs scattered by 12 thousand.
@@ -115,8 +119,8 @@ class WinnerTest(unittest.TestCase):
             self.assertFalse(found["calls_winner"])
             self.assertFalse(any(row["best"] for row in found["groups"][0]["rows"]))
             self.assertTrue(row(found, "ddp")["undecided"])
-            self.assertIn(f"No winner is called, because that takes 7 repeats, and some jobs ran {times} in turns",
-                          found["verdict"][0])
+            self.assertEqual(f"No winner is called: that takes 7 repeats, and some jobs ran {times} in turns; the "
+                             "fastest was the ring.", found["verdict"][0])
         found = analysis.analyse(made(configuration("ring", [100] * 7), configuration("ddp", [10] * 7)))
         self.assertTrue(found["calls_winner"])
         self.assertFalse(row(found, "ddp")["undecided"])
@@ -138,6 +142,8 @@ class WinnerTest(unittest.TestCase):
         for results in (made(), made(self.pair[0]), made(*self.pair), made(*self.pair, agreement=[agreement(False)])):
             found = analysis.analyse(copy.deepcopy(results))
             self.assertEqual(len(found["verdict"]), 3)
+            if not found["verdict"][0].startswith("No winner is called: on "):  # that has numbers of a defect
+                self.assertLessEqual(len(found["verdict"][0].split()), 30, found["verdict"][0])
 
     def test_says_when_processes_shared_cores_and_bits_are_equal(self):
         star = configuration("star", [50] * 7, servers=2)

@@ -53,14 +53,18 @@ class IntervalTest(unittest.TestCase):
         self.assertAlmostEqual(found["high"], math.exp(0.4 + half), places=6)
         self.assertEqual(found["pairs"], 7)
 
-    def test_two_pairs(self):
-        # Logarithms -a and a: mean 0, standard deviation a sqrt(2), so half an interval is 12.706 a.
-        found = ratios.of_pairs([-0.01, 0.01])
-        self.assertAlmostEqual(math.log(found["high"]), 0.12706205, places=7)
+    def test_four_pairs(self):
+        # Logarithms -a, -a, a, a: mean 0, standard deviation a sqrt(4 / 3), so half an interval is 3.182446 a / sqrt(3).
+        found = ratios.of_pairs([-0.01, -0.01, 0.01, 0.01])
+        self.assertAlmostEqual(math.log(found["high"]), 0.0318244631 / math.sqrt(3), places=9)
         self.assertAlmostEqual(found["low"] * found["high"], 1, places=12)
 
-    def test_one_pair_has_no_interval(self):
-        self.assertEqual(of(2.0), {"value": 2.0, "low": None, "high": None, "pairs": 1})
+    def test_three_pairs_have_no_interval(self):
+        for count in (1, 3):
+            found = of(*[2.0] * count)
+            self.assertAlmostEqual(found["value"], 2.0)
+            self.assertEqual((found["low"], found["high"], found["pairs"]), (None, None, count))
+        self.assertIsNotNone(of(*[2.0] * 4)["low"])
 
     def test_equal_ratios_have_an_interval_of_one_point(self):
         found = of(*[1.25] * 7)

@@ -26,7 +26,7 @@ except ImportError as error:
 import analysis
 import ratios
 import results as schema
-from report import figures, svg
+from report import figures, plots, svg
 from report.write import write_report
 
 SAMPLE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "sample_results.json")
@@ -259,6 +259,32 @@ class ReportTest(unittest.TestCase):
     def test_light_and_dark_define_the_same_names(self):
         light, dark = re.findall(r":root \{(.*?)\}", self.html, re.S)
         self.assertEqual(set(re.findall(r"--[\w-]+:", light)), set(re.findall(r"--[\w-]+:", dark)))
+
+    def test_the_verdict_has_a_bar_for_each_sync(self):
+        rows = [row for one in self.analysis["headline"] for row in one["rows"]]
+        self.assertEqual(self.html.count('<span class="bar"'), len(rows))
+        self.assert_shown("width: 100.0%", self.html)
+
+    def test_too_few_points_for_a_line_are_bars(self):
+        times = [one for one in self.results["exchanges"] if one["section"] == "machine"]
+        sizes = sorted({one["bytes"] for one in times})
+        with svg.style():
+            two = plots.exchange_latency("two", [one for one in times if one["bytes"] in sizes[:2]])
+            three = plots.exchange_latency("three", [one for one in times if one["bytes"] in sizes[:3]])
+        self.assert_shown("Bars of latency", two)
+        self.assert_shown("Lines of latency", three)
+
+    def test_the_axis_of_ratios_ends_at_eight(self):
+        def ratio(value, low, high):
+            return {"label": "a", "sync": "ring", "is_total": False,
+                    "ratio": {"value": value, "low": low, "high": high, "pairs": 7}}
+
+        with svg.style(), mock.patch.object(plots.Axes, "set_xlim", autospec=True) as limits:
+            plots.ratios("wide", [ratio(2.0, 0.001, 934.0), ratio(1.0, 0.9, 1.1)])
+            low, high = limits.call_args.args[1:]
+        self.assertLess(8, high)
+        self.assertLess(high, 30)
+        self.assertLess(1 / 30, low)
 
     def test_summary_fits_a_page(self):
         self.assertLessEqual(len(self.summary.splitlines()), SUMMARY_LINES_MAX)
