@@ -30,6 +30,7 @@
 #include "common/base/steady_time.h"
 #include "common/flags/command_line.h"
 #include "common/host/exhausted.h"
+#include "common/host/log.h"
 #include "common/host/standard_streams.h"
 #include "common/host/stop_signals.h"
 #include "common/job/cells.h"
@@ -63,9 +64,9 @@ sigset_t StopSignalSet() {
   int first, again;
   sigwait(&signals, &first);
   const absl::Time asked = SteadyNow();
-  std::fprintf(stderr,
-               "server: asked to stop: a running job goes on until its workers finish, an elastic run until its next "
-               "snapshot; once more ends it now\n");
+  Log("asked to stop: a running job goes on until its workers finish, an elastic run until its next snapshot; once "
+      "more "
+      "ends it now");
   interrupt();
   // Slurm sends SIGUSR1 to all processes of a step, whose script then sends SIGINT: one request.
   do {
@@ -79,7 +80,7 @@ absl::StatusOr<ServerMetrics*> ServeMetrics(const ServerOptions& options) {
   if (options.metrics_port < 0) return nullptr;
   ASSIGN_OR_RETURN(std::unique_ptr<Metrics> metrics,
                    Metrics::Start({.address = options.metrics_address, .port = options.metrics_port}));
-  std::fprintf(stderr, "server %d: metrics at %s\n", options.shard, metrics->url().c_str());
+  Log(absl::StrCat("metrics at ", metrics->url()));
   return new ServerMetrics(metrics.release());
 }
 
@@ -91,10 +92,7 @@ absl::StatusOr<Trace*> CreateTrace(const ServerOptions& options) {
   return trace.release();
 }
 
-std::function<void(const std::string&)> LogOf(const ServerOptions& options) {
-  const std::string prefix = absl::StrCat("server ", options.shard);
-  return [prefix](const std::string& line) { std::fprintf(stderr, "%s: %s\n", prefix.c_str(), line.c_str()); };
-}
+void SayInLog(const std::string& line) { Log(line); }
 
 // Never destroyed: gRPC's threads use it until the process ends.
 absl::StatusOr<ParameterServer*> Listen(const ServerOptions& options, ParameterServer::Options serving_options) {
@@ -104,7 +102,7 @@ absl::StatusOr<ParameterServer*> Listen(const ServerOptions& options, ParameterS
   serving_options.run_id = options.run_id;
   serving_options.security = options.security;
   serving_options.insecure = options.insecure;
-  serving_options.log = LogOf(options);
+  serving_options.log = SayInLog;
   ASSIGN_OR_RETURN(std::unique_ptr<ParameterServer> server, ParameterServer::Start(std::move(serving_options)));
   return server.release();
 }
@@ -153,10 +151,10 @@ absl::StatusOr<std::unique_ptr<Transport>> MeetWorkers(const ServerOptions& opti
                          .join_deadline = join_end - SteadyNow(),
                          // The job's own, which is not known yet, ends earlier.
                          .exchange_deadline = absl::Milliseconds(kTcpSilenceMsMax),
-                         .say = LogOf(options)});
+                         .say = SayInLog});
     const bool has_given_up = absl::IsDeadlineExceeded(connected.status()) || absl::IsUnavailable(connected.status());
     if (!has_given_up || SteadyNow() >= join_end) return connected;
-    LogOf(options)(absl::StrCat(std::string(connected.status().message()), "; waiting for the workers"));
+    Log(absl::StrCat(std::string(connected.status().message()), "; waiting for the workers"));
     absl::SleepFor(kMeetingPause);
   }
 }
@@ -188,7 +186,7 @@ absl::Status ServeAsRank(const ServerOptions& options) {
                                             .shard_count = options.shard_count,
                                             .memory_bytes_max = options.memory_bytes_max,
                                             .join_deadline = join_end - SteadyNow(),
-                                            .log = LogOf(options),
+                                            .log = SayInLog,
                                             .on_begin = [] { has_job = true; },
                                             .on_status = [](const auto& now) { job_status.Set(now); },
                                             .metrics = metrics,
@@ -196,7 +194,7 @@ absl::Status ServeAsRank(const ServerOptions& options) {
     status = server.Run();
     is_job = !server.was_check();
     // A check does not end the server, which still waits for its job.
-    if (!is_job && !status.ok()) LogOf(options)(absl::StrCat("a check failed: ", std::string(status.message())));
+    if (!is_job && !status.ok()) Log(absl::StrCat("a check failed: ", std::string(status.message())));
   }
   // A job that failed has a trace too: that is when it is needed.
   if (trace == nullptr) return status;
@@ -261,11 +259,15 @@ int Main(int argc, char** argv) {
   const sigset_t signals = StopSignalSet();
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   const absl::StatusOr<ServerOptions> options = ParseServerOptions(argc, argv);
+  if (options.ok()) {
+    NameLog(absl::StrCat("server ", options->shard), options->log_time);
+  } else {
+    NameLog("server", AskedLogTime(argc, argv));
+  }
   const absl::Status status = options.ok() ? Serve(*options) : options.status();
   if (!status.ok()) {
-    const std::string name = options.ok() ? absl::StrCat("server ", options->shard) : "server";
     // A worker may have said why the job ended.
-    std::fprintf(stderr, "%s: error: %s\n", name.c_str(), Printable(status.message()).c_str());
+    Log(Printable(status.message()), LogLevel::kError);
   }
   std::fflush(stdout);
   // No destructor runs: gRPC's threads and the one that waits for signals still run and use what would be destroyed.

@@ -21,6 +21,8 @@ constexpr std::chrono::milliseconds kTick(100);
 // How long a server whose job is over waits for workers that have not taken their last answers: a worker that is gone
 // never takes them.
 constexpr std::chrono::seconds kLinger(5);
+// Between two lines about connections that ended before a request.
+constexpr std::chrono::minutes kUnheardPause(1);
 
 // `text` as one short line. Refusals quote strangers.
 std::string LogLine(absl::string_view text) {
@@ -217,8 +219,12 @@ void ParameterServer::Core::Tick(Clock::time_point now) {
   CloseSilentLanes(now);
   // While workers are missing, such a connection is probably one of theirs, with another --tls or --job_secret.
   // Those of an elastic run's members end, too, before a server that is started again has heard them.
-  if (job_ == nullptr && !is_elastic() &&
-      std::exchange(unheard_logged_, acceptor_->unheard().count) < acceptor_->unheard().count) {
+  // Such a worker tries again twice a second.
+  const int64_t unheard = acceptor_->unheard().count;
+  const bool is_time = unheard_logged_ == 0 || now - unheard_said_ >= kUnheardPause;
+  if (job_ == nullptr && !is_elastic() && unheard > unheard_logged_ && is_time) {
+    unheard_logged_ = unheard;
+    unheard_said_ = now;
     refusals_.Add(DescribeUnheard(), now);
   }
   if (job_ != nullptr) {

@@ -157,6 +157,7 @@ class ParameterServer::Core {
   uint64_t job_id_;                       // likewise
   absl::Status begin_failure_;            // why the job did not begin though all workers had joined
   int64_t unheard_logged_ = 0;
+  Clock::time_point unheard_said_;
   RefusalLog refusals_;
   std::unique_ptr<ShardJob> job_;
   std::unique_ptr<CoordinatorService> coordinator_;  // shard 0 of an elastic run

@@ -10,6 +10,7 @@
 #include "absl/time/time.h"
 #include "common/base/limits.h"
 #include "common/flags/flag_table.h"
+#include "common/host/log.h"
 #include "common/job/cells.h"
 #include "common/job/sync.h"
 #include "common/security/security_flags.h"
@@ -47,6 +48,7 @@ struct ServerOptions {
   std::string trace;             // file; empty: none
   int metrics_port = -1;         // of this shard, 0: a free one; -1: none
   std::string metrics_address = "127.0.0.1";
+  LogTime log_time = LogTime::kAuto;
   bool insecure = false;
   SecurityFiles security_files;
   TransportSecurity security;  // what the files above hold
@@ -107,6 +109,7 @@ inline constexpr FlagRow kRows[] = {
      WholeAt<&S::asked, &Asked::metrics_port>(-1, kPortMax)},
     {"metrics_address", "output", "address of --metrics_port; 0.0.0.0: every address of the machine",
      TextAt<&S::metrics_address>("address")},
+    {"log_time", "output", kLogTimeMeaning, OneOfAt<kLogTimes, &S::log_time>()},
     {"elastic", "elastic", "workers may join and leave while the job runs; it survives what dies",
      SwitchAt<&S::elastic>()},
     {"coordinator", "elastic", "where shard 0, the coordinator, listens; shard 0 itself needs none",

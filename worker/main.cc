@@ -22,6 +22,7 @@
 #include "common/flags/command_line.h"
 #include "common/host/exhausted.h"
 #include "common/host/launcher_environment.h"
+#include "common/host/log.h"
 #include "common/host/standard_streams.h"
 #include "common/job/bucket_map.h"
 #include "common/job/cells.h"
@@ -91,7 +92,7 @@ absl::StatusOr<Instruments> CreateInstruments(const WorkerOptions& options) {
     const int port = options.metrics_port == 0 ? 0 : options.metrics_port + options.rank;
     ASSIGN_OR_RETURN(instruments.metrics, Metrics::Start({.address = options.metrics_address, .port = port}));
     instruments.worker_metrics = std::make_unique<WorkerMetrics>(instruments.metrics.get());
-    std::fprintf(stderr, "worker %d: metrics at %s\n", options.rank, instruments.metrics->url().c_str());
+    Log(absl::StrCat("metrics at ", instruments.metrics->url()));
   }
   // Any worker of an elastic run may become rank 0.
   if (options.rank == 0 || options.elastic) RETURN_IF_ERROR(CheckRunRecord(options.record));
@@ -115,15 +116,15 @@ struct JobParts {
   const WorkerOptions& options() const { return *training.worker; }
 };
 
+void SayInLog(const std::string& line) { Log(line); }
+
 // How this process reports that it is stuck, and what it tells the other processes about itself.
 StallOptions MakeStallOptions(const WorkerOptions& options, const ProgressState* progress, Progress::Style style) {
   // On a terminal the report replaces the live line; the next step writes that line again.
-  const char* const clear = style == Progress::Style::kLive && isatty(STDERR_FILENO) != 0 ? "\r\x1b[K" : "";
+  if (style == Progress::Style::kLive && isatty(STDERR_FILENO) != 0) ClearBeforeLog("\r\x1b[K");
   return {.times = {.report_after = absl::ToChronoMilliseconds(options.stall_report)},
           .progress = progress,
-          .say = [rank = options.rank, clear](const std::string& line) {
-            std::fprintf(stderr, "%sworker %d: %s\n", clear, rank, line.c_str());
-          }};
+          .say = SayInLog};
 }
 
 // The bytes that a rank may send before their receive is posted (TcpRendezvousOptions).
@@ -150,9 +151,7 @@ absl::StatusOr<TcpRendezvousOptions> MakeRendezvousOptions(const WorkerOptions& 
                               .exchange_deadline = options.exchange_deadline,
                               .unexpected_bytes_max = UnexpectedBytesMax(options),
                               .stall_report = options.stall_report,
-                              .say = [rank = options.rank](const std::string& line) {
-                                std::fprintf(stderr, "worker %d: %s\n", rank, line.c_str());
-                              }};
+                              .say = SayInLog};
 }
 
 // The transport of the messages between ranks.
@@ -299,8 +298,7 @@ absl::StatusOr<ExchangeAndStep> CreateExchangeAndStep(const JobParts& job, const
 class GpuHangWatch {
  public:
   explicit GpuHangWatch(const WorkerOptions& options)
-      : rank_(options.rank),
-        deadline_(options.exchange_deadline),
+      : deadline_(options.exchange_deadline),
         watch_({.deadline = absl::ToChronoNanoseconds(deadline_), .hangs = [this](const char* call) { End(call); }}) {}
   CudaWatch* watch() { return &watch_; }
   // The work that this process is doing; the message names it.
@@ -312,16 +310,14 @@ class GpuHangWatch {
     const WorkState work = state_.Read(ProgressState::Clock::now());
     const std::string when = work.phase == WorkPhase::kUnknown ? "" : absl::StrCat(", ", DescribeWork(work));
     std::fflush(stdout);
-    std::fprintf(stderr,
-                 "worker %d: error: %s does not answer: %s has taken %s%s: nvidia-smi and the kernel's log (Xid) say "
-                 "what became of it; start again without it, with --resume from the last checkpoint, or give a larger "
-                 "--exchange_deadline_s where a step may take so long\n",
-                 rank_, gpu_.c_str(), call, absl::FormatDuration(deadline_).c_str(), when.c_str());
-    std::fflush(stderr);
+    Log(absl::StrCat(gpu_, " does not answer: ", call, " has taken ", absl::FormatDuration(deadline_), when,
+                     ": nvidia-smi and the kernel's log (Xid) say what became of it; start again without it, with "
+                     "--resume from the last checkpoint, or give a larger --exchange_deadline_s where a step may take "
+                     "so long"),
+        LogLevel::kError);
     _exit(kExitFailed);
   }
 
-  const int rank_;
   const absl::Duration deadline_;
   std::string gpu_ = "the CUDA driver";
   ProgressState state_;
@@ -357,11 +353,11 @@ void PrintResult(const WorkerOptions& options, const TrainResult& result) {
   if (result.steps == 0 && result.resumed_from_step > 0) step_time = ", 0 of them by this run";
   std::printf("%s after %lld steps%s, parameters %.12s\n", result.stopped_early ? "stopped" : "done",
               static_cast<long long>(result.next_step), step_time.c_str(), result.parameter_sha256.c_str());
-  if (!result.stopped_early) return;
   if (result.checkpoint_saved) {
-    std::printf("saved in %s: --resume goes on from there\n", options.checkpoint_dir.c_str());
+    const char* const then = result.stopped_early ? ": --resume goes on from there" : "";
+    std::printf("saved in %s%s\n", options.checkpoint_dir.c_str(), then);
   } else if (options.checkpoint_dir.empty()) {
-    std::printf("nothing was saved: the run has no --checkpoint_dir\n");
+    std::printf("nothing was saved: --checkpoint_dir=FOLDER saves parameters and state there\n");
   }
 }
 
@@ -466,19 +462,16 @@ absl::Status TrainElastic(JobParts parts, WorkerOptions* options) {
   if (options->resume) {
     ASSIGN_OR_RETURN(first_step, Checkpointer::NewestStep(*options, training.network));
   }
-  return RunElastic(
-      {.options = options,
-       .data = training.data,
-       .network = training.network,
-       .facts = std::move(facts),
-       .first_step = first_step,
-       .trial_leaf_seconds = answer.seconds,
-       .state = training.state,
-       .stop_requested = StopRequested,
-       // The rank changes, the number that the process was given does not.
-       .say = [number = options->rank](
-                  const std::string& line) { std::fprintf(stderr, "worker %d: %s\n", number, line.c_str()); },
-       .train = [&](const Segment& segment) { return TrainJob(parts, segment); }});
+  return RunElastic({.options = options,
+                     .data = training.data,
+                     .network = training.network,
+                     .facts = std::move(facts),
+                     .first_step = first_step,
+                     .trial_leaf_seconds = answer.seconds,
+                     .state = training.state,
+                     .stop_requested = StopRequested,
+                     .say = SayInLog,
+                     .train = [&](const Segment& segment) { return TrainJob(parts, segment); }});
 }
 
 // The options are a copy, in which ChooseDevice replaces "auto" by its choice.
@@ -571,6 +564,9 @@ int Main(int argc, char** argv) {
   const LauncherEnvironment launcher = ReadLauncherEnvironment(getenv);
   absl::StatusOr<WorkerOptions> options = ParseWorkerOptions(argc, argv, launcher);
   absl::Status status = options.status();
+  // The rank of an elastic run changes, the number that the process was given does not.
+  NameLog(absl::StrCat("worker ", options.ok() ? options->rank : launcher.rank),
+          options.ok() ? options->log_time : AskedLogTime(argc, argv));
   // MPI starts before the instruments: it sets variables of the environment, and metrics have threads, which must not
   // read the environment meanwhile.
   std::optional<GpuHangWatch> gpu_hang_watch;
@@ -602,8 +598,6 @@ int Main(int argc, char** argv) {
     status = created.status();
     if (status.ok()) instruments = *std::move(created);
   }
-  // The message below needs the rank after RunJob has taken the options.
-  const int rank = options.ok() ? options->rank : launcher.rank;
   if (status.ok()) {
     status = RunJob(*std::move(options), launcher, mpi.get(), instruments, &*gpu_hang_watch);
     // Write the trace even if training failed; that is when it is needed.
@@ -611,7 +605,7 @@ int Main(int argc, char** argv) {
   }
   if (status.ok()) return kExitOk;
   std::fflush(stdout);
-  std::fprintf(stderr, "worker %d: error: %s\n", rank, std::string(status.message()).c_str());
+  Log(std::string(status.message()), LogLevel::kError);
   // MPI_Finalize would wait for the peers, and they may have failed too. A file that is not written has ended no peer.
   if (mpi != nullptr && !IsNotWritten(status)) mpi->ExitWithoutFinalize(ExitCode(status));
   return ExitCode(status);

@@ -158,7 +158,7 @@ class Job:
     def _command(self) -> list[str]:
         setup = self._plan.setup
         command = [self._plan.launch, *cells.flags_of(setup.topology), "--workers=%d" % setup.workers,
-                   "--restarts=%d" % RESTARTS, "--metrics_port=0"]
+                   "--restarts=%d" % RESTARTS, "--metrics_port=0", "--log_time=none"]
         if cells.has_servers(setup.topology):
             command.append("--servers=%d" % setup.servers)
         if self._proxies:

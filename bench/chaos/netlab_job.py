@@ -166,15 +166,16 @@ class NetlabJob:
     def _worker(self) -> list[str]:
         """The beginning of a worker's command."""
         setup = self._plan.setup
-        return [self._plan.programs.worker, *self._plan.worker_flags, "--progress=none", "--metrics_port=0",
-                "--record=" + self._record, "--exchange_deadline_s=%d" % setup.exchange_deadline_s,
+        return [self._plan.programs.worker, *self._plan.worker_flags, "--progress=none", "--log_time=none",
+                "--metrics_port=0", "--record=" + self._record, "--exchange_deadline_s=%d" % setup.exchange_deadline_s,
                 "--join_deadline_s=%d" % setup.join_deadline_s,
                 "--stall_report_s=%d" % min(STALL_REPORT_S, max(1, setup.exchange_deadline_s // 4))]
 
     def _commands(self) -> dict[str, list[str]]:
         """The commands of the job's processes, by their names."""
         setup, lab, worker = self._plan.setup, self._lab, self._worker
-        server = [self._plan.programs.server, "--join_deadline_s=%d" % setup.join_deadline_s]
+        server = [self._plan.programs.server, "--log_time=none",
+                  "--join_deadline_s=%d" % setup.join_deadline_s]
         if setup.topology == STAR:
             servers, workers = lab.star_commands(server, worker, self._secret, setup.servers, setup.hosts)
         elif setup.topology == RING:

@@ -418,9 +418,10 @@ absl::Status Job::StartChild(const std::string& name, Role role, ChildSpec spec)
   return supervisor_.Start(name, role, spec);
 }
 
-// Appends the flags for timelines and metrics. Processes of one kind have consecutive ports; `first_port` is the offset
-// of the first one from --metrics_port.
+// Appends the flags for lines, timelines and metrics. Processes of one kind have consecutive ports; `first_port` is the
+// offset of the first one from --metrics_port.
 void Job::AppendWatching(int first_port, std::vector<std::string>* command) const {
+  command->emplace_back("--log_time=none");  // the launcher stamps the lines
   if (!options_.trace.empty()) command->push_back(absl::StrCat("--trace=", options_.trace));
   const int port = options_.metrics_port;
   if (port >= 0) command->push_back(absl::StrCat("--metrics_port=", port == 0 ? 0 : port + first_port));

@@ -91,6 +91,7 @@ absl::Status CheckWorkerFlags(const LaunchOptions& options) {
   if (!options.trace.empty() && HasFlag(worker_flags, "trace")) {
     return RefuseFlag("trace", options.trace, kAfterToo);
   }
+  if (HasFlag(worker_flags, "log_time")) return RefuseFlag("log_time", NameOf(kLogTimes, options.log_time), kAfterToo);
   if (options.metrics_port >= 0 && HasFlag(worker_flags, "metrics_port")) {
     return RefuseFlag("metrics_port", absl::StrCat(options.metrics_port), kAfterToo);
   }

@@ -11,6 +11,7 @@
 #include "absl/time/time.h"
 #include "common/base/limits.h"
 #include "common/flags/flag_table.h"
+#include "common/host/log.h"
 #include "common/job/cells.h"
 #include "common/job/sync.h"
 #include "common/security/security_flags.h"
@@ -39,8 +40,9 @@ struct LaunchOptions {
   absl::Duration stop_deadline = absl::Seconds(60);   // for the workers to save and leave after a signal
   int cores_per_worker = 0;                           // see CoreDemand
   int cores_per_server = 0;
-  std::string trace;      // --trace of every process; empty: none
-  int metrics_port = -1;  // of worker 0; the workers' follow, then the servers'; 0: free ones; -1: none
+  std::string trace;                  // --trace of every process; empty: none
+  LogTime log_time = LogTime::kAuto;  // of all processes' lines, which the launcher stamps
+  int metrics_port = -1;              // of worker 0; the workers' follow, then the servers'; 0: free ones; -1: none
   std::string worker_binary;
   std::string server_binary;              // with servers only
   std::string make_secret;                // if not empty: write a secret there and end
@@ -112,6 +114,7 @@ inline constexpr FlagRow kRows[] = {
     {"metrics_port", "output",
      "workers serve live numbers (Prometheus) from this port on, the servers after them; 0: free ones; -1: none",
      WholeAt<&L::metrics_port>(-1, kPortMax)},
+    {"log_time", "output", kLogTimeMeaning, OneOfAt<kLogTimes, &L::log_time>()},
     {"worker_binary", "program", "the worker; empty: the one built with this launcher",
      TextAt<&L::worker_binary>("file")},
     {"server_binary", "program", "the server; empty: the one built with this launcher",

@@ -20,6 +20,7 @@
 #include "common/base/status.h"
 #include "common/flags/command_line.h"
 #include "common/host/exhausted.h"
+#include "common/host/log.h"
 #include "common/host/standard_streams.h"
 #include "common/job/cells.h"
 #include "common/security/job_secret.h"
@@ -172,7 +173,9 @@ absl::StatusOr<int> Launch(int argc, const char* const* argv) {
   // Before the first child: from here on signals wait in a queue, and the launcher ends its children before itself.
   ASSIGN_OR_RETURN(SignalQueue signals, SignalQueue::Create());
   OutputQueue output;
-  LineMerger merger([&output](OutputStream stream, absl::string_view bytes) { output.Write(stream, bytes); });
+  NameLog("launch", options.log_time);
+  LineMerger merger([&output](OutputStream stream, absl::string_view bytes) { output.Write(stream, bytes); },
+                    options.log_time);
   const CorePlan plan = PlanCores(AllowedCores(), {.worker_count = options.worker_count,
                                                    .server_count = options.server_count,
                                                    .cores_per_worker = options.cores_per_worker,
@@ -221,9 +224,10 @@ int Main(int argc, char** argv) {
   OpenStandardStreams();
   ExplainExhaustion("launch");
   EnterUsersFolder("launch");
+  NameLog("launch", AskedLogTime(argc, argv));
   const absl::StatusOr<int> exit_code = Launch(argc, argv);
   if (exit_code.ok()) return *exit_code;
-  std::fprintf(stderr, "launch: error: %s\n", std::string(exit_code.status().message()).c_str());
+  Log(std::string(exit_code.status().message()), LogLevel::kError);
   return ExitCode(exit_code.status());
 }
 

@@ -130,7 +130,8 @@ void LineMerger::Print(absl::string_view line) {
 void LineMerger::EmitLine(const Source& source, absl::string_view line) {
   // The live row is erased, the line takes its place, and the row is drawn again below.
   if (!live_row_.empty()) write_(OutputStream::kOut, kEraseRow);
-  write_(source.stream, absl::StrCat(source.prefix, line, "\n"));
+  const std::string stamp = source.stream == OutputStream::kErr ? LogStampNow(time_) : "";
+  write_(source.stream, absl::StrCat(stamp, source.prefix, line, "\n"));
   if (!live_row_.empty()) write_(OutputStream::kOut, absl::StrCat(live_row_, live_row_complete_ ? "\r" : ""));
 }
 

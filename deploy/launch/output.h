@@ -15,6 +15,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "common/host/log.h"
 
 namespace starring {
 
@@ -63,7 +64,8 @@ class LineMerger {
   static constexpr size_t kLineBytesMax = 1 << 16;
 
   using Write = std::function<void(OutputStream, absl::string_view)>;
-  explicit LineMerger(Write write) : write_(std::move(write)) {}
+  // `time`: of the lines that come out on kErr.
+  explicit LineMerger(Write write, LogTime time = LogTime::kNone) : write_(std::move(write)), time_(time) {}
 
   // Lines come out after `prefix` (which may be empty), on `stream`. Returns the source's number.
   int AddPrefixed(std::string prefix, OutputStream stream);
@@ -87,6 +89,7 @@ class LineMerger {
   void FeedLive(absl::string_view bytes);
 
   const Write write_;
+  const LogTime time_;
   std::vector<Source> sources_;
   // The terminal's last row: the live source's text since its last line end or carriage return.
   std::string live_row_;

@@ -132,6 +132,7 @@ struct Order {
   bool ends_run = false;            // kTrain: the generation has no step, and saves a checkpoint. kStop: it is next
   std::vector<std::string> shards;  // kTrain, kReach: addresses, by number
   std::string text;                 // kWait, kGivenUp
+  std::string cause;                // kTrain: why the generation before has ended
   absl::Status end;                 // kEnd: OK if all steps are done
 };
 

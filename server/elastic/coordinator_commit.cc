@@ -191,6 +191,7 @@ void Coordinator::Begin(const Generation& next, bool from_snapshot, Time now) {
                  .from_snapshot = from_snapshot,
                  .ends_run = early_end_ == EarlyEnd::kSaving};
   train_.shards = ShardAddresses();
+  train_.cause = cause_;
   SendToAll(true, ServeOrder());
   for (const uint64_t id : next.workers) {
     members_.at(id).last_progress = now;
@@ -207,6 +208,7 @@ Order Coordinator::ServeOrder() const {
   Order order = train_;
   order.kind = Order::Kind::kServe;
   order.shards.clear();
+  order.cause.clear();
   return order;
 }
 

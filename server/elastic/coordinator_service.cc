@@ -62,6 +62,7 @@ v1::MemberOrder ToProto(const Order& order, const v1::RunTerms& terms) {
   proto.set_ends_run(order.ends_run);
   for (const std::string& address : order.shards) proto.add_shards(address);
   proto.set_text(order.text);
+  proto.set_cause(order.cause);
   if (order.kind == Order::Kind::kEnd) {
     proto.set_code(static_cast<int>(order.end.code()));
     proto.set_text(std::string(order.end.message()));

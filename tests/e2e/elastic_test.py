@@ -377,6 +377,9 @@ class ElasticTest(ElasticRunTest):
         self.start_shard(1, 2)
         self.await_generation(2)
         self.expect_local_outcome()
+        for worker in self.workers:
+            self.assertRegex(self.output_of(worker), r"Z worker \d: server 1 .*; the run goes "
+                             r"(back from step \d+ to|on at) step \d+ with 2 workers")
 
     def test_the_coordinator_is_killed(self):
         self.start_servers(2, "--first_workers=2")

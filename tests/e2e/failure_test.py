@@ -206,7 +206,8 @@ class FailureTest(JobTest):
         done = self.run_to_end([WORKER, *flags], preexec_fn=limit_files)
         self.assertEqual(done.returncode, 4, done.output)
         self.assertRegex(done.output, "warning: the checkpoint of step 21 was not written: .*no space left")
-        self.assertRegex(done.output.splitlines()[-1], "^worker 0: error: the checkpoint of step 28 was not written: .*"
+        self.assertRegex(done.output.splitlines()[-1],
+                         "Z worker 0: error: the checkpoint of step 28 was not written: .*"
                          "no space left.*; the last complete one is %s/step-000000014$" % folder)
         self.assertEqual(sorted(os.listdir(folder)), before)
         self.assertEqual(self.train("local", flags=flags)["steps"], 14)

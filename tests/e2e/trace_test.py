@@ -165,12 +165,13 @@ class TraceTest(JobTest):
         self.assertTrue({"exchange", "compute", "loader 0"} <= set(seen.tracks.values()))
 
     def test_a_file_that_cannot_be_written_is_refused(self):
+        open(self.path("nowhere"), "w").close()  # no folder of this name can be made
         wrong = "--trace=" + self.path("nowhere/trace.json")
         for command in ([WORKER, *SMALL_JOB, wrong], [SERVER, "--listen=127.0.0.1:0", wrong],
                         [LAUNCH, "--sync=local", wrong, "--", *SMALL_JOB]):
             done = self.run_to_end(command, deadline_s=60)
             self.assertEqual(done.returncode, REFUSED, done.output)
-            for word in ("--trace", self.path("nowhere"), "folder that exists"):
+            for word in ("--trace", self.path("nowhere"), "folder that can be written"):
                 self.assertIn(word, done.output)
         done = self.run_to_end([LAUNCH, "--sync=local", wrong, "--", *SMALL_JOB, wrong], deadline_s=60)
         self.assertEqual(done.returncode, REFUSED, done.output)

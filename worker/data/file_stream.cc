@@ -7,13 +7,13 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
+#include "common/host/log.h"
 
 namespace starring {
 namespace {
@@ -102,8 +102,7 @@ absl::Status FileStream::SkipZeros() {
     RETURN_IF_ERROR(FillInput());
   }
   if (zeros > 0 && input_begin_ == input_end_) {
-    std::fprintf(stderr, "warning: %s has %lld zero bytes after its gzip data: they are left out\n", path_.c_str(),
-                 static_cast<long long>(zeros));
+    Log(absl::StrCat(path_, " has ", zeros, " zero bytes after its gzip data: they are left out"), LogLevel::kWarning);
   }
   return absl::OkStatus();
 }

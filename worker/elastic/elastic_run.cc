@@ -59,6 +59,16 @@ absl::Status CheckLossesFit(const WorkerOptions& options, int64_t end_step) {
                    kHistoryLossesMax, " steps at most, and this run has ", end_step, ": drop the flag"));
 }
 
+// For this worker's log: why the generation before has ended, and where the run goes on. `trained`: the first step that
+// this worker has not trained.
+std::string ChangeSentence(const GenerationOrder& next, int64_t trained) {
+  const int64_t step = next.generation.first_step;
+  const size_t workers = next.generation.workers.size();
+  return absl::StrCat(next.cause, "; the run goes ",
+                      trained > step ? absl::StrCat("back from step ", trained, " to") : "on at", " step ", step,
+                      " with ", workers, workers == 1 ? " worker" : " workers");
+}
+
 }  // namespace
 
 absl::Status RunElastic(const ElasticRun& run) {
@@ -83,6 +93,7 @@ absl::Status RunElastic(const ElasticRun& run) {
   LossCheck losses;
   absl::Status trouble;
   bool reports = false;  // what the run has come to
+  int64_t trained = run.first_step;
   while (true) {
     absl::StatusOr<std::optional<GenerationOrder>> order = member.Next(trouble);
     if (absl::IsCancelled(order.status())) {
@@ -98,6 +109,7 @@ absl::Status RunElastic(const ElasticRun& run) {
     options.run_id = next.run_id;
     const auto leaves = static_cast<int>(std::ranges::count(next.generation.leaf_owners, next.rank));
     losses.Forget(next.generation.first_step);
+    if (next.generation.number > 1) run.say(ChangeSentence(next, trained));
     // It may have joined with other flags than the worker before it.
     if (const bool before = std::exchange(reports, next.rank == 0); reports && !before && next.generation.number > 1) {
       run.say(absl::StrCat("reports the run from here on",
@@ -106,18 +118,21 @@ absl::Status RunElastic(const ElasticRun& run) {
                                  "give that to every worker, or let this one leave (SIGTERM) when one that has it is in"
                                : ""));
     }
-    const Segment segment{
-        .number = next.generation.number,
-        .first_step = next.generation.first_step,
-        .from_snapshot = next.from_snapshot,
-        .ends_run = next.ends_run,
-        .snapshot_every = next.generation.snapshot_every,
-        .leaf_owners = next.generation.leaf_owners,
-        .stop = [&] { return member.told_to_stop(); },
-        .on_step = [&](int64_t step, double seconds, double compute) { member.OnStep(step, seconds, compute, leaves); },
-        .on_leaf = [&] { member.OnLeaf(); },
-        .is_over = [&] { return member.superseded(); },
-        .check_loss = [&](int64_t step, double loss) { return losses.Check(step, loss); }};
+    const Segment segment{.number = next.generation.number,
+                          .first_step = next.generation.first_step,
+                          .from_snapshot = next.from_snapshot,
+                          .ends_run = next.ends_run,
+                          .snapshot_every = next.generation.snapshot_every,
+                          .leaf_owners = next.generation.leaf_owners,
+                          .stop = [&] { return member.told_to_stop(); },
+                          .on_step =
+                              [&](int64_t step, double seconds, double compute) {
+                                trained = step + 1;
+                                member.OnStep(step, seconds, compute, leaves);
+                              },
+                          .on_leaf = [&] { member.OnLeaf(); },
+                          .is_over = [&] { return member.superseded(); },
+                          .check_loss = [&](int64_t step, double loss) { return losses.Check(step, loss); }};
     const absl::StatusOr<TrainResult> result = run.train(segment);
     trouble = result.status();
     if (result.ok() && !result->segment_over) {

@@ -121,7 +121,8 @@ void WorkerMember::Link::Take(WorkerMember& member, const v1::MemberOrder& order
                            .from_snapshot = order.from_snapshot(),
                            .ends_run = order.ends_run(),
                            .servers = {order.shards().begin(), order.shards().end()},
-                           .run_id = order.text()};
+                           .run_id = order.text(),
+                           .cause = order.cause()};
       const auto mine = std::ranges::find(next.generation.workers, member.id_);
       if (mine == next.generation.workers.end()) return;
       next.rank = static_cast<int>(mine - next.generation.workers.begin());

@@ -34,6 +34,7 @@ struct GenerationOrder {
   bool ends_run = false;             // it has no step, and saves
   std::vector<std::string> servers;  // by shard
   std::string run_id;                // with which they are joined
+  std::string cause;                 // why the generation before has ended
 };
 
 class WorkerMember {

@@ -23,6 +23,7 @@
 #include "common/base/limits.h"
 #include "common/flags/flag_table.h"
 #include "common/host/launcher_environment.h"
+#include "common/host/log.h"
 #include "common/job/cells.h"
 #include "common/job/sync.h"
 #include "common/security/security_flags.h"
@@ -146,6 +147,7 @@ struct WorkerOptions {
   int64_t tensorboard_every_steps = 20;
   int metrics_port = -1;  // rank 0's, the others' follow; 0: free ones; -1: none
   std::string metrics_address = "127.0.0.1";
+  LogTime log_time = LogTime::kAuto;
   std::optional<ProgressStyle> progress;  // without a value: as stdout is
 
   bool insecure = false;  // tcp: strangers may join
@@ -246,9 +248,8 @@ inline constexpr FlagRow kRows[] = {
      "tree: in pairs, with star and local only, and always with --micro_batches",
      OneOfAt<kSumOrders, &W::sum_order>(), kInJobSpec | kSameWhenResumed},
     {"micro_batches", "exchange",
-     "parts of a global batch whose gradients are computed one by one and added as a tree, so that the bits do not "
-     "depend on the number of workers; 0: none, or auto with --elastic; auto: the most, up to 32, that have 16 samples "
-     "or more; on CPUs",
+     "parts of a global batch, computed one by one and added as a tree, so that bits do not depend on the number of "
+     "workers; 0: none, or auto with --elastic; auto: the most, up to 32, of 16 samples or more; on CPUs",
      WholeOrAutoAt<&W::asked, &Asked::micro_batches>(0, kMicroBatchesMax), kSameOnAllRanks | kSameWhenResumed,
      WholeAt<&W::micro_batches>(0, kMicroBatchesMax)},
     {"elastic", "exchange",
@@ -338,10 +339,8 @@ inline constexpr FlagRow kRows[] = {
     {"math", "processor", "cuda: the format that matrix products round their factors to; sums are always fp32",
      OneOfAt<kMaths, &W::math>(), kSameOnAllRanks | kSaidWhenResumed | kPeerTakes},
     {"conv", "processor",
-     "cuda: how convolutions are computed; cudnn: by deterministic engines that cuDNN's heuristics choose for each "
-     "shape, never by timing, and in tf32 with --math=bf16; own: by Starring's kernels and cuBLASLt; auto: own in "
-     "fp32, "
-     "else cudnn where it is found",
+     "cuda: who computes convolutions; cudnn: deterministic engines that its heuristics choose, never by timing, in "
+     "tf32 with --math=bf16; own: Starring's kernels and cuBLASLt; auto: own in fp32, else cudnn where it is found",
      OneOfAt<kConvolutions, &W::conv>(), kSameOnAllRanks | kSaidWhenResumed},
     {"share_gpus", "processor",
      "cuda: workers may share a GPU; without this flag, a machine with more workers than GPUs refuses them",
@@ -387,8 +386,9 @@ inline constexpr FlagRow kRows[] = {
      WholeAt<&W::metrics_port>(-1, kPortMax)},
     {"metrics_address", "output", "address of --metrics_port; 0.0.0.0: every address of the machine",
      TextAt<&W::metrics_address>("address")},
-    {"progress", "output", "progress lines of rank 0; auto: live on a terminal, else plain",
+    {"progress", "output", "progress of rank 0; auto: live on a terminal, else plain",
      OneOfAt<kProgressStyles, &W::progress>()},
+    {"log_time", "output", kLogTimeMeaning, OneOfAt<kLogTimes, &W::log_time>(), kNotRecorded},
 
     {"insecure", "security",
      "tcp: without --job_secret, also meet at an address other than loopback: any process that reaches it can join",

@@ -13,6 +13,7 @@
 #include "absl/time/clock.h"
 #include "common/checkpoint/crc32c.h"
 #include "common/host/host_identity.h"
+#include "common/host/log.h"
 #include "proto/starring/v1/tensorboard_event.pb.h"
 #include "worker/report/dashboards.h"
 
@@ -120,7 +121,7 @@ void Tensorboard::Write(int64_t step, const Values& values) {
   }
   if (WriteRecord(event.SerializeAsString())) return;
   // A full disk must not end a training that needs no TensorBoard: one message, and no points from here on.
-  std::fprintf(stderr, "worker 0: no more points for TensorBoard: %s: %s\n", path_.c_str(), strerror(errno));
+  Log(absl::StrCat("no more points for TensorBoard: ", path_, ": ", strerror(errno)), LogLevel::kWarning);
   std::fclose(file_);
   file_ = nullptr;
 }

@@ -21,7 +21,7 @@ MARKERS = {**{cell.sync: cell.marker for cell in cells.NAMED}, "local": ("v", "�
            "ddp": ("D", "◆"), "ddp-tuned": ("P", "✚"), "ddp+star": ("8", "⬤"), "ddp+ring": ("+", "+"),
            "star-own-hosts": (">", "▶"), cells.ELASTIC: ("$◎$", "◎"), "mpi4py": ("<", "◀"),
            "gloo": ("D", "◆"), "horovod": ("X", "✖")}
-# Of those whose shapes look larger or smaller than others of their size.
+# Shapes that look larger or smaller than others of their size.
 MARKER_SCALES = {"ddp+star": 0.8, "ddp+ring": 1.5, "star-mpi": 1.3, cells.ELASTIC: 1.5}
 # Syncs whose lines often coincide with another's, or have another's colour.
 DASHED = ("mpi", "mpi4py", "ddp-tuned", "star-own-hosts", "horovod")

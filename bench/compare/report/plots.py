@@ -50,8 +50,8 @@ def _lines(log_x: bool = False) -> tuple[Figure, Axes]:
 
 def _sync_lines(axes: Axes, lines: list[tuple[str, Sequence[float], Sequence[float]]]
                 ) -> list[tuple[float, float, str]]:
-    """Draws each (sync, x, y). Earlier lines are wider and some are dashed, so that equal lines can all be seen. Returns
-    their ends, for _name_ends."""
+    """Draws each (sync, x, y). Earlier lines are wider and some are dashed, so that equal lines can all be seen.
+    Returns their ends, for _name_ends."""
     ends: list[tuple[float, float, str]] = []
     for place, (sync, x, y) in enumerate(lines):
         behind = len(lines) - 1 - place

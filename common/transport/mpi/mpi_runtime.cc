@@ -19,6 +19,7 @@
 #include "common/base/limits.h"
 #include "common/base/mutex.h"
 #include "common/host/bundled_open_mpi.h"
+#include "common/host/log.h"
 #include "common/watch/roll_call.h"
 #include "common/watch/stall_report.h"
 
@@ -54,8 +55,7 @@ class Watchdog {
           // _exit runs no destructors, which would wait for the thread that is stuck in MPI; so output is flushed by
           // hand.
           std::fflush(stdout);
-          std::fprintf(stderr, "error: %s\n", text.c_str());
-          std::fflush(stderr);
+          Log(text, LogLevel::kError);
           _exit(kExitPeerMissing);
         }) {}
   ~Watchdog() {
@@ -127,9 +127,7 @@ absl::StatusOr<std::unique_ptr<MpiRuntime>> MpiRuntime::Start(const LauncherEnvi
                      options.note.empty() ? "" : ": ", options.note),
         {.after = options.stall_report,
          .sentence = absl::StrCat("another of ", launcher.world_size, " ranks is not in MPI_Init yet"),
-         .say = [rank = launcher.rank](const std::string& line) {
-           std::fprintf(stderr, "worker %d: %s\n", rank, line.c_str());
-         }});
+         .say = [](const std::string& line) { Log(line); }});
     // MPI_THREAD_MULTIPLE is not asked for: with it every call would take Open MPI's own locks.
     if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &granted) != MPI_SUCCESS) {
       return absl::InternalError("MPI_Init_thread failed");

@@ -54,7 +54,7 @@ class IntervalTest(unittest.TestCase):
         self.assertEqual(found["pairs"], 7)
 
     def test_four_pairs(self):
-        # Logarithms -a, -a, a, a: mean 0, standard deviation a sqrt(4 / 3), so half an interval is 3.182446 a / sqrt(3).
+        # Logarithms -a, -a, a, a: mean 0, standard deviation a sqrt(4 / 3); half an interval is 3.182446 a / sqrt(3).
         found = ratios.of_pairs([-0.01, -0.01, 0.01, 0.01])
         self.assertAlmostEqual(math.log(found["high"]), 0.0318244631 / math.sqrt(3), places=9)
         self.assertAlmostEqual(found["low"] * found["high"], 1, places=12)

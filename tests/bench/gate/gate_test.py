@@ -96,7 +96,7 @@ class GateTest(unittest.TestCase):
     def test_the_page_names_the_slowest_cell_of_each_kind(self):
         programs = MadePrograms()
         programs.wrong = lambda cell, field: 1.02 if cell == Cell("ring", "TCP", 2, 4096) else 1.0
-        page, _ = gate.compare(["old", "new"], 3, programs, lambda line: None)
+        page, _ = gate.compare(["old", "new"], 4, programs, lambda line: None)
         self.assertIn("| ring | 12 | 1.002 | TCP, 2 ranks, 4 KiB: 1.020 [1.020, 1.020] |", page)
 
 

@@ -44,7 +44,8 @@ class LaunchTest(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.temporary, ignore_errors=True)
 
     def command(self, flags, worker_flags=()):
-        return [LAUNCH, f"--worker_binary={FAKE}", f"--server_binary={FAKE}"] + list(flags) + [
+        stamps = [] if any(flag.startswith("--log_time") for flag in flags) else ["--log_time=none"]
+        return [LAUNCH, f"--worker_binary={FAKE}", f"--server_binary={FAKE}"] + stamps + list(flags) + [
             "--", f"--notes={self.notes}"] + list(worker_flags)
 
     def environment(self, **more):
@@ -214,6 +215,14 @@ class StarTest(LaunchTest):
                                                     "w1 | two", "w2 | one", "w2 | two"])
         self.assertEqual(sorted(line for line in err.splitlines() if "oops" in line),
                          ["w0 | oops", "w1 | oops", "w2 | oops"])
+
+    def test_stamps_every_line_on_standard_error_once(self):
+        code, out, err = self.launch(["--workers=2", "--log_time=auto"], ["--print=one", r"--error=oops\n"])
+        self.assertEqual(code, 0, err)
+        self.assertIn("one\n", out)
+        self.assertNotRegex(out, r"\dZ ")
+        for line in err.splitlines():
+            self.assertRegex(line, r"^20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (launch:|[ws]\d \|) (?!20)")
 
     def test_a_failing_worker_ends_the_job(self):
         for code in (1, 7, -9):

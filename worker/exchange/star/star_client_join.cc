@@ -69,6 +69,9 @@ class JoinWatch {
   JoinWatch(std::string server, std::shared_ptr<grpc::Channel> channel, std::string key, const StallOptions& stall);
   ~JoinWatch();
 
+  // Without this call the Join has failed, and the job does not go on.
+  void SetJoined() { joined_ = true; }
+
  private:
   void Run();
   std::string WhoIsMissing();
@@ -81,6 +84,7 @@ class JoinWatch {
   // The contexts of the questions to the server; the destructor cancels the questions.
   grpc::ClientContext challenge_context_;
   grpc::ClientContext context_;
+  bool joined_ = false;
   StallReport report_;  // used by thread_ and, once it has ended, by the destructor
   Mutex mutex_;
   ConditionVariable changed_;
@@ -109,7 +113,7 @@ JoinWatch::~JoinWatch() {
   challenge_context_.TryCancel();
   context_.TryCancel();
   thread_.join();
-  report_.Close(0, std::chrono::steady_clock::now());
+  if (joined_) report_.Close(0, std::chrono::steady_clock::now());
 }
 
 void JoinWatch::Run() {
@@ -284,9 +288,10 @@ absl::StatusOr<std::unique_ptr<StarClient>> StarClient::Join(const JobSpec& job,
                             .options = options,
                             .deadline = deadline,
                             .join_deadline = job.join_deadline};
-    const JoinWatch watch(target.name, shard.lanes[0], options.security.request_key, options.stall);
+    JoinWatch watch(target.name, shard.lanes[0], options.security.request_key, options.stall);
     const absl::StatusOr<uint64_t> job_id = JoinOne(target, request);
     if (!job_id.ok()) return GiveUp(job, std::move(options), {.why = job_id.status(), .joined_count = s});
+    watch.SetJoined();
     shard.job_id = *job_id;
   }
   return absl::WrapUnique(new StarClient(job, std::move(options)));

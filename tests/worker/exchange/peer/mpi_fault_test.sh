@@ -68,7 +68,7 @@ fi
 exec "$@"
 END
 expect 'starts late' 0 30 '' bash "$scratch/late" "$mpi_rank" --deadline_ms=8000 --marker="$marker"
-grep -q 'worker 0: the job goes on after' "$scratch/late.said" || fail "starts late: $(<"$scratch/late.said")"
+grep -q ': the job goes on after' "$scratch/late.said" || fail "starts late: $(<"$scratch/late.said")"
 # By default mpirun ends all ranks when one dies of a signal.
 # With --enable-recovery the ranks must notice it themselves.
 expect 'killed' 137 30 'rank 1 .* exited on signal 9' "${rank[@]}" --fault=die
