@@ -23,9 +23,10 @@ constexpr std::array<uint32_t, 256> MakeTable() {
 constexpr std::array<uint32_t, 256> kTable = MakeTable();
 
 #if defined(__x86_64__)
-// Only this function is compiled for SSE 4.2, so the program also starts on a CPU that lacks it. A checksum begins and
+// Only this function is compiled for SSE 4.2, so the program also starts on a CPU that lacks it. For newer clangs the
+// instruction is a set of its own, crc32. A checksum begins and
 // ends with all bits inverted: inverting `crc` undoes the last inversion, and the checksum goes on from there.
-__attribute__((target("sse4.2"))) uint32_t ExtendByInstruction(uint32_t crc, std::span<const std::byte> bytes) {
+__attribute__((target("sse4.2,crc32"))) uint32_t ExtendByInstruction(uint32_t crc, std::span<const std::byte> bytes) {
   uint64_t state = ~crc;
   for (; bytes.size() >= sizeof(uint64_t); bytes = bytes.subspan(sizeof(uint64_t))) {
     uint64_t word;

@@ -12,7 +12,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <memory>
+#include <string>
 #include <thread>
 
 #include "absl/strings/ascii.h"
@@ -30,6 +32,44 @@ constexpr size_t kAddressesPerName = 4;
 
 // How often HangUpAll looks.
 constexpr absl::Duration kDeliveryPause = absl::Milliseconds(1);
+
+struct ErrnoName {
+  int number;
+  const char* name;
+};
+
+// The names of all errors that a call for a socket, an epoll or a descriptor may give. The C library's own function,
+// strerrorname_np, is of glibc 2.32, and libstarring.so also runs with 2.28.
+#define STARRING_ERRNO(name) \
+  ErrnoName { name, #name }
+constexpr auto kErrnoNames = std::to_array({
+    STARRING_ERRNO(EPERM),           STARRING_ERRNO(ENOENT),
+    STARRING_ERRNO(EINTR),           STARRING_ERRNO(EIO),
+    STARRING_ERRNO(ENXIO),           STARRING_ERRNO(EBADF),
+    STARRING_ERRNO(EAGAIN),          STARRING_ERRNO(ENOMEM),
+    STARRING_ERRNO(EACCES),          STARRING_ERRNO(EFAULT),
+    STARRING_ERRNO(EBUSY),           STARRING_ERRNO(EEXIST),
+    STARRING_ERRNO(ENODEV),          STARRING_ERRNO(EINVAL),
+    STARRING_ERRNO(ENFILE),          STARRING_ERRNO(EMFILE),
+    STARRING_ERRNO(ENOTTY),          STARRING_ERRNO(ENOSPC),
+    STARRING_ERRNO(ESPIPE),          STARRING_ERRNO(EROFS),
+    STARRING_ERRNO(EPIPE),           STARRING_ERRNO(ELOOP),
+    STARRING_ERRNO(ENOSYS),          STARRING_ERRNO(EPROTO),
+    STARRING_ERRNO(EOVERFLOW),       STARRING_ERRNO(ENOTSOCK),
+    STARRING_ERRNO(EDESTADDRREQ),    STARRING_ERRNO(EMSGSIZE),
+    STARRING_ERRNO(EPROTOTYPE),      STARRING_ERRNO(ENOPROTOOPT),
+    STARRING_ERRNO(EPROTONOSUPPORT), STARRING_ERRNO(EOPNOTSUPP),
+    STARRING_ERRNO(EAFNOSUPPORT),    STARRING_ERRNO(EADDRINUSE),
+    STARRING_ERRNO(EADDRNOTAVAIL),   STARRING_ERRNO(ENETDOWN),
+    STARRING_ERRNO(ENETUNREACH),     STARRING_ERRNO(ENETRESET),
+    STARRING_ERRNO(ECONNABORTED),    STARRING_ERRNO(ECONNRESET),
+    STARRING_ERRNO(ENOBUFS),         STARRING_ERRNO(EISCONN),
+    STARRING_ERRNO(ENOTCONN),        STARRING_ERRNO(ETIMEDOUT),
+    STARRING_ERRNO(ECONNREFUSED),    STARRING_ERRNO(EHOSTDOWN),
+    STARRING_ERRNO(EHOSTUNREACH),    STARRING_ERRNO(EALREADY),
+    STARRING_ERRNO(EINPROGRESS),
+});
+#undef STARRING_ERRNO
 
 struct Place {
   sockaddr_storage address = {};
@@ -228,11 +268,12 @@ void HangUpAll(std::vector<const Socket*> sockets, absl::Duration patience) {
 }
 
 std::string ErrnoText(int error_number) {
-  // Both functions return null for a number that this C library does not know.
-  const char* const name = strerrorname_np(error_number);
-  return absl::StrCat(
-      absl::AsciiStrToLower(strerrordesc_np(error_number) == nullptr ? "unknown error" : strerrordesc_np(error_number)),
-      " (", name == nullptr ? absl::StrCat("errno ", error_number) : std::string(name), ")");
+  std::array<char, 128> room;
+  // The GNU function returns a text of its own, or one in `room`, and never null.
+  const char* const description = strerror_r(error_number, room.data(), room.size());
+  const auto* const name = std::ranges::find(kErrnoNames, error_number, &ErrnoName::number);
+  return absl::StrCat(absl::AsciiStrToLower(description), " (",
+                      name == kErrnoNames.end() ? absl::StrCat("errno ", error_number) : std::string(name->name), ")");
 }
 
 PendingDial::PendingDial(const std::string& address) {

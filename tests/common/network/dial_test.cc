@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <linux/sockios.h>
 #include <netinet/in.h>
+#include <string.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 
@@ -13,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
@@ -193,6 +195,22 @@ TEST(SocketTest, AConnectionThatIsOverHasDeliveredWhatItCan) {
 TEST(DialTest, ErrorsHaveTextAndName) {
   EXPECT_EQ(ErrnoText(ECONNRESET), "connection reset by peer (ECONNRESET)");
   EXPECT_THAT(ErrnoText(123456), HasSubstr("errno 123456"));
+  // Errors that are values of one another on Linux have one name, as in the C library.
+  EXPECT_EQ(ErrnoText(EWOULDBLOCK), ErrnoText(EAGAIN));
+  EXPECT_THAT(ErrnoText(ENOTSUP), HasSubstr("(EOPNOTSUPP)"));
+}
+
+TEST(DialTest, NamesOfErrorsAreThoseOfTheCLibrary) {
+  int named = 0;
+  for (int number = 1; number < 200; ++number) {
+    const std::string text = ErrnoText(number);
+    if (absl::StrContains(text, absl::StrCat("(errno ", number, ")"))) continue;
+    // This library's other name for EOPNOTSUPP is ENOTSUP.
+    const std::string name = number == EOPNOTSUPP ? "EOPNOTSUPP" : strerrorname_np(number);
+    EXPECT_THAT(text, HasSubstr(absl::StrCat("(", name, ")")));
+    ++named;
+  }
+  EXPECT_GE(named, 40);
 }
 
 }  // namespace
