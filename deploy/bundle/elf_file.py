@@ -11,7 +11,8 @@ import struct
 from elftools.common.exceptions import ELFError, ELFParseError
 from elftools.elf.dynamic import DynamicSegment
 from elftools.elf.elffile import ELFFile
-from elftools.elf.gnuversions import GNUVerNeedSection
+from elftools.elf.gnuversions import GNUVerDefSection, GNUVerNeedSection, GNUVerSymSection
+from elftools.elf.sections import SymbolTableSection
 
 DYNAMIC_ENTRY_BYTES = 16
 DT_RPATH = 15
@@ -33,6 +34,9 @@ class ElfFile:
       and comes before LD_LIBRARY_PATH; a RUNPATH does neither.
     versions: the newest version of each library's symbols that the file uses: {"GLIBC": (2, 34), "GCC": (3, 0)}.
     glibc: that of glibc. (0,) for none.
+    imports: the symbols that the file takes from other libraries, each with its version ("GLIBC_2.17"), or "" for none.
+      Symbols that may stay undefined (weak ones) are left out.
+    exports: the symbols that other files may take from this one, with their versions or "".
     """
 
     def __init__(self, name: str, data: bytes) -> None:
@@ -52,6 +56,7 @@ class ElfFile:
                     self._read_dynamic(segment)
             self.versions = _newest_versions(elf)
             self.glibc = self.versions.get("GLIBC", (0,))
+            self.imports, self.exports = _dynamic_symbols(elf)
         except (ELFError, ELFParseError) as error:
             raise ElfError(f"{name} is a broken ELF file: {error}") from error
 
@@ -66,6 +71,10 @@ class ElfFile:
                 else:
                     self.runpath = tag.runpath
                 self._paths.append((segment["p_offset"] + index * DYNAMIC_ENTRY_BYTES, strings + tag.entry.d_val))
+
+    @property
+    def has_search_path(self) -> bool:
+        return self.rpath is not None or self.runpath is not None
 
     def with_rpath(self, rpath: str) -> bytes:
         """A copy of the bytes whose only search path is the RPATH `rpath`, written over the old RPATH or RUNPATH."""
@@ -92,3 +101,40 @@ def _newest_versions(elf: ELFFile) -> dict[str, tuple[int, ...]]:
                     if prefix and number.replace(".", "").isdigit():
                         newest[prefix] = max(newest.get(prefix, (0,)), tuple(map(int, number.split("."))))
     return newest
+
+
+def _dynamic_symbols(elf: ELFFile) -> tuple[set[tuple[str, str]], set[tuple[str, str]]]:
+    """The symbols that the file imports, and those that it exports, with their versions."""
+    imports: set[tuple[str, str]] = set()
+    exports: set[tuple[str, str]] = set()
+    table = elf.get_section_by_name(".dynsym")
+    if not isinstance(table, SymbolTableSection):
+        return imports, exports
+    numbers = elf.get_section_by_name(".gnu.version")
+    names = _version_names(elf)
+    for index, symbol in enumerate(table.iter_symbols()):
+        if not symbol.name or symbol["st_info"]["bind"] == "STB_LOCAL":
+            continue
+        version = ""
+        if isinstance(numbers, GNUVerSymSection):
+            number = numbers.get_symbol(index)["ndx"]
+            # The highest bit hides an older version of a symbol from the linker.
+            version = names.get(number & 0x7fff, "") if isinstance(number, int) else ""
+        if symbol["st_shndx"] != "SHN_UNDEF":
+            exports.add((symbol.name, version))
+        elif symbol["st_info"]["bind"] != "STB_WEAK":
+            imports.add((symbol.name, version))
+    return imports, exports
+
+
+def _version_names(elf: ELFFile) -> dict[int, str]:
+    """The versions by the numbers that the file gives them."""
+    names: dict[int, str] = {}
+    for section in elf.iter_sections():
+        if isinstance(section, GNUVerNeedSection):
+            for _, needed in section.iter_versions():
+                names.update({version["vna_other"]: version.name for version in needed})
+        elif isinstance(section, GNUVerDefSection):
+            for definition, texts in section.iter_versions():
+                names[definition["vd_ndx"]] = next(texts).name
+    return names

@@ -174,13 +174,13 @@ class Bundle:
 
     @staticmethod
     def _with_search_path(elf: ElfFile) -> ElfFile:
-        if elf.rpath is None and elf.runpath is None:
+        if not elf.has_search_path:
             raise BundleError(f"{elf.name} has no search path that could be turned to the bundle's libraries")
         return elf
 
     def _add_turned(self, name: str, elf: ElfFile, mode: int) -> None:
         data = elf.data
-        if elf.rpath is not None or elf.runpath is not None:
+        if elf.has_search_path:
             way = os.path.relpath("lib", os.path.dirname(name) or ".")
             data = elf.with_rpath("$ORIGIN" if way == "." else f"$ORIGIN/{way}")
         # Added before its libraries, which may need each other in a circle.
@@ -330,8 +330,9 @@ def manifest(bundle: Bundle, package_lines: list[str]) -> str:
     lines += package_lines
     lines += ["", "Taken from the machine: glibc " + bundle.glibc() + " or newer" +
               "".join(f", {soname}" for soname in sorted(bundle.from_machine))]
-    lines += ["", "Plugins left out, because they need libraries that are not in the bundle:"]
-    lines += [f"  {plugin}: {library}" for plugin, library in sorted(bundle.left_out.items())]
+    if bundle.left_out:
+        lines += ["", "Plugins left out, because they need libraries that are not in the bundle:"]
+        lines += [f"  {plugin}: {library}" for plugin, library in sorted(bundle.left_out.items())]
     return "\n".join(lines) + "\n"
 
 

@@ -1,71 +1,106 @@
 #!/usr/bin/env python3
-"""Makes the wheel: the Python package starring, libstarring.so, and the programs with the libraries that they need.
+"""Makes the two wheels: `starring`, the Python package with libstarring.so, and `starring-programs`, the programs.
 
-The native part is a bundle (deploy/bundle/make_bundle.py) whose folders bin/, lib/, share/ ... are in the package. It
-leaves three libraries to the machine: glibc, as every bundle does, and the compiler's libstdc++ and libgcc_s, which
-every machine with PyTorch has. libstarring.so shares a process with PyTorch: if it brought an older libstdc++ and were
-loaded first, a PyTorch that needs a newer one would not load.
+Both are bundles (deploy/bundle/make_bundle.py) whose folders are in a package. They leave three libraries to the
+machine: glibc, as every bundle does, and the compiler's libstdc++ and libgcc_s, which every machine with PyTorch has.
+libstarring.so shares a process with PyTorch: if it brought an older libstdc++ and were loaded first, a PyTorch that
+needs a newer one would not load. The library that deploy/wheel/portable_wheel.py builds has its own copies inside,
+which no other library sees.
 
-The same input gives the same bytes: files are sorted, with one date and one owner.
+The platform in the wheel's name is checked: manylinux_2_X only if every file runs with glibc 2.X. pip then refuses the
+wheel on an older system. The same input gives the same bytes: files are sorted, with one date and one owner.
 """
 
 from __future__ import annotations
 
 import argparse
 import base64
+import dataclasses
 import hashlib
 import os
 import re
 import sys
 import time
 import zipfile
+from collections.abc import Sequence
 
 from deploy.bundle.elf_file import ElfError, ElfFile
 from deploy.bundle.make_bundle import (CUBLAS, DRIVER, FIXED_MTIME, GLIBC, Bundle, BundleError, LibraryFinder,
                                        add_licences, add_open_mpi, manifest, read)
+from deploy.wheel import portable_rules
 
-TAG = "py3-none-linux_x86_64"
 COMPILER = re.compile(r"lib(stdc\+\+|gcc_s)\.so\.\d+")
-# All that libstarring.so may bring into a process of PyTorch. Debian's Abseil has its version in its namespace, so it
-# meets no other Abseil there; and zlib, which the loader unpacks with, has only ever added symbols.
+# All that a libstarring.so of GCC may bring into a process of PyTorch. Debian's Abseil has its version in its
+# namespace, so it meets no other Abseil there; and zlib, which the loader unpacks with, has only ever added symbols.
 LIBRARY_MAY_NEED = re.compile(r"libabsl_\w+\.so\.\d+|libz\.so\.1")
 
 METADATA = """\
 Metadata-Version: 2.1
-Name: starring
+Name: @PROJECT@
 Version: @VERSION@
-Summary: Star and ring: two ways to synchronise gradients, under PyTorch's DistributedDataParallel or as C++ programs
+Summary: @SUMMARY@
 License: Apache-2.0
 License-File: LICENSE
 Classifier: Operating System :: POSIX :: Linux
 Classifier: Programming Language :: Python :: 3
 Classifier: Typing :: Typed
 Requires-Python: >=3.9
-Provides-Extra: torch
-Requires-Dist: torch>=1.13; extra == "torch"
-Description-Content-Type: text/plain
+@EXTRAS@Description-Content-Type: text/plain
 
-    import starring.torch
-    starring.torch.attach(model, sync="star")    # or "ring"; model is a DistributedDataParallel
-
-The programs are starring-launch, starring-worker and starring-server; --help shows their flags.
-Needs Linux on x86-64 with glibc @GLIBC@ or newer. starring/MANIFEST.txt lists where every file comes from,
-and starring/licences has the licences.
+@DESCRIPTION@
+Needs Linux on x86-64 with glibc @GLIBC@ or newer. @FOLDER@/MANIFEST.txt lists where every file comes from,
+and @FOLDER@/licences has the licences.
 """
 
-WHEEL = f"""\
+WHEEL = """\
 Wheel-Version: 1.0
 Generator: starring
 Root-Is-Purelib: false
-Tag: {TAG}
+Tag: @TAG@
 """
 
-ENTRY_POINTS = """\
+
+@dataclasses.dataclass(frozen=True)
+class Project:
+    """Texts of one wheel. extras: lines of METADATA. entry_points: the file of that name, or nothing."""
+    name: str
+    summary: str
+    description: str
+    extras: str = ""
+    entry_points: str = ""
+
+    @property
+    def folder(self) -> str:
+        """The package, and the first part of the wheel's name."""
+        return self.name.replace("-", "_")
+
+
+LIBRARY = Project(
+    name="starring",
+    summary="Star and ring: two ways to synchronise gradients, under PyTorch's DistributedDataParallel",
+    description="""\
+    import starring.torch
+    starring.torch.attach(model, sync="star")    # or "ring"; model is a DistributedDataParallel
+
+pip install starring[programs] adds the programs, which train without PyTorch.
+""",
+    extras="""\
+Provides-Extra: torch
+Requires-Dist: torch>=1.13; extra == "torch"
+Provides-Extra: programs
+Requires-Dist: starring-programs==@VERSION@; extra == "programs"
+""")
+
+PROGRAMS = Project(
+    name="starring-programs",
+    summary="Starring's programs: data-parallel training by star or ring",
+    description="The programs are starring-launch, starring-worker and starring-server; --help shows their flags.\n",
+    entry_points="""\
 [console_scripts]
-starring-launch = starring._programs:launch
-starring-server = starring._programs:server
-starring-worker = starring._programs:worker
-"""
+starring-launch = starring_programs:launch
+starring-server = starring_programs:server
+starring-worker = starring_programs:worker
+""")
 
 Files = dict[str, tuple[bytes, int]]  # name -> content and mode
 
@@ -79,41 +114,65 @@ def check_library(path: str) -> None:
                           "without")
 
 
-def native_files(options: argparse.Namespace) -> tuple[Files, str]:
-    """The files of the bundle, and the oldest glibc with which they run."""
-    finder = LibraryFinder()
-    check_library(options.library)
-    bundle = Bundle(finder, (GLIBC, DRIVER, CUBLAS, COMPILER))
-    bundle.add_library("libstarring.so", options.library)
-    for path in options.bin:
-        bundle.add_program("bin", path)
-    add_open_mpi(bundle, finder, options.open_mpi_starter)
-    for path in options.models:
+def library_bundle(library: str, models: Sequence[str], headers: Sequence[str]) -> Bundle:
+    """libstarring.so with the libraries that it needs, the layer files, and the headers for programs in C."""
+    bundle = Bundle(LibraryFinder(), (GLIBC, COMPILER))
+    if ElfFile(library, read(library)).has_search_path:
+        check_library(library)
+        bundle.add_library("libstarring.so", library)
+    else:
+        bundle.add("libstarring.so", read(library))
+    for path in models:
         bundle.add(f"layer_files/{os.path.basename(path)}", read(path))
-    for path in options.headers:
+    for path in headers:
         bundle.add(f"include/{os.path.basename(path)}", read(path))
-    bundle.check()
-    # Named before its text is made, so that the manifest lists itself.
-    bundle.add("MANIFEST.txt", b"")
-    text = manifest(bundle, add_licences(bundle))
-    files = bundle.files
-    files["MANIFEST.txt"] = (text.encode(), 0o644)
-    return files, bundle.glibc()
+    return bundle
 
 
-def package_files(paths: list[str]) -> Files:
-    """The modules by their names in the wheel. Each path is in a folder starring/, which is the package."""
+def programs_bundle(programs: Sequence[str], open_mpi_starter: str) -> Bundle:
+    """The programs, Open MPI, and the libraries that they need."""
+    finder = LibraryFinder()
+    bundle = Bundle(finder, (GLIBC, DRIVER, CUBLAS, COMPILER))
+    for path in programs:
+        bundle.add_program("bin", path)
+    add_open_mpi(bundle, finder, open_mpi_starter)
+    return bundle
+
+
+def check_platform(platform: str, bundle: Bundle) -> str:
+    """The oldest glibc that a wheel of this platform promises to run with.
+
+    BundleError if a file of the bundle does not run on each system for which pip takes such a wheel.
+    """
+    named = re.fullmatch(r"manylinux_(\d+)_(\d+)_x86_64", platform)
+    if named is None and platform != "linux_x86_64":
+        raise BundleError(f"the platform {platform} is neither linux_x86_64 nor manylinux_2_X_x86_64")
+    if named is not None:
+        needed = tuple(map(int, bundle.glibc().split(".")))
+        if needed > (int(named[1]), int(named[2])):
+            raise BundleError(f"the files need glibc {bundle.glibc()}, and {platform} promises that "
+                              f"{named[1]}.{named[2]} is enough: name the platform manylinux_2_{needed[1]}_x86_64")
+    if platform == portable_rules.PLATFORM:
+        name = "libstarring.so"
+        faults = portable_rules.faults(ElfFile(name, bundle.files[name][0]))
+        if faults:
+            raise BundleError("; ".join(faults))
+    return f"{named[1]}.{named[2]}" if named is not None else bundle.glibc()
+
+
+def package_files(folder: str, paths: Sequence[str]) -> Files:
+    """The modules by their names in the wheel. Each path is in a folder of the name `folder`, which is the package."""
     files: Files = {}
     for path in paths:
-        _, found, name = ("/" + path).rpartition("/starring/")
-        # Bazel's folder of the whole repository has that name too.
+        _, found, name = ("/" + path).rpartition(f"/{folder}/")
+        # Bazel's folder of the whole repository has the name starring, too.
         if not found or "/" in name:
-            raise BundleError(f"{path} is in no folder starring/: the package has no place for it")
-        files[f"starring/{name}"] = (read(path), 0o644)
-    if "starring/__init__.py" not in files:
-        raise BundleError("the package has no starring/__init__.py")
+            raise BundleError(f"{path} is in no folder {folder}/: the package has no place for it")
+        files[f"{folder}/{name}"] = (read(path), 0o644)
+    if f"{folder}/__init__.py" not in files:
+        raise BundleError(f"the package has no {folder}/__init__.py")
     # Tells type checkers that the package has annotations (PEP 561).
-    files["starring/py.typed"] = (b"", 0o644)
+    files[f"{folder}/py.typed"] = (b"", 0o644)
     return files
 
 
@@ -138,32 +197,58 @@ def write_wheel(files: Files, output: str) -> None:
             archive.writestr(member, data, zipfile.ZIP_DEFLATED, compresslevel=6)
 
 
-def make(options: argparse.Namespace) -> None:
-    name = re.fullmatch(r"starring-([0-9.]+)-" + TAG + r"\.whl", os.path.basename(options.output))
+def make(project: Project, bundle: Bundle, package: Sequence[str], licence: str, output: str,
+         origins: Sequence[str] = ()) -> None:
+    """Writes the wheel of a project.
+
+    package: the modules' paths.
+    licence: the path of ours.
+    origins: further lines of the manifest, for what the bundle's files have inside.
+    """
+    name = re.fullmatch(project.folder + r"-([0-9.]+)-(py3-none-(\w+))\.whl", os.path.basename(output))
     if name is None:
-        raise BundleError(f"the file's name must be starring-VERSION-{TAG}.whl, not {options.output}")
-    native, glibc = native_files(options)
-    info = f"starring-{name[1]}.dist-info"
-    files = {**package_files(options.package), **{f"starring/{path}": file for path, file in native.items()}}
-    texts = {"METADATA": METADATA.replace("@VERSION@", name[1]).replace("@GLIBC@", glibc), "WHEEL": WHEEL,
-             "entry_points.txt": ENTRY_POINTS}
-    files.update({f"{info}/{path}": (text.encode(), 0o644) for path, text in texts.items()})
-    files[f"{info}/LICENSE"] = (read(options.licence), 0o644)
-    write_wheel(with_record(files, f"{info}/RECORD"), options.output)
+        raise BundleError(f"the file's name must be {project.folder}-VERSION-py3-none-PLATFORM.whl, not {output}")
+    bundle.check()
+    glibc = check_platform(name[3], bundle)
+    # Named before its text is made, so that the manifest lists itself.
+    bundle.add("MANIFEST.txt", b"")
+    text = manifest(bundle, [*add_licences(bundle), *origins])
+    files = {**package_files(project.folder, package),
+             **{f"{project.folder}/{path}": file for path, file in bundle.files.items()}}
+    files[f"{project.folder}/MANIFEST.txt"] = (text.encode(), 0o644)
+    metadata = METADATA
+    for mark, value in (("PROJECT", project.name), ("SUMMARY", project.summary), ("EXTRAS", project.extras),
+                        ("DESCRIPTION", project.description), ("VERSION", name[1]), ("GLIBC", glibc),
+                        ("FOLDER", project.folder)):
+        metadata = metadata.replace(f"@{mark}@", value)
+    texts = {"METADATA": metadata, "WHEEL": WHEEL.replace("@TAG@", name[2]), "entry_points.txt": project.entry_points}
+    info = f"{project.folder}-{name[1]}.dist-info"
+    files.update({f"{info}/{path}": (text.encode(), 0o644) for path, text in texts.items() if text})
+    files[f"{info}/LICENSE"] = (read(licence), 0o644)
+    write_wheel(with_record(files, f"{info}/RECORD"), output)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0], allow_abbrev=False)
-    parser.add_argument("--output", required=True)
-    parser.add_argument("--package", nargs="+", required=True, help="the modules of the package")
-    parser.add_argument("--library", required=True, help="libstarring.so")
-    parser.add_argument("--bin", nargs="+", required=True, help="the programs")
-    parser.add_argument("--models", nargs="*", default=[], help="layer files")
-    parser.add_argument("--headers", nargs="*", default=[], help="those of libstarring.so")
-    parser.add_argument("--open_mpi_starter", required=True, help="the program that becomes mpirun and orted")
-    parser.add_argument("--licence", required=True)
+    kinds = parser.add_subparsers(dest="kind", required=True)
+    library = kinds.add_parser("library", allow_abbrev=False)
+    library.add_argument("--library", required=True, help="libstarring.so")
+    library.add_argument("--models", nargs="*", default=[], help="layer files")
+    library.add_argument("--headers", nargs="*", default=[], help="those of libstarring.so")
+    programs = kinds.add_parser("programs", allow_abbrev=False)
+    programs.add_argument("--bin", nargs="+", required=True, help="the programs")
+    programs.add_argument("--open_mpi_starter", required=True, help="the program that becomes mpirun and orted")
+    for kind in (library, programs):
+        kind.add_argument("--output", required=True)
+        kind.add_argument("--package", nargs="+", required=True, help="the modules of the package")
+        kind.add_argument("--licence", required=True)
+    options = parser.parse_args()
     try:
-        make(parser.parse_args())
+        if options.kind == "library":
+            project, bundle = LIBRARY, library_bundle(options.library, options.models, options.headers)
+        else:
+            project, bundle = PROGRAMS, programs_bundle(options.bin, options.open_mpi_starter)
+        make(project, bundle, options.package, options.licence, options.output)
     except (BundleError, ElfError, OSError) as error:
         sys.exit(f"make_wheel: error: {error}")
 

@@ -1,4 +1,5 @@
-"""Tests the wheel: its lists, what its files need of a machine, and its programs and package once it is installed."""
+"""Tests the wheels of the package and of the programs: their lists, what their files need of a machine, and what they do
+once they are installed."""
 
 import base64
 import csv
@@ -16,15 +17,17 @@ import tempfile
 import time
 import unittest
 import zipfile
+from unittest import mock
 
+import starring_programs
 from deploy.bundle.elf_file import ElfFile, is_elf
 from deploy.bundle.make_bundle import GLIBC, BundleError
 from deploy.wheel import make_wheel
 from loaded_files import LoadedFiles
 
 WHEEL, = map(os.path.abspath, glob.glob("deploy/starring-*.whl"))
+PROGRAMS_WHEEL, = map(os.path.abspath, glob.glob("deploy/starring_programs-*.whl"))
 VERSION = os.path.basename(WHEEL).split("-")[1]
-INFO = f"starring-{VERSION}.dist-info"
 PYTHON = "/usr/bin/python3"
 SECONDS_MAX = 240  # for all waits that a loaded machine may delay
 # The newest versions that Debian 12 has: of glibc, and of GCC 12's two libraries.
@@ -55,35 +58,40 @@ def run_to_end(command, environment=None, watch=None):
         return process.returncode, output.read().decode(errors="replace")
 
 
-class ArchiveTest(unittest.TestCase):
-    """The wheel as a file."""
+class Archive:
+    """A wheel as a file: the tests of both. The subclasses say which."""
+
+    path = ""
+    project = ""
 
     @classmethod
     def setUpClass(cls):
-        with zipfile.ZipFile(WHEEL) as archive:
+        cls.folder = cls.project.replace("-", "_")
+        cls.info = f"{cls.folder}-{VERSION}.dist-info"
+        with zipfile.ZipFile(cls.path) as archive:
             cls.members = archive.infolist()
             cls.files = {member.filename: archive.read(member) for member in cls.members}
 
     def text(self, name):
-        return self.files[f"{INFO}/{name}"].decode()
+        return self.files[f"{self.info}/{name}"].decode()
 
     def test_record_lists_every_file_with_its_hash(self):
         rows = {row[0]: row[1:] for row in csv.reader(self.text("RECORD").splitlines())}
-        self.assertEqual(rows.pop(f"{INFO}/RECORD"), ["", ""])
+        self.assertEqual(rows.pop(f"{self.info}/RECORD"), ["", ""])
         expected = {}
         for name, data in self.files.items():
             digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
             expected[name] = [f"sha256={digest}", str(len(data))]
-        del expected[f"{INFO}/RECORD"]
+        del expected[f"{self.info}/RECORD"]
         self.assertEqual(rows, expected)
 
     def test_metadata(self):
         metadata = email.message_from_string(self.text("METADATA"))
-        self.assertEqual((metadata["Name"], metadata["Version"]), ("starring", VERSION))
+        self.assertEqual((metadata["Name"], metadata["Version"]), (self.project, VERSION))
         self.assertNotIn("@", self.text("METADATA"))
         wheel = email.message_from_string(self.text("WHEEL"))
         self.assertEqual(wheel.get_all("Tag"), ["py3-none-linux_x86_64"])
-        self.assertTrue(WHEEL.endswith(f"-{wheel['Tag']}.whl"))
+        self.assertTrue(self.path.endswith(f"-{wheel['Tag']}.whl"))
         self.assertEqual(wheel["Root-Is-Purelib"], "false")
         self.assertIn("Apache License", self.text("LICENSE"))
 
@@ -93,18 +101,16 @@ class ArchiveTest(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             again = os.path.join(folder, "again.whl")
             make_wheel.write_wheel(files, again)
-            with open(WHEEL, "rb") as one, open(again, "rb") as other:
+            with open(self.path, "rb") as one, open(again, "rb") as other:
                 self.assertEqual(one.read(), other.read())
         self.assertEqual({member.date_time for member in self.members}, {(2026, 1, 1, 0, 0, 0)})
-        self.assertTrue(self.members[-1].filename.startswith(INFO))
+        self.assertTrue(self.members[-1].filename.startswith(self.info))
 
-    def test_everything_is_inside(self):
-        for name in ("__init__.py", "torch.py", "servers.py", "data.py", "models.py", "py.typed", "libstarring.so",
-                     "include/starring.h", "include/starring_data.h", "bin/launch", "bin/server", "bin/worker",
-                     "bin/mpirun", "layer_files/lenet5.textproto", "MANIFEST.txt", "licences/libgrpc29/copyright",
-                     "licences/libabsl20220623/copyright"):
-            self.assertIn(f"starring/{name}", self.files)
+    def check_inside(self, *names):
+        for name in names:
+            self.assertIn(f"{self.folder}/{name}", self.files)
         for name, data in self.files.items():
+            self.assertTrue(name.startswith((f"{self.folder}/", self.info)), name)
             self.assertNotIn("__pycache__", name)
             if name.endswith(".py") and data:
                 self.assertTrue(data.lstrip().startswith(b'"""'), f"{name} has no docstring")
@@ -116,7 +122,8 @@ class ArchiveTest(unittest.TestCase):
                 elf = ElfFile(name, data)
                 self.assertIsNone(elf.runpath, name)
                 for soname in elf.needed:
-                    self.assertTrue(is_of_machine(soname) or f"starring/lib/{soname}" in self.files, (name, soname))
+                    self.assertTrue(is_of_machine(soname) or f"{self.folder}/lib/{soname}" in self.files,
+                                    (name, soname))
                 for prefix in FLOORS:
                     version = elf.versions.get(prefix, (0,))
                     self.assertLessEqual(version, FLOORS[prefix], f"{name} needs {prefix} {version}")
@@ -125,6 +132,21 @@ class ArchiveTest(unittest.TestCase):
         self.assertGreater(newest["GLIBC"], (2, 30))
         self.assertGreater(newest["GLIBCXX"], (3, 4, 20))
         self.assertIn("glibc " + ".".join(map(str, newest["GLIBC"])), self.text("METADATA"))
+        return newest
+
+
+class LibraryArchiveTest(Archive, unittest.TestCase):
+    """The wheel of the package, with GCC's libstarring.so."""
+
+    path = WHEEL
+    project = "starring"
+
+    def test_everything_is_inside(self):
+        self.check_inside("__init__.py", "torch.py", "servers.py", "data.py", "models.py", "py.typed", "libstarring.so",
+                          "include/starring.h", "include/starring_data.h", "layer_files/lenet5.textproto",
+                          "MANIFEST.txt", "licences/libabsl20220623/copyright", "licences/zlib1g/copyright")
+        self.assertNotIn(f"{self.info}/entry_points.txt", self.files)
+        self.assertFalse([name for name in self.files if name.startswith(("starring/bin/", "starring/lib/libgrpc"))])
 
     def test_what_the_library_brings_into_a_process(self):
         library = ElfFile("libstarring.so", self.files["starring/libstarring.so"])
@@ -139,22 +161,56 @@ class ArchiveTest(unittest.TestCase):
         self.assertTrue(seen)
 
 
+class ProgramsArchiveTest(Archive, unittest.TestCase):
+    """The wheel of the programs."""
+
+    path = PROGRAMS_WHEEL
+    project = "starring-programs"
+
+    def test_everything_is_inside(self):
+        self.check_inside("__init__.py", "py.typed", "bin/launch", "bin/server", "bin/worker", "bin/mpirun",
+                          "MANIFEST.txt", "licences/libgrpc29/copyright", "licences/libabsl20220623/copyright")
+        for program in ("launch", "server", "worker"):
+            self.assertIn(f"starring-{program} = starring_programs:{program}\n", self.text("entry_points.txt"))
+
+    def test_the_commands_know_which_glibc_the_programs_need(self):
+        self.assertEqual(self.test_what_the_files_need_of_a_machine()["GLIBC"], starring_programs.GLIBC_MIN)
+
+
+class CommandsTest(unittest.TestCase):
+    """The commands on other systems."""
+
+    def sentence(self, c_library):
+        with mock.patch.object(os, "confstr", side_effect=[c_library]), self.assertRaises(SystemExit) as caught:
+            starring_programs.worker()
+        return str(caught.exception)
+
+    def test_an_old_system_is_a_sentence(self):
+        self.assertRegex(self.sentence("glibc 2.31"), "starring-worker: error: this system has glibc 2.31, the "
+                                                      r"programs need glibc 2\.36 or newer: start them on a newer")
+        self.assertIn("this system has no glibc", self.sentence(ValueError("unrecognized configuration name")))
+
+    def test_a_new_system_comes_to_the_program(self):
+        for version in ("2.36", "2.40", "3.0"):
+            self.assertRegex(self.sentence(f"glibc {version}"), "there is no .*/starring_programs/bin/worker: install")
+
+
 class MakeWheelTest(unittest.TestCase):
     """Problems that must end the build of a wheel."""
 
     def test_a_library_with_a_foreign_library_is_an_error(self):
-        with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(WHEEL) as archive:
-            server = archive.extract("starring/bin/server", folder)
+        with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(PROGRAMS_WHEEL) as archive:
+            server = archive.extract("starring_programs/bin/server", folder)
             with self.assertRaisesRegex(BundleError, "may clash with a library of PyTorch"):
                 make_wheel.check_library(server)
 
     def test_a_module_outside_the_package_is_an_error(self):
         with self.assertRaisesRegex(BundleError, "has no place for it"):
-            make_wheel.package_files([__file__])
+            make_wheel.package_files("starring", [__file__])
 
 
 class InstalledTest(unittest.TestCase):
-    """The wheel in a virtual environment, far from the tree that it was built from."""
+    """Both wheels in a virtual environment, far from the tree that they were built from."""
 
     @classmethod
     def setUpClass(cls):
@@ -162,27 +218,29 @@ class InstalledTest(unittest.TestCase):
         cls.addClassCleanup(shutil.rmtree, cls.folder, ignore_errors=True)
         cls.venv = cls.make_environment("plain")
         cls.package, = glob.glob(os.path.join(cls.venv, "lib/python3*/site-packages/starring"))
+        cls.programs, = glob.glob(os.path.join(cls.venv, "lib/python3*/site-packages/starring_programs"))
 
     @classmethod
     def make_environment(cls, name, *flags):
-        """A virtual environment with the wheel: by pip, or, without Debian's python3-venv, unpacked by hand."""
+        """A virtual environment with the wheels: by pip, or, without Debian's python3-venv, unpacked by hand."""
         venv = os.path.join(cls.folder, name)
         environment = {"PATH": "/usr/bin:/bin", "HOME": cls.folder}
         if importlib.util.find_spec("ensurepip") is not None:
             subprocess.run([PYTHON, "-m", "venv", *flags, venv], env=environment, check=True, timeout=SECONDS_MAX)
             subprocess.run([f"{venv}/bin/python", "-m", "pip", "--isolated", "--disable-pip-version-check", "--quiet",
-                            "install", "--no-index", "--no-deps", WHEEL], env=environment, check=True,
-                           timeout=SECONDS_MAX)
+                            "install", "--no-index", f"--find-links={os.path.dirname(WHEEL)}",
+                            "starring[programs]"], env=environment, check=True, timeout=SECONDS_MAX)
             return venv
         subprocess.run([PYTHON, "-m", "venv", "--without-pip", *flags, venv], env=environment, check=True,
                        timeout=SECONDS_MAX)
         packages, = glob.glob(f"{venv}/lib/python3*/site-packages")
-        with zipfile.ZipFile(WHEEL) as archive:
-            for member in archive.infolist():
-                os.chmod(archive.extract(member, packages), member.external_attr >> 16 & 0o777)
+        for wheel in (WHEEL, PROGRAMS_WHEEL):
+            with zipfile.ZipFile(wheel) as archive:
+                for member in archive.infolist():
+                    os.chmod(archive.extract(member, packages), member.external_attr >> 16 & 0o777)
         for program in ("launch", "server", "worker"):
             with open(f"{venv}/bin/starring-{program}", "w", encoding="utf-8") as file:
-                file.write(f"#!{venv}/bin/python\nfrom starring import _programs\n_programs.{program}()\n")
+                file.write(f"#!{venv}/bin/python\nimport starring_programs\nstarring_programs.{program}()\n")
             os.chmod(file.name, 0o755)
         return venv
 
@@ -192,14 +250,14 @@ class InstalledTest(unittest.TestCase):
         return text
 
     def check_loaded(self, files):
-        """Code comes from the package or is the machine's C and C++ library, and nothing else."""
+        """Code comes from the packages or is the machine's C and C++ library, and nothing else."""
         for file in files:
-            self.assertTrue(file.startswith(self.package + "/") or is_of_machine(file), file)
+            self.assertTrue(file.startswith((self.package + "/", self.programs + "/")) or is_of_machine(file), file)
 
     def train(self, *launch_flags):
         """Trains, checks what the processes loaded, and returns the digest of the parameters."""
         record = os.path.join(self.folder, "record.json")
-        loaded = LoadedFiles(self.package)
+        loaded = LoadedFiles(self.programs)
         self.run_program("starring-launch", *launch_flags, "--", *JOB, f"--record={record}", watch=loaded.look)
         self.assertIn("bin/worker", loaded.by_program)
         for files in loaded.by_program.values():

@@ -116,7 +116,8 @@ def load() -> Any:
         return _declare(ctypes.CDLL(path))
     except (OSError, AttributeError) as error:
         raise StarringError(f"{path} cannot be used: {error}: it is of another release, or the system lacks what it "
-                            "needs (x86-64, glibc 2.36 or newer)", "internal") from error
+                            "needs: x86-64 and glibc 2.28 or newer, or, if GCC built it, a system as new as the one "
+                            "that it was built on", "internal") from error
 
 
 def _callback(say: Callable[[str], None]) -> Any:
