@@ -31,8 +31,8 @@ def faults(library: ElfFile) -> list[str]:
                      "others statically")
     late = sorted(f"{name} ({version})" for name, version in library.imports if version_of(version) > GLIBC_MAX)
     if late or library.glibc > GLIBC_MAX:
-        found.append(f"{library.name} needs glibc {dotted(library.glibc)}, and may need {dotted(GLIBC_MAX)}: do without "
-                     f"{some(late) or 'its versions'}")
+        found.append(f"{library.name} needs glibc {dotted(library.glibc)}, and may need {dotted(GLIBC_MAX)}: do "
+                     f"without {some(late) or 'its versions'}")
     # The linker of zig takes a symbol that nothing defines without a word.
     loose = sorted(name for name, version in library.imports if not version_of(version))
     if loose:

@@ -1,5 +1,5 @@
-"""Tests the wheels of the package and of the programs: their lists, what their files need of a machine, and what they do
-once they are installed."""
+"""Tests the wheels of the package and of the programs: their lists, what their files need of a machine, and what they
+do once they are installed."""
 
 import base64
 import csv

@@ -14,16 +14,16 @@ import unittest
 from collections.abc import Callable, Iterator
 from typing import Any, Optional
 
-LIBRARY = os.path.join(os.environ.get("TEST_SRCDIR", ""), os.environ.get("TEST_WORKSPACE", ""),
-                       "worker/python/libstarring.so")
+LIBRARY = os.environ.get("STARRING_LIBRARY") or os.path.join(
+    os.environ.get("TEST_SRCDIR", ""), os.environ.get("TEST_WORKSPACE", ""), "worker/python/libstarring.so")
 OK, TIMEOUT, INVALID, PEER, INTERNAL = range(5)
 STAR, RING = range(2)
 FLOAT32 = 0
 DEADLINE_S = 60
 
 # Libraries that any process has, and libraries of the wheel: Abseil, whose namespace has its version, and zlib, whose
-# interface has not changed for decades.
-NEEDED = r"lib(absl_\w+|c|m|gcc_s|stdc\+\+|z)\.so[.\d]*|ld-linux-x86-64\.so\.2"
+# interface has not changed for decades. Before glibc 2.34 the functions of libdl and libpthread were not in libc.
+NEEDED = r"lib(absl_\w+|c|dl|m|gcc_s|pthread|stdc\+\+|z)\.so[.\d]*|ld-linux-x86-64\.so\.2"
 
 Changes = dict[str, Any]  # of options
 
