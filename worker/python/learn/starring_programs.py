@@ -1,6 +1,6 @@
 """Starring's own programs: two workers and a parameter server, then two workers in a ring, train one small network.
 
-Start: python3 starring_programs.py starring-launch (installed from the wheel), or bazel-bin/deploy/launch
+Start: python3 starring_programs.py starring-launch (of the wheel starring-programs), or bazel-bin/deploy/launch
 Check by hand: both lines have the same digest, so every bit of every parameter is the same.
 """
 import json
