@@ -1,6 +1,8 @@
 """Digests of the results of a libstarring.so: sums of three ranks by star and ring, and the batches of a loader.
 
 Equal digests of two libraries mean equal bits. Each library is opened in processes of its own.
+
+    python3 -m deploy.wheel.same_bits LIBRARY      # with this repository and the package starring in PYTHONPATH
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import hashlib
 import multiprocessing
 import os
 import socket
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -108,3 +111,8 @@ def digests(library: str) -> dict[str, str]:
             raise RuntimeError(f"{library}: the ranks of a {topology} have different sums: {answers}")
         found[f"{topology} with {server_count} servers"] = different.pop()
     return found
+
+
+if __name__ == "__main__":
+    for case, value in digests(os.path.abspath(sys.argv[1])).items():
+        print(f"{value}  {case}")
