@@ -421,6 +421,7 @@ absl::Status ReportRun(const JobParts& parts, const ExchangeAndStep& work, const
                          .data_on_gpu = work.step->batch_format() == Loader::Format::kSamples,
                          .cores_per_worker = parts.launcher->cores_per_worker,
                          .cores_per_server = parts.launcher->cores_per_server,
+                         .cpu_quota = parts.launcher->core_limits.quota,
                          .versions = std::move(versions),
                          .engines = std::move(engines),
                          .sync_reason = exchange_choice.has_value() ? exchange_choice->reason : ""});

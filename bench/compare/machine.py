@@ -31,6 +31,29 @@ def cores() -> list[int]:
     return sorted(os.sched_getaffinity(0))
 
 
+def cpu_quota(root: str = "") -> float | None:
+    """The processor time that this process's control group and those above it grant, in cores; None without a limit.
+
+    `root` is a folder with proc and sys, for tests. common/host/machine_limits.cc reads the same.
+    """
+    quotas = []
+    for line in _read(root + "/proc/self/cgroup").splitlines():
+        number, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        # The folders of the hierarchy, each with a link or a name of its own, in version 1.
+        folders = [""] if number == "0" else ["cpu", controllers] if "cpu" in controllers.split(",") else []
+        parts = path.strip("/").split("/")
+        for folder in folders:
+            for depth in range(len(parts) + 1):
+                group = os.path.join(root + "/sys/fs/cgroup", folder, *parts[:depth])
+                text = _read(group + "/cpu.max") if number == "0" else \
+                    _read(group + "/cpu.cfs_quota_us") + _read(group + "/cpu.cfs_period_us")
+                words = text.split()
+                # Without a quota the first is "max" or -1.
+                if len(words) == 2 and all(map(str.isdigit, words)) and int(words[1]) > 0:
+                    quotas.append(int(words[0]) / int(words[1]))
+    return min(quotas, default=None)
+
+
 def load() -> float:
     return os.getloadavg()[0]
 
@@ -52,7 +75,7 @@ def describe(gpus: Gpus) -> schema.Machine:
     if control := _read("/proc/sys/net/ipv4/tcp_congestion_control").strip():
         system += f", on the host TCP with {control}"
     return {"name": platform.node(), "cpu": _field("/proc/cpuinfo", "model name") or platform.processor(),
-            "cores": len(cores()), "memory_gib": round(memory_kib / 2**20, 1),
+            "cores": len(cores()), "cpu_quota": cpu_quota(), "memory_gib": round(memory_kib / 2**20, 1),
             "os": system, "gpu": gpus.name(), "load_before": load(),
             "load_after": None, "clock_mhz": {"min": None, "median": None, "max": None}}
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-VERSION = 1  # kRunRecordVersion of worker/report/run_record.h
+VERSION = 2  # kRunRecordVersion of worker/report/run_record.h
 ALIGNMENT_ELEMENTS = 16  # common/job/layout.h: each tensor starts on a 64-byte boundary
 
 
@@ -66,7 +66,7 @@ def host(cores_per_worker: str, gpu: str, versions: dict[str, str]) -> dict[str,
     """`gpu` is its name, empty where the CPU trains; `versions` are to be listed besides the ones known here."""
     cpu = _cpu_name()
     return {"name": platform.node(), "cpu": cpu, "cores_per_worker": cores_per_worker, "cores_per_server": "",
-            "device": gpu or cpu, "engines": {},
+            "cpu_quota": 0, "device": gpu or cpu, "engines": {},
             "versions": {"torch": torch.__version__, "python": platform.python_version(),
                          "kernel": platform.release(), **versions}}
 

@@ -97,7 +97,7 @@ LauncherEnvironment ReadLauncherEnvironment(EnvironmentLookup lookup) {
   const auto number = [&](std::initializer_list<const char*> names) { return ReadNumber(lookup, names); };
   LauncherEnvironment environment;
   const std::vector<int> cores = OwnCores();
-  environment.cores = std::max(1, static_cast<int>(cores.size()));
+  environment.core_limits = ReadCoreLimits();
   environment.cores_per_worker = ReadText(lookup, "STARRING_CORES_PER_WORKER");
   // Only deploy/launch sets this variable, and it always does.
   environment.by_deploy_launch = !environment.cores_per_worker.empty();

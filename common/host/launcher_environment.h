@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
+#include "common/host/machine_limits.h"
 
 namespace starring {
 
@@ -32,7 +33,7 @@ struct LauncherEnvironment {
   bool by_deploy_launch = false;
   // srun --gpus-per-task: Slurm has set aside a GPU for every rank, and may show each only its own.
   bool has_own_gpus = false;
-  int cores = 1;  // that this process may run on
+  CoreLimits core_limits;  // of this process
   // Which cores each process of a role was pinned to, "0,1;2,3", from deploy/launch (STARRING_CORES_PER_WORKER and
   // STARRING_CORES_PER_SERVER). Without it: this process's own, and none for the servers.
   std::string cores_per_worker;
@@ -52,7 +53,8 @@ struct LauncherEnvironment {
 };
 
 // Never fails: a variable that is missing or is no number counts as not set, and a launcher whose rank and world size
-// do not fit together counts as none. `lookup` is getenv, or a test's. The process's own cores come from the scheduler.
+// do not fit together counts as none. `lookup` is getenv, or a test's. The process's own cores come from the scheduler
+// and its control groups.
 using EnvironmentLookup = absl::FunctionRef<const char*(const char* name)>;
 LauncherEnvironment ReadLauncherEnvironment(EnvironmentLookup lookup);
 

@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -11,13 +12,16 @@
 #include <system_error>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "common/base/limits.h"
+#include "common/host/own_cores.h"
 
 namespace starring {
 namespace {
@@ -32,13 +36,13 @@ std::string FirstLine(const std::string& path) {
 
 // The files of a control group that say how much memory it may have and has. `cache` is a line of memory.stat: file
 // pages that the kernel drops when memory is short, which count as used.
-struct GroupFiles {
+struct MemoryFiles {
   const char* limit;
   const char* used;
   const char* cache;
 };
-constexpr GroupFiles kVersion1 = {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"};
-constexpr GroupFiles kVersion2 = {"memory.max", "memory.current", "inactive_file"};
+constexpr MemoryFiles kMemoryOf1 = {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"};
+constexpr MemoryFiles kMemoryOf2 = {"memory.max", "memory.current", "inactive_file"};
 
 // The number in the line "NAME NUMBER" of a file; 0 if there is none.
 int64_t NumberIn(const std::string& path, absl::string_view name) {
@@ -51,22 +55,62 @@ int64_t NumberIn(const std::string& path, absl::string_view name) {
   return 0;
 }
 
-// The least that the group at `path` below `mount`, or a group above it, still grants: the kernel enforces the limit of
-// each of them. A group that cannot be seen from here, as in a container, counts as unlimited, and so does "max".
-int64_t LeastLeft(const std::string& mount, std::string path, const GroupFiles& files) {
-  int64_t least = std::numeric_limits<int64_t>::max();
+// The versions of control groups. A machine may have both, and then both limits hold.
+enum class GroupVersion { k1, k2 };
+using GroupVisitor = absl::FunctionRef<void(const std::string& folder, GroupVersion version)>;
+
+// Visits the group at `path` below `mount`, and every group above it: the kernel enforces the limit of each of them.
+void VisitUpwards(const std::string& mount, std::string path, GroupVersion version, GroupVisitor visit) {
+  if (path == "/") path.clear();
   while (true) {
-    const std::string folder = absl::StrCat(mount, path, "/");
-    int64_t limit;
-    if (absl::SimpleAtoi(FirstLine(folder + files.limit), &limit)) {
-      int64_t used;
-      if (!absl::SimpleAtoi(FirstLine(folder + files.used), &used)) used = 0;
-      used = std::max<int64_t>(0, used - NumberIn(folder + "memory.stat", files.cache));
-      least = std::min(least, std::max<int64_t>(0, limit - used));
-    }
-    if (path.empty()) return least;
+    visit(absl::StrCat(mount, path, "/"), version);
+    if (path.empty()) return;
     path.resize(path.rfind('/'));
   }
+}
+
+// Visits the groups that limit this process's use of `controller`. The files of a group that cannot be seen from here,
+// as in a container, are missing: such a group counts as unlimited.
+void ForEachGroup(const std::string& root, const std::string& controller, GroupVisitor visit) {
+  std::ifstream groups(root + "/proc/self/cgroup");
+  const std::string folder = root + "/sys/fs/cgroup";
+  for (std::string line; std::getline(groups, line);) {  // "0::/user.slice" (version 2), "9:cpu,cpuacct:/job_7" (1)
+    const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits(':', 2));
+    if (parts.size() != 3 || parts[2].empty() || parts[2][0] != '/') continue;
+    if (parts[0] == "0") VisitUpwards(folder, parts[2], GroupVersion::k2, visit);
+    const std::vector<std::string> controllers = absl::StrSplit(parts[1], ',');
+    if (std::ranges::find(controllers, controller) == controllers.end()) continue;
+    VisitUpwards(absl::StrCat(folder, "/", controller), parts[2], GroupVersion::k1, visit);
+    // Controllers that are mounted together have a folder of all their names. Not every system links each name to it.
+    if (controllers.size() > 1) VisitUpwards(absl::StrCat(folder, "/", parts[1]), parts[2], GroupVersion::k1, visit);
+  }
+}
+
+// The bytes that the control group in `folder` still grants; the largest number without a limit. A group of version 1
+// without a limit has a huge number, and one of version 2 has "max".
+int64_t MemoryLeft(const std::string& folder, GroupVersion version) {
+  const MemoryFiles& files = version == GroupVersion::k1 ? kMemoryOf1 : kMemoryOf2;
+  int64_t limit, used;
+  if (!absl::SimpleAtoi(FirstLine(folder + files.limit), &limit)) return std::numeric_limits<int64_t>::max();
+  if (!absl::SimpleAtoi(FirstLine(folder + files.used), &used)) used = 0;
+  used = std::max<int64_t>(0, used - NumberIn(folder + "memory.stat", files.cache));
+  return std::max<int64_t>(0, limit - used);
+}
+
+// The processor time that the control group in `folder` grants, in cores; infinity without a quota.
+double CpuQuotaOf(const std::string& folder, GroupVersion version) {
+  // "50000 100000": so many microseconds of processor time in each period of so many.
+  const std::string text = version == GroupVersion::k2 ? FirstLine(folder + "cpu.max")
+                                                       : absl::StrCat(FirstLine(folder + "cpu.cfs_quota_us"), " ",
+                                                                      FirstLine(folder + "cpu.cfs_period_us"));
+  const std::vector<std::string> words = absl::StrSplit(text, ' ');
+  int64_t time_us, period_us;
+  // A group without a quota has the time "max" in version 2 and -1 in version 1.
+  if (words.size() != 2 || !absl::SimpleAtoi(words[0], &time_us) || !absl::SimpleAtoi(words[1], &period_us) ||
+      time_us <= 0 || period_us <= 0) {
+    return std::numeric_limits<double>::infinity();
+  }
+  return static_cast<double>(time_us) / static_cast<double>(period_us);
 }
 
 }  // namespace
@@ -80,21 +124,28 @@ absl::StatusOr<int64_t> AvailableMemoryBytes(const std::string& root) {
     if (words.size() >= 2 && words[0] == "MemAvailable:" && absl::SimpleAtoi(words[1], &kib)) available = kib * 1024;
   }
   if (!available.has_value()) return absl::NotFoundError("no MemAvailable in /proc/meminfo");
-  std::ifstream groups(root + "/proc/self/cgroup");
-  // A machine with both versions has lines of both, and both limits hold. A group of version 1 without a limit has a
-  // huge number.
-  for (std::string line; std::getline(groups, line);) {  // "0::/user.slice" (version 2), "9:memory:/job_7" (version 1)
-    const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits(':', 2));
-    if (parts.size() != 3 || parts[2].empty() || parts[2][0] != '/') continue;
-    // LeastLeft ends at an empty path, the root group.
-    const std::string path = parts[2] == "/" ? "" : parts[2];
-    if (parts[0] == "0") {
-      available = std::min(*available, LeastLeft(root + "/sys/fs/cgroup", path, kVersion2));
-    } else if (parts[1] == "memory") {
-      available = std::min(*available, LeastLeft(root + "/sys/fs/cgroup/memory", path, kVersion1));
-    }
-  }
+  ForEachGroup(root, "memory", [&](const std::string& folder, GroupVersion version) {
+    available = std::min(*available, MemoryLeft(folder, version));
+  });
   return *available;
+}
+
+CoreLimits ReadCoreLimits(const std::string& root) {
+  double quota = std::numeric_limits<double>::infinity();
+  ForEachGroup(root, "cpu", [&](const std::string& folder, GroupVersion version) {
+    quota = std::min(quota, CpuQuotaOf(folder, version));
+  });
+  return {.cores = static_cast<int>(OwnCores().size()), .quota = std::isinf(quota) ? 0 : quota};
+}
+
+int CountedCores(const CoreLimits& limits) {
+  const int cores = std::max(1, limits.cores);
+  return limits.quota > 0 ? std::max(1, static_cast<int>(std::min<double>(cores, limits.quota))) : cores;
+}
+
+std::string CoresText(const CoreLimits& limits) {
+  return absl::StrCat(limits.cores, limits.cores == 1 ? " core" : " cores",
+                      limits.quota > 0 ? absl::StrFormat(", quota %.3g", limits.quota) : "");
 }
 
 int CountProcessesOfThisProgram() {

@@ -14,7 +14,6 @@
 #include "common/flags/command_line.h"
 #include "common/host/host_identity.h"
 #include "common/host/machine_limits.h"
-#include "common/host/own_cores.h"
 
 namespace starring {
 namespace {
@@ -39,7 +38,9 @@ v1::ProcessFacts ReadProcessFacts(v1::ProcessFacts::Role role, int number) {
   v1::ProcessFacts::Library* protobuf = facts.add_libraries();
   protobuf->set_name("protobuf");
   protobuf->set_version(google::protobuf::internal::VersionString(GOOGLE_PROTOBUF_VERSION));
-  facts.set_cores(static_cast<int>(OwnCores().size()));
+  const CoreLimits cores = ReadCoreLimits();
+  facts.set_cores(cores.cores);
+  facts.set_cpu_quota(cores.quota);
   facts.set_memory_bytes(AvailableMemoryBytes().value_or(0));
   rlimit descriptors = {};
   if (getrlimit(RLIMIT_NOFILE, &descriptors) == 0) {

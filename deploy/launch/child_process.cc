@@ -19,6 +19,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "common/host/machine_limits.h"
+#include "common/host/own_cores.h"
 #include "common/host/stop_signals.h"
 #include "deploy/launch/output.h"
 
@@ -84,7 +86,8 @@ CorePlan PlanCores(std::span<const int> allowed, const CoreDemand& demand) {
   // each.
   int per_worker = demand.cores_per_worker;
   if (per_worker == 0) {
-    per_worker = std::max(1, (size - demand.server_count * demand.cores_per_server) / demand.worker_count);
+    const int counted = CountedCores({.cores = size, .quota = demand.quota});
+    per_worker = std::max(1, (counted - demand.server_count * demand.cores_per_server) / demand.worker_count);
   }
   CorePlan plan;
   std::set<int> left(allowed.begin(), allowed.end());
@@ -108,16 +111,8 @@ CorePlan PlanCores(std::span<const int> allowed, const CoreDemand& demand) {
 }
 
 std::vector<int> AllowedCores() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  std::vector<int> cores;
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) {
-    for (int core = 0; core < CPU_SETSIZE; ++core) {
-      if (CPU_ISSET(core, &set)) cores.push_back(core);
-    }
-  }
-  // The call fails on a machine with more cores than a cpu_set_t can hold. A plan needs a core, so all processes share
-  // core 0: slow, but right.
+  std::vector<int> cores = OwnCores();
+  // A plan needs a core. Where the system tells none, all processes share core 0: slow, but right.
   if (cores.empty()) cores.push_back(0);
   return cores;
 }

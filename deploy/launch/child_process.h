@@ -19,6 +19,7 @@ struct CoreDemand {
   int cores_per_worker = 0;  // 0: an equal share of the cores that the servers did not ask for
   // 0: all servers share the cores that the workers leave, or all cores if the workers leave none.
   int cores_per_server = 0;
+  double quota = 0;  // see CoreLimits: with less than all cores, a worker's equal share is a share of the quota
 };
 
 struct CorePlan {
@@ -28,7 +29,8 @@ struct CorePlan {
 
 // Workers take cores from the front of `allowed`, one after the other. Servers that asked for a number of cores take
 // theirs from the back. If the demand exceeds the cores, the count starts over at the front, so that the numbers of
-// processes on any two cores differ by at most one.
+// processes on any two cores differ by at most one. A quota makes shares smaller and leaves no core unused: the kernel
+// grants its time on whichever cores.
 // REQUIRES: `allowed` is not empty; worker_count >= 1; the other numbers >= 0.
 [[nodiscard]] CorePlan PlanCores(std::span<const int> allowed, const CoreDemand& demand);
 

@@ -21,6 +21,7 @@
 #include "common/flags/command_line.h"
 #include "common/host/exhausted.h"
 #include "common/host/log.h"
+#include "common/host/machine_limits.h"
 #include "common/host/standard_streams.h"
 #include "common/job/cells.h"
 #include "common/security/job_secret.h"
@@ -66,7 +67,7 @@ class TemporaryFolder {
   std::string path_;
 };
 
-std::string PlanText(const LaunchOptions& options, const CorePlan& plan) {
+std::string PlanText(const LaunchOptions& options, const CorePlan& plan, const CoreLimits& limits) {
   std::string text = absl::StrCat("launch: ",
                                   !options.join.empty() ? absl::StrCat("workers for the job of ", options.join)
                                                         : absl::StrCat(IsCoLocated(options.cell()) ? "co-located " : "",
@@ -78,6 +79,7 @@ std::string PlanText(const LaunchOptions& options, const CorePlan& plan) {
   for (size_t shard = 0; shard < plan.servers.size(); ++shard) {
     absl::StrAppend(&text, " s", shard, "=", CoreListText(plan.servers[shard]));
   }
+  if (limits.quota > 0) absl::StrAppend(&text, " (", CoresText(limits), ")");
   return text;
 }
 
@@ -176,11 +178,13 @@ absl::StatusOr<int> Launch(int argc, const char* const* argv) {
   NameLog("launch", options.log_time);
   LineMerger merger([&output](OutputStream stream, absl::string_view bytes) { output.Write(stream, bytes); },
                     options.log_time);
+  const CoreLimits limits = ReadCoreLimits();
   const CorePlan plan = PlanCores(AllowedCores(), {.worker_count = options.worker_count,
                                                    .server_count = options.server_count,
                                                    .cores_per_worker = options.cores_per_worker,
-                                                   .cores_per_server = options.cores_per_server});
-  merger.Print(PlanText(options, plan));
+                                                   .cores_per_server = options.cores_per_server,
+                                                   .quota = limits.quota});
+  merger.Print(PlanText(options, plan, limits));
   Job::Context context{.options = &options,
                        .cores = &plan,
                        .signals = &signals,

@@ -1,5 +1,6 @@
 """Tests launch --check and worker --check with real processes: ready, or the one problem to mend."""
 
+import os
 import re
 import shutil
 import socket
@@ -55,6 +56,22 @@ class CheckTest(JobTest):
         self.assertRegex(self.last_sentence(done), "^ready: 2 workers reach all 5 servers")
         for rank in range(2):
             self.assertRegex(done.output, r"(?m)^w%d +s4 +grpc .*reachable +[\d.]+ ms +[\d.]+ .bit/s" % rank)
+
+    def test_a_quota_is_told(self):
+        group = "/sys/fs/cgroup/cpu/starring-check-test-%d" % os.getpid()
+        try:
+            os.mkdir(group)
+            self.addCleanup(os.rmdir, group)
+            with open(group + "/cpu.cfs_quota_us", "w", encoding="utf-8") as file:
+                file.write("50000")
+        except OSError as error:
+            self.skipTest("no control group of version 1 with a quota: %s" % error)
+        done = self.run_to_end(["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', group, LAUNCH, "--check",
+                                "--sync=star", "--workers=1"], CHECK_SECONDS_MAX)
+        self.assertEqual(done.returncode, 0, done.output)
+        self.assertRegex(done.output, r"(?m)^launch: star, cores: w0=\d s0=.* \(\d+ cores?, quota 0.5\)$")
+        self.assertRegex(done.output, r"(?m)^w0: 1 core, quota 0.5$")
+        self.assertIn("w0 has 1 core, quota 0.5, on ", done.output)
 
     @unittest.skipUnless(HAS_MPIRUN, "no mpirun")
     def test_ring_is_ready(self):

@@ -56,7 +56,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   CHECK_LT(environment.rank, environment.world_size);
   CHECK_GE(environment.local_rank, 0);
   CHECK_LT(environment.local_rank, environment.local_size);
-  CHECK_GE(environment.cores, 1);
+  CHECK_GE(environment.core_limits.cores, 1);
   CHECK(starring::LauncherName(environment.launcher) != "unknown");
   return 0;
 }

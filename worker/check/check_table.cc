@@ -43,6 +43,8 @@ std::string CountText(int64_t count, absl::string_view noun) {
   return absl::StrCat(count, " ", noun, count == 1 ? "" : "s");
 }
 
+CoreLimits LimitsOf(const ProcessFacts& facts) { return {.cores = facts.cores(), .quota = facts.cpu_quota()}; }
+
 std::string MemoryText(int64_t bytes) {
   return absl::StrFormat("%.1f GiB", static_cast<double>(bytes) / (int64_t{1} << 30));
 }
@@ -110,6 +112,7 @@ namespace {
 using check_table::AllProcesses;
 using check_table::ClocksAhead;
 using check_table::CountText;
+using check_table::LimitsOf;
 using check_table::MemoryText;
 using check_table::NameOf;
 using check_table::NamesText;
@@ -167,6 +170,11 @@ std::string ProcessTable(const CheckFindings& findings) {
   if (processes.size() > kProcessRowsMax) {
     absl::StrAppend(&text, "and ", processes.size() - kProcessRowsMax, " more processes\n");
   }
+  std::map<std::string, std::vector<std::string>> by_quota;
+  for (const ProcessFacts* facts : processes) {
+    if (facts->cpu_quota() > 0) by_quota[CoresText(LimitsOf(*facts))].push_back(NameOf(*facts));
+  }
+  for (const auto& [cores, names] : by_quota) absl::StrAppend(&text, Wrap(absl::StrCat(NamesText(names), ": ", cores)));
   // Usually all processes have the same versions, and one line says so. Otherwise each group of equal ones has a line.
   std::map<std::string, std::vector<std::string>> by_versions;
   for (const ProcessFacts* facts : processes) by_versions[LibrariesText(*facts)].push_back(NameOf(*facts));

@@ -11,6 +11,7 @@
 
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "common/host/machine_limits.h"
 #include "common/job/cells.h"
 #include "proto/starring/v1/check.pb.h"
 #include "worker/check/meeting.h"
@@ -61,8 +62,9 @@ std::string NameOf(const v1::ProcessFacts& facts);
 std::string PeerOf(const v1::LinkReport& link);
 std::string NamesText(const std::vector<std::string>& names);  // "w0, w1, w2, w3 and 5 more"
 std::string CountText(int64_t count, absl::string_view noun);  // "1 worker", "2 workers"
-std::string MemoryText(int64_t bytes);                         // "1.5 GiB"
-std::string Wrap(absl::string_view text);                      // cut at spaces; later lines are indented
+CoreLimits LimitsOf(const v1::ProcessFacts& facts);
+std::string MemoryText(int64_t bytes);     // "1.5 GiB"
+std::string Wrap(absl::string_view text);  // cut at spaces; later lines are indented
 
 // All processes that any report knows of: workers, then servers.
 std::vector<const v1::ProcessFacts*> AllProcesses(const CheckFindings& findings);

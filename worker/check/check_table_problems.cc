@@ -18,6 +18,7 @@ namespace {
 
 using check_table::ClocksAhead;
 using check_table::CountText;
+using check_table::LimitsOf;
 using check_table::MemoryText;
 using check_table::NameOf;
 using check_table::NamesText;
@@ -202,7 +203,7 @@ void AddLimits(const CheckFindings& findings, const std::vector<const ProcessFac
 
 void AddCores(const CheckFindings& findings, Problems& problems) {
   int most = 0;
-  for (const ProcessReport& report : findings.reports) most = std::max(most, report.facts().cores());
+  for (const ProcessReport& report : findings.reports) most = std::max(most, CountedCores(LimitsOf(report.facts())));
   std::vector<std::string> few;
   for (const ProcessReport& report : findings.reports) {
     const ProcessFacts& facts = report.facts();
@@ -212,9 +213,15 @@ void AddCores(const CheckFindings& findings, Problems& problems) {
       problems.push_back({kExitOk, absl::StrCat(NameOf(facts), " may run on ", facts.cores(), " of ", facts.host(),
                                                 "'s cores and has --threads=", findings.threads,
                                                 ": give it more cores, or all workers fewer threads")});
+    } else if (facts.cpu_quota() > 0 && facts.cpu_quota() < findings.threads) {
+      // The kernel stops a process that has used up its quota until the next period, usually 0.1 s.
+      problems.push_back({kExitOk, absl::StrCat(NameOf(facts), " has ", CoresText(LimitsOf(facts)), ", on ",
+                                                facts.host(), " and --threads=", findings.threads,
+                                                ": the kernel stops it in each period: raise the quota of its control "
+                                                "group (cpu.max; cpu.cfs_quota_us)")});
     }
     // Workers train in lockstep, so one with half the cores halves the speed of all.
-    if (facts.cores() * 2 <= most) few.push_back(NameOf(facts));
+    if (CountedCores(LimitsOf(facts)) * 2 <= most) few.push_back(NameOf(facts));
   }
   if (!few.empty()) {
     problems.push_back({kExitOk, absl::StrCat(NamesText(few), few.size() == 1 ? " has" : " have",

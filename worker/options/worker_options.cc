@@ -8,6 +8,7 @@
 #include "common/base/limits.h"
 #include "common/base/status.h"
 #include "common/flags/command_line.h"
+#include "common/host/machine_limits.h"
 #include "common/job/cells.h"
 #include "common/job/leaf_shares.h"
 #include "common/network/address.h"
@@ -411,7 +412,7 @@ absl::StatusOr<WorkerOptions> ParseWorkerOptions(int argc, const char* const* ar
   options.bucket_bytes = asked_bytes > 0 ? asked_bytes : DefaultBucketBytes(options);
   options.prefetch_depth = options.asked.prefetch_depth;
   // Without a core to spare, the loader's threads would only take turns with the trainer's.
-  if (options.prefetch_depth < 0) options.prefetch_depth = launcher.cores > options.threads ? 3 : 0;
+  if (options.prefetch_depth < 0) options.prefetch_depth = CountedCores(launcher.core_limits) > options.threads ? 3 : 0;
   // One flag, --synthetic_size, sets both.
   options.dataset.synthetic_width = options.dataset.synthetic_height;
   options.dataset.seed = options.seed;

@@ -330,8 +330,9 @@ inline constexpr FlagRow kRows[] = {
     {"loader_threads", "processor", "threads that fill a batch; their number does not change the batch",
      WholeAt<&W::loader_threads>(1, kLoaderThreadsMax)},
     {"prefetch_depth", "processor",
-     "batches filled ahead of the trainer; 0: the trainer fills each batch itself; -1: 3 if there are more cores than "
-     "--threads, else 0",
+     "batches filled ahead of the trainer; 0: the trainer fills each batch itself; -1: 3 if affinity and CPU quota "
+     "grant "
+     "more cores than --threads, else 0",
      WholeAt<&W::asked, &Asked::prefetch_depth>(-1, kPrefetchDepthMax), 0,
      WholeAt<&W::prefetch_depth>(0, kPrefetchDepthMax)},
     {"device", "processor", "auto: cuda where the driver shows a GPU, else cpu", OneOfAt<kDevices, &W::device>(),

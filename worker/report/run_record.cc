@@ -98,6 +98,7 @@ void FillHost(const RunFacts& facts, v1::RunHost& host) {
   host.set_cpu(ProcessorName());
   host.set_cores_per_worker(facts.cores_per_worker);
   host.set_cores_per_server(facts.cores_per_server);
+  host.set_cpu_quota(facts.cpu_quota);
   host.set_device(facts.device);
   for (const auto& [name, version] : facts.versions) (*host.mutable_versions())[name] = version;
   for (const auto& [shape, engines] : facts.engines) (*host.mutable_engines())[shape] = engines;

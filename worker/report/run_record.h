@@ -16,7 +16,7 @@
 namespace starring {
 
 // RunRecord::version. It changes when an entry or a field comes, goes or gets another meaning.
-inline constexpr int kRunRecordVersion = 1;
+inline constexpr int kRunRecordVersion = 2;
 
 struct RunFacts {
   const WorkerOptions* options = nullptr;
@@ -28,6 +28,7 @@ struct RunFacts {
   bool data_on_gpu = false;                     // whether the data set was in the GPU's memory
   std::string cores_per_worker;                 // as deploy/launch pinned them; without it this process's own
   std::string cores_per_server;                 // as deploy/launch pinned them; without it empty
+  double cpu_quota = 0;                         // CoreLimits::quota
   std::map<std::string, std::string> versions;  // of what decides bits and speed
   std::map<std::string, std::string> engines;   // CudaDevice::engines
   std::string sync_reason;                      // why the ranks chose this --sync; empty if they did not

@@ -23,7 +23,11 @@ class Clock(TypedDict):
     max: float | None
 
 
-class Machine(TypedDict):
+class _OptionalMachine(TypedDict, total=False):
+    cpu_quota: float | None  # the time that its control groups grant it, in cores; None: no limit
+
+
+class Machine(_OptionalMachine):
     name: str
     cpu: str
     cores: int  # the number that this process may use

@@ -29,6 +29,12 @@ def significant(value: float | None, digits: int = 3) -> str:
     return text.rstrip("0").rstrip(".") if "." in text and abs(value) >= 100 else text
 
 
+def cores(number: int | None, quota: float | None) -> str:
+    """2 cores, quota 0.5; without a quota: 2 cores."""
+    text = f"{NONE if number is None else number}{NBSP}core{'' if number == 1 else 's'}"
+    return text if quota is None else f"{text}, quota{NBSP}{quota:.3g}"
+
+
 def milliseconds(value: float | None) -> str:
     return NONE if value is None else f"{value:.3f}" if value < 10 else f"{value:.1f}"
 

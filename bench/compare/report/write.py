@@ -59,7 +59,8 @@ def _environment(autoescape: bool) -> jinja2.Environment:
     environment.filters.update(
         count=_or_dash(units.count), significant=_or_dash(units.significant), ms=_or_dash(units.milliseconds),
         seconds=_or_dash(units.seconds), percent=_or_dash(units.percent), ratio=_or_dash(units.ratio),
-        data=_or_dash(units.data), traffic=_or_dash(units.traffic), scientific=_or_dash(_scientific),
+        cores=lambda machine: units.cores(machine.get("cores"), machine.get("cpu_quota")), data=_or_dash(units.data),
+        traffic=_or_dash(units.traffic), scientific=_or_dash(_scientific),
         shell=lambda command: shlex.join(command or []), gpu=lambda use: units.gpu(use["percent"], use["memory_bytes"]),
         interval=interval_text, times=value_text, md=_markdown, moment=_moment, file_link=_file_link,
         section=labels.section, processes=view.processes,

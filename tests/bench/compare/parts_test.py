@@ -36,7 +36,7 @@ def matrix(*flags, torch=True):
 
 def record(steps=100, batch=128, train_count=60000, mean=2.0):
     config = {"train_count": train_count, "global_batch": batch, "device": "cpu", "deterministic": True}
-    return {"version": 1, "config": config, "steps": steps,
+    return {"version": 2, "config": config, "steps": steps,
             "step_ms": {"p50": mean, "p95": mean, "p99": mean, "max": mean, "mean": mean, "steps_measured": steps - 10},
             "breakdown_ms": {part: 0.0 for part in schema.BREAKDOWN_PARTS},
             "exchange": {"bytes_sent": 1e6, "bytes_received": 2e6}, "parameter_sha256": "d",
@@ -69,10 +69,10 @@ class ResultsTest(unittest.TestCase):
     def test_refuses_the_record_of_another_version(self):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "record.json")
-            for text, version in (("{}", 0), ('{"version": 2}', 2)):
+            for text, version in (("{}", 0), ('{"version": 3}', 3)):
                 with open(path, "w", encoding="utf-8") as file:
                     file.write(text)
-                with self.assertRaisesRegex(programs.ProgramError, f"of version {version}, .* reads version 1: build"):
+                with self.assertRaisesRegex(programs.ProgramError, f"of version {version}, .* reads version 2: build"):
                     measure.read_record(path)
             with open(path, "w", encoding="utf-8") as file:
                 json.dump(record(), file)
@@ -396,6 +396,25 @@ class RecordTest(unittest.TestCase):
 
     def test_rows_of_benchmarks(self):
         self.assertEqual(alone.rows('what bytes\n{"bytes": 1}\n\n{"bytes": 2}\n'), [{"bytes": 1}, {"bytes": 2}])
+
+    def test_the_tightest_quota_of_a_group_and_those_above_it_counts(self):
+        with tempfile.TemporaryDirectory() as root:
+            def write(path, text):
+                os.makedirs(os.path.dirname(os.path.join(root, path)), exist_ok=True)
+                with open(os.path.join(root, path), "w", encoding="utf-8") as file:
+                    file.write(text)
+
+            self.assertIsNone(machine.cpu_quota(root))
+            write("proc/self/cgroup", "4:cpu,cpuacct:/job/step\n2:memory:/job\n0::/slice/job\n")
+            write("sys/fs/cgroup/slice/job/cpu.max", "max 100000\n")
+            write("sys/fs/cgroup/cpu/job/step/cpu.cfs_quota_us", "-1\n")
+            write("sys/fs/cgroup/cpu/job/step/cpu.cfs_period_us", "100000\n")
+            self.assertIsNone(machine.cpu_quota(root))
+            write("sys/fs/cgroup/slice/cpu.max", "400000 100000\n")
+            self.assertEqual(machine.cpu_quota(root), 4.0)
+            write("sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_quota_us", "25000\n")
+            write("sys/fs/cgroup/cpu,cpuacct/job/cpu.cfs_period_us", "50000\n")
+            self.assertEqual(machine.cpu_quota(root), 0.5)
 
     def test_no_driver_is_no_gpu(self):
         gpus = machine.Gpus("libno-such-library.so")

@@ -389,6 +389,14 @@ class ReportTest(unittest.TestCase):
         self.assert_shown("load average 7.5 on 2 cores", self.write(*self.analysed(busy))[0])
         self.assertFalse("not quiet" in self.html)
 
+    def test_the_machine_has_cores_and_a_quota(self):
+        for cores, quota, text in ((2, 0.5, "2\u00a0cores, quota\u00a00.5"), (1, None, "1\u00a0core"),
+                                   (8, 1.25, "8\u00a0cores, quota\u00a01.25")):
+            made = schema.empty([], "", {"cores": cores, "cpu_quota": quota})
+            page, summary = self.write(*self.analysed(made))
+            self.assertIn(text + ",", page)
+            self.assertIn(text + ",", summary)
+
     def test_a_gpu_is_shown(self):
         with_gpu = self.few("lenet5/ring/2w/equal-workers/weak", "lenet5/ddp/2w/equal-workers/weak")
         for run in with_gpu["configurations"][0]["runs"]:

@@ -24,7 +24,7 @@ TEST(LauncherEnvironment, NothingSetIsOneProcess) {
   EXPECT_EQ(environment.world_size, 1);
   EXPECT_EQ(environment.local_rank, 0);
   EXPECT_EQ(environment.local_size, 1);
-  EXPECT_GE(environment.cores, 1);
+  EXPECT_GE(environment.core_limits.cores, 1);
   EXPECT_FALSE(environment.cores_per_worker.empty());
   EXPECT_EQ(environment.cores_per_server, "");
 }

@@ -26,7 +26,7 @@ class Machine {
     std::ofstream(root_ + "/" + path) << text;
   }
   int64_t Available() const { return AvailableMemoryBytes(root_).value(); }
-  const std::string& root() const { return root_; }
+  double Quota() const { return ReadCoreLimits(root_).quota; }
 
  private:
   const std::string root_;
@@ -73,6 +73,51 @@ TEST(MachineLimitsTest, WhatAGroupOfVersion1UsesIsNotFreeButItsFileCacheIs) {
   EXPECT_EQ(machine.Available(), 1'000'000'000);
   machine.Write("sys/fs/cgroup/memory/job/memory.stat", "inactive_file 7\ntotal_inactive_file 1500000000\n");
   EXPECT_EQ(machine.Available(), 2'500'000'000);
+}
+
+TEST(MachineLimitsTest, TheTightestQuotaOfAGroupAndThoseAboveItCounts) {
+  const Machine machine("quota2");
+  EXPECT_EQ(machine.Quota(), 0);
+  machine.Write("proc/self/cgroup", "0::/system.slice/job_7/step_0\n");
+  EXPECT_EQ(machine.Quota(), 0);  // the files of this group are not visible
+  machine.Write("sys/fs/cgroup/system.slice/job_7/step_0/cpu.max", "max 100000\n");
+  EXPECT_EQ(machine.Quota(), 0);
+  machine.Write("sys/fs/cgroup/system.slice/job_7/cpu.max", "150000 100000\n");
+  EXPECT_EQ(machine.Quota(), 1.5);
+  machine.Write("sys/fs/cgroup/system.slice/cpu.max", "400000 100000\n");
+  EXPECT_EQ(machine.Quota(), 1.5);
+  machine.Write("sys/fs/cgroup/cpu.max", "25000 50000\n");  // a container sees its own group as the highest
+  EXPECT_EQ(machine.Quota(), 0.5);
+}
+
+TEST(MachineLimitsTest, KnowsQuotasOfVersion1) {
+  const Machine machine("quota1");
+  machine.Write("proc/self/cgroup", "11:cpu,cpuacct:/slurm/job_7\n4:memory:/slurm\n0::/\n");
+  machine.Write("sys/fs/cgroup/cpu/slurm/job_7/cpu.cfs_quota_us", "-1\n");
+  machine.Write("sys/fs/cgroup/cpu/slurm/job_7/cpu.cfs_period_us", "100000\n");
+  EXPECT_EQ(machine.Quota(), 0);
+  machine.Write("sys/fs/cgroup/cpu/slurm/cpu.cfs_quota_us", "300000\n");
+  EXPECT_EQ(machine.Quota(), 0);  // a quota of no period
+  machine.Write("sys/fs/cgroup/cpu/slurm/cpu.cfs_period_us", "100000\n");
+  EXPECT_EQ(machine.Quota(), 3);
+  // Without a link for each controller that is mounted with others.
+  machine.Write("sys/fs/cgroup/cpu,cpuacct/slurm/cpu.cfs_quota_us", "50000\n");
+  machine.Write("sys/fs/cgroup/cpu,cpuacct/slurm/cpu.cfs_period_us", "100000\n");
+  EXPECT_EQ(machine.Quota(), 0.5);
+}
+
+TEST(MachineLimitsTest, AQuotaCountsAsWholeCoresAndNeverAsNone) {
+  EXPECT_EQ(CountedCores({.cores = 2}), 2);
+  EXPECT_EQ(CountedCores({.cores = 2, .quota = 0.5}), 1);
+  EXPECT_EQ(CountedCores({.cores = 2, .quota = 1.9}), 1);
+  EXPECT_EQ(CountedCores({.cores = 8, .quota = 2}), 2);
+  EXPECT_EQ(CountedCores({.cores = 2, .quota = 64}), 2);
+  EXPECT_EQ(CountedCores({.cores = 0, .quota = 4}), 1);
+  EXPECT_EQ(CountedCores({}), 1);
+  EXPECT_EQ(CoresText({.cores = 2, .quota = 0.5}), "2 cores, quota 0.5");
+  EXPECT_EQ(CoresText({.cores = 64, .quota = 16.0 / 3}), "64 cores, quota 5.33");
+  EXPECT_EQ(CoresText({.cores = 1}), "1 core");
+  EXPECT_GE(ReadCoreLimits().cores, 1);
 }
 
 TEST(MachineLimitsTest, AMachineThatSaysNothingIsAnError) {

@@ -35,6 +35,19 @@ TEST(PlanCoresTest, GoesRoundWhenCoresAreFew) {
   EXPECT_EQ(PlanCores(kTwo, {.worker_count = 1, .cores_per_worker = 9}).workers, (Lists{{4, 5}}));
 }
 
+TEST(PlanCoresTest, WorkersShareTheQuotaAndNoCoreStaysUnused) {
+  const CorePlan plan = PlanCores(kEight, {.worker_count = 2, .server_count = 1, .quota = 4.5});
+  EXPECT_EQ(plan.workers, (Lists{{0, 1}, {2, 3}}));
+  EXPECT_EQ(plan.servers, (Lists{{8, 9, 10, 11}}));
+  // A quota of half a core counts as one, and each worker has a core where there are so many.
+  EXPECT_EQ(PlanCores(kEight, {.worker_count = 2, .quota = 0.5}).workers, (Lists{{0}, {1}}));
+  EXPECT_EQ(PlanCores(kTwo, {.worker_count = 1, .quota = 0.5}).workers, (Lists{{4}}));
+  EXPECT_EQ(PlanCores(kEight, {.worker_count = 2, .cores_per_worker = 3, .quota = 1}).workers,
+            (Lists{{0, 1, 2}, {3, 8, 9}}));
+  EXPECT_EQ(PlanCores(kEight, {.worker_count = 2, .server_count = 1, .cores_per_server = 2, .quota = 4}).workers,
+            (Lists{{0}, {1}}));
+}
+
 TEST(PlanCoresTest, OneCoreForAll) {
   const CorePlan plan = PlanCores(std::vector<int>{7}, {.worker_count = 2, .server_count = 2});
   EXPECT_EQ(plan.workers, (Lists{{7}, {7}}));

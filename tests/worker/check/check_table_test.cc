@@ -175,6 +175,22 @@ TEST(CheckTableTest, DifferencesThatAJobBears) {
   EXPECT_THAT(TableOf(findings), HasSubstr("also: w1 has half of the cores of others or fewer (8)"));
 }
 
+TEST(CheckTableTest, AQuotaIsToldAndCounts) {
+  CheckFindings findings = Star();
+  EXPECT_THAT(TableOf(findings), Not(HasSubstr("quota")));
+  for (v1::ProcessReport& report : findings.reports) report.mutable_facts()->set_cpu_quota(6.5);
+  findings.reports[0].mutable_servers(0)->set_cpu_quota(0.5);
+  EXPECT_THAT(TableOf(findings), HasSubstr("\ns0: 8 cores, quota 0.5\nw0, w1: 8 cores, quota 6.5\n"));
+  EXPECT_EQ(JudgeCheck(findings).sentence, "ready: 2 workers reach all 2 servers");
+
+  findings.reports[1].mutable_facts()->set_cpu_quota(0.5);
+  EXPECT_THAT(
+      JudgeCheck(findings).sentence,
+      StartsWith("ready: 2 workers reach all 2 servers; but w1 has 8 cores, quota 0.5, on host1 and --threads=1: "
+                 "the kernel stops it in each period: raise the quota"));
+  EXPECT_THAT(TableOf(findings), HasSubstr("also: w1 has half of the cores of others or fewer (6)"));
+}
+
 TEST(CheckTableTest, AWorkerThatDoesNotKnowItsCoresMayHaveEnough) {
   CheckFindings findings = Star();
   findings.threads = 4;

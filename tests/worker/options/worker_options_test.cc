@@ -90,6 +90,19 @@ void ExpectFlagsOfTheTable(const std::string& page) {
   }
 }
 
+TEST(WorkerOptionsTest, BatchesAreFilledAheadWhereCoresAndQuotaLeaveOne) {
+  const auto depth = [](const CoreLimits& limits) {
+    const auto options = Parse({}, {.core_limits = limits});
+    EXPECT_TRUE(options.ok()) << options.status();
+    return options.ok() ? options->prefetch_depth : -1;
+  };
+  EXPECT_EQ(depth({.cores = 2}), 3);
+  EXPECT_EQ(depth({.cores = 1}), 0);
+  EXPECT_EQ(depth({.cores = 8, .quota = 1.5}), 0);
+  EXPECT_EQ(depth({.cores = 8, .quota = 0.5}), 0);
+  EXPECT_EQ(depth({.cores = 8, .quota = 2}), 3);
+}
+
 TEST(WorkerOptionsTest, ThePagesTellTheFlagsOfTheTable) {
   ExpectFlagsOfTheTable(FlagsSection("README.md"));
   const std::string page = FlagsSection("worker/README.md");

@@ -34,7 +34,8 @@ Struct Record(const std::vector<std::string>& words, DeviceKind device = DeviceK
   result.bucket_bytes = 4096;
   result.steps = 3;
   result.tried_buckets = {{.bucket_bytes = 4096, .step_ms = 2.5}, {.bucket_bytes = 8192, .step_ms = 3}};
-  const absl::StatusOr<std::string> json = RunRecordJson({.options = &*options, .data = &data, .result = &result});
+  const absl::StatusOr<std::string> json =
+      RunRecordJson({.options = &*options, .data = &data, .result = &result, .cpu_quota = 0.5});
   EXPECT_TRUE(json.ok()) << json.status();
   Struct record;
   EXPECT_TRUE(google::protobuf::util::JsonStringToMessage(*json, &record).ok()) << *json;
@@ -62,6 +63,10 @@ TEST(RunRecordTest, HasTheFlagsAndWhatBecameOfTheRun) {
   ASSERT_EQ(tried.values_size(), 2);
   EXPECT_EQ(tried.values(1).struct_value().fields().at("bucket_bytes").number_value(), 8192);
   EXPECT_EQ(tried.values(1).struct_value().fields().at("step_ms").number_value(), 3);
+}
+
+TEST(RunRecordTest, HasTheQuota) {
+  EXPECT_EQ(Record({}).fields().at("host").struct_value().fields().at("cpu_quota").number_value(), 0.5);
 }
 
 TEST(RunRecordTest, SaysWhetherFlagsAndSeedDecideTheBits) {
