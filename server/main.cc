@@ -97,6 +97,7 @@ void SayInLog(const std::string& line) { Log(line); }
 // Never destroyed: gRPC's threads use it until the process ends.
 absl::StatusOr<ParameterServer*> Listen(const ServerOptions& options, ParameterServer::Options serving_options) {
   serving_options.listen = options.listen;
+  serving_options.ports = options.port_range;
   serving_options.shard = options.shard;
   serving_options.shard_count = options.shard_count;
   serving_options.run_id = options.run_id;
@@ -144,6 +145,7 @@ absl::StatusOr<std::unique_ptr<Transport>> MeetWorkers(const ServerOptions& opti
                          .server_count = options.shard_count,
                          .rendezvous = options.rendezvous,
                          .listener = std::nullopt,
+                         .ports = options.port_range,
                          .run_id = options.run_id,
                          .token = options.security.rank_key,
                          .insecure = options.insecure,

@@ -18,6 +18,7 @@
 #include "common/base/limits.h"
 #include "common/host/machine_limits.h"
 #include "common/metrics/trace.h"
+#include "common/network/port_range.h"
 #include "common/security/transport_security.h"
 #include "proto/starring/v1/parameter_server.pb.h"
 #include "server/shard/server_metrics.h"
@@ -27,7 +28,8 @@ namespace starring {
 class ParameterServer {
  public:
   struct Options {
-    std::string listen = "127.0.0.1:0";  // host:port; port 0 takes a free one
+    std::string listen = "127.0.0.1:0";  // host:port; port 0 takes a free one, of `ports`
+    PortRange ports = {};
     int shard = 0;
     int shard_count = 1;
     std::string run_id;  // the only run whose workers may join; empty: the run of the first worker

@@ -103,6 +103,7 @@ absl::Status ParameterServer::Core::Start() {
   constexpr absl::Duration kPortPatience = absl::Seconds(60);
   const absl::Duration patience = is_elastic() ? std::min(options_.join_deadline, kPortPatience) : absl::ZeroDuration();
   ASSIGN_OR_RETURN(acceptor_, ConnectionAcceptor::Listen({.listen = options_.listen,
+                                                          .ports = options_.ports,
                                                           .patience = absl::ToChronoMilliseconds(patience),
                                                           .say = [this](const std::string& line) { Log(line); }}));
   grpc::ServerBuilder builder;

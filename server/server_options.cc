@@ -54,6 +54,16 @@ absl::Status CheckTransport(const ParsedFlags& flags, const ServerOptions& optio
   return cell.May(Cell::kSiteCertificates) ? absl::OkStatus() : RefuseSiteCertificates(options.security_files);
 }
 
+// A range is for a port that the server chooses.
+absl::Status CheckPortRange(const ServerOptions& options) {
+  if (options.port_range.IsAny() || options.cell().contact != Contact::kServers) return absl::OkStatus();
+  ASSIGN_OR_RETURN(const HostPort place, ParseHostPort(options.listen), "--listen");
+  if (place.port == 0) return absl::OkStatus();
+  return RefuseFlag(
+      "port_range", AbslUnparseFlag(options.port_range),
+      absl::StrCat("--listen=", options.listen, " has a port already: give it port 0, or drop the range"));
+}
+
 // The workers of an elastic run dial what they are told.
 absl::Status CheckAnnounced(const ServerOptions& options) {
   if (options.announce.empty()) {
@@ -126,6 +136,7 @@ absl::StatusOr<ServerOptions> ParseServerOptions(int argc, const char* const* ar
   // Over TCP no worker dials a server.
   if (options.cell().contact != Contact::kServers && !flags.given.contains("listen")) options.listen.clear();
   RETURN_IF_ERROR(CheckTransport(flags, options));
+  RETURN_IF_ERROR(CheckPortRange(options));
   // ParameterServer::Start refuses this too, but knows nothing of flags.
   if (options.shard >= options.shard_count) {
     return RefuseFlag(

@@ -13,6 +13,7 @@
 #include "common/host/log.h"
 #include "common/job/cells.h"
 #include "common/job/sync.h"
+#include "common/network/port_range.h"
 #include "common/security/security_flags.h"
 #include "common/security/transport_security.h"
 
@@ -37,6 +38,7 @@ struct ServerOptions {
 
   TransportKind transport = TransportKind::kGrpc;
   std::string listen = "127.0.0.1:7077";
+  PortRange port_range;    // of the ports that the server may choose; without one any
   std::string rendezvous;  // tcp: where worker 0 listens
   int world_size = 0;      // tcp: number of workers
   int shard = 0;
@@ -79,6 +81,10 @@ inline constexpr FlagRow kRows[] = {
     {"listen", "job",
      "address to listen on; port 0 takes a free one; over tcp for GetStatus alone, and nowhere without the flag",
      TextAt<&S::listen>("host:port")},
+    {"port_range", "job",
+     "ports such as 7000-7100 from which the server takes its own: at port 0 of --listen, and over tcp as a rank; "
+     "empty: any free one",
+     TextAt<&S::port_range>(kPortRangeForm)},
     {"rendezvous", "job", "tcp: where worker 0 listens, as its --rendezvous says", TextAt<&S::rendezvous>("host:port")},
     {"world_size", "job", "tcp: number of workers, as their --world_size says",
      WholeAt<&S::world_size>(0, kWorldSizeMax)},

@@ -143,6 +143,7 @@ absl::StatusOr<TcpRendezvousOptions> MakeRendezvousOptions(const WorkerOptions& 
                               .rendezvous = options.rendezvous,
                               .listener = std::nullopt,
                               .bound_fd = options.rendezvous_fd,
+                              .ports = options.port_range,
                               .run_id = options.run_id,
                               .token = options.security.rank_key,
                               .insecure = options.insecure,

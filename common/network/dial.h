@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "common/network/close_on_fork.h"
 
@@ -79,6 +80,12 @@ class PendingDial {
 
 // "connection refused (ECONNREFUSED)"
 std::string ErrnoText(int error_number);
+
+// The end of an error about a dial that nothing has answered (ETIMEDOUT): the cause, and the way out of programs that
+// have the flag.
+inline constexpr absl::string_view kFirewallCause = ": a firewall may drop the packets";
+inline constexpr absl::string_view kFirewallWayOut =
+    ": start the processes with --check instead, which shows between which hosts";
 
 }  // namespace starring
 

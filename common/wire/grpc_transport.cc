@@ -12,6 +12,7 @@
 #include "common/base/check.h"
 #include "common/base/limits.h"
 #include "common/base/status.h"
+#include "common/network/dial.h"
 
 namespace starring {
 namespace {
@@ -107,6 +108,11 @@ absl::Status ExplainConnectionError(const std::string& error, const TransportSec
     return absl::InvalidArgumentError(
         "its certificate is for another name than that of its address in --servers: name it as its --tls_certificate "
         "does");
+  }
+  for (const absl::string_view silent : {"tcp handshaker shutdown", "Timeout occurred", "Connection timed out"}) {
+    if (!absl::StrContains(error, silent)) continue;
+    return absl::UnavailableError(
+        absl::StrCat("nothing answers at its address (", error, ")", kFirewallCause, kFirewallWayOut));
   }
   if (!absl::StrContains(error, "failed to connect") || !absl::StrContains(error, "Socket closed")) {
     return absl::UnavailableError(absl::StrCat(error, ": start it, or correct --servers"));

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "common/network/dial.h"
 #include "common/wire/challenge.h"
 #include "common/wire/grpc_transport.h"
 #include "common/wire/request_proof.h"
@@ -228,8 +229,9 @@ bool MemberLink::IsRefused(const Stream& stream) {
       absl::IsUnavailable(status) ? ExplainConnectionError(std::string(status.message()), options_.security) : status;
   {
     const MutexLock lock(mutex_);
-    // The advice is for a worker that joins a server.
-    trouble_ = std::string(absl::StripSuffix(explained.message(), ": start it, or correct --servers"));
+    // Either advice is for a worker that joins a server. An elastic run has no --check.
+    trouble_ = std::string(
+        absl::StripSuffix(absl::StripSuffix(explained.message(), ": start it, or correct --servers"), kFirewallWayOut));
   }
   // A process that has taken the coordinator's port for a while must not end this one.
   if (!unproved.ok() || !IsForGood(explained)) return false;

@@ -18,11 +18,13 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/base/limits.h"
 #include "common/base/status.h"
 #include "common/flags/command_line.h"
 #include "common/host/exhausted.h"
 #include "common/host/machine_limits.h"
 #include "common/job/cells.h"
+#include "common/network/port_range.h"
 #include "deploy/launch/mpi_rank.h"
 #include "server/elastic/generation_log.h"
 
@@ -74,43 +76,69 @@ std::string EndText(const Child& child) {
                       child.exit_code == kExitNotWritten ? ": it has trained, and could not write the result" : "");
 }
 
-// A free port of the loopback interface for --rendezvous. As long as `holder` is open, no other process can have the
-// port: it does not allow reuse (SO_REUSEADDR). Rank 0 inherits it, and listens.
+// A socket that has a port of the loopback interface. As long as it is open, no other process can have the port.
 struct ReservedPort {
   UniqueFd holder;
   int port = 0;
 };
 
-absl::StatusOr<ReservedPort> ReservePort() {
+// Port 0 takes a free one. AlreadyExists if the port is taken.
+absl::StatusOr<ReservedPort> BindPort(int port) {
   ReservedPort reserved{.holder = UniqueFd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0))};
   sockaddr_in address = {};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<uint16_t>(port));
   socklen_t length = sizeof(address);
-  auto* const any = reinterpret_cast<sockaddr*>(&address);
+  auto* const place = reinterpret_cast<sockaddr*>(&address);
   const int fd = reserved.holder.get();
-  if (fd < 0 || bind(fd, any, length) != 0 || getsockname(fd, any, &length) != 0) {
-    return absl::ErrnoToStatus(errno, "cannot find a free port for --rendezvous");
+  // Without SO_REUSEADDR a bound socket keeps others out. A port of a range must be free again at once after the last
+  // job that had it, whose connections the kernel remembers for a minute. So the socket allows reuse, and listens,
+  // which keeps others out, too.
+  const int yes = 1;
+  if (fd < 0 || (port != 0 && setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) != 0) ||
+      bind(fd, place, length) != 0 || (port != 0 && listen(fd, kWorldSizeMax) != 0) ||
+      getsockname(fd, place, &length) != 0) {
+    const int error = errno;
+    const std::string text = absl::StrCat("cannot bind port ", port, " of 127.0.0.1");
+    // ErrnoToStatus has another code for a port that is taken.
+    return error == EADDRINUSE ? absl::AlreadyExistsError(text) : absl::ErrnoToStatus(error, text);
   }
   reserved.port = ntohs(address.sin_port);
   return reserved;
 }
 
-// A port that nobody gets who asks for any: outside ip_local_port_range, and free now.
-absl::StatusOr<int> FindCoordinatorPort() {
+// A port for --rendezvous. Rank 0 inherits the socket, and listens.
+absl::StatusOr<ReservedPort> ReservePort(const PortRange& ports) {
+  ReservedPort reserved;
+  const absl::Status status = ListenInRange(ports, [&](int port) -> absl::Status {
+    ASSIGN_OR_RETURN(reserved, BindPort(port));
+    return absl::OkStatus();
+  });
+  RETURN_IF_ERROR(status, "--rendezvous");
+  return reserved;
+}
+
+// A port that is free now, and that no other process gets later, because shard 0 comes back at the same one: outside
+// ip_local_port_range, or the last free one of `ports`, of which the other shards take the first.
+absl::StatusOr<int> FindCoordinatorPort(const PortRange& ports) {
+  if (!ports.IsAny()) {
+    int found = 0;
+    const absl::Status status = ListenInRange(ports, [&](int port) -> absl::Status {
+      ASSIGN_OR_RETURN(const ReservedPort reserved, BindPort(ports.last - (port - ports.first)));
+      found = reserved.port;
+      return absl::OkStatus();
+    });
+    RETURN_IF_ERROR(status, "--elastic");
+    return found;
+  }
   int first = 32768, last = 60999;
   std::ifstream("/proc/sys/net/ipv4/ip_local_port_range") >> first >> last;
   constexpr int kFirstUserPort = 1024, kPorts = 65536, kTries = 200;
   std::random_device random;
   for (int i = 0; i < kTries; ++i) {
     const int port = kFirstUserPort + static_cast<int>(random() % (kPorts - kFirstUserPort));
-    if (port >= first && port <= last) continue;
-    const UniqueFd socket_fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    sockaddr_in address = {};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    address.sin_port = htons(static_cast<uint16_t>(port));
-    if (bind(socket_fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0) return port;
+    if ((port < first || port > last) && BindPort(port).ok()) return port;
   }
   return absl::UnavailableError(absl::StrCat("no free port outside of ", first, " to ", last,
                                              ", the range that the system gives away (ip_local_port_range)"));
@@ -182,7 +210,7 @@ absl::Status Job::Start() {
       return StartWorkers({absl::StrCat("--servers=", absl::StrJoin(addresses, ","))});
     }
     case Contact::kRendezvous: {
-      ASSIGN_OR_RETURN(ReservedPort reserved, ReservePort());
+      ASSIGN_OR_RETURN(ReservedPort reserved, ReservePort(options_.port_range));
       const std::string rendezvous = absl::StrCat("--rendezvous=127.0.0.1:", reserved.port);
       if (options_.server_count == 0) return StartWorkers({rendezvous}, reserved.holder.get());
       RETURN_IF_ERROR(StartServers({absl::StrCat("--transport=", TransportName(options_.transport)), rendezvous,
@@ -199,7 +227,7 @@ absl::Status Job::Start() {
 
 // Shard 0 comes back at the same port, so that port must be one that the system gives to nobody else.
 absl::Status Job::StartElastic() {
-  ASSIGN_OR_RETURN(const int port, FindCoordinatorPort());
+  ASSIGN_OR_RETURN(const int port, FindCoordinatorPort(options_.port_range));
   const std::string coordinator = absl::StrCat("127.0.0.1:", port);
   const std::string state_dir = absl::StrCat("--state_dir=", context_.state_dir);
   RETURN_IF_ERROR(StartServer(0, {absl::StrCat("--listen=", coordinator), "--elastic", state_dir,
@@ -301,6 +329,8 @@ absl::Status Job::StartServer(int shard, const std::vector<std::string>& meeting
     spec.argv.push_back(absl::StrCat("--port_file=", context_.folder, "/", name, ".port"));
   }
   spec.argv.insert(spec.argv.end(), context_.admission_flags.begin(), context_.admission_flags.end());
+  // Shard 0 of an elastic job has its port from us.
+  if (!IsElastic() || shard > 0) AppendPortRange(&spec.argv);
   AppendWatching(options_.worker_count, &spec.argv);
   spec.cores = context_.cores->servers[static_cast<size_t>(shard)];
   return StartChild(name, Role::kServer, std::move(spec));
@@ -427,6 +457,11 @@ void Job::AppendWatching(int first_port, std::vector<std::string>* command) cons
   if (port >= 0) command->push_back(absl::StrCat("--metrics_port=", port == 0 ? 0 : port + first_port));
 }
 
+void Job::AppendPortRange(std::vector<std::string>* command) const {
+  if (options_.port_range.IsAny()) return;
+  command->push_back(absl::StrCat("--port_range=", AbslUnparseFlag(options_.port_range)));
+}
+
 std::vector<std::string> Job::WorkerCommand() const {
   std::vector<std::string> command = {options_.worker_binary,
                                       absl::StrCat("--sync=", NameOf(kSyncs, options_.sync_asked))};
@@ -434,6 +469,7 @@ std::vector<std::string> Job::WorkerCommand() const {
     command.push_back(absl::StrCat("--transport=", TransportName(options_.transport)));
   }
   if (options_.check) command.emplace_back("--check");
+  if (options_.cell().contact != Contact::kServers) AppendPortRange(&command);
   AppendWatching(0, &command);
   command.insert(command.end(), context_.worker_flags.begin(), context_.worker_flags.end());
   return command;

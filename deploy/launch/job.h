@@ -110,6 +110,7 @@ class Job {
   void EndStuckServers();
   // Gives the child its environment and outputs. Lines get a prefix, except those of worker 0's standard output.
   absl::Status StartChild(const std::string& name, Role role, ChildSpec spec);
+  void AppendPortRange(std::vector<std::string>* command) const;
   void AppendWatching(int first_port, std::vector<std::string>* command) const;
   std::vector<std::string> WorkerCommand() const;
 

@@ -80,8 +80,8 @@ absl::Status CheckWorkerFlags(const LaunchOptions& options) {
                        shared == "run_id" ? "drop it, the launcher sets it for both" : "give it before --"));
     }
   }
-  for (const absl::string_view ours : {"sync", "transport", "rendezvous", "rendezvous_fd", "rank", "world_size",
-                                       "servers", "server_ranks", "elastic", "coordinator"}) {
+  for (const absl::string_view ours : {"sync", "transport", "port_range", "rendezvous", "rendezvous_fd", "rank",
+                                       "world_size", "servers", "server_ranks", "elastic", "coordinator"}) {
     if (HasFlag(worker_flags, ours)) {
       return absl::InvalidArgumentError(
           absl::StrCat("flag --", ours, " is after --, but the launcher sets it for each worker: drop it there"));
@@ -126,6 +126,20 @@ absl::Status ResolveTransport(LaunchOptions& options) {
   if (cell == nullptr) return RefuseFlag("transport", NameOf(kTransports, asked), WhyNotOver(options.sync, *asked));
   options.transport = cell->transport;
   return absl::OkStatus();
+}
+
+// Whether a process of the job listens at a port that it chooses. Over MPI the workers do so for a check alone.
+absl::Status CheckPortRange(const LaunchOptions& options) {
+  const Contact contact = options.cell().contact;
+  const bool listens =
+      contact == Contact::kServers || contact == Contact::kRendezvous || (contact == Contact::kMpirun && options.check);
+  if (options.port_range.IsAny() || (listens && options.join.empty())) return absl::OkStatus();
+  return RefuseFlag("port_range", AbslUnparseFlag(options.port_range),
+                    contact == Contact::kMpirun ? "MPI chooses its ports itself: drop it, and limit Open MPI's by "
+                                                  "OMPI_MCA_btl_tcp_port_min_v4 and OMPI_MCA_btl_tcp_port_range_v4"
+                                                : absl::StrCat(options.join.empty() ? JobName(options) : "--join",
+                                                               " has nothing that listens: "
+                                                               "drop it"));
 }
 
 absl::Status CheckElastic(const ParsedFlags& flags, const LaunchOptions& options) {
@@ -272,6 +286,7 @@ absl::StatusOr<LaunchOptions> ParseLaunchOptions(int argc, const char* const* ar
   RETURN_IF_ERROR(ResolveTransport(options));
   RETURN_IF_ERROR(CheckElastic(flags, options));
   if (options.join.empty()) RETURN_IF_ERROR(ReadServers(options));
+  RETURN_IF_ERROR(CheckPortRange(options));
   RETURN_IF_ERROR(ReadSecurity(options));
   ASSIGN_OR_RETURN(options.worker_binary, FindProgram("worker", "worker_binary", options.worker_binary));
   RETURN_IF_ERROR(CheckWorkerFlags(options));

@@ -14,6 +14,7 @@
 #include "common/host/log.h"
 #include "common/job/cells.h"
 #include "common/job/sync.h"
+#include "common/network/port_range.h"
 #include "common/security/security_flags.h"
 #include "common/security/transport_security.h"
 
@@ -38,6 +39,7 @@ struct LaunchOptions {
   bool check = false;  // the workers dial all processes that they will talk to, and end
   absl::Duration start_deadline = absl::Seconds(30);  // for the servers to listen
   absl::Duration stop_deadline = absl::Seconds(60);   // for the workers to save and leave after a signal
+  PortRange port_range;                               // of everything that listens, but for --metrics_port
   int cores_per_worker = 0;                           // see CoreDemand
   int cores_per_server = 0;
   std::string trace;                  // --trace of every process; empty: none
@@ -104,6 +106,9 @@ inline constexpr FlagRow kRows[] = {
      SecondsAt<&L::start_deadline>(1, kStartSecondsMax)},
     {"stop_deadline_s", "job", "seconds for the workers to save and leave after Ctrl-C or SIGTERM",
      SecondsAt<&L::stop_deadline>(1, kStartSecondsMax)},
+    {"port_range", "job",
+     "ports such as 7000-7100 from which rendezvous, coordinator, servers, and ranks over tcp take theirs; empty: any",
+     TextAt<&L::port_range>(kPortRangeForm)},
     {"cores_per_worker", "processor",
      "cores that each worker is pinned to; 0: an equal share, of the CPU quota if that is less",
      WholeAt<&L::cores_per_worker>(0, kCoreCountMax)},

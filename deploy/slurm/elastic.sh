@@ -97,8 +97,9 @@ run_has_begun() {
 # run's state.
 # shellcheck disable=SC2154
 start_elastic() {
-  local coordinator flags here node nodes server=$1 shard worker=$2
+  local coordinator flags here node nodes port_flags server=$1 shard worker=$2
   shift 2
+  mapfile -t port_flags < <(ports)
   mapfile -t nodes < <("${step[@]}" --het-group=0 --label printenv SLURMD_NODENAME | sort -n | sed 's/.*: //')
   ((${#nodes[@]} == SLURM_NTASKS_HET_GROUP_0)) || fail "srun cannot start all tasks on the servers' nodes"
   if ((SLURM_JOB_NUM_NODES_HET_GROUP_0 < 2 || SLURM_JOB_NUM_NODES_HET_GROUP_1 < 2)); then
@@ -117,7 +118,7 @@ start_elastic() {
       flags+=(--listen="${coordinator}" --first_workers="${SLURM_NTASKS_HET_GROUP_1}")
     else
       here=$(node_address "${node}") || fail "Slurm does not know the address of node ${node}"
-      flags+=(--listen="${here}:0" --coordinator="${coordinator}")
+      flags+=(--listen="${here}:0" --coordinator="${coordinator}" "${port_flags[@]}")
     fi
     "${step[@]}" --het-group=0 "${server_cores[@]}" --nodes=1 --ntasks=1 --nodelist="${node}" \
       "${keep[@]}" --shard "${shard}" "${server}" "${flags[@]}" "${secure[@]}" &

@@ -37,21 +37,33 @@ node_address() {
   echo "${address}"
 }
 
+# ports: prints the flag by which servers, and ranks over TCP, listen at ports of PORT_RANGE, if it is set.
+ports() {
+  [[ -z ${PORT_RANGE:-} ]] || echo "--port_range=${PORT_RANGE}"
+}
+
 # rendezvous NODE: prints host:port for the ranks of a job to meet: rank 0 runs on NODE. The port
 # is below those that a system gives to processes that ask for any, and nothing listens there now.
+# With PORT_RANGE it is one of the last of that range: processes on NODE take its first ones.
 rendezvous() {
-  local address bare port try node=$1
+  local address bare first=20000 last=31999 port try node=$1
+  if [[ -n ${PORT_RANGE:-} ]]; then
+    [[ ${PORT_RANGE} =~ ^[1-9][0-9]{0,4}-[1-9][0-9]{0,4}$ ]] || fail "PORT_RANGE is ${PORT_RANGE}, not like 7000-7100"
+    first=${PORT_RANGE%-*} last=${PORT_RANGE#*-}
+  fi
   address=$(node_address "${node}") || fail "Slurm does not know the address of node ${node}"
   bare=${address#[}
   bare=${bare%]}
   for ((try = 0; try < 20; ++try)); do
-    port=$((20000 + RANDOM % 12000))
+    port=$((first + RANDOM % (last - first + 1)))
+    [[ -z ${PORT_RANGE:-} ]] || port=$((last - try))
+    ((port >= first)) || break
     if ! timeout 2 bash -c "exec 3<>/dev/tcp/${bare}/${port}" 2>/dev/null; then
       echo "${address}:${port}"
       return
     fi
   done
-  fail "found no free port at ${address}: set RENDEZVOUS to host:port"
+  fail "found no free port from ${first} to ${last} at ${address}: set RENDEZVOUS to host:port, or widen PORT_RANGE"
 }
 
 # job_secret: prints the path of the job's secret, a file that all nodes see and only the user may read. JOB_SECRET may

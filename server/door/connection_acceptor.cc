@@ -81,12 +81,19 @@ void SetOption(int fd, int level, int name, int value) { setsockopt(fd, level, n
 
 absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> ConnectionAcceptor::Listen(const Options& options) {
   constexpr std::chrono::milliseconds kPause(100);
+  ASSIGN_OR_RETURN(const HostPort wanted, ParseHostPort(options.listen));
   const Clock::time_point end = Clock::now() + options.patience;
   for (bool has_said = false;; has_said = true) {
-    std::unique_ptr<ConnectionAcceptor> acceptor(new ConnectionAcceptor(options.members_max));
-    const absl::Status status = acceptor->Open(options.listen);
+    std::unique_ptr<ConnectionAcceptor> acceptor;
+    const auto listen_at = [&](int port) {
+      acceptor.reset(new ConnectionAcceptor(options.members_max));
+      const absl::Status status = acceptor->Open(options.listen, {.host = wanted.host, .port = port});
+      return acceptor->is_taken_ ? absl::AlreadyExistsError(status.message()) : status;
+    };
+    const absl::Status status = wanted.port == 0 ? ListenInRange(options.ports, listen_at) : listen_at(wanted.port);
     if (status.ok()) return acceptor;
-    if (!acceptor->is_taken_ || Clock::now() >= end) return status;
+    if (!absl::IsAlreadyExists(status)) return status;
+    if (Clock::now() >= end) return absl::InvalidArgumentError(status.message());
     if (!has_said && options.say != nullptr) {
       options.say(absl::StrCat("another program has ", options.listen, ": waiting for it, ",
                                options.patience.count() / 1000, " s at most"));
@@ -95,8 +102,7 @@ absl::StatusOr<std::unique_ptr<ConnectionAcceptor>> ConnectionAcceptor::Listen(c
   }
 }
 
-absl::Status ConnectionAcceptor::Open(const std::string& address) {
-  ASSIGN_OR_RETURN(const HostPort wanted, ParseHostPort(address));
+absl::Status ConnectionAcceptor::Open(const std::string& address, const HostPort& wanted) {
   epoll_ = epoll_create1(EPOLL_CLOEXEC);
   stop_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (epoll_ < 0 || stop_ < 0) return absl::ErrnoToStatus(errno, "cannot watch connections");

@@ -33,13 +33,16 @@
 #include "absl/strings/string_view.h"
 #include "common/base/limits.h"
 #include "common/base/mutex.h"
+#include "common/network/address.h"
+#include "common/network/port_range.h"
 
 namespace starring {
 
 class ConnectionAcceptor {
  public:
   struct Options {
-    std::string listen;  // host:port; port 0 takes a free one, the same on every address of the host
+    std::string listen;  // host:port; port 0 takes a free one, of `ports`, the same on every address of the host
+    PortRange ports = {};
     int members_max = kMemberConnectionsMax;
     // How long to wait for a port that another program has, and what says that this one waits.
     std::chrono::milliseconds patience{0};
@@ -112,7 +115,8 @@ class ConnectionAcceptor {
   };
 
   explicit ConnectionAcceptor(int members_max) : members_max_(members_max) {}
-  absl::Status Open(const std::string& address);
+  // `wanted` is `address` with the port to listen at.
+  absl::Status Open(const std::string& address, const HostPort& wanted);
   absl::Status AddListener(const void* socket_address, unsigned length, int* port);
   // Watches a descriptor other than a connection's.
   void Watch(int fd, int operation, uint32_t events) const;

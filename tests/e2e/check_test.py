@@ -1,6 +1,8 @@
 """Tests launch --check and worker --check with real processes: ready, or the one problem to mend."""
 
+import contextlib
 import os
+import random
 import re
 import shutil
 import socket
@@ -70,8 +72,43 @@ class CheckTest(JobTest):
                                 "--sync=star", "--workers=1"], CHECK_SECONDS_MAX)
         self.assertEqual(done.returncode, 0, done.output)
         self.assertRegex(done.output, r"(?m)^launch: star, cores: w0=\d s0=.* \(\d+ cores?, quota 0.5\)$")
-        self.assertRegex(done.output, r"(?m)^w0: 1 core, quota 0.5$")
+        self.assertRegex(done.output, r"(?m)^w0, s0: 1 core, quota 0.5$")
         self.assertIn("w0 has 1 core, quota 0.5, on ", done.output)
+
+    def free_ports(self, count):
+        """The first of so many ports that are free now, and that the system gives to nobody who asks for any."""
+        for first in random.sample(range(20_000, 30_000), 100):
+            try:
+                for port in range(first, first + count):
+                    with socket.socket() as probe:
+                        probe.bind(("127.0.0.1", port))
+                return first
+            except OSError:
+                continue
+        return self.fail("no free ports")
+
+    def test_everything_listens_in_the_range(self):
+        for count, flags in ((3, ["--sync=ring", "--transport=tcp", "--workers=3"]),
+                             (2, ["--sync=star", "--workers=2", "--servers=2"]),
+                             (3, ["--sync=star", "--transport=tcp", "--workers=2", "--servers=1"])):
+            first = self.free_ports(count)
+            ports = "--port_range=%d-%d" % (first, first + count - 1)
+            for _ in range(2):  # the kernel still knows connections of the first time
+                done = self.check(*flags, ports)
+                self.assertEqual(done.returncode, 0, done.output)
+                found = set(map(int, re.findall(r"(?m)^[sw]\d +[sw]\d .*127.0.0.1:(\d+) ", done.output)))
+                self.assertLessEqual(found, set(range(first, first + count)), done.output)
+        done = self.check("--sync=star", "--workers=1", "--servers=2", "--port_range=%d-%d" % (first, first))
+        self.assertEqual(done.returncode, 2, done.output)
+        self.assertIn("no port from %d to %d is free: end what listens there, or widen --port_range" % (first, first),
+                      done.output)
+
+    def test_a_job_trains_in_the_range(self):
+        for sync, more, count in (("ring/tcp", [], 3), ("star", ["--elastic"], 2)):
+            first = self.free_ports(count)
+            record = self.train(sync, workers=3, servers=2, flags=SMALL_JOB,
+                                launch_flags=[*more, "--port_range=%d-%d" % (first, first + count - 1)])
+            self.assertGreater(record["steps"], 0)
 
     @unittest.skipUnless(HAS_MPIRUN, "no mpirun")
     def test_ring_is_ready(self):
@@ -150,6 +187,20 @@ class CheckTest(JobTest):
                          "or correct --servers" % closed)
         self.assertRegex(done.output, r"w0 +s0 +grpc +%s +lo +reachable" % address)
         self.assert_fits(done.output)
+
+    def test_a_worker_whose_packets_are_dropped_speaks_of_firewall_and_check(self):
+        with socket.socket() as full, contextlib.ExitStack() as dials:
+            full.bind(("127.0.0.1", 0))
+            full.listen(0)
+            for _ in range(3):  # once the backlog is full, no dial is answered
+                dial = dials.enter_context(socket.socket())
+                dial.setblocking(False)
+                dial.connect_ex(full.getsockname())
+            address = "127.0.0.1:%d" % full.getsockname()[1]
+            done = self.run_to_end([WORKER, "--servers=" + address, *SMALL_JOB, "--join_deadline_s=2"])
+        self.assertEqual(done.returncode, 3, done.output)
+        self.assertIn("server %s (shard 0): nothing answers at its address: a firewall may drop the packets: start the "
+                      "processes with --check instead" % address, done.output)
 
     def test_a_port_that_is_silent_is_named(self):
         with socket.socket() as silent:

@@ -107,6 +107,17 @@ TEST(ServerOptionsTest, RefusesPortsThatAreNone) {
   EXPECT_EQ(Parse({"--shard=1", "--shard_count=2", "--metrics_port=0"})->metrics_port, 0);
 }
 
+TEST(ServerOptionsTest, ARangeIsForAPortThatTheServerChooses) {
+  EXPECT_THAT(Refusal({"--port_range=7100-7000", "--listen=127.0.0.1:0"}), HasSubstr("it must be: first-last"));
+  EXPECT_THAT(Refusal({"--port_range=7000-7100"}),
+              HasSubstr("--listen=127.0.0.1:7077 has a port already: give it port 0, or drop the range"));
+  const auto grpc = Parse({"--port_range=7000-7100", "--listen=127.0.0.1:0"});
+  ASSERT_TRUE(grpc.ok()) << grpc.status();
+  EXPECT_EQ(grpc->port_range.first, 7000);
+  EXPECT_EQ(grpc->port_range.last, 7100);
+  EXPECT_TRUE(Parse({"--port_range=7000-7100", "--transport=tcp", "--rendezvous=a:1", "--world_size=3"}).ok());
+}
+
 TEST(ServerOptionsTest, OverTcpItMeetsTheWorkers) {
   const auto options = Parse({"--transport=tcp", "--rendezvous=a:1", "--world_size=3", "--shard=1", "--shard_count=2"});
   ASSERT_TRUE(options.ok()) << options.status();

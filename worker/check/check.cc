@@ -127,8 +127,9 @@ std::string WayOut(int error_number, Contact contact) {
     case ECONNREFUSED:
       return star ? "start that server, or correct --servers" : "let TCP pass between the hosts: a firewall refuses it";
     case ETIMEDOUT:
-      return star ? "let TCP pass to that port through the firewalls on the way, or correct --servers"
-                  : "let TCP pass between the hosts, to all ports: packets are lost on the way";
+      return star
+                 ? "let TCP pass to that port through the firewalls on the way, or correct --servers"
+                 : "let TCP pass between the hosts, to all ports or those of --port_range: packets are lost on the way";
     case EHOSTUNREACH:
     case ENETUNREACH:
       return star ? "bring up the interface, or give --servers an address in a network that both hosts share"

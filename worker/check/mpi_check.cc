@@ -121,7 +121,7 @@ class MpiChecker {
   // Listens, meets the others, and dials those that this rank would talk to.
   absl::Status Reach() {
     // Listening comes before the card, which tells the port.
-    ASSIGN_OR_RETURN(listener_, PeerListener::Start());
+    ASSIGN_OR_RETURN(listener_, PeerListener::Start(parts_.options->port_range));
     ProcessFacts* const facts = report_.mutable_facts();
     interfaces_ = ListInterfaceAddresses();
     for (const InterfaceAddress& one : SelectAddresses(interfaces_, parts_.launcher->mpi_interfaces_included,

@@ -61,9 +61,9 @@ absl::Status PingListener(const Socket& socket, uint64_t nonce, absl::Time end, 
       kPings, [&] { return Ping(socket, nonce, end); }, link);
 }
 
-absl::StatusOr<std::unique_ptr<PeerListener>> PeerListener::Start() {
+absl::StatusOr<std::unique_ptr<PeerListener>> PeerListener::Start(const PortRange& ports) {
   // At every interface, because the check finds out which of them the others can reach.
-  ASSIGN_OR_RETURN(TcpListener listener, TcpListener::Listen("[::]:0"));
+  ASSIGN_OR_RETURN(TcpListener listener, TcpListener::Listen("[::]:0", ports));
   ASSIGN_OR_RETURN(const HostPort place, ParseHostPort(listener.address()));
   return std::unique_ptr<PeerListener>(new PeerListener(std::move(listener), place.port));
 }

@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/network/dial.h"
+#include "common/network/port_range.h"
 #include "common/transport/tcp/tcp_listener.h"
 #include "proto/starring/v1/check.pb.h"
 
@@ -27,14 +28,14 @@ namespace starring {
 // another program listens there.
 absl::Status PingListener(const Socket& socket, uint64_t nonce, absl::Time end, v1::LinkReport& link);
 
-// The end that is dialled. Its thread accepts connections on every interface, at a port that the system chooses, and
-// answers pings.
+// The end that is dialled. Its thread accepts connections on every interface, at a free port, and answers
+// pings.
 //
 // Thread safety: any thread may call any method.
 class PeerListener {
  public:
-  // InvalidArgument if the system has no socket or port left.
-  static absl::StatusOr<std::unique_ptr<PeerListener>> Start();
+  // InvalidArgument if the system has no socket left, or no port of `ports`.
+  static absl::StatusOr<std::unique_ptr<PeerListener>> Start(const PortRange& ports = {});
   // Closes all connections.
   ~PeerListener();
 

@@ -128,6 +128,19 @@ absl::Status CheckTransport(const LauncherEnvironment& launcher, const WorkerOpt
   return contact == Contact::kRendezvous ? CheckRendezvous(launcher, options) : absl::OkStatus();
 }
 
+// Workers listen over TCP, and for a check over MPI. A flag without effect would let a firewall's gap be too small.
+absl::Status CheckPortRange(const WorkerOptions& options) {
+  const Contact contact = options.cell().contact;
+  const bool listens = contact == Contact::kRendezvous || (contact == Contact::kMpirun && options.check);
+  if (options.port_range.IsAny() || listens) return absl::OkStatus();
+  return RefuseFlag("port_range", AbslUnparseFlag(options.port_range),
+                    contact == Contact::kMpirun ? "MPI chooses its ports itself: drop it, and limit Open MPI's by "
+                                                  "OMPI_MCA_btl_tcp_port_min_v4 and OMPI_MCA_btl_tcp_port_range_v4"
+                                                : absl::StrCat(CellFlags(options.cell()),
+                                                               " has no workers that listen: drop it, or give it to "
+                                                               "the servers"));
+}
+
 // The transport of a job that exchanges: as asked, or as its processes find each other.
 TransportKind UsualTransport(const WorkerOptions& options) {
   const Contact contact = !options.servers.empty()      ? Contact::kServers
@@ -405,6 +418,7 @@ absl::StatusOr<WorkerOptions> ParseWorkerOptions(int argc, const char* const* ar
   RETURN_IF_ERROR(ResolveMicroBatches(flags, options));
   // The topology comes first: security and the default size of a bucket depend on it.
   RETURN_IF_ERROR(ResolveTopology(launcher, options));
+  RETURN_IF_ERROR(CheckPortRange(options));
   RETURN_IF_ERROR(CheckSameHost(options));
   RETURN_IF_ERROR(ResolveSecurity(launcher, options));
   RETURN_IF_ERROR(CheckAutoBuckets(options));

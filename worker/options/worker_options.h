@@ -26,6 +26,7 @@
 #include "common/host/log.h"
 #include "common/job/cells.h"
 #include "common/job/sync.h"
+#include "common/network/port_range.h"
 #include "common/security/security_flags.h"
 #include "common/security/transport_security.h"
 #include "kernels/cuda/cuda_device.h"
@@ -93,6 +94,7 @@ struct WorkerOptions {
   std::vector<std::string> servers;  // star: one address per shard, in shard order; empty: the ranks are the owners
   int server_ranks = 0;              // star over tcp: servers, which are ranks after the workers; 0: as above
   std::string rendezvous;            // tcp: where rank 0 listens for the others
+  PortRange port_range;              // of the port at which this process listens; without one any
   int rendezvous_fd = -1;            // rank 0's socket that is bound there; -1: it makes one
   std::string run_id;                // which attempt of which job this is; equal on all workers
   bool check = false;                // dial all peers and end, instead of training
@@ -212,13 +214,14 @@ inline constexpr FlagRow kRows[] = {
     {"world_size", "job", "number of workers; 0: as mpirun or srun says, else 1, which tcp refuses",
      WholeAt<&W::asked, &Asked::world_size>(0, kWorldSizeMax), kInJobSpec, WholeAt<&W::world_size>(1, kWorldSizeMax)},
     {"servers", "job", "star: address of every server shard, in shard order", TextAt<&W::servers>("host:port,...")},
-    {"server_ranks", "job",
-     "star over tcp: number of servers, which meet the workers at --rendezvous; 0: the ranks own the parameters",
+    {"server_ranks", "job", "star over tcp: servers that meet the workers; 0: ranks own the parameters",
      WholeAt<&W::server_ranks>(0, kShardCountMax), kSameOnAllRanks},
     {"rendezvous", "job",
      "tcp: where rank 0 listens, and the other ranks find it: an address of rank 0's host that they reach, and a free "
      "port",
      TextAt<&W::rendezvous>("host:port")},
+    {"port_range", "job", "listen at ports such as 7000-7100; over mpi for --check alone; empty: any",
+     TextAt<&W::port_range>(kPortRangeForm), kNotRecorded},
     {"rendezvous_fd", "job", "rank 0 over tcp: an inherited socket that is bound there; -1: none",
      WholeAt<&W::rendezvous_fd>(-1, kInheritedFdMax), kNotRecorded},
     {"run_id", "job",

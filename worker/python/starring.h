@@ -46,17 +46,18 @@ enum { ST_FLOAT32 = 0, ST_BFLOAT16 = 1, ST_FLOAT16 = 2 };
 typedef struct st_group st_group;
 
 typedef struct st_options {
-  uint32_t struct_bytes;       // sizeof(st_options)
-  int32_t rank;                // 0 to world_size - 1; st_serve: world_size + the number of the server
-  int32_t world_size;          // processes that train
-  int32_t server_count;        // 0: the ranks own the elements; otherwise that many servers do, with ST_STAR only
-  int32_t topology;            // ST_STAR or ST_RING
-  const char* rendezvous;      // host:port, where rank 0 listens
-  int32_t listener;            // rank 0: a socket that listens there, which st_open takes even if it fails; -1: none
-  const char* group_name;      // the same on all ranks; ranks of another group are refused
-  const uint8_t* token;        // 32 bytes that only processes of this job know, or null
-  int32_t insecure;            // 1: ranks of several hosts may meet without a token
-  double join_deadline_s;      // how long st_open may take
+  uint32_t struct_bytes;   // sizeof(st_options)
+  int32_t rank;            // 0 to world_size - 1; st_serve: world_size + the number of the server
+  int32_t world_size;      // processes that train
+  int32_t server_count;    // 0: the ranks own the elements; otherwise that many servers do, with ST_STAR only
+  int32_t topology;        // ST_STAR or ST_RING
+  const char* rendezvous;  // host:port, where rank 0 listens
+  int32_t listener;        // rank 0: a socket that listens there, which st_open takes even if it fails; -1: none
+  const char* port_range;  // "7000-7100": from which ranks other than 0 take a port to listen at; null: any free one
+  const char* group_name;  // the same on all ranks; ranks of another group are refused
+  const uint8_t* token;    // 32 bytes that only processes of this job know, or null
+  int32_t insecure;        // 1: ranks of several hosts may meet without a token
+  double join_deadline_s;  // how long st_open may take
   double exchange_deadline_s;  // how long a sum may make no progress before the group is broken
   double stall_report_s;       // how long st_open or a sum may make no progress before `say` is told who is the cause
   // Gets lines for people, without a line feed. Any thread may call it, during any call or between calls; it must not

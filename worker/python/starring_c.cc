@@ -23,6 +23,7 @@
 #include "common/base/steady_time.h"
 #include "common/network/address.h"
 #include "common/network/dial.h"
+#include "common/network/port_range.h"
 #include "common/reduce/arrays/element_sum.h"
 #include "common/reduce/arrays/reduction.h"
 #include "common/transport/tcp/tcp_listener.h"
@@ -154,6 +155,8 @@ absl::Status InWordsOfOptions(const absl::Status& status) {
                            {"--job_secret=FILE", "a token"},
                            {"--job_secret", "token"},
                            {"job secret", "token"},
+                           {kFirewallWayOut, ""},
+                           {"--port_range", "port_range"},
                            {"--rendezvous", "rendezvous"},
                            {"--world_size", "world_size"},
                            {"--run_id", "group_name"},
@@ -195,6 +198,10 @@ absl::StatusOr<std::unique_ptr<Group>> Open(const st_options* given, Role role) 
                                      .unexpected_bytes_max = GroupUnexpectedBytesMax(options.world_size),
                                      .stall_report = stall_report,
                                      .say = say};
+  std::string wrong;
+  if (options.port_range != nullptr && !AbslParseFlag(options.port_range, &rendezvous.ports, &wrong)) {
+    return absl::InvalidArgumentError(absl::StrCat("port_range is \"", options.port_range, "\": ", wrong));
+  }
   if (options.token != nullptr) rendezvous.token.assign(reinterpret_cast<const char*>(options.token), kTokenBytes);
   if (listening.fd() >= 0) {
     ASSIGN_OR_RETURN(rendezvous.listener, TcpListener::Adopt(std::move(listening), rendezvous.rendezvous));

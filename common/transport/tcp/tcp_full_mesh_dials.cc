@@ -30,13 +30,16 @@ constexpr std::chrono::milliseconds kUnprovedPause{500};
 // much later.
 constexpr int kCauseMs = 100;
 
+std::string FirewallText(bool is_silent) { return is_silent ? absl::StrCat(kFirewallCause, kFirewallWayOut) : ""; }
+
 }  // namespace
 
 // Rank 0 may start later than this rank, so a refused connection is no error until the deadline. Nor is a refusal by a
 // process that has not proved that it has the job's secret: it may have rank 0's port for a while.
 absl::Status TcpFullMesh::Register() {
   std::string last;
-  absl::Status refused;  // by what has no proof
+  bool has_answered = false;  // anything at that address
+  absl::Status refused;       // by what has no proof
   while (Clock::now() < deadline_) {
     // A dial ends for the report, which would otherwise come late if packets to rank 0 are dropped.
     const Clock::time_point until = std::min(deadline_, std::max(report_at_, Clock::now() + kRedial));
@@ -48,26 +51,30 @@ absl::Status TcpFullMesh::Register() {
       // A rank's refusal is final. A connection that ends without one may have reached the job that ran here before.
       if (attempt.is_final) return attempt.status;
       last = std::string(attempt.status.message());
+      has_answered = true;
       is_refused = !absl::IsUnavailable(attempt.status);
       if (is_refused && refused.ok()) SayUnproved(attempt.status);
       if (is_refused) refused = attempt.status;
     } else {
       last = absl::StrCat(NameOf(0), " cannot be reached: ", dialled.error);
+      // A dial that is cut short by the deadline is silent, too.
+      has_answered = has_answered || dialled.error_number != ETIMEDOUT;
     }
     ReportStall([&] { return last; });
     std::this_thread::sleep_for(is_refused ? kUnprovedPause : kRedial);
   }
   if (!refused.ok()) return refused;
-  return absl::DeadlineExceededError(absl::StrCat("rank ", rank_,
-                                                  " did not find rank 0 at --rendezvous=", options_.rendezvous,
-                                                  " within ", absl::FormatDuration(options_.join_deadline), ": ", last,
-                                                  ": is rank 0 running there, and may this host reach it?"));
+  return absl::DeadlineExceededError(
+      absl::StrCat("rank ", rank_, " did not find rank 0 at --rendezvous=", options_.rendezvous, " within ",
+                   absl::FormatDuration(options_.join_deadline), ": ", last,
+                   has_answered ? ": is rank 0 running there, and may this host reach it?" : FirewallText(true)));
 }
 
 TcpFullMesh::Registration TcpFullMesh::RegisterOnce(Socket socket, const std::string& local_address) {
   const bool is_six = local_address.find(':') != std::string::npos;
-  absl::StatusOr<TcpListener> listener =
-      TcpListener::Listen(is_six ? absl::StrCat("[", local_address, "]:0") : absl::StrCat(local_address, ":0"));
+  listener_.reset();  // of an earlier attempt: the range may have no other port
+  absl::StatusOr<TcpListener> listener = TcpListener::Listen(
+      is_six ? absl::StrCat("[", local_address, "]:0") : absl::StrCat(local_address, ":0"), options_.ports);
   if (!listener.ok()) return {.status = listener.status(), .is_final = true};
   listener_ = *std::move(listener);
   TcpDialer dialer(std::move(socket), MakeHello(Purpose::kRegister, 0), options_.token, options_.tls.get());
@@ -133,10 +140,13 @@ absl::StatusOr<bool> TcpFullMesh::IsDialledOver(Dialled& dialled, bool is_ready)
     dialled.dial.reset();
     if (!result.has_value() || result->socket.fd() < 0) {
       const std::string error = result.has_value() ? result->error : ErrnoText(ETIMEDOUT);
-      return DialAgain(dialled, absl::UnavailableError(absl::StrCat(
-                                    ProcessName(rank_, worker_count()), " cannot connect with ",
-                                    ProcessName(dialled.to_rank, worker_count()), " at ", dialled.address, ": ", error,
-                                    ": every rank must be able to reach every other one, at any port")));
+      const bool is_silent = !result.has_value() || result->error_number == ETIMEDOUT;
+      return DialAgain(dialled,
+                       absl::UnavailableError(absl::StrCat(
+                           ProcessName(rank_, worker_count()), " cannot connect with ",
+                           ProcessName(dialled.to_rank, worker_count()), " at ", dialled.address, ": ", error,
+                           ": every rank must be able to reach every other one, at any port, or those of --port_range",
+                           FirewallText(is_silent))));
     }
     // The hello leaves now: to the other end a connection without one is a stranger's.
     dialled.dialer.emplace(std::move(result->socket), MakeHello(dialled.purpose, dialled.to_rank), options_.token,

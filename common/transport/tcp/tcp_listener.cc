@@ -94,19 +94,26 @@ TcpListener::TcpListener(Socket socket, std::string address)
   socket_.CloseInChildren();
 }
 
-absl::StatusOr<TcpListener> TcpListener::Listen(const std::string& address) {
+absl::StatusOr<TcpListener> TcpListener::Listen(const std::string& address, const PortRange& ports) {
   ASSIGN_OR_RETURN(const HostPort wanted, ParseHostPort(address));
+  const std::string host = address.substr(0, address.rfind(':'));
   sockaddr_storage place = PlaceOf(wanted.host);
-  int fd = Open(place, wanted.port);
-  if (fd < 0 && errno == EAFNOSUPPORT) {  // a machine without IPv6
-    place = PlaceOf("0.0.0.0");
-    fd = Open(place, wanted.port);
-  }
-  if (fd < 0) {
-    return absl::InvalidArgumentError(absl::StrCat("cannot listen on ", address, ": ", ErrnoText(errno),
-                                                   ": is the port taken, or is the host not this machine's?"));
-  }
-  return TcpListener(Socket(fd), absl::StrCat(address.substr(0, address.rfind(':')), ":", PortOf(place)));
+  int fd = -1;
+  const auto listen_at = [&](int port) {
+    fd = Open(place, port);
+    if (fd < 0 && errno == EAFNOSUPPORT) {  // a machine without IPv6
+      place = PlaceOf("0.0.0.0");
+      fd = Open(place, port);
+    }
+    if (fd >= 0) return absl::OkStatus();
+    const int error = errno;
+    const std::string text = absl::StrCat("cannot listen on ", host, ":", port, ": ", ErrnoText(error),
+                                          ": is the port taken, or is the host not this machine's?");
+    return error == EADDRINUSE ? absl::AlreadyExistsError(text) : absl::InvalidArgumentError(text);
+  };
+  const absl::Status status = wanted.port == 0 ? ListenInRange(ports, listen_at) : listen_at(wanted.port);
+  if (!status.ok()) return absl::InvalidArgumentError(status.message());
+  return TcpListener(Socket(fd), absl::StrCat(host, ":", PortOf(place)));
 }
 
 absl::StatusOr<TcpListener> TcpListener::Adopt(Socket socket, const std::string& address) {

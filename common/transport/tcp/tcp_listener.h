@@ -9,15 +9,16 @@
 
 #include "absl/status/statusor.h"
 #include "common/network/dial.h"
+#include "common/network/port_range.h"
 
 namespace starring {
 
 class TcpListener {
  public:
-  // `address` is host:port; port 0 takes a free one. With a numeric host, or localhost, only that address is listened
-  // on; with a name every address of this machine, because a host's own name often means 127.0.1.1 on that host.
-  // InvalidArgument if the port is taken or the address is not this machine's.
-  static absl::StatusOr<TcpListener> Listen(const std::string& address);
+  // `address` is host:port; port 0 takes a free one, of `ports`. With a numeric host, or localhost, only that address
+  // is listened on; with a name every address of this machine, because a host's own name often means 127.0.1.1 on that
+  // host. InvalidArgument if the port, or every one of `ports`, is taken, or the address is not this machine's.
+  static absl::StatusOr<TcpListener> Listen(const std::string& address, const PortRange& ports = {});
 
   // A socket that listens at `address` already, or is bound to it and then listens. InvalidArgument if it is neither;
   // it is closed then.

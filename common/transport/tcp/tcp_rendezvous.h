@@ -2,7 +2,7 @@
 //
 //   register   Rank 0 listens at --rendezvous. Every other rank dials it until it answers, proves that it belongs to
 //              the job (tcp_handshake.h), and says where it listens itself: at a free port of the address from which
-//              it reaches rank 0, which the other ranks then reach too.
+//              it reaches rank 0, which the other ranks then reach too. Options may limit the ports.
 //   table      When all ranks have registered, rank 0 sends each the table of addresses.
 //   mesh       Every rank dials all ranks below it, twice each: a connection for messages and one for notices. It dials
 //              again what was lost, until nine tenths of its join deadline are over.
@@ -40,6 +40,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/base/limits.h"
+#include "common/network/port_range.h"
 #include "common/transport/tcp/tcp_listener.h"
 #include "common/transport/tcp/tls_session.h"
 #include "common/transport/transport.h"
@@ -53,8 +54,9 @@ struct TcpRendezvousOptions {
   std::string rendezvous;  // host:port, where rank 0 listens
   // Rank 0 listens here already, instead of at `rendezvous`: for a port that the system has chosen.
   std::optional<TcpListener> listener;
-  int bound_fd = -1;   // or a socket that is bound to `rendezvous`, at which rank 0 then listens; -1: none
-  std::string run_id;  // of the job; all ranks have the same
+  int bound_fd = -1;     // or a socket that is bound to `rendezvous`, at which rank 0 then listens; -1: none
+  PortRange ports = {};  // of the other ranks; see TcpListener::Listen
+  std::string run_id;    // of the job; all ranks have the same
   // A key that only processes of the job have (JobSecret::KeyFor). Without one only a loopback address is allowed,
   // unless `insecure`.
   std::string token;

@@ -67,6 +67,21 @@ TEST(GrpcTransportTest, AReceivedPayloadOutlivesItsBuffer) {
   EXPECT_EQ(out, std::vector<float>(1000, 0.5f));
 }
 
+// The texts are those of gRPC 1.51 for a port without a listener, and for one whose packets are dropped.
+TEST(GrpcTransportTest, AServerWhosePacketsAreLostIsSaidToBeBehindAFirewall) {
+  const std::string prefix = "failed to connect to all addresses; last error: UNKNOWN: ipv4:10.0.0.5:7077: ";
+  const absl::Status lost = ExplainConnectionError(prefix + "tcp handshaker shutdown", {});
+  EXPECT_TRUE(absl::IsUnavailable(lost));
+  EXPECT_EQ(lost.message(), "nothing answers at its address (" + prefix +
+                                "tcp handshaker shutdown): a firewall may drop the packets: start the processes with "
+                                "--check instead, which shows between which hosts");
+  const absl::Status refused =
+      ExplainConnectionError(prefix + "Failed to connect to remote host: Connection refused", {});
+  EXPECT_TRUE(absl::IsUnavailable(refused));
+  EXPECT_EQ(refused.message(),
+            prefix + "Failed to connect to remote host: Connection refused: start it, or correct --servers");
+}
+
 TEST(GrpcTransportTest, StatusesTravelBothWays) {
   ExchangeMessage fields;
   SetStatusFields(absl::DeadlineExceededError("rank 1 is late"), &fields);

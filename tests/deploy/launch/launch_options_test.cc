@@ -133,6 +133,19 @@ TEST(LaunchOptionsTest, RefusesTransportsThatASyncHasNot) {
   EXPECT_EQ(Parse({"--transport=tcp", "--job_secret=/nowhere"}).status().code(), absl::StatusCode::kNotFound);
 }
 
+TEST(LaunchOptionsTest, ARangeOfPortsIsForJobsThatListen) {
+  for (const char* const transport : {"--transport=grpc", "--transport=tcp"}) {
+    const auto star = Parse({"--port_range=7000-7100", transport});
+    ASSERT_TRUE(star.ok()) << star.status();
+    EXPECT_EQ(star->port_range.last, 7100);
+  }
+  EXPECT_TRUE(Parse({"--port_range=7000-7100", "--transport=mpi", "--check"}).ok());
+  EXPECT_THAT(Refusal({"--port_range=7000-7100", "--transport=mpi"}), HasSubstr("MPI chooses its ports itself"));
+  EXPECT_THAT(Refusal({"--port_range=7000-7100", "--sync=local"}), HasSubstr("--sync=local has nothing that listens"));
+  EXPECT_THAT(Refusal({"--port_range=7100-7000"}), HasSubstr("it must be: first-last"));
+  EXPECT_THAT(Refusal({"--", "--port_range=7000-7100"}), HasSubstr("--port_range is after --"));
+}
+
 TEST(LaunchOptionsTest, RefusesWhatAnElasticJobHasNot) {
   EXPECT_TRUE(Parse({"--elastic", "--restart_processes=2", "--state_dir=s", "--min_workers=2"}).ok());
   for (const char* const word : {"--restart_processes=2", "--state_dir=s", "--min_workers=2"}) {

@@ -634,6 +634,20 @@ class TcpTest(LaunchTest):
         process.terminate()
         self.finish(process)
 
+    def test_a_range_of_ports_is_for_rank_0_and_passed_on(self):
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            code, _, err = self.launch(["--sync=ring", "--transport=tcp", f"--port_range={port}-{port}"])
+            self.assertEqual(code, 2, err)
+            self.assertIn(f"no port from {port} to {port} is free", err)
+        for _ in range(2):
+            code, _, err = self.launch(["--sync=ring", "--transport=tcp", "--workers=2", f"--port_range={port}-{port}"])
+            self.assertEqual(code, 0, err)
+            for rank in (0, 1):
+                flags = self.note(f"w{rank}")[1]
+                self.assertIn(f"--rendezvous=127.0.0.1:{port}", flags)
+                self.assertIn(f"--port_range={port}-{port}", flags)
+
     def test_restarts_with_resume(self):
         code, _, err = self.launch(["--sync=star", "--transport=tcp", "--workers=2", "--restarts=1"],
                                    ["--exit=w1:3", "--resumed_exit=0", "--checkpoint_dir=x"])

@@ -59,6 +59,16 @@ class ScriptsTest(unittest.TestCase):
         self.assertIn("srun --het-group=0 --cpus-per-task=1 ", done.stdout)
         self.assertIn("srun --het-group=1 --cpus-per-task=4 ", done.stdout)
 
+    def test_a_job_stays_in_its_ports(self):
+        for script, variables in (("ring.sbatch", {"START": "tcp"}), ("star.sbatch", STAR)):
+            done = self.run_job(script, PORT_RANGE="29000-29010", **variables)
+            self.assertEqual(done.stdout.count("srun "), done.stdout.count("--port_range=29000-29010"), done.stdout)
+            self.assertRegex(done.stdout, r"--rendezvous=127.0.0.1:290(0\d|10) ")
+            self.assertNotIn("--port_range", self.run_job(script, **variables).stdout)
+        self.assertIn("OMPI_MCA_btl_tcp_port_min_v4", self.run_job("ring.sbatch", PORT_RANGE="29000-29010").stdout)
+        self.assertIn("PORT_RANGE is 29000, not like 7000-7100",
+                      self.run_job("ring.sbatch", START="tcp", PORT_RANGE="29000").stdout)
+
     def test_a_stopped_run_is_resumed_and_one_that_has_ended_is_not(self):
         folder = "--checkpoint_dir=%s/starring-checkpoints/mine --resume" % self.folder
         self.assertIn(folder, self.run_job("ring.sbatch").stdout)

@@ -486,6 +486,22 @@ TEST(ConnectionAcceptorTest, RefusesWhatItCannotListenOn) {
   EXPECT_THAT(refusal((*first)->address()), HasSubstr("taken"));
 }
 
+TEST(ConnectionAcceptorTest, TakesAPortOfTheRange) {
+  auto first = ConnectionAcceptor::Listen({.listen = "127.0.0.1:0"});
+  ASSERT_TRUE(first.ok());
+  const int port = ParseHostPort((*first)->address())->port;
+  const ConnectionAcceptor::Options one = {
+      .listen = "127.0.0.1:0", .ports = {.first = port, .last = port}, .patience = std::chrono::minutes(1)};
+  const auto none = ConnectionAcceptor::Listen(one);
+  EXPECT_EQ(none.status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(none.status().message()),
+              HasSubstr("no port from " + std::to_string(port) + " to " + std::to_string(port) + " is free"));
+  first->reset();
+  const auto again = ConnectionAcceptor::Listen(one);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ((*again)->address(), "127.0.0.1:" + std::to_string(port));
+}
+
 TEST(ConnectionAcceptorTest, WaitsForAPortThatIsTakenForAMoment) {
   auto first = ConnectionAcceptor::Listen({.listen = "127.0.0.1:0"});
   ASSERT_TRUE(first.ok());

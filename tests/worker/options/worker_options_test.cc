@@ -103,6 +103,19 @@ TEST(WorkerOptionsTest, BatchesAreFilledAheadWhereCoresAndQuotaLeaveOne) {
   EXPECT_EQ(depth({.cores = 8, .quota = 2}), 3);
 }
 
+TEST(WorkerOptionsTest, ARangeOfPortsIsForWorkersThatListen) {
+  const auto tcp = Parse({"--port_range=7000-7100", "--rendezvous=127.0.0.1:1", "--rank=0", "--world_size=2"});
+  ASSERT_TRUE(tcp.ok()) << tcp.status();
+  EXPECT_EQ(tcp->port_range.first, 7000);
+  EXPECT_EQ(tcp->port_range.last, 7100);
+  EXPECT_TRUE(Parse({"--port_range=7000-7100", "--check"}, MpirunOf(0, 2)).ok());
+  EXPECT_THAT(Refusal({"--port_range=7000-7100"}, MpirunOf(0, 2)),
+              HasSubstr("MPI chooses its ports itself: drop it, and limit Open MPI's by OMPI_MCA_btl_tcp_port_min_v4"));
+  EXPECT_THAT(Refusal({"--port_range=7000-7100", "--servers=a:1"}), HasSubstr("has no workers that listen: drop it"));
+  EXPECT_THAT(Refusal({"--port_range=7000-7100"}), HasSubstr("has no workers that listen: drop it"));
+  EXPECT_THAT(Refusal({"--port_range=7000"}), HasSubstr("it must be: first-last"));
+}
+
 TEST(WorkerOptionsTest, ThePagesTellTheFlagsOfTheTable) {
   ExpectFlagsOfTheTable(FlagsSection("README.md"));
   const std::string page = FlagsSection("worker/README.md");

@@ -41,6 +41,18 @@ class AddressTest(unittest.TestCase):
         with self.assertRaises(OSError):
             _address.listen("192.0.2.1")
 
+    def test_listens_in_a_range(self):
+        with _address.listen("127.0.0.1") as first:
+            port = first.getsockname()[1]
+            one = f"{port}-{port}"
+            with self.assertRaisesRegex(OSError, f"no port from {port} to {port} is free: .* widen port_range"):
+                _address.listen("127.0.0.1", port_range=one)
+        with _address.listen("localhost", port_range=one) as again:
+            self.assertEqual(again.getsockname()[1], port)
+        for text in ("7000", "7100-7000", "0-1", "1-65536", "a-b", "-", "1-2-3"):
+            with self.assertRaisesRegex(ValueError, "is not first-last, such as 7000-7100"):
+                _address.listen("127.0.0.1", port_range=text)
+
     @unittest.skipUnless(has_ipv6(), "this machine has no IPv6")
     def test_a_name_may_mean_an_ipv6_address_only(self):
         six = [(socket.AF_INET6, socket.SOCK_STREAM, 0, "", ("::1", 0, 0, 0))]

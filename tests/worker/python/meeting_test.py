@@ -16,7 +16,7 @@ if importlib.util.find_spec("torch") is None:
 
 import torch.distributed as dist
 
-from starring import _control, _meeting
+from starring import _address, _control, _meeting
 from starring import torch as plug
 from starring._library import StarringError
 
@@ -166,7 +166,7 @@ class RealStoreTest(unittest.TestCase):
 class TokenTest(unittest.TestCase):
     """Rank 0 decides; what it decides is what the store gets. `forged` is what rank 1 reads there instead."""
 
-    def connect(self, rank_number, secret_path, forged=None):
+    def connect(self, rank_number, secret_path, forged=None, **more):
         decided = []
 
         def decide(_, mine, make):
@@ -180,7 +180,7 @@ class TokenTest(unittest.TestCase):
              mock.patch.object(plug._library, "Group", side_effect=lambda settings: settings):
             if not secret_path:
                 os.environ.pop(_control.SECRET_VARIABLE, None)
-            settings = plug.connect(object(), "ring", [])
+            settings = plug.connect(object(), "ring", [], **more)
         if settings.listener >= 0:
             os.close(settings.listener)
         return decided[0], settings
@@ -201,6 +201,15 @@ class TokenTest(unittest.TestCase):
         decision, settings = self.connect(0, None)
         self.assertEqual(bytes.fromhex(decision["token"]), settings.token)
         self.assertEqual(len(settings.token), 32)
+
+    def test_ranks_listen_in_their_range(self):
+        with _address.listen("127.0.0.1") as free:
+            port = free.getsockname()[1]
+        decision, settings = self.connect(0, None, port_range=f"{port}-{port}")
+        self.assertEqual(decision["rendezvous"], f"127.0.0.1:{port}")
+        self.assertEqual(settings.port_range, f"{port}-{port}")
+        self.assertEqual(list(plug._wrong_arguments("ring", [], "7000")),
+                         ["port_range='7000' is not first-last, such as 7000-7100, from 1 to 65535"])
 
     def test_a_secret_on_some_ranks_is_refused(self):
         self.assertRegex(_meeting.disagreement([rank(has_secret=True), rank(has_secret=False)]),

@@ -34,15 +34,15 @@ class Options(ctypes.Structure):
     """st_options."""
     _fields_ = [("struct_bytes", ctypes.c_uint32), ("rank", ctypes.c_int32), ("world_size", ctypes.c_int32),
                 ("server_count", ctypes.c_int32), ("topology", ctypes.c_int32), ("rendezvous", ctypes.c_char_p),
-                ("listener", ctypes.c_int32), ("group_name", ctypes.c_char_p), ("token", ctypes.c_char_p),
-                ("insecure", ctypes.c_int32), ("join_deadline_s", ctypes.c_double),
+                ("listener", ctypes.c_int32), ("port_range", ctypes.c_char_p), ("group_name", ctypes.c_char_p),
+                ("token", ctypes.c_char_p), ("insecure", ctypes.c_int32), ("join_deadline_s", ctypes.c_double),
                 ("exchange_deadline_s", ctypes.c_double), ("stall_report_s", ctypes.c_double),
                 ("say", ctypes.c_void_p), ("say_context", ctypes.c_void_p)]
 
 
 def options(rank: int, world_size: int, address: str, **changes: Any) -> Options:
-    made = Options(ctypes.sizeof(Options), rank, world_size, 0, STAR, address.encode(), -1, b"test", None, 0, 20.0,
-                   20.0, 4.0, None, None)
+    made = Options(ctypes.sizeof(Options), rank, world_size, 0, STAR, address.encode(), -1, None, b"test", None, 0,
+                   20.0, 20.0, 4.0, None, None)
     for name, value in changes.items():
         setattr(made, name, value)
     return made
@@ -322,6 +322,16 @@ class SumTest(unittest.TestCase):
                 self.assertIn(words, sentence)
                 self.assertNotIn("--", sentence)  # a flag, which this user has not
 
+    def test_a_range_of_ports_that_is_used_up_is_named(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            other = {"port_range": b"%d-%d" % (port, port)}
+            with job(adds_integers, 2, join_deadline_s=5.0, per_rank={1: other}) as ranks:
+                code, sentence = ranks.await_outcomes()[1]
+        self.assertEqual(code, INVALID)
+        self.assertIn(f"no port from {port} to {port} is free: end what listens there, or widen port_range", sentence)
+        self.assertNotIn("--", sentence)
+
     def test_wrong_options_are_refused_with_their_values(self) -> None:
         cases: list[tuple[Changes, str]] = [
             ({"struct_bytes": 12}, "12 bytes"), ({"rank": 2}, "rank 2"), ({"rank": -1}, "rank -1"),
@@ -330,6 +340,7 @@ class SumTest(unittest.TestCase):
             ({"exchange_deadline_s": float("nan")}, "exchange_deadline_s"), ({"rendezvous": b"nowhere"}, "nowhere"),
             ({"rendezvous": None}, "rendezvous"), ({"rendezvous": b"192.0.2.1:80"}, "without a token"),
             ({"group_name": None}, "group_name"), ({"world_size": 0}, "0 ranks"),
+            ({"port_range": b"7000"}, 'port_range is "7000": it must be: first-last, such as 7000-7100'),
             ({"world_size": 2**31 - 1, "server_count": 1}, "1 servers: at most")]
         for changes, words in cases:
             given: Changes = {"rank": 0, "world_size": 2, "address": "127.0.0.1:1", **changes}

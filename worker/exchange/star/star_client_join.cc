@@ -15,6 +15,7 @@
 #include "common/base/status.h"
 #include "common/base/steady_time.h"
 #include "common/base/wall_time.h"
+#include "common/network/dial.h"
 #include "common/wire/challenge.h"
 #include "common/wire/exchange_message.h"
 #include "common/wire/grpc_transport.h"
@@ -212,6 +213,18 @@ class TryingLine {
   bool said_ = false;
 };
 
+// Why an attempt has failed, for people.
+absl::Status ReasonOf(const JoinTarget& target, const absl::Status& status) {
+  if (absl::IsUnavailable(status)) {
+    return ExplainConnectionError(std::string(status.message()), target.options.security);
+  }
+  // A call waits for the channel's first connection until the call's own deadline, and says no more than that.
+  if (absl::IsDeadlineExceeded(status) && target.shard.lanes[0]->GetState(false) != GRPC_CHANNEL_READY) {
+    return absl::DeadlineExceededError(absl::StrCat("nothing answers at its address", kFirewallCause, kFirewallWayOut));
+  }
+  return status;
+}
+
 absl::StatusOr<uint64_t> JoinOne(const JoinTarget& target, v1::JoinRequest request) {
   const auto stub = v1::ParameterServer::NewStub(target.shard.lanes[0]);
   TryingLine unproved(target), taken(target);
@@ -232,10 +245,7 @@ absl::StatusOr<uint64_t> JoinOne(const JoinTarget& target, v1::JoinRequest reque
       absl::SleepFor(kTakenPause);
       continue;
     }
-    const absl::Status reason =
-        absl::IsUnavailable(attempt.status)
-            ? ExplainConnectionError(std::string(attempt.status.message()), target.options.security)
-            : attempt.status;
+    const absl::Status reason = ReasonOf(target, attempt.status);
     if (!absl::IsUnavailable(reason)) {
       // A decision of the job's server, such as flags that differ, is final. A process that has taken the server's port
       // for a while must not end this worker.

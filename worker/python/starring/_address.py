@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import socket
-from typing import Optional, Tuple
+from typing import Optional, Sequence, Tuple
+
+PORT_MAX = 65535  # TCP
 
 
 def bare(host: str) -> str:
@@ -29,16 +32,34 @@ def is_loopback(host: str) -> bool:
     return bare(host) in ("localhost", "::1") or host.startswith("127.")
 
 
-def listen(host: str, backlog: Optional[int] = None) -> socket.socket:
-    """Listens on a free port of `host`: of a name with several addresses, on the first that this machine has, an IPv4
-    one before others. OSError if it has none."""
+def ports_of(port_range: str) -> Sequence[int]:
+    """The ports of "7000-7100"; of an empty text port 0, which takes any free one. ValueError for another text."""
+    if not port_range:
+        return [0]
+    first, _, last = port_range.partition("-")
+    if not first.isdecimal() or not last.isdecimal() or not 1 <= int(first) <= int(last) <= PORT_MAX:
+        raise ValueError(f"port_range={port_range!r} is not first-last, such as 7000-7100, from 1 to {PORT_MAX}")
+    return range(int(first), int(last) + 1)
+
+
+def listen(host: str, backlog: Optional[int] = None, port_range: str = "") -> socket.socket:
+    """Listens on a free port of `host`, the first one of `port_range`: of a name with several addresses, on the first
+    that this machine has, an IPv4 one before others. OSError if it has none, or if all ports are taken."""
+    ports = ports_of(port_range)
     found = socket.getaddrinfo(bare(host), 0, type=socket.SOCK_STREAM)
     error = OSError(f"{host} has no address")
     for family, _, _, _, place in sorted(found, key=lambda one: one[0] != socket.AF_INET):
-        try:
-            return socket.create_server(place[:2], family=family, backlog=backlog)
-        except OSError as why:
-            error = why
+        for port in ports:
+            try:
+                return socket.create_server((place[0], port), family=family, backlog=backlog)
+            except OSError as why:
+                error = why
+                if why.errno != errno.EADDRINUSE:
+                    break
+        else:
+            if port_range:
+                raise OSError(f"no port from {ports[0]} to {ports[-1]} is free: end what listens there, or widen "
+                              "port_range")
     raise error
 
 

@@ -125,6 +125,9 @@ def ask(address: str, secret: bytes, request: Request) -> None:
                                     f"{SECRET_VARIABLE}")
             connection.sendall(f"{_code(secret, 'rank 0', nonces, text)} {text}\n".encode())
             answer = json.loads(_read_line(connection))
+    except socket.timeout as error:
+        raise StarringError(f"{name} does not answer within {_ANSWER_S:g} s: a firewall may drop the packets, or it is "
+                            "stuck: let TCP pass to that port", "peer") from error
     except (OSError, ValueError) as error:
         raise StarringError(f"{name} does not answer: {error}: is it running? "
                             "python -m starring.servers starts it", "peer") from error

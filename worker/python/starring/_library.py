@@ -46,6 +46,7 @@ class Options(ctypes.Structure):
         ("topology", ctypes.c_int32),
         ("rendezvous", ctypes.c_char_p),
         ("listener", ctypes.c_int32),
+        ("port_range", ctypes.c_char_p),
         ("group_name", ctypes.c_char_p),
         ("token", ctypes.POINTER(ctypes.c_uint8)),
         ("insecure", ctypes.c_int32),
@@ -74,6 +75,7 @@ class Settings:
     stall_report_s: float = 4.0
     # Takes a line about a stall. Called by a thread of the library, which takes the GIL for it.
     say: Optional[Callable[[str], None]] = None
+    port_range: str = ""  # "7000-7100": from which ranks other than 0 take a port to listen at; empty: any free one
 
 
 def candidates() -> List[str]:
@@ -134,8 +136,8 @@ class _CallOptions:
         self.struct = Options(
             ctypes.sizeof(Options), settings.rank, settings.world_size, settings.server_count,
             TOPOLOGIES[settings.topology], settings.rendezvous.encode(), settings.listener,
-            settings.group_name.encode(), self._token, int(settings.insecure), settings.join_deadline_s,
-            settings.exchange_deadline_s, settings.stall_report_s, self._say, None)
+            settings.port_range.encode() or None, settings.group_name.encode(), self._token, int(settings.insecure),
+            settings.join_deadline_s, settings.exchange_deadline_s, settings.stall_report_s, self._say, None)
 
 
 def _check(library: Any, code: int, group: Any) -> None:

@@ -182,10 +182,10 @@ class Meeting:
         return decision[0]
 
 
-def listen(host: str, backlog: int) -> Tuple[socket.socket, str]:
-    """A listening socket on a free port of `host`, and its address."""
+def listen(host: str, backlog: int, port_range: str = "") -> Tuple[socket.socket, str]:
+    """A listening socket on a free port of `host`, one of `port_range`, and its address."""
     try:
-        listener = _address.listen(host, backlog)
+        listener = _address.listen(host, backlog, port_range)
     except OSError as error:
         raise StarringError(f"rank 0 cannot listen on {host}: {error}: give attach(..., address=...) on rank 0 an "
                             "address of its host") from error

@@ -22,14 +22,14 @@ _STRANGER_LIFE_MIN_S = 0.25  # before one may be cut for the next: rank 0 proves
 _PAUSE_S = 1.0  # after an accept that failed: what is missing does not come back at once
 
 
-def settings_of(request: _control.Request) -> _library.Settings:
+def settings_of(request: _control.Request, port_range: str = "") -> _library.Settings:
     """What a server needs to join the group of a request, without the token. ValueError, TypeError or KeyError if the
     request is broken."""
     return _library.Settings(
         rank=int(request["world_size"]) + int(request["number"]), world_size=int(request["world_size"]),
         topology="star", rendezvous=str(request["rendezvous"]), group_name=str(request["group_name"]),
         server_count=int(request["server_count"]), join_deadline_s=float(request["join_deadline_s"]),
-        exchange_deadline_s=float(request["exchange_deadline_s"]))
+        exchange_deadline_s=float(request["exchange_deadline_s"]), port_range=port_range)
 
 
 class Strangers:
@@ -65,8 +65,8 @@ class Strangers:
 class Server:
     """Serves groups, each in a thread of its own, whose work is done inside the library without the GIL."""
 
-    def __init__(self, number: int, secret: bytes) -> None:
-        self._number, self._secret = number, secret
+    def __init__(self, number: int, secret: bytes, port_range: str = "") -> None:
+        self._number, self._secret, self._port_range = number, secret, port_range
         self._strangers = Strangers()
         self._lock = threading.Lock()
         self._groups = 0  # guarded by _lock
@@ -97,7 +97,7 @@ class Server:
                 self._strangers.forget(connection)
 
     def _accept(self, request: _control.Request) -> None:
-        settings = settings_of(request)
+        settings = settings_of(request, self._port_range)
         settings.token = _control.group_token(self._secret, settings.group_name)
         settings.say = self._say
         with self._lock:
@@ -129,6 +129,7 @@ def main(arguments: Any = None) -> None:
     parser = argparse.ArgumentParser(prog="starring._server", description="Started by python -m starring.servers.")
     parser.add_argument("--number", type=int, required=True)
     parser.add_argument("--listener", type=int, required=True, help="the descriptor of a listening socket")
+    parser.add_argument("--port_range", default="", help="in which it listens as a rank of a group")
     flags = parser.parse_args(arguments)
     try:
         secret = _control.load_secret(os.environ.get(_control.SECRET_VARIABLE))
@@ -136,7 +137,7 @@ def main(arguments: Any = None) -> None:
     except StarringError as error:
         sys.exit(f"starring server {flags.number}: {error}")
     threading.Thread(target=_end_with_standard_input, daemon=True).start()
-    Server(flags.number, secret).run(socket.socket(fileno=flags.listener))
+    Server(flags.number, secret, flags.port_range).run(socket.socket(fileno=flags.listener))
 
 
 if __name__ == "__main__":

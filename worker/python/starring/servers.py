@@ -44,10 +44,17 @@ def parse(arguments: Optional[List[str]] = None) -> argparse.Namespace:
     parser.add_argument("--servers", type=int, default=1, help="how many")
     parser.add_argument("--listen", default="127.0.0.1", help="this host's address, at which ranks reach the servers")
     parser.add_argument("--job_secret", default="", help="a file that only you may read; default: a fresh one")
+    parser.add_argument("--port_range", default="",
+                        help="first-last, such as 7000-7100: the ports from which servers take theirs, for a firewall; "
+                             "default: any free ones")
     flags = parser.parse_args(own)
     flags.command = words[len(own) + 1:]
     if not 1 <= flags.servers <= SERVERS_MAX:
         parser.error(f"--servers={flags.servers} is not from 1 to {SERVERS_MAX}")
+    try:
+        _address.ports_of(flags.port_range)
+    except ValueError as error:
+        parser.error(f"--{error}")
     if not flags.command and not flags.job_secret:
         parser.error("give a command after --, or --job_secret=FILE for jobs that are started elsewhere")
     return flags
@@ -67,9 +74,9 @@ def _secret_file(path: str) -> Iterator[str]:
         yield made
 
 
-def _listen(host: str) -> socket.socket:
+def _listen(host: str, port_range: str) -> socket.socket:
     try:
-        return _address.listen(host)
+        return _address.listen(host, port_range=port_range)
     except OSError as error:
         raise StarringError(f"--listen={host}: {error}: give an address of this host") from error
 
@@ -78,11 +85,13 @@ def _unblock_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _AWAITED)
 
 
-def _start_server(number: int, listener: socket.socket, environment: Dict[str, str]) -> "subprocess.Popen[bytes]":
+def _start_server(number: int, listener: socket.socket, port_range: str,
+                  environment: Dict[str, str]) -> "subprocess.Popen[bytes]":
     # In a session of its own: Ctrl-C is for the job, which needs its servers until it has ended.
     with listener:
         return subprocess.Popen(
-            [sys.executable, "-m", "starring._server", f"--number={number}", f"--listener={listener.fileno()}"],
+            [sys.executable, "-m", "starring._server", f"--number={number}", f"--listener={listener.fileno()}",
+             f"--port_range={port_range}"],
             env=environment, pass_fds=[listener.fileno()], stdin=subprocess.PIPE, start_new_session=True,
             preexec_fn=_unblock_signals)
 
@@ -98,14 +107,15 @@ class Job:
 
     def start(self, flags: argparse.Namespace, secret: str) -> None:
         """Starts all processes. StarringError if one cannot be started; end() then ends the others."""
-        listeners = [_listen(flags.listen) for _ in range(flags.servers)]
+        listeners = [_listen(flags.listen, flags.port_range) for _ in range(flags.servers)]
         self.addresses = [_address.join(flags.listen, listener.getsockname()[1]) for listener in listeners]
         environment = {**os.environ, _control.SECRET_VARIABLE: secret,
                        _control.SERVERS_VARIABLE: ",".join(self.addresses)}
         folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         path = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH", "")]))
         for number, listener in enumerate(listeners):
-            self._servers.append(_start_server(number, listener, {**environment, "PYTHONPATH": path}))
+            self._servers.append(_start_server(number, listener, flags.port_range,
+                                               {**environment, "PYTHONPATH": path}))
         if not flags.command:
             print(f"{_control.SERVERS_VARIABLE}={','.join(self.addresses)}", flush=True)
             return

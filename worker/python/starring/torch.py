@@ -22,7 +22,7 @@ from typing import Any, Iterator, List, Optional, Sequence, Union
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from starring import _control, _exchange, _library, _meeting
+from starring import _address, _control, _exchange, _library, _meeting
 from starring._library import StarringError
 
 __all__ = ["Attachment", "StarringError", "attach", "connect"]
@@ -74,16 +74,20 @@ def _unwrapped(model: Any) -> Any:
     return getattr(model, "_orig_mod", model)  # torch.compile(DistributedDataParallel(...))
 
 
-def _wrong_arguments(sync: str, servers: Sequence[str]) -> Iterator[str]:
+def _wrong_arguments(sync: str, servers: Sequence[str], port_range: str) -> Iterator[str]:
+    try:
+        _address.ports_of(port_range)
+    except ValueError as error:
+        yield str(error)
     if sync not in SYNCS:
         yield f"sync={sync!r} is not one of {', '.join(SYNCS)}"
     if sync == "ring" and servers:
         yield "a ring has no servers: give sync=\"star\", or no servers"
 
 
-def _refusals(model: Any, sync: str, servers: Sequence[str]) -> Iterator[str]:
+def _refusals(model: Any, sync: str, servers: Sequence[str], port_range: str) -> Iterator[str]:
     """Why this model cannot be served."""
-    yield from _wrong_arguments(sync, servers)
+    yield from _wrong_arguments(sync, servers, port_range)
     for name, parameter in model.module.named_parameters():
         if parameter.requires_grad and parameter.dtype not in _exchange.ELEMENT_TYPES:
             yield (f"parameter {name} is {parameter.dtype}, and only float32, bfloat16 and float16 are summed: convert "
@@ -105,13 +109,13 @@ def _server_list(servers: Union[None, str, Sequence[str]], sync: str) -> List[st
 
 
 def _decide(ranks: List[_meeting.Registration], job_secret: bytes, servers: Sequence[str], address: Optional[str],
-            deadlines: Any) -> Any:
+            port_range: str, deadlines: Any) -> Any:
     """On rank 0: where and by which token the ranks meet. Servers are told here. Returns the decision, and the
     listening socket that goes with it."""
     if servers and not job_secret:
         _control.load_secret(None)  # says how to give one
     host = address or _meeting.listening_host(ranks, servers)
-    listener, rendezvous = _meeting.listen(host, len(ranks) + len(servers))
+    listener, rendezvous = _meeting.listen(host, len(ranks) + len(servers), port_range)
     name = "torch-" + secrets.token_hex(8)
     try:
         for number, server in enumerate(servers):
@@ -126,7 +130,7 @@ def _decide(ranks: List[_meeting.Registration], job_secret: bytes, servers: Sequ
 
 
 def connect(process_group: Any = None, sync: str = "star", servers: Union[None, str, Sequence[str]] = None, *,
-            refusal: Optional[str] = None, parameters: str = "", address: Optional[str] = None,
+            refusal: Optional[str] = None, parameters: str = "", address: Optional[str] = None, port_range: str = "",
             join_deadline_s: float = 60.0, exchange_deadline_s: float = 60.0, stall_report_s: float = 4.0
             ) -> _library.Group:
     """The ranks of a process group as a group of the library, for sums of other things than a model's gradients. All
@@ -136,7 +140,7 @@ def connect(process_group: Any = None, sync: str = "star", servers: Union[None, 
     addresses = _server_list(servers, sync)
     deadlines = {"join_deadline_s": join_deadline_s, "exchange_deadline_s": exchange_deadline_s}
     meeting = _meeting.Meeting(group, join_deadline_s)
-    refusal = refusal or next(_wrong_arguments(sync, addresses), None)
+    refusal = refusal or next(_wrong_arguments(sync, addresses, port_range), None)
     if refusal is None:
         try:
             _library.load()
@@ -151,7 +155,7 @@ def connect(process_group: Any = None, sync: str = "star", servers: Union[None, 
     listeners: List[Any] = []
 
     def make(ranks: List[_meeting.Registration]) -> _meeting.Decision:
-        decision, listener = _decide(ranks, job_secret, addresses, address, deadlines)
+        decision, listener = _decide(ranks, job_secret, addresses, address, port_range, deadlines)
         listeners.append(listener)
         return decision
 
@@ -169,11 +173,11 @@ def connect(process_group: Any = None, sync: str = "star", servers: Union[None, 
         rank=meeting.rank, world_size=meeting.world_size, topology=sync, rendezvous=decision["rendezvous"],
         group_name=name, token=token, server_count=len(addresses),
         listener=listener, join_deadline_s=join_deadline_s, exchange_deadline_s=exchange_deadline_s,
-        stall_report_s=stall_report_s, say=_LOG.warning))
+        stall_report_s=stall_report_s, say=_LOG.warning, port_range=port_range))
 
 
 def attach(model: Any, sync: str = "star", process_group: Any = None,
-           servers: Union[None, str, Sequence[str]] = None, *, address: Optional[str] = None,
+           servers: Union[None, str, Sequence[str]] = None, *, address: Optional[str] = None, port_range: str = "",
            join_deadline_s: float = 60.0, exchange_deadline_s: float = 60.0,
            stall_report_s: float = 4.0) -> Attachment:
     """Lets a star or a ring of ours exchange the gradients of `model` instead of its process group.
@@ -189,6 +193,8 @@ def attach(model: Any, sync: str = "star", process_group: Any = None,
     servers           addresses of servers ("host:port", a list, or separated by commas), which then are the owners;
                       default: those of `python -m starring.servers`, if it started this job; else the ranks are.
     address           rank 0's, by which the other ranks reach it; default: found.
+    port_range        "first-last", such as "7000-7100": each rank listens at the first free port of these, for hosts
+                      whose firewall lets through only some; may differ between ranks; default: any free one.
     join_deadline_s   for all ranks to be there.
     exchange_deadline_s  without any progress, after which a sum has failed on every rank.
     stall_report_s    without progress, after which the logger "starring" is told who waits for whom.
@@ -204,7 +210,7 @@ def attach(model: Any, sync: str = "star", process_group: Any = None,
     group = process_group if process_group is not None else replica.process_group
     addresses = _server_list(servers, sync)
     attachment = Attachment(sync, dist.get_rank(group), dist.get_world_size(group), addresses)
-    refusal = next(_refusals(replica, sync, addresses), None)
+    refusal = next(_refusals(replica, sync, addresses, port_range), None)
     if attachment.world_size == 1 and not addresses and refusal is None:
         return attachment  # the mean over one rank is what it has
     if refusal is None:
@@ -215,8 +221,8 @@ def attach(model: Any, sync: str = "star", process_group: Any = None,
     names = _exchange.parameter_names(replica.module)
     parameters = hashlib.sha256("\n".join(names.values()).encode()).hexdigest()[:16]
     library_group = connect(group, sync, addresses, refusal=refusal, parameters=parameters, address=address,
-                            join_deadline_s=join_deadline_s, exchange_deadline_s=exchange_deadline_s,
-                            stall_report_s=stall_report_s)
+                            port_range=port_range, join_deadline_s=join_deadline_s,
+                            exchange_deadline_s=exchange_deadline_s, stall_report_s=stall_report_s)
     exchange = _exchange.BucketExchange(library_group, attachment.rank, attachment.world_size, names,
                                         exchange_deadline_s)
     attachment._exchange = exchange

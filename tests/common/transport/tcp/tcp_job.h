@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_split.h"
 #include "common/base/check.h"
 #include "common/base/limits.h"
 #include "common/network/dial.h"
@@ -176,15 +177,21 @@ class BareRank {
   }
   bool AwaitTable() {
     absl::StatusOr<std::optional<TcpFrame>> frame = std::optional<TcpFrame>();
-    return Until([&] { return frame.ok() && frame->has_value() && (*frame)->kind == TcpFrameKind::kTable; },
-                 [&] { frame = dialer_.connection().Receive(kTcpTableBytesMax); });
+    const bool has_come =
+        Until([&] { return frame.ok() && frame->has_value() && (*frame)->kind == TcpFrameKind::kTable; },
+              [&] { frame = dialer_.connection().Receive(kTcpTableBytesMax); });
+    if (has_come) table_ = absl::StrSplit((*frame)->payload, '\n');
+    return has_come;
   }
+  // After AwaitTable: the addresses of the ranks.
+  const std::vector<std::string>& table() const { return table_; }
   void Send(TcpFrameKind kind) { dialer_.connection().Send(kind, ""); }
   // The channel for the bytes after the handshake.
   TcpChannel TakeChannel() { return dialer_.connection().TakeChannel(); }
 
  private:
   TcpDialer dialer_;
+  std::vector<std::string> table_;
 };
 
 inline TcpHello HelloOf(int rank, int world_size) {

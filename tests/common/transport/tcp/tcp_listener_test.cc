@@ -8,11 +8,15 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "common/network/address.h"
 #include "common/network/dial.h"
+#include "common/network/port_range.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -79,6 +83,30 @@ TEST(TcpListenerTest, ANumericHostMeansThatAddressOnly) {
   auto listener = TcpListener::Listen("127.0.0.1:0");
   ASSERT_TRUE(listener.ok());
   EXPECT_FALSE(CanConnect(*listener, "127.0.1.1" + listener->address().substr(listener->address().rfind(':'))));
+}
+
+TEST(TcpListenerTest, APortOfTheRangeIsTakenAndNoOther) {
+  auto first = TcpListener::Listen("127.0.0.1:0");
+  ASSERT_TRUE(first.ok());
+  const int port = ParseHostPort(first->address())->port;
+  const PortRange one = {.first = port, .last = port};
+  const auto none = TcpListener::Listen("127.0.0.1:0", one);
+  EXPECT_TRUE(absl::IsInvalidArgument(none.status())) << none.status();
+  EXPECT_THAT(std::string(none.status().message()), HasSubstr(absl::StrCat("no port from ", port, " to ", port,
+                                                                           " is free: end what listens there, or widen "
+                                                                           "--port_range")));
+  // The next port may be anybody's. Whichever of the three is free is one of the range.
+  const auto next = TcpListener::Listen("127.0.0.1:0", {.first = port, .last = std::min(port + 2, 65535)});
+  if (next.ok()) {
+    EXPECT_GT(ParseHostPort(next->address())->port, port);
+  }
+  { const TcpListener gone = *std::move(first); }
+  const auto again = TcpListener::Listen("127.0.0.1:0", one);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(ParseHostPort(again->address())->port, port);
+  // A port that is given needs no range.
+  EXPECT_THAT(std::string(TcpListener::Listen(again->address(), {.first = 1, .last = 65535}).status().message()),
+              HasSubstr("is the port taken"));
 }
 
 TEST(TcpListenerTest, ASocketThatListensIsTakenOver) {

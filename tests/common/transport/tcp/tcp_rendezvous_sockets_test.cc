@@ -8,6 +8,7 @@
 #include <string>
 #include <thread>
 
+#include "common/network/address.h"
 #include "common/transport/tcp/tcp_handshake.h"
 #include "common/transport/tcp/tcp_listener.h"
 #include "common/transport/tcp/tcp_rendezvous.h"
@@ -20,7 +21,9 @@ namespace starring {
 namespace {
 
 using testing::AllOf;
+using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Not;
 
 // How many sockets of IPv4 this process has. Calls what may be called between fork and exec.
 int OpenSockets() {
@@ -93,6 +96,68 @@ class BlackHole {
   Socket full_;
 };
 
+int PortOf(const std::string& address) { return ParseHostPort(address)->port; }
+
+TEST(TcpRendezvousSocketsTest, ARankListensInItsRange) {
+  const ReservedAddress free;
+  Job job(3);
+  job.Start(0);
+  TcpRendezvousOptions one = job.Options(1);
+  one.ports = {.first = PortOf(free.text), .last = PortOf(free.text)};
+  job.Start(1, std::move(one));
+  {
+    BareRank two(job.address(), HelloOf(2, 3));
+    ASSERT_EQ(two.AwaitWelcome(), absl::OkStatus());
+    ASSERT_TRUE(two.AwaitTable());
+    EXPECT_THAT(two.table(), ElementsAre(job.address(), free.text, HelloOf(2, 3).address));
+  }
+  job.Join();
+}
+
+TEST(TcpRendezvousSocketsTest, ARangeThatIsUsedUpIsNamed) {
+  const auto taken = TcpListener::Listen("127.0.0.1:0");
+  Job job(2);
+  TcpRendezvousOptions one = job.Options(1);
+  one.ports = {.first = PortOf(taken->address()), .last = PortOf(taken->address())};
+  job.Start(1, std::move(one));
+  job.Join();
+  EXPECT_TRUE(absl::IsInvalidArgument(job.result(1).status())) << job.result(1).status();
+  EXPECT_THAT(job.error(1), AllOf(HasSubstr("no port from " + std::to_string(PortOf(taken->address())) + " to "),
+                                  HasSubstr("widen --port_range")));
+}
+
+// A rank registers anew when rank 0 is started again. Its own first listener must not use up the range.
+TEST(TcpRendezvousSocketsTest, ARankThatRegistersAgainNeedsNoSecondPort) {
+  const ReservedAddress free;
+  Job job(2);
+  TcpRendezvousOptions zero = job.Options(0), one = job.Options(1);
+  one.ports = {.first = PortOf(free.text), .last = PortOf(free.text)};
+  job.Start(1, std::move(one));
+  Socket first;
+  char byte;
+  // The hello says where rank 1 listens.
+  ASSERT_TRUE(Until([&] { return first.fd() >= 0; }, [&] { first = zero.listener->Accept(); }));
+  ASSERT_TRUE(Until([&] { return recv(first.fd(), &byte, 1, MSG_PEEK) == 1; }, [] { usleep(1000); }));
+  first = Socket();
+  job.Start(0, std::move(zero));
+  job.Join();
+  job.ExpectConnected();
+}
+
+TEST(TcpRendezvousSocketsTest, ARankZeroWhosePacketsAreLostIsSaidToBeBehindAFirewall) {
+  const BlackHole hole;
+  const ReservedAddress refusing;
+  const auto error = [](const std::string& rendezvous) {
+    return Text(ConnectFullMesh(
+                    {.rank = 1, .world_size = 2, .rendezvous = rendezvous, .join_deadline = absl::Milliseconds(300)})
+                    .status());
+  };
+  EXPECT_THAT(error(hole.address()),
+              AllOf(HasSubstr("did not find rank 0 at --rendezvous=" + hole.address()),
+                    HasSubstr("a firewall may drop the packets: start the processes with --check instead")));
+  EXPECT_THAT(error(refusing.text), AllOf(HasSubstr("ECONNREFUSED"), Not(HasSubstr("firewall"))));
+}
+
 TEST(TcpRendezvousSocketsTest, ARankWhosePacketsAreLostIsNamedToAll) {
   const BlackHole hole;
   Job job(3);
@@ -111,7 +176,9 @@ TEST(TcpRendezvousSocketsTest, ARankWhosePacketsAreLostIsNamedToAll) {
   job.Join();
   for (const std::string& last : {Text(frame.status()), job.error(0), job.error(2)}) {
     EXPECT_THAT(last, AllOf(HasSubstr("rank 2 cannot connect with rank 1 at " + hole.address()), HasSubstr("ETIMEDOUT"),
-                            HasSubstr("every rank must be able to reach every other one")));
+                            HasSubstr("every rank must be able to reach every other one, at any port, or those of "
+                                      "--port_range: a firewall may drop the packets: start the processes with "
+                                      "--check instead")));
   }
 }
 
