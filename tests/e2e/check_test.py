@@ -29,7 +29,7 @@ class CheckTest(JobTest):
     def assert_fits(self, output):
         """The table and its sentences; what a process says is as long as it must be."""
         for line in output.splitlines():
-            if not re.match(r"[sw]\d+ \| ", line):
+            if not re.match(r"(\S+Z )?[sw]\d+ \| ", line):
                 self.assertLessEqual(len(line), 120, line)
 
     def last_sentence(self, done):
@@ -71,7 +71,7 @@ class CheckTest(JobTest):
         done = self.run_to_end(["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', group, LAUNCH, "--check",
                                 "--sync=star", "--workers=1"], CHECK_SECONDS_MAX)
         self.assertEqual(done.returncode, 0, done.output)
-        self.assertRegex(done.output, r"(?m)^launch: star, cores: w0=\d s0=.* \(\d+ cores?, quota 0.5\)$")
+        self.assertRegex(done.output, r"(?m) launch: star, cores: w0=\d s0=.* \(\d+ cores?, quota 0.5\)$")
         self.assertRegex(done.output, r"(?m)^w0, s0: 1 core, quota 0.5$")
         self.assertIn("w0 has 1 core, quota 0.5, on ", done.output)
 
