@@ -59,6 +59,14 @@ absl::Status CheckLossesFit(const WorkerOptions& options, int64_t end_step) {
                    kHistoryLossesMax, " steps at most, and this run has ", end_step, ": drop the flag"));
 }
 
+std::string ReporterSentence(const WorkerOptions& options) {
+  return absl::StrCat("reports the run from here on",
+                      options.record.empty()
+                          ? "; the run's record is not written, because this worker was started without --record: give "
+                            "that to every worker, or let this one leave (SIGTERM) when one that has it is in"
+                          : "");
+}
+
 // For this worker's log: why the generation before has ended, and where the run goes on. `trained`: the first step that
 // this worker has not trained.
 std::string ChangeSentence(const GenerationOrder& next, int64_t trained) {
@@ -112,11 +120,7 @@ absl::Status RunElastic(const ElasticRun& run) {
     if (next.generation.number > 1) run.say(ChangeSentence(next, trained));
     // It may have joined with other flags than the worker before it.
     if (const bool before = std::exchange(reports, next.rank == 0); reports && !before && next.generation.number > 1) {
-      run.say(absl::StrCat("reports the run from here on",
-                           options.record.empty()
-                               ? "; the run's record is not written, because this worker was started without --record: "
-                                 "give that to every worker, or let this one leave (SIGTERM) when one that has it is in"
-                               : ""));
+      run.say(ReporterSentence(options));
     }
     const Segment segment{.number = next.generation.number,
                           .first_step = next.generation.first_step,
