@@ -79,7 +79,7 @@ class GenerationLog {
     Progress progress = Progress::kNone;
   };
   static Glimpse Peek(const std::string& folder);
-  // The run that servers go on with if they are started with its name. Empty if it has ended, or there is none.
+  // Servers that are started with this name go on with its run. Empty if the run has ended, or there is none.
   static std::string UnfinishedRun(const std::string& folder);
   // Calls `print` for each record of the log in `folder`, as far as it can be read. Then the same errors as of
   // CheckExactlyOnce, and NotFound if there is no log. Takes no lock.
