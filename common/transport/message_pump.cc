@@ -126,10 +126,10 @@ absl::StatusOr<MessagePump::Progress> MessagePump::Pump(Listening listening) {
   completed_.clear();
   if (absl::Status status = transport_.Poll(completed_); !status.ok()) return Fail(std::move(status));
   Progress progress = Progress::kNothing;
-  for (const auto& [poster, operation] : completed_) {
+  for (const Transport::Token& token : completed_) {
     // A notice that has left is no progress: it would restart the clock of a rank that waits and asks.
-    const bool is_notice = poster == this && notices_.contains(operation);
-    poster->OnCompletion(operation);
+    const bool is_notice = token.poster == this && notices_.contains(token.operation);
+    token.poster->OnCompletion(token.operation);
     if (!is_notice) progress = Progress::kSome;
   }
   if (--rounds_until_listening_ <= 0 || listening == Listening::kAlways) {
@@ -255,8 +255,8 @@ void MessagePump::Abort(const absl::Status& why) {
     completed_.clear();
     if (!transport_.Poll(completed_).ok()) return;
     // As in Pump, no completion is handed on.
-    for (const auto& [poster, operation] : completed_) {
-      if (poster == this) leaving.erase(operation);
+    for (const Transport::Token& token : completed_) {
+      if (token.poster == this) leaving.erase(token.operation);
     }
     if (completed_.empty()) std::this_thread::sleep_for(kAbortPause);
   }

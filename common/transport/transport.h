@@ -40,6 +40,9 @@ class Transport {
   struct Token {
     Poster* poster = nullptr;  // outlives the operation
     uint64_t operation = 0;
+    // Null: the message is exactly as long as its receive. Else, at a receive: the message may be shorter, and
+    // its length is here once Poll has returned the token. Outlives the operation.
+    int64_t* bytes = nullptr;
   };
 
   // Messages with this tag are *notices*: no receive is posted for them, and TryReceive takes them. A transport may
@@ -54,7 +57,7 @@ class Transport {
   virtual int tag_max() const = 0;
 
   // `data` belongs to the transport until Poll returns the token: a send's data must not be written, a receive's not
-  // touched. A message is exactly as long as the receive that it matches.
+  // touched. A message is as long as the receive that it matches, or shorter where the receive's token allows it.
   virtual void PostSend(int peer, int tag, std::span<const std::byte> data, Token token) = 0;
   virtual void PostReceive(int peer, int tag, std::span<std::byte> data, Token token) = 0;
 

@@ -94,6 +94,7 @@ void HostTransport::SendRest() {
 }
 
 void HostTransport::PostReceive(int peer, int tag, std::span<std::byte> data, Token token) {
+  CHECK(board_ == nullptr || token.bytes == nullptr) << "tag " << tag;
   if (!IsForBoard(tag, data.size())) {
     CountNetwork(1);
     return network_->PostReceive(peer, tag, data, token);

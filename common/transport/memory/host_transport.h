@@ -34,7 +34,8 @@ class HostTransport final : public Transport {
 
   // From Attach on, messages of at most HostBoard::kMessageBytesMax bytes, but for notices, are the board's. `board`
   // lives until Detach or the end. No other thread may be in a method, and no operation posted that is the board's. All
-  // ranks attach before they post such a receive.
+  // ranks attach before they post such a receive. The length says which way a message goes, so messages that may be
+  // shorter than their receives are refused.
   void Attach(HostBoard* board);
   void Detach();
 

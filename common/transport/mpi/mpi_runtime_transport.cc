@@ -108,6 +108,7 @@ class MpiRuntimeTransport final : public MpiTransport {
   void PostReceive(int peer, int tag, std::span<std::byte> data, Token token) override {
     MPI_Request request = MPI_REQUEST_NULL;
     const int code = MPI_Irecv(data.data(), CountOf(data.size()), MPI_BYTE, peer, tag, communicator_, &request);
+    if (token.bytes != nullptr) ++lengths_wanted_;
     Keep("MPI_Irecv", code, request, token);
   }
 
@@ -176,16 +177,26 @@ class MpiRuntimeTransport final : public MpiTransport {
   absl::Status TestRequests(std::vector<Token>& completed) {
     if (requests_.empty()) return absl::OkStatus();
     indices_.resize(requests_.size());
+    if (lengths_wanted_ > 0) statuses_.resize(requests_.size());
+    MPI_Status* const statuses = lengths_wanted_ > 0 ? statuses_.data() : MPI_STATUSES_IGNORE;
     int count = 0;
     // One call makes progress on everything and tests every request. Its cost grows with the operations in flight,
     // which the ring bounds (kRingOperationsInFlightMax).
-    const int code =
-        MPI_Testsome(CountOf(requests_.size()), requests_.data(), &count, indices_.data(), MPI_STATUSES_IGNORE);
+    const int code = MPI_Testsome(CountOf(requests_.size()), requests_.data(), &count, indices_.data(), statuses);
     // MPI guarantees nothing after an error, not even which receives it may still write to.
     if (code != MPI_SUCCESS) return error_ = MpiError("MPI_Testsome", code);
     if (count == MPI_UNDEFINED || count == 0) return absl::OkStatus();
     // The order matters: the indices name places in the two arrays as they were before DropCompleted moves the rest up.
-    for (int i = 0; i < count; ++i) completed.push_back(tokens_[indices_[i]]);
+    for (int i = 0; i < count; ++i) {
+      const Token token = tokens_[indices_[i]];
+      if (token.bytes != nullptr) {
+        int bytes = 0;
+        MPI_Get_count(&statuses[i], MPI_BYTE, &bytes);
+        *token.bytes = bytes;
+        --lengths_wanted_;
+      }
+      completed.push_back(token);
+    }
     DropCompleted();
     return absl::OkStatus();
   }
@@ -230,6 +241,8 @@ class MpiRuntimeTransport final : public MpiTransport {
   std::vector<MPI_Request> requests_;
   std::vector<Token> tokens_;
   std::vector<int> indices_;
+  std::vector<MPI_Status> statuses_;
+  int lengths_wanted_ = 0;              // receives in flight whose messages may be shorter
   std::vector<Token> sent_;             // complete when posted
   std::atomic<int64_t> waited_us_ = 0;  // the pauses since a poll has found something
   std::atomic<bool> woken_ = false;

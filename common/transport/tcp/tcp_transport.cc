@@ -210,13 +210,13 @@ void TcpTransport::PostReceive(int peer, int tag, std::span<std::byte> data, Tok
     from.receives.push_back({.tag = tag, .data = data, .token = token});
     return NeedPeer(peer);
   }
-  if (found->length != std::ssize(data)) {
-    return Fail(from, absl::InternalError(absl::StrCat("has sent ", found->length, " bytes with tag ", tag,
-                                                       " where this rank expects ", data.size(),
-                                                       ": all ranks must run the same build with the same flags")));
+  if (const absl::Status status = CheckLength({.tag = tag, .data = data, .token = token}, found->length);
+      !status.ok()) {
+    return Fail(from, status);
   }
+  if (token.bytes != nullptr) *token.bytes = found->length;
   if (found->complete) {
-    if (!data.empty()) std::memcpy(data.data(), found->data.get(), data.size());
+    if (found->length > 0) std::memcpy(data.data(), found->data.get(), found->length);
     Complete(token);
   } else {
     connection.stream.Redirect(data.data());
@@ -224,6 +224,15 @@ void TcpTransport::PostReceive(int peer, int tag, std::span<std::byte> data, Tok
   }
   from.unexpected_bytes -= found->cost();
   from.unexpected.erase(found);
+}
+
+absl::Status TcpTransport::CheckLength(const Receive& receive, int64_t length) {
+  const bool may_be_shorter = receive.token.bytes != nullptr;
+  const int64_t expected = std::ssize(receive.data);
+  if (length == expected || (may_be_shorter && length < expected)) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("has sent ", length, " bytes with tag ", receive.tag,
+                                          " where this rank expects ", may_be_shorter ? "at most " : "", expected,
+                                          ": all ranks must run the same build with the same flags"));
 }
 
 void TcpTransport::NeedPeer(int peer) {
@@ -238,11 +247,8 @@ absl::StatusOr<std::byte*> TcpTransport::BeginMessage(Connection& connection, in
   const auto found = std::find_if(from.receives.begin(), from.receives.end(),
                                   [tag](const Receive& receive) { return receive.tag == tag; });
   if (found != from.receives.end()) {
-    if (length != std::ssize(found->data)) {
-      return absl::InternalError(absl::StrCat("has sent ", length, " bytes with tag ", tag, " where this rank expects ",
-                                              found->data.size(),
-                                              ": all ranks must run the same build with the same flags"));
-    }
+    RETURN_IF_ERROR(CheckLength(*found, length));
+    if (found->token.bytes != nullptr) *found->token.bytes = length;
     std::byte* const destination = found->data.data();
     connection.arriving = found->token;
     from.receives.erase(found);

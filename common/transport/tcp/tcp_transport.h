@@ -149,6 +149,7 @@ class TcpTransport final : public Transport {
   absl::StatusOr<std::byte*> BeginMessage(Connection& connection, int tag, int64_t length);
   absl::StatusOr<std::byte*> BeginNotice(Connection& connection, int tag, int64_t length);
   void EndMessage(Connection& connection);
+  static absl::Status CheckLength(const Receive& receive, int64_t length);
 
   void End(Connection& connection, const absl::Status& why);
   void Lose(Peer& peer, const absl::Status& why);

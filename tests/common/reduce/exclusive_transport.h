@@ -84,7 +84,7 @@ class ExclusiveTransport final : public Transport, private Transport::Poster {
     }
     if (!operation.receives) operation.sent.assign(operation.data.begin(), operation.data.end());
     in_flight_.emplace(++count_, std::move(operation));
-    return {.poster = this, .operation = count_};
+    return {.poster = this, .operation = count_, .bytes = in_flight_.at(count_).token.bytes};
   }
   void OnCompletion(uint64_t) override {}
 

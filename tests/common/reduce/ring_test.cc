@@ -155,7 +155,7 @@ class Ranks {
       }
       std::vector<Transport::Token> completed;
       CHECK_OK(transports_[rank]->Poll(completed));
-      for (const auto& [poster, operation] : completed) poster->OnCompletion(operation);
+      for (const Transport::Token& token : completed) token.poster->OnCompletion(token.operation);
       if (std::ranges::all_of(submitted, [&](int64_t count) { return count == sum_count; }) &&
           std::ranges::all_of(rings_, [](const auto& ring) { return ring->Oldest() == nullptr; })) {
         return;

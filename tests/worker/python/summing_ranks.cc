@@ -152,7 +152,7 @@ absl::Status SummingRanks::RunUntilIdle(bool with_servers) {
     for (const auto& transport : transports_) {
       completed.clear();
       CHECK_OK(transport->Poll(completed));
-      for (const auto& [poster, operation] : completed) poster->OnCompletion(operation);
+      for (const Transport::Token& token : completed) token.poster->OnCompletion(token.operation);
     }
     if (!status().ok()) return status();
   }

@@ -64,6 +64,7 @@ class MpiTransportTest : public testing::Test, private Transport::Poster {
   void TearDown() override { improbe_fails = mrecv_fails = false; }
 
   void OnCompletion(uint64_t) override {}
+  Transport::Poster* poster() { return this; }
 
   // Sends one notice to this rank itself.
   void SendNotice() { transport_->PostSend(0, kTag, notice_, {.poster = this, .operation = 1}); }
@@ -95,6 +96,19 @@ TEST_F(MpiTransportTest, TakesANotice) {
   ASSERT_TRUE(received.has_value()) << status;
   EXPECT_EQ(received->peer, 0);
   EXPECT_EQ(received->bytes, 3);
+  EXPECT_EQ(buffer_[2], std::byte{3});
+}
+
+TEST_F(MpiTransportTest, TellsTheLengthOfAMessageThatMayBeShorter) {
+  int64_t bytes = -1;
+  transport_->PostReceive(0, kTag, buffer_, {.poster = poster(), .operation = 2, .bytes = &bytes});
+  SendNotice();
+  std::vector<Transport::Token> completed;
+  for (const absl::Time end = absl::Now() + absl::Seconds(20); completed.size() < 2 && absl::Now() < end;) {
+    ASSERT_EQ(transport_->Poll(completed), absl::OkStatus());
+  }
+  ASSERT_EQ(completed.size(), 2);
+  EXPECT_EQ(bytes, 3);
   EXPECT_EQ(buffer_[2], std::byte{3});
 }
 

@@ -188,6 +188,49 @@ TEST(TcpTransportTest, AMessageThatIsArrivingFindsItsReceive) {
   EXPECT_EQ(got, data);
 }
 
+// A receive that is posted before its message, and one that is posted after it.
+TEST(TcpTransportTest, AMessageMayBeShorterThanAReceiveThatAllowsIt) {
+  auto ranks = Ranks(2);
+  Poller a(ranks[0].get()), b(ranks[1].get());
+  const std::string text = "hello";
+  std::string early(8, '.'), late(8, '.'), none(8, '.');
+  int64_t early_bytes = -1, late_bytes = -1, no_bytes = -1;
+  const auto post = [&](std::string& to, int64_t* bytes, uint64_t operation) {
+    ranks[1]->PostReceive(0, kTag, std::as_writable_bytes(std::span(to)), {.operation = operation, .bytes = bytes});
+  };
+  post(early, &early_bytes, 1);
+  for (uint64_t operation = 1; operation <= 2; ++operation) {
+    ranks[0]->PostSend(1, kTag, Bytes(text), {.operation = operation});
+  }
+  ranks[0]->PostSend(1, kTag, {}, {.operation = 3});
+  ASSERT_TRUE(a.Await(3));
+  ASSERT_TRUE(b.Await(1));
+  ranks[1]->Wait(milliseconds(50));
+  ASSERT_EQ(b.Poll(), absl::OkStatus());
+  post(late, &late_bytes, 2);
+  post(none, &no_bytes, 3);
+  ASSERT_TRUE(b.Await(2));
+  ASSERT_TRUE(b.Await(3));
+  EXPECT_EQ(early, "hello...");
+  EXPECT_EQ(late, "hello...");
+  EXPECT_EQ(none, "........");
+  EXPECT_EQ(early_bytes, 5);
+  EXPECT_EQ(late_bytes, 5);
+  EXPECT_EQ(no_bytes, 0);
+}
+
+TEST(TcpTransportTest, AMessageLongerThanItsReceiveIsAnError) {
+  auto ranks = Ranks(2);
+  Poller b(ranks[1].get());
+  const std::string text = "longer";
+  std::string got(5, '.');
+  int64_t bytes = 0;
+  ranks[1]->PostReceive(0, kTag, std::as_writable_bytes(std::span(got)), {.operation = 1, .bytes = &bytes});
+  ranks[0]->PostSend(1, kTag, Bytes(text), {.operation = 1});
+  EXPECT_THAT(Text(b.AwaitError()),
+              AllOf(HasSubstr("has sent 6 bytes with tag 16"), HasSubstr("where this rank expects at most 5")));
+}
+
 TEST(TcpTransportTest, PollReturnsWhatWasCompleteWhenPosted) {
   auto ranks = Ranks(2);
   const std::string text = "hello";

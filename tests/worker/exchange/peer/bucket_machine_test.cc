@@ -43,7 +43,7 @@ class Ranks {
     for (const auto& transport : transports_) {
       std::vector<Transport::Token> completed;
       CHECK_OK(transport->Poll(completed));
-      for (const auto& [poster, operation] : completed) poster->OnCompletion(operation);
+      for (const Transport::Token& token : completed) token.poster->OnCompletion(token.operation);
     }
   }
 

@@ -99,7 +99,7 @@ void MachineRanks::SubmitNode(int rank, int64_t step, int node, std::span<const 
 void MachineRanks::Poll(int rank) {
   std::vector<Transport::Token> completed;
   CHECK_OK(transports_[rank]->Poll(completed));
-  for (const auto& [poster, operation] : completed) poster->OnCompletion(operation);
+  for (const Transport::Token& token : completed) token.poster->OnCompletion(token.operation);
 }
 
 bool MachineRanks::IsReady(int rank) const {
