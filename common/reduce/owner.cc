@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "common/base/check.h"
-#include "common/base/copy_array.h"
 
 namespace starring {
 namespace {
@@ -58,15 +57,21 @@ Order::Options Owner::OrderOptions(const Options& options, const std::vector<int
 }
 
 Owner::Owner(Options options)
-    : options_(std::move(options)), arrivals_(ArrivalsOf(options_)), terms_(options_.contributors.size()) {
+    : options_(std::move(options)),
+      release_(Release::LockStep(std::ssize(options_.contributors))),
+      arrivals_(ArrivalsOf(options_)),
+      terms_(options_.contributors.size()) {
   for (int i = 0; i < static_cast<int>(terms_.size()); ++i) {
     places_.push_back(PlaceOfContribution(options_.contributors, own_rank(), i));
   }
   CHECK_GE(options_.memory.slot_count(), 1);
   CHECK(options_.plan == Order::Plan::kAll ||
         (options_.contributes && std::ssize(options_.contributors) == options_.rank_count));
+  CHECK(!options_.contributions_vary || (options_.plan == Order::Plan::kAll && !options_.is_shared));
   for (int slot = 0; slot < options_.memory.slot_count(); ++slot) {
-    slots_.push_back({.memory = slot, .order = Order(OrderOptions(options_, arrivals_))});
+    slots_.push_back({.memory = slot,
+                      .order = Order(OrderOptions(options_, arrivals_)),
+                      .lengths = std::vector<int64_t>(options_.contributions_vary ? arrivals_.size() : 0)});
     if (!options_.is_shared) free_memory_.push_back(slot);
   }
 }
@@ -81,7 +86,8 @@ int64_t Owner::SlotBytes(const Options& options, const PieceSizes& sizes) {
   const auto bytes_of = [](int64_t places, int64_t piece_bytes) {
     return places * StarMemory::PlaceBytes(piece_bytes);
   };
-  const int results = !options.has_results || options.is_shared || sizes.have_several_ranges ? 1 : 0;
+  const bool in_slots = !options.has_results || options.answers_differ || options.is_shared;
+  const int results = in_slots || sizes.have_several_ranges ? 1 : 0;
   const int64_t joined = bytes_of(std::ssize(arrivals), sizes.joined_bytes_max);
   if (options.plan == Order::Plan::kAll) {
     return std::max(joined, bytes_of(std::ssize(arrivals) + results, sizes.piece_bytes_max));
@@ -113,12 +119,13 @@ int Owner::Begin(const StarPieces& pieces, int64_t stride) {
   // A joined piece is short, so all its contributions may travel at once.
   const int window = is_joined ? options_.rank_count : WindowOf(options_, slot.piece.bytes);
   slot.order.Begin(slot.plan, window);
+  slot.here = static_cast<int>(options_.contributors.size() - arrivals_.size());
   slot.result_place =
       slot.plan == Order::Plan::kAll ? PlaceOfResult(options_.contributors, own_rank()) : slot.order.PlaceCount(window);
   return index;
 }
 
-void Owner::Release(int slot) {
+void Owner::Free(int slot) {
   slots_[slot].is_used = false;
   if (!options_.is_shared) free_memory_.push_back(slots_[slot].memory);
 }
@@ -128,19 +135,30 @@ std::optional<Owner::Receive> Owner::NextReceive(int slot) {
   const int arrival = order.taken_count();
   const std::optional<int> place = order.TakeNext();
   if (!place.has_value()) return std::nullopt;
-  return Receive{.arrival = arrival, .rank = RankOf(arrival), .place = Place(slots_[slot], *place)};
+  return Receive{.arrival = arrival,
+                 .rank = RankOf(arrival),
+                 .place = Place(slots_[slot], *place),
+                 .bytes = options_.contributions_vary ? &slots_[slot].lengths[arrival] : nullptr};
 }
 
-bool Owner::OnArrival(int slot, int arrival) {
+Owner::State Owner::OnArrival(int slot, int arrival) {
   Slot& piece = slots_[slot];
   if (piece.plan == Order::Plan::kAll) {
     const int contributor = arrivals_[arrival];
-    options_.sink->OnContribution(piece.pieces->sum(), contributor, Place(piece, places_[contributor]));
+    std::span<std::byte> contribution = Place(piece, places_[contributor]);
+    if (options_.contributions_vary) contribution = contribution.first(piece.lengths[arrival]);
+    options_.sink->OnContribution(piece.pieces->sum(), contributor, contribution);
   }
   piece.order.Put(arrival, [&](int from, int into) { Add(piece, from, into); });
-  if (!piece.order.is_complete()) return false;
+  if (!release_.Seals(++piece.here)) return State::kTaking;
+  CHECK(piece.order.is_complete());
   Finish(piece);
-  return true;
+  return piece.unfinished > 0 ? State::kFinishing : State::kSealed;
+}
+
+Owner::State Owner::OnFinished(int slot) {
+  CHECK_GT(slots_[slot].unfinished, 0);
+  return --slots_[slot].unfinished > 0 ? State::kFinishing : State::kSealed;
 }
 
 std::span<std::byte> Owner::Place(const Slot& slot, int place) const {
@@ -159,10 +177,10 @@ void Owner::Add(const Slot& slot, int from, int into) {
 }
 
 bool Owner::ResultIsInSlot(const Slot& slot) const {
-  return !options_.has_results || options_.is_shared || slot.piece.only.size() == 0;
+  return !options_.has_results || options_.answers_differ || options_.is_shared || slot.piece.only.size() == 0;
 }
 
-void Owner::Finish(const Slot& slot) {
+void Owner::Finish(Slot& slot) {
   const StarSum& sum = slot.pieces->sum();
   const TraceSpan span(options_.track, "apply", sum.labels);
   slot.pieces->ForEachRange(slot.stride, options_.owner, [&](ElementRange range, int64_t at) {
@@ -171,15 +189,18 @@ void Owner::Finish(const Slot& slot) {
     if (ResultIsInSlot(slot)) {
       in_slot = Place(slot, slot.result_place).subspan(at_bytes, range.size() * sum.element_bytes);
     }
-    if (!options_.has_results) return FinishRange(slot, range, at_bytes, in_slot);
-    const std::span<std::byte> result = options_.sink->Result(sum, range);
-    FinishRange(slot, range, at_bytes, result);
-    if (!in_slot.empty()) CopyArray(result, in_slot);
+    StarSink::Output output = {.range = range, .record = in_slot, .piece = static_cast<int>(&slot - slots_.data())};
+    if (options_.has_results) {
+      output.record = options_.sink->Result(sum, range);
+      output.answer = in_slot;
+    }
+    if (FinishRange(slot, output, at_bytes) == StarSink::Finished::kLater) ++slot.unfinished;
   });
 }
 
-void Owner::FinishRange(const Slot& slot, ElementRange range, int64_t at_bytes, std::span<std::byte> result) {
+StarSink::Finished Owner::FinishRange(const Slot& slot, const StarSink::Output& output, int64_t at_bytes) {
   const StarSum& sum = slot.pieces->sum();
+  const ElementRange range = output.range;
   StarSink& sink = *options_.sink;
   const int64_t bytes = range.size() * sum.element_bytes;
   if (slot.plan != Order::Plan::kAll) {
@@ -187,8 +208,7 @@ void Owner::FinishRange(const Slot& slot, ElementRange range, int64_t at_bytes, 
     const std::span<const std::byte> other = parts.other == Order::kOwn
                                                  ? sink.Contribution(sum, 0, range)
                                                  : Place(slot, parts.other).subspan(at_bytes, bytes);
-    return sink.FinishParts(sum, range, {.part = Place(slot, parts.part).subspan(at_bytes, bytes), .other = other},
-                            result);
+    return sink.FinishParts(sum, output, {.part = Place(slot, parts.part).subspan(at_bytes, bytes), .other = other});
   }
   for (size_t i = 0; i < terms_.size(); ++i) {
     const StarContributor& one = options_.contributors[i];
@@ -197,7 +217,7 @@ void Owner::FinishRange(const Slot& slot, ElementRange range, int64_t at_bytes, 
     terms_[i] = is_own ? const_cast<std::byte*>(sink.Contribution(sum, one.node, range).data())
                        : Place(slot, places_[i]).data() + at_bytes;
   }
-  sink.FinishAll(sum, range, terms_, result);
+  return sink.FinishAll(sum, output, terms_);
 }
 
 std::span<const std::byte> Owner::Result(int slot) const {

@@ -17,6 +17,7 @@
 
 #include "common/metrics/trace.h"
 #include "common/reduce/order.h"
+#include "common/reduce/release.h"
 #include "common/reduce/star_memory.h"
 #include "common/reduce/star_pieces.h"
 #include "common/reduce/star_sink.h"
@@ -47,6 +48,8 @@ class Owner {
     bool contributes = true;
     // Whether the sink has places for results (StarSink::Result). Otherwise they are in the slots.
     bool has_results = true;
+    bool answers_differ = false;      // from the records; then they are in the slots
+    bool contributions_vary = false;  // some are shorter than their pieces. REQUIRES: kAll, and is_shared is false
     std::vector<StarContributor> contributors;  // in the order of the sum
     Order::Plan plan = Order::Plan::kAll;       // REQUIRES: kAll, or one contribution of every rank, and no server
     int64_t window_bytes = 0;                   // of contributions on their way to one piece; at least one may be
@@ -78,18 +81,26 @@ class Owner {
     int arrival = 0;
     int rank = 0;
     std::span<std::byte> place;
+    int64_t* bytes = nullptr;  // if contributions vary: for the length of this one
   };
   std::optional<Receive> NextReceive(int slot);
-  // That contribution is in its place. True if the result is complete.
-  [[nodiscard]] bool OnArrival(int slot, int arrival);
+  // That contribution is in its place.
+  enum class State { kTaking, kFinishing, kSealed };  // of a piece: kFinishing waits for the sink's OnFinished
+  [[nodiscard]] State OnArrival(int slot, int arrival);
+  // The sink has finished a range of the piece that it wanted to finish later.
+  [[nodiscard]] State OnFinished(int slot);
   int arrival_count() const { return static_cast<int>(arrivals_.size()); }
+  // The length of a contribution that is here.
+  int64_t BytesOf(int slot, int arrival) const {
+    return options_.contributions_vary ? slots_[slot].lengths[arrival] : slots_[slot].piece.bytes;
+  }
   int RankOf(int arrival) const { return options_.contributors[arrivals_[arrival]].rank; }
 
-  // The result as a message: at the sink's place, or in the slot, which must then not be released before the result is
-  // used up. REQUIRES: OnArrival has returned true.
+  // The result as a message: at the sink's place, or in the slot, which must then not be freed before the result is
+  // used up. REQUIRES: the piece is sealed.
   bool ResultIsInSlot(int slot) const { return ResultIsInSlot(slots_[slot]); }
   std::span<const std::byte> Result(int slot) const;
-  void Release(int slot);
+  void Free(int slot);
 
  private:
   struct Slot {
@@ -101,6 +112,9 @@ class Owner {
     Order::Plan plan = Order::Plan::kAll;
     int result_place = 0;
     Order order;
+    int here = 0;                  // contributions, the own one among them
+    int unfinished = 0;            // ranges that the sink finishes later
+    std::vector<int64_t> lengths;  // of contributions by arrival, if they vary
   };
 
   int own_rank() const { return options_.contributes ? options_.owner : -1; }
@@ -109,10 +123,11 @@ class Owner {
   std::span<std::byte> Place(const Slot& slot, int place) const;
   bool ResultIsInSlot(const Slot& slot) const;
   void Add(const Slot& slot, int from, int into);
-  void Finish(const Slot& slot);
-  void FinishRange(const Slot& slot, ElementRange range, int64_t at_bytes, std::span<std::byte> result);
+  void Finish(Slot& slot);
+  StarSink::Finished FinishRange(const Slot& slot, const StarSink::Output& output, int64_t at_bytes);
 
   const Options options_;
+  const Release release_;
   const std::vector<int> arrivals_;  // the contributors whose contributions come, in the order in which they are taken
   std::vector<int> places_;          // by contributor, with kAll; the own ones have none
   std::vector<Slot> slots_;

@@ -35,6 +35,7 @@ Star::Star(const Options& options)
   CHECK_GE(transport_.world_size(), 2);
   CHECK(options_.shared.empty() || std::ssize(options_.shared) == owner_count());
   CHECK_GE(slot_count_, 1) << "too few tags";
+  CHECK(!options_.contributions_vary || (options_.shared.empty() && !options_.sizes.have_several_ranges));
   tag_sets_ = std::min(TagCount(options) / (2 * slot_count_), kTagSetsMax);
   for (int i = 0; i < static_cast<int>(options_.contributors.size()); ++i) {
     const StarContributor& one = options_.contributors[i];
@@ -68,6 +69,8 @@ void Star::AllocateMemory() {
                           .rank_count = worker_count(),
                           .contributes = is_worker(),
                           .has_results = options_.owners_have_results,
+                          .answers_differ = options_.answers_differ,
+                          .contributions_vary = options_.contributions_vary,
                           .contributors = options_.contributors,
                           .plan = options_.plan,
                           .window_bytes = kStarWindowBytes,
@@ -159,7 +162,7 @@ void Star::Ask(int owner) {
     if (!options_.shared.empty()) CopyToOwner(asked, owner, slot, own_contributors_[node], message);
     const int tag = TagOf(*asked.in_flight, slot, Way::kContributions);
     bytes_sent_ += std::ssize(message);
-    if (options_.shared.empty()) asking_bytes_ += std::ssize(message);
+    if (options_.shared.empty()) asking_bytes_ += asked.piece.bytes;
     Send(RankOf(owner), tag, {.kind = Kind::kContributionSend, .slot = slot, .peer = owner},
          options_.shared.empty() ? message : message.first(0));
   }
@@ -230,6 +233,7 @@ void Star::OnAnswer(int owner, int slot) {
   InFlight& in_flight = *asked.in_flight;
   TraceFlight(in_flight.sum, RankOf(owner), {.kind = Kind::kAnswerReceive, .slot = slot, .peer = owner});
   TakeAnswer(asked, owner, slot);
+  bytes_received_ += asked.piece.bytes;
   asked.is_answered = true;
   FreeIfOver(asked);
   CountReady(in_flight);
@@ -289,7 +293,7 @@ bool Star::IsRepeated(const InFlight& in_flight) const {
 void Star::PostReceives(int slot) {
   while (const std::optional<Owner::Receive> next = owner_->NextReceive(slot)) {
     Receive(*owned_[slot], next->rank, {.kind = Kind::kContributionReceive, .slot = slot, .peer = next->arrival},
-            next->place);
+            next->place, next->bytes);
   }
 }
 
@@ -297,9 +301,20 @@ void Star::OnContribution(int slot, int arrival) {
   InFlight& in_flight = *owned_[slot];
   TraceFlight(in_flight.sum, owner_->RankOf(arrival),
               {.kind = Kind::kContributionReceive, .slot = slot, .peer = arrival});
-  const bool is_complete = owner_->OnArrival(slot, arrival);
+  bytes_received_ += owner_->BytesOf(slot, arrival);
+  OnState(slot, owner_->OnArrival(slot, arrival));
+}
+
+void Star::OnFinished(int piece) {
   if (is_stopped_) return;
-  if (!is_complete) return PostReceives(slot);
+  OnState(piece, owner_->OnFinished(piece));
+  Proceed();
+}
+
+void Star::OnState(int slot, Owner::State state) {
+  if (is_stopped_ || state == Owner::State::kFinishing) return;
+  if (state == Owner::State::kTaking) return PostReceives(slot);
+  InFlight& in_flight = *owned_[slot];
   BeginAnswers(slot);
   CountReady(in_flight);
 }
@@ -317,7 +332,7 @@ void Star::BeginAnswers(int slot) {
   answering.result = owner_->Result(slot);
   answering.unsent = answer_count();
   if (options_.track != nullptr) answering.posted_ns.resize(worker_count());
-  if (!answering.is_in_slot) owner_->Release(slot);
+  if (!answering.is_in_slot) owner_->Free(slot);
   for (int i = 0; i < answer_count(); ++i) answers_.push_back({.index = index, .rank = AnswerRank(i)});
 }
 
@@ -340,7 +355,7 @@ void Star::OnAnswerSent(int index, int rank) {
   TraceFlight(in_flight.sum, rank, {.kind = Kind::kAnswerSend, .slot = index, .peer = rank});
   if (!options_.is_shared) answering_bytes_ -= std::ssize(answering.result);
   if (--answering.unsent == 0) {
-    if (answering.is_in_slot) owner_->Release(answering.slot);
+    if (answering.is_in_slot) owner_->Free(answering.slot);
     answering.in_flight = nullptr;
   }
   --in_flight.unfinished;
@@ -366,13 +381,15 @@ void Star::Send(int rank, int tag, Operation operation, std::span<const std::byt
   transport_.PostSend(rank, tag, data, TokenOf(operation));
 }
 
-void Star::Receive(const InFlight& in_flight, int rank, Operation operation, std::span<std::byte> data) {
+void Star::Receive(const InFlight& in_flight, int rank, Operation operation, std::span<std::byte> data,
+                   int64_t* bytes) {
   if (options_.track != nullptr) PostedNs(operation) = TraceNow();
-  bytes_received_ += std::ssize(data);
   const bool is_answer = operation.kind == Kind::kAnswerReceive;
   if (is_answer ? !options_.shared.empty() : options_.is_shared) data = {};
   const int tag = TagOf(in_flight, operation.slot, is_answer ? Way::kAnswers : Way::kContributions);
-  transport_.PostReceive(rank, tag, data, TokenOf(operation));
+  Transport::Token token = TokenOf(operation);
+  token.bytes = bytes;
+  transport_.PostReceive(rank, tag, data, token);
 }
 
 // A slot's tags are used again by its next piece. Each side has posted all messages of the first use before any of the

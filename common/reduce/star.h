@@ -78,6 +78,10 @@ class Star final : public Transport::Poster {
     // Whether a sum's result replaces that of the sum before it with its number, and so must not be made before that
     // has been sent.
     bool results_are_replaced = true;
+    // As Owner::Options. Contributions that vary are neither packed nor in shared memory; an encoded one may be shorter
+    // than its piece.
+    bool answers_differ = false;
+    bool contributions_vary = false;
     TraceTrack* track = nullptr;  // of the thread that drives the star; null: there is no trace
     // An owner's own memory; none: the sink allocates it.
     std::optional<StarMemory> memory;
@@ -93,6 +97,8 @@ class Star final : public Transport::Poster {
   // server its slice is not.
   void Submit(const StarSum& sum);
   void OnCompletion(uint64_t operation) override;
+  // The sink has finished what it wanted to finish later: a range of Output::piece. Not called by a call of the sink.
+  void OnFinished(int piece);
   // Posts nothing any more: the job has failed.
   void Stop() { is_stopped_ = true; }
 
@@ -176,6 +182,7 @@ class Star final : public Transport::Poster {
   bool IsRepeated(const InFlight& in_flight) const;
   void PostReceives(int slot);
   void OnContribution(int slot, int arrival);
+  void OnState(int slot, Owner::State state);
   void BeginAnswers(int slot);
   bool SendAnswer();
   void OnAnswerSent(int index, int rank);
@@ -189,7 +196,8 @@ class Star final : public Transport::Poster {
   }
 
   void Send(int rank, int tag, Operation operation, std::span<const std::byte> data);
-  void Receive(const InFlight& in_flight, int rank, Operation operation, std::span<std::byte> data);
+  void Receive(const InFlight& in_flight, int rank, Operation operation, std::span<std::byte> data,
+               int64_t* bytes = nullptr);
   enum class Way { kContributions, kAnswers };
   int TagOf(const InFlight& in_flight, int slot, Way way) const;
   Transport::Token TokenOf(Operation operation);

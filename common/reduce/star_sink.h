@@ -10,6 +10,7 @@
 #include <span>
 
 #include "common/base/check.h"
+#include "common/base/copy_array.h"
 #include "common/base/element_range.h"
 #include "common/metrics/trace.h"
 #include "common/reduce/owner_map.h"
@@ -45,15 +46,15 @@ class StarSink {
     return Unexpected<std::span<std::byte>>();
   }
 
-  // `contribution` of contributor `contributor` is in an owner's memory, with the plan kAll. FinishAll follows when all
-  // are there.
+  // `contribution` of contributor `contributor` is in an owner's memory, with the plan kAll, as long as its message.
+  // FinishAll follows when all are there.
   virtual void OnContribution(const StarSum& /*sum*/, int /*contributor*/,
                               std::span<const std::byte> /*contribution*/) {}
 
-  // The operations of an owner. They are complete when they return. The first two are for the plans kChain and kTree
-  // (order.h), the third one is for kAll.
+  // The operations of an owner. Add and FinishParts are for the plans kChain and kTree (order.h), FinishAll is for
+  // kAll.
   //
-  // into += from.
+  // into += from. It is complete when it returns.
   virtual void Add(const StarSum& /*sum*/, std::span<const std::byte> /*from*/, std::span<std::byte> /*into*/) {
     Unexpected<void>();
   }
@@ -63,15 +64,31 @@ class StarSink {
     std::span<const std::byte> other;
   };
   // result = the last step of the sum.
-  virtual void FinishParts(const StarSum& /*sum*/, ElementRange /*range*/, const Parts& /*parts*/,
-                           std::span<std::byte> /*result*/) {
-    Unexpected<void>();
+  // The last step of a sum makes two outputs.
+  struct Output {
+    ElementRange range;
+    // The owner keeps the record: at the sink's place (Result), or in the owner's memory if the sink has none.
+    std::span<std::byte> record;
+    // The workers get the answer. Empty: the record is the answer.
+    std::span<std::byte> answer;
+    int piece = 0;  // for Star::OnFinished
+
+    // An answer with the values of the record.
+    void CopyToAnswer() const {
+      if (!answer.empty()) CopyArray(record, answer);
+    }
+  };
+  // kLater: the sink calls Star::OnFinished when both outputs are there, not before this call has returned. Until then
+  // it may read the contributions.
+  enum class Finished { kNow, kLater };
+  virtual Finished FinishParts(const StarSum& /*sum*/, const Output& /*output*/, const Parts& /*parts*/) {
+    return Unexpected<Finished>();
   }
-  // The same for all contributions to `range`, in the order of contributors. The worker's own must not be overwritten,
-  // unless `result` is at its place.
-  virtual void FinishAll(const StarSum& /*sum*/, ElementRange /*range*/, std::span<std::byte* const> /*contributions*/,
-                         std::span<std::byte> /*result*/) {
-    Unexpected<void>();
+  // The same for all contributions to the range, in the order of contributors. The worker's own must not be
+  // overwritten, unless the record is at its place.
+  virtual Finished FinishAll(const StarSum& /*sum*/, const Output& /*output*/,
+                             std::span<std::byte* const> /*contributions*/) {
+    return Unexpected<Finished>();
   }
 
   // An operation of the star is complete.

@@ -59,6 +59,7 @@ ContributionSum::ContributionSum(OwnedSlices owned, ReductionOrder reduction, st
       contributors_(std::move(contributors)),
       contributors_of_(reduction.world_size),
       buckets_(owned_.bucket_count()),
+      release_(Release::LockStep(std::ssize(contributors_))),
       sum_(SumOf(reduction, contributors_)),
       contributed_count_(reduction.world_size),
       steps_complete_(owned_.first_step()) {
@@ -151,6 +152,7 @@ absl::StatusOr<ContributeResult> ContributionSum::Contribute(Contribution contri
   }
   // The contribution is kept, not added: which one is added first depends on the element, not on the order of arrival.
   b.contributions[contributor] = std::move(contribution);
+  ++b.here;
   const auto is_here = [&](int one) { return b.contributions[one].has_value(); };
   if (std::all_of(of_rank.begin(), of_rank.end(), is_here)) {
     b.wait.Add(from, now);
@@ -160,15 +162,27 @@ absl::StatusOr<ContributeResult> ContributionSum::Contribute(Contribution contri
   } else {
     result.first_arrival = b.wait.empty() ? now : b.wait.since();
   }
-  if (!b.wait.complete()) return result;
-  SumAndUpdate(bucket);
+  if (!release_.Seals(b.here)) return result;
+  complete_.push_back(bucket);
+  result.fate = ContributionFate::kComplete;
+  // One whose turn has not come waits in parts, too: buckets are sealed in the order in which they became complete.
+  if (sums_in_parts_ && (complete_.size() > 1 || owned_.slice_element_count(bucket) > kPartElements)) return result;
+  BeginSum(bucket);
+  SumElements(owned_.slice_element_count(bucket));
+  SealedUpdate update = Seal();
   result.fate = ContributionFate::kSealed;
-  result.sealed = b.sealed;
-  result.answer_to = b.wait.Take();
-  --started_count_;
-  for (int& count : contributed_count_) --count;
-  CountStep(bucket);
+  result.sealed = std::move(update.sealed);
+  result.answer_to = std::move(update.answer_to);
   return result;
+}
+
+std::optional<SealedUpdate> ContributionSum::SumPart() {
+  CHECK(is_summing());
+  const int bucket = complete_.front();
+  if (summing_ == nullptr) BeginSum(bucket);
+  SumElements(std::min(kPartElements, owned_.slice_element_count(bucket) - offset_));
+  if (offset_ < owned_.slice_element_count(bucket)) return std::nullopt;
+  return Seal();
 }
 
 // Returns a buffer that only this bucket refers to, or the memory to update in place.
@@ -199,48 +213,71 @@ std::shared_ptr<SealedSlice> ContributionSum::FreeBuffer(int bucket) {
   return b.buffers.back();
 }
 
-// One pass over the slice, in pieces of kPassElements: the sum over all ranks, then the optimizer. ForEachRun cuts the
-// slice where the rank that comes first in the sum changes. Every contribution, the parameters and the state are read
-// once.
-void ContributionSum::SumAndUpdate(int bucket) {
-  Bucket& b = buckets_[bucket];
-  const int64_t step = b.sealed->step() + 1;
-  // Each contribution is read from front to back, in the pieces in which it arrived.
-  for (size_t i = 0; i < contributors_.size(); ++i) {
-    sum_.SetInput(static_cast<int>(i), b.contributions[i]->pieces);
-    b.counted_leaves += contributors_[i].leaves.end - contributors_[i].leaves.begin;
+// Each contribution is read from front to back, in the pieces in which it arrived.
+void ContributionSum::BeginSum(int bucket) {
+  const Bucket& b = buckets_[bucket];
+  for (size_t i = 0; i < contributors_.size(); ++i) sum_.SetInput(static_cast<int>(i), b.contributions[i]->pieces);
+  summing_ = FreeBuffer(bucket);
+  range_ = 0;
+  in_range_ = offset_ = 0;
+}
+
+// One pass over the next elements of the slice, in pieces of kPassElements: the sum over all ranks, then the optimizer.
+// ForEachRun cuts them where the rank that comes first in the sum changes. Every contribution, the parameters and the
+// state are read once.
+void ContributionSum::SumElements(int64_t count) {
+  const int bucket = complete_.front();
+  const std::span<const ElementRange> ranges = owned_.ranges(bucket);
+  for (const int64_t end = offset_ + count; offset_ < end;) {
+    const ElementRange range = ranges[range_];
+    const int64_t begin = range.begin + in_range_;
+    const ElementRange part = {begin, std::min(range.end, begin + end - offset_)};
+    ForEachRun(part, owned_.element_count(), reduction_, [&](ElementRange run, int first_rank) {
+      for (int64_t done = 0; done < run.size(); done += OwnedSlices::kPassElements) {
+        UpdatePass(buckets_[bucket], first_rank, std::min(OwnedSlices::kPassElements, run.size() - done));
+      }
+    });
+    in_range_ += part.size();
+    if (part.end < range.end) continue;
+    ++range_;
+    in_range_ = 0;
   }
-  const std::shared_ptr<SealedSlice> buffer = FreeBuffer(bucket);
-  const std::span<const float> before = b.sealed->parameters();
-  const std::span<float> after = buffer->values_;
+}
+
+void ContributionSum::UpdatePass(const Bucket& bucket, int first_rank, int64_t count) {
   // The sum of a pass stays in the L1 cache, where the optimizer reads it. Summing the whole slice first would write
   // it to memory and read it back.
   alignas(64) float sum[OwnedSlices::kPassElements];
   alignas(64) float updated[OwnedSlices::kPassElements];
-  int64_t offset = 0;
-  for (const ElementRange& range : owned_.ranges(bucket)) {
-    ForEachRun(range, owned_.element_count(), reduction_, [&](ElementRange run, int first_rank) {
-      for (int64_t begin = run.begin; begin < run.end; begin += OwnedSlices::kPassElements) {
-        const std::span<float> part(sum, std::min(OwnedSlices::kPassElements, run.end - begin));
-        sum_.Next(first_rank, part);
-        const std::span<float> out = after.subspan(offset, part.size());
-        // In shared memory, `before` and `after` are one array: the update goes by way of `updated`, so that it can be
-        // written past the caches.
-        const bool is_in_place = b.in_place != nullptr;
-        owned_.Update({.step = step,
-                       .bucket = bucket,
-                       .offset = offset,
-                       .gradient = part,
-                       .parameters_in = before.subspan(offset, part.size()),
-                       .parameters_out = is_in_place ? std::span(updated, part.size()) : out});
-        if (is_in_place) StreamCopy({updated, part.size()}, out);
-        offset += std::ssize(part);
-      }
-    });
-  }
-  buffer->step_ = step;
-  b.sealed = buffer;
+  const std::span<float> part(sum, count);
+  sum_.Next(first_rank, part);
+  const std::span<float> out = summing_->values_.subspan(offset_, count);
+  // In shared memory, parameters before and after are one array: the update goes by way of `updated`, so that it can
+  // be written past the caches.
+  const bool is_in_place = bucket.in_place != nullptr;
+  owned_.Update({.step = bucket.sealed->step() + 1,
+                 .bucket = complete_.front(),
+                 .offset = offset_,
+                 .gradient = part,
+                 .parameters_in = bucket.sealed->parameters().subspan(offset_, count),
+                 .parameters_out = is_in_place ? std::span(updated, count) : out});
+  if (is_in_place) StreamCopy({updated, part.size()}, out);
+  offset_ += count;
+}
+
+SealedUpdate ContributionSum::Seal() {
+  const int bucket = complete_.front();
+  complete_.pop_front();
+  Bucket& b = buckets_[bucket];
+  for (const Contributor& one : contributors_) b.counted_leaves += one.leaves.size();
+  summing_->step_ = release_.AnswerTo(b.sealed->step() + 1);
+  b.sealed = std::exchange(summing_, nullptr);
   for (auto& contribution : b.contributions) contribution.reset();  // the messages' memory goes back to gRPC
+  b.here = 0;
+  --started_count_;
+  for (int& of_rank : contributed_count_) --of_rank;
+  CountStep(bucket);
+  return {.bucket = bucket, .sealed = b.sealed, .answer_to = b.wait.Take()};
 }
 
 // buckets_behind_ counts the buckets that have not completed step steps_complete_ yet. The seal that brings it to 0

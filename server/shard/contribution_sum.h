@@ -4,6 +4,10 @@
 // A step needs one contribution of every worker, or with micro-batches one for every node of a worker's share
 // (common/job/leaf_shares.h). Contributions count, not messages: a worker that lost a connection sends again.
 //
+// A slice of more than kPartElements may be summed in parts (SumInParts), between which the caller does other work.
+// Then the last contribution makes its bucket *complete*, and the buckets that are complete are summed one after the
+// other.
+//
 // Memory: a contribution stays in the message that brought it until the sum is made; nothing is copied. The updated
 // parameters go to a buffer of this object, or in place to memory that all workers read (UpdateInPlace).
 //
@@ -12,6 +16,7 @@
 #define STARRING_SERVER_SHARD_CONTRIBUTION_SUM_H_
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <span>
@@ -25,6 +30,7 @@
 #include "common/base/memory.h"
 #include "common/job/leaf_shares.h"
 #include "common/job/owned_slices.h"
+#include "common/reduce/release.h"
 #include "common/wire/exchange_message.h"
 #include "server/shard/collective_wait.h"
 
@@ -67,6 +73,7 @@ struct Contribution {
 
 enum class ContributionFate {
   kPending,    // taken; others are missing
+  kComplete,   // taken, and it was the last: SumPart makes the update
   kSealed,     // taken, and it was the last: the update is made
   kDuplicate,  // was here before: only the lane to answer may have changed
 };
@@ -84,9 +91,19 @@ struct ContributeResult {
   CollectiveWait::Time first_arrival;
 };
 
+// An update that is made. `sealed` and `answer_to` are as in ContributeResult.
+struct SealedUpdate {
+  int bucket = 0;
+  std::shared_ptr<const SealedSlice> sealed;
+  std::vector<LaneId> answer_to;
+};
+
 class ContributionSum {
  public:
   using Time = CollectiveWait::Time;
+
+  // 128 KiB: while a part is summed, nothing else happens on the caller's thread.
+  static constexpr int64_t kPartElements = int64_t{32} << 10;
 
   // With `leaf_owners` (common/job/leaf_shares.h) the order is a tree; without, every worker is a leaf. InvalidArgument
   // as OwnedSlices::Create, or if a number is out of bounds. REQUIRES: an owner is below world_size, each has a leaf.
@@ -103,14 +120,24 @@ class ContributionSum {
   absl::Status SetState(int bucket, int vector, std::span<const BytePiece> state);
   absl::Status SetParameters(int bucket, std::span<const BytePiece> parameters);
 
-  // Takes a contribution. The one that completes a step is summed, applied and sealed before the call returns.
-  //   step in progress     kPending, kSealed or kDuplicate
+  // From now on slices of more than kPartElements are summed by SumPart.
+  void SumInParts() { sums_in_parts_ = true; }
+
+  // Takes a contribution. The one that completes a step is summed, applied and sealed before the call returns, or else
+  // by SumPart.
+  //   step in progress     kPending, kComplete, kSealed or kDuplicate
   //   the step before      kDuplicate with its sealed slice, if that is a step of this run
   //   any other step       FailedPrecondition naming worker, step, bucket and the step that is expected
   // FailedPrecondition also without SetParameters; InvalidArgument, naming both values, on a wrong number of bytes or a
   // node that is not in the worker's share. An error changes nothing. REQUIRES: 0 <= contribution.from.rank < world
   // size.
   absl::StatusOr<ContributeResult> Contribute(Contribution contribution, Time now);
+
+  // A bucket is complete and not sealed.
+  bool is_summing() const { return !complete_.empty(); }
+  // Sums the next part of the bucket that has been complete longest. Returns the update if that was the last part.
+  // REQUIRES: is_summing().
+  std::optional<SealedUpdate> SumPart();
 
   // The newest sealed slice of `bucket`; null before SetParameters.
   std::shared_ptr<const SealedSlice> Parameters(int bucket) const { return BucketAt(bucket).sealed; }
@@ -138,6 +165,7 @@ class ContributionSum {
     // For the step in progress, the one after sealed->step(): the workers all of whose contributions are here.
     CollectiveWait wait;
     std::vector<std::optional<Contribution>> contributions;  // of that step, by contributor
+    int64_t here = 0;                                        // of them
     std::shared_ptr<const SealedSlice> sealed;
     std::vector<std::shared_ptr<SealedSlice>> buffers;  // the sealed one among them; at most kSliceBuffersMax
     std::shared_ptr<SealedSlice> in_place;              // if not null, it is sealed, and there are no buffers
@@ -148,7 +176,10 @@ class ContributionSum {
   const Bucket& BucketAt(int bucket) const;
   absl::Status CheckBytes(int bucket, std::span<const BytePiece> pieces, const char* what) const;
   std::shared_ptr<SealedSlice> FreeBuffer(int bucket);
-  void SumAndUpdate(int bucket);
+  void BeginSum(int bucket);
+  void SumElements(int64_t count);
+  void UpdatePass(const Bucket& bucket, int first_rank, int64_t count);
+  SealedUpdate Seal();
   void CountStep(int bucket);
 
   OwnedSlices owned_;
@@ -156,7 +187,15 @@ class ContributionSum {
   std::vector<Contributor> contributors_;
   std::vector<std::vector<int>> contributors_of_;  // by rank, then node: an index of contributors_
   std::vector<Bucket> buckets_;
+  const Release release_;
   PieceSum sum_;
+  bool sums_in_parts_ = false;
+  std::deque<int> complete_;  // buckets, the one that is being summed first
+  // How far that one is: null, not begun.
+  std::shared_ptr<SealedSlice> summing_;
+  size_t range_ = 0;                    // of owned_.ranges
+  int64_t in_range_ = 0;                // elements that are done
+  int64_t offset_ = 0;                  // the same, in the slice
   int started_count_ = 0;               // buckets whose step in progress has a contribution
   std::vector<int> contributed_count_;  // by rank: those of them that have the rank's
   int64_t steps_complete_;

@@ -67,6 +67,7 @@ absl::StatusOr<std::unique_ptr<ShardJob>> ShardJob::Create(Options options) {
                               agreement.micro_batches > 0 ? LeafOwnersOf(agreement) : std::vector<int>()));
   std::unique_ptr<ShardJob> job(new ShardJob(std::move(options), std::move(sums)));
   if (start != nullptr) RETURN_IF_ERROR(job->SetStart(*start));
+  if (job->options_.sums_in_parts) job->sums_.SumInParts();
   return job;
 }
 
@@ -270,65 +271,93 @@ absl::Status ShardJob::TakeGradient(LaneId from, const ReceivedMessage& message,
   shared_.UpdateInPlaceIfAllShare(b);
   receive.reset();
   // The clock is read only for a trace or for metrics.
-  const bool is_watched = options_.track != nullptr || options_.metrics != nullptr;
-  const int64_t begin_ns = is_watched ? TraceNow() : 0;
-  ASSIGN_OR_RETURN(const ContributeResult result, sums_.Contribute(std::move(contribution), now));
+  const int64_t begin_ns = is_watched() ? TraceNow() : 0;
+  ASSIGN_OR_RETURN(ContributeResult result, sums_.Contribute(std::move(contribution), now));
   // A repeat has been counted when it came first.
   if (result.fate != ContributionFate::kDuplicate) {
     ++workers_[from.rank].contributions;
-    if (is_watched) NoteContribution(from.rank, message.fields, result, begin_ns);
+    if (is_watched()) NoteContribution(from.rank, message.fields, result, begin_ns);
   }
   if (result.accepted) {
     ExchangeMessage answer = AnswerTo(message.fields, ExchangeMessage::ACCEPTED);
     answer.set_shared(message.fields.shared());  // as an answer with parameters says it
     Send(from, std::move(answer));
   }
-  // A snapshot is taken before any answer leaves: then nobody can have gone on to the next step.
-  const bool is_sealed = result.fate == ContributionFate::kSealed;
-  if (is_sealed && options_.snapshots != nullptr &&
-      IsSnapshotStep(step + 1, options_.snapshot_every, options_.steps_per_epoch)) {
-    TakeSnapshot(step + 1, b);
-  }
-  // The answers say that shared memory holds this step, so it must before the first of them is sent.
-  if (result.fate == ContributionFate::kSealed) shared_.PublishIfShared(b);
-  // Shards begin at different workers, as workers begin at different shards (StarExchange::ForEachSlice).
-  const size_t first = result.answer_to.size() * options_.shard / options_.shard_count;
-  for (size_t i = 0; i < result.answer_to.size(); ++i) {
-    SendParameters(result.answer_to[(first + i) % result.answer_to.size()], b, result.sealed);
+  if (result.fate == ContributionFate::kSealed) {
+    AnswerAll({.bucket = b, .sealed = std::move(result.sealed), .answer_to = std::move(result.answer_to)});
+  } else {
+    for (const LaneId lane : result.answer_to) SendParameters(lane, b, result.sealed);
   }
   return absl::OkStatus();
 }
 
+void ShardJob::AnswerAll(const SealedUpdate& update) {
+  const int64_t next_step = update.sealed->step() + 1;
+  // A snapshot is taken before any answer leaves: then nobody can have gone on to the next step.
+  if (options_.snapshots != nullptr && IsSnapshotStep(next_step, options_.snapshot_every, options_.steps_per_epoch)) {
+    TakeSnapshot(next_step, update.bucket);
+  }
+  // The answers say that shared memory holds this step, so it must before the first of them is sent.
+  shared_.PublishIfShared(update.bucket);
+  // Shards begin at different workers, as workers begin at different shards (StarExchange::ForEachSlice).
+  const size_t first = update.answer_to.size() * options_.shard / options_.shard_count;
+  for (size_t i = 0; i < update.answer_to.size(); ++i) {
+    SendParameters(update.answer_to[(first + i) % update.answer_to.size()], update.bucket, update.sealed);
+  }
+}
+
+std::optional<int> ShardJob::SumPart() {
+  CHECK(is_summing());
+  if (is_watched() && sum_began_ns_ == 0) sum_began_ns_ = TraceNow();
+  const std::optional<SealedUpdate> update = sums_.SumPart();
+  if (!update.has_value()) return std::nullopt;
+  if (is_watched()) {
+    NoteSum(summing_.front(), std::exchange(sum_began_ns_, 0));
+    summing_.pop_front();
+  }
+  AnswerAll(*update);
+  return update->bucket;
+}
+
 void ShardJob::NoteContribution(int rank, const ExchangeMessage& fields, const ContributeResult& result,
-                                int64_t begin_ns) {
-  const int64_t end_ns = TraceNow();
-  const bool is_sealed = result.fate == ContributionFate::kSealed;
+                                int64_t arrival_ns) {
   // In shared memory all contributions are noted when the last one is there.
   const bool knows_arrivals = options_.parameters.empty();
-  const int64_t first_arrival_ns =
-      knows_arrivals
-          ? std::chrono::duration_cast<std::chrono::nanoseconds>(result.first_arrival.time_since_epoch()).count()
-          : begin_ns;
-  if (is_sealed && options_.track != nullptr) {
-    const TraceLabels labels{.step = fields.step(), .bucket = fields.bucket()};
-    options_.track->Add({.name = "sum + apply", .begin_ns = begin_ns, .end_ns = end_ns, .labels = labels});
+  const LastContribution last = {
+      .rank = knows_arrivals ? rank : -1,
+      .labels = {.step = fields.step(), .bucket = fields.bucket()},
+      .first_arrival_ns =
+          knows_arrivals
+              ? std::chrono::duration_cast<std::chrono::nanoseconds>(result.first_arrival.time_since_epoch()).count()
+              : arrival_ns,
+      .arrival_ns = arrival_ns};
+  if (options_.metrics != nullptr && knows_arrivals) {
+    options_.metrics->OnContribution(
+        rank, 1e-9 * static_cast<double>(std::max<int64_t>(0, arrival_ns - last.first_arrival_ns)));
+  }
+  if (result.fate == ContributionFate::kSealed) NoteSum(last, arrival_ns);
+  if (result.fate == ContributionFate::kComplete) summing_.push_back(last);
+}
+
+void ShardJob::NoteSum(const LastContribution& last, int64_t begin_ns) {
+  const int64_t end_ns = TraceNow();
+  if (options_.track != nullptr) {
+    options_.track->Add({.name = "sum + apply", .begin_ns = begin_ns, .end_ns = end_ns, .labels = last.labels});
     // The span is drawn when it is over: before that, no one knows which contribution is the last.
-    if (knows_arrivals) {
+    if (last.rank >= 0) {
       options_.track->Add({.name = "wait for the last worker",
                            .kind = TraceEvent::Kind::kFlight,
-                           .begin_ns = first_arrival_ns,
-                           .end_ns = begin_ns,
-                           .labels = labels});
+                           .begin_ns = last.first_arrival_ns,
+                           .end_ns = last.arrival_ns,
+                           .labels = last.labels});
     }
   }
   if (options_.metrics == nullptr) return;
-  const double late_seconds = 1e-9 * static_cast<double>(std::max<int64_t>(0, begin_ns - first_arrival_ns));
-  if (knows_arrivals) options_.metrics->OnContribution(rank, late_seconds);
-  if (!is_sealed) return;
-  options_.metrics->OnSum({.last_rank = knows_arrivals ? rank : -1,
-                           .queue_seconds = late_seconds,
-                           .sum_seconds = 1e-9 * static_cast<double>(end_ns - begin_ns),
-                           .steps_complete = sums_.steps_complete()});
+  options_.metrics->OnSum(
+      {.last_rank = last.rank,
+       .queue_seconds = 1e-9 * static_cast<double>(std::max<int64_t>(0, last.arrival_ns - last.first_arrival_ns)),
+       .sum_seconds = 1e-9 * static_cast<double>(end_ns - begin_ns),
+       .steps_complete = sums_.steps_complete()});
 }
 
 absl::Status ShardJob::FetchState(LaneId from, const ReceivedMessage& message) {

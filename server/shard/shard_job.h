@@ -13,9 +13,11 @@
 #include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -74,6 +76,9 @@ class ShardJob {
     // (ContributionSum::UpdateInPlace). Outlives the job. Empty: they are sent.
     std::span<float> parameters;
 
+    // Long slices are summed by SumPart, between whose calls the caller does other work.
+    bool sums_in_parts = false;
+
     // For an elastic run; without a store there are no snapshots.
     SnapshotStore* snapshots = nullptr;  // outlives the job
     int64_t snapshot_every = 1;          // steps, and
@@ -92,6 +97,11 @@ class ShardJob {
   void OnMessage(LaneId from, const ReceivedMessage& message, Time now);
 
   void CheckDeadlines(Time now);
+
+  // With sums_in_parts: a bucket is complete, and the job goes on. SumPart sums its next part. The last part's call
+  // answers the workers and returns the bucket.
+  bool is_summing() const { return state_ == State::kRunning && sums_.is_summing(); }
+  std::optional<int> SumPart();
 
   // Ends the job and tells every worker why. Only the first call has an effect. `blamed`: the ranks that the error is
   // about.
@@ -130,8 +140,19 @@ class ShardJob {
   absl::Status TakeInitialState(LaneId from, const ReceivedMessage& message);
   absl::Status FetchParameters(LaneId from, const ReceivedMessage& message, Time now);
   absl::Status TakeGradient(LaneId from, const ReceivedMessage& message, Time now);
-  // For trace and metrics: Contribute began at `begin_ns` and has just returned.
-  void NoteContribution(int rank, const v1::ExchangeMessage& fields, const ContributeResult& result, int64_t begin_ns);
+  // A sum for trace and metrics: its last contribution, and when that came.
+  struct LastContribution {
+    int rank = 0;
+    TraceLabels labels;
+    int64_t first_arrival_ns = 0;  // of the sum's contributions
+    int64_t arrival_ns = 0;
+  };
+  bool is_watched() const { return options_.track != nullptr || options_.metrics != nullptr; }
+  void NoteContribution(int rank, const v1::ExchangeMessage& fields, const ContributeResult& result,
+                        int64_t arrival_ns);
+  // The sum was made from begin_ns until now.
+  void NoteSum(const LastContribution& last, int64_t begin_ns);
+  void AnswerAll(const SealedUpdate& update);
   absl::Status FetchState(LaneId from, const ReceivedMessage& message);
   absl::Status TakeSum(LaneId from, const ReceivedMessage& message, Time now);
   void TakeShare(LaneId from, const ReceivedMessage& message);
@@ -168,6 +189,8 @@ class ShardJob {
   std::vector<CollectiveWait> fetches_;  // by bucket: workers that wait for the initial parameters
   SharedArrays shared_;
   std::vector<Worker> workers_;
+  std::deque<LastContribution> summing_;  // of complete buckets, in the order in which they became so
+  int64_t sum_began_ns_ = 0;              // the first of them; 0: not yet
   CollectiveSum sum_;
   CollectiveWait finish_wait_;
   StallWatch stall_;

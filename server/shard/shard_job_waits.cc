@@ -41,7 +41,8 @@ std::string ShardJob::DescribeOldestWait() const {
   const CollectiveWait* oldest = nullptr;
   std::string text;
   const auto consider = [&](const CollectiveWait& wait, absl::FunctionRef<std::string()> describe) {
-    if (wait.empty() || (oldest != nullptr && oldest->since() <= wait.since())) return;
+    // Nobody is missing in a bucket that is being summed.
+    if (wait.empty() || wait.complete() || (oldest != nullptr && oldest->since() <= wait.since())) return;
     oldest = &wait;
     text = describe();
   };
@@ -59,10 +60,8 @@ std::string ShardJob::DescribeOldestWait() const {
   }
   consider(sum_.wait(),
            [&] { return absl::StrCat(sum_.wait().DescribeMissing(), " not joined in sum ", sum_.number()); });
-  // After the orderly end these entries stay, and no worker waits for anything.
-  if (!finish_wait_.complete()) {
-    consider(finish_wait_, [&] { return absl::StrCat(finish_wait_.DescribeMissing(), " not finished"); });
-  }
+  // After the orderly end these entries stay, all of them, and no worker waits for anything.
+  consider(finish_wait_, [&] { return absl::StrCat(finish_wait_.DescribeMissing(), " not finished"); });
   return text;
 }
 
@@ -105,7 +104,8 @@ void ShardJob::CheckDeadlines(Time now) {
 }
 
 void ShardJob::FailIfLate(const CollectiveWait& wait, Time now, absl::FunctionRef<std::string()> not_done) {
-  if (state_ != State::kRunning || wait.empty() || now - wait.since() <= options_.exchange_deadline) return;
+  if (state_ != State::kRunning || wait.empty() || wait.complete() || now - wait.since() <= options_.exchange_deadline)
+    return;
   // A late worker without a connection has probably died, which tells the reader more than that it is late.
   std::vector<int> late, gone;
   for (int rank = 0; rank < world_size(); ++rank) {

@@ -211,7 +211,8 @@ absl::Status ShardRank::Begin() {
                                            .log = options_.log,
                                            .track = AddTrack(options_.trace, {.name = "shard"}),
                                            .metrics = options_.metrics,
-                                           .parameters = arrays_.parameters}));
+                                           .parameters = arrays_.parameters,
+                                           .sums_in_parts = true}));
   // The transport says when a worker is gone. To the job each has one lane, which is open as long as the job lasts.
   for (int rank = 0; rank < worker_count(); ++rank) job_->OnLaneOpen({.rank = rank, .lane = 0});
   return absl::OkStatus();
@@ -262,11 +263,13 @@ absl::Status ShardRank::Serve() {
     const Clock::time_point tick = Clock::now() + kTick;
     // The clock is looked at in every round: a busy server keeps its deadlines too.
     const auto is_due = [&] {
-      return job_->state() != ShardJob::State::kRunning || fetch_.has_value() || Clock::now() >= tick;
+      return job_->state() != ShardJob::State::kRunning || job_->is_summing() || fetch_.has_value() ||
+             Clock::now() >= tick;
     };
     const absl::Status status = pump_.PumpUntil(is_due, tick, "");
     // Without a message it is only the tick.
     if (!status.ok() && !(absl::IsDeadlineExceeded(status) && status.message().empty())) return status;
+    RETURN_IF_ERROR(SumParts(tick));
     // Not where the request arrives: a transfer pumps, and completions must not pump inside each other.
     if (fetch_.has_value()) RETURN_IF_ERROR(SendState(*std::exchange(fetch_, std::nullopt)));
     job_->CheckDeadlines(clock_.Read(Clock::now()));
@@ -274,6 +277,22 @@ absl::Status ShardRank::Serve() {
   }
   TellStatus();
   return job_->status();
+}
+
+absl::Status ShardRank::SumParts(Clock::time_point until) {
+  while (job_->is_summing() && Clock::now() < until) {
+    if (const std::optional<int> bucket = job_->SumPart(); bucket.has_value()) {
+      if (memory_ != nullptr) {
+        TellUpdate(*bucket);
+      } else {
+        const int piece = summing_.at(*bucket);
+        summing_.erase(*bucket);
+        star_->OnFinished(piece);
+      }
+    }
+    RETURN_IF_ERROR(pump_.Pump().status());
+  }
+  return absl::OkStatus();
 }
 
 absl::Status ShardRank::SendState(const Fetch& fetch) {
@@ -318,8 +337,11 @@ void ShardRank::SumInMemory(int bucket) {
   for (int i = 0; i < static_cast<int>(contributors_.size()); ++i) {
     OnContribution(sum, i, std::as_bytes(arrays_.gradients[i].subspan(slice.begin, slice.size())));
   }
-  if (job_->state() != ShardJob::State::kRunning) return;
-  sealed_.erase({bucket, sum.labels.step});  // the workers read it in place
+  if (job_->state() == ShardJob::State::kRunning && sealed_.contains({bucket, sum.labels.step})) TellUpdate(bucket);
+}
+
+void ShardRank::TellUpdate(int bucket) {
+  sealed_.erase({bucket, next_steps_[bucket]});  // the workers read it in place
   ++next_steps_[bucket];
   AwaitArrivals(bucket);
   HostBoard& board = *memory_->board();
@@ -399,10 +421,14 @@ void ShardRank::OnContribution(const StarSum& sum, int contributor, std::span<co
   if (star_ != nullptr && job_->state() != ShardJob::State::kRunning) star_->Stop();
 }
 
-// The job has summed the slice with its last contribution, unless it has failed: then no answer leaves.
-void ShardRank::FinishAll(const StarSum& sum, ElementRange /*range*/, std::span<std::byte* const> /*contributions*/,
-                          std::span<std::byte> /*result*/) {
-  CHECK(job_->state() != ShardJob::State::kRunning || sealed_.contains({sum.number, sum.labels.step})) << sum.number;
+// The job has summed a short slice with its last contribution, unless it has failed: then no answer leaves.
+StarSink::Finished ShardRank::FinishAll(const StarSum& sum, const Output& output,
+                                        std::span<std::byte* const> /*contributions*/) {
+  const auto bucket = static_cast<int>(sum.number);
+  if (job_->state() != ShardJob::State::kRunning || sealed_.contains({bucket, sum.labels.step})) return Finished::kNow;
+  CHECK(job_->is_summing()) << bucket;
+  CHECK(summing_.emplace(bucket, output.piece).second) << bucket;
+  return Finished::kLater;
 }
 
 // The star only sends it.

@@ -9,7 +9,8 @@
 // of the run. Contributions and requests come in any order. The job ends when every worker has finished.
 //
 // Contributions and answers are the messages of a star (common/reduce/star.h), in which this server is an owner and a
-// slice is one piece. All workers submit their buckets in ascending order in each step, and so does this server: it
+// slice is one piece. A long slice is summed in parts, between which messages move, so that this server answers roll
+// calls. All workers submit their buckets in ascending order in each step, and so does this server: it
 // submits a bucket again when the bucket's parameters are made, before they leave. So the receive of a contribution is
 // posted before a worker can send it. A message that no correct worker sends is an error of the transport, or fails the
 // job.
@@ -121,6 +122,7 @@ class ShardRank final : private Transport::Poster, private StarSink {
   absl::Status TakeStart();
   absl::Status TakeInitial(v1::ExchangeMessage fields, int64_t count);
   absl::Status Serve();
+  absl::Status SumParts(Clock::time_point until);
   absl::Status SendState(const Fetch& fetch);
   absl::Status EndJob();
 
@@ -130,8 +132,7 @@ class ShardRank final : private Transport::Poster, private StarSink {
   std::span<std::byte> Allocate(int64_t bytes) override;
   void OnContribution(const StarSum& sum, int contributor, std::span<const std::byte> contribution) override;
   std::span<std::byte> Result(const StarSum& sum, ElementRange range) override;
-  void FinishAll(const StarSum& sum, ElementRange range, std::span<std::byte* const> contributions,
-                 std::span<std::byte> result) override;
+  Finished FinishAll(const StarSum& sum, const Output& output, std::span<std::byte* const> contributions) override;
   void OnReady(const StarSum& sum) override;
   void OnDone(const StarSum& sum) override;
   void ServeBuckets();
@@ -139,6 +140,7 @@ class ShardRank final : private Transport::Poster, private StarSink {
   void SubmitBuckets();
   void AwaitArrivals(int bucket);
   void SumInMemory(int bucket);
+  void TellUpdate(int bucket);
   void Answered(Answer answer);
   void Feed(int rank, v1::ExchangeMessage fields, std::span<const std::byte> payload);
   void PostRequest(int rank);
@@ -163,6 +165,7 @@ class ShardRank final : private Transport::Poster, private StarSink {
   HostArrays arrays_;
   std::vector<AlignedFloats> allocated_;
   std::map<std::pair<int, int64_t>, Sealed> sealed_;  // by bucket and step
+  std::map<int, int> summing_;                        // by bucket that is summed in parts: the star's piece
   std::vector<int64_t> next_steps_;                   // by bucket: the first that is not summed yet
   // The next sum that is submitted.
   int64_t submit_step_ = 0;

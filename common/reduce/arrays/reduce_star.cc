@@ -71,9 +71,12 @@ std::span<std::byte> ReduceStar::Result(const StarSum& sum, ElementRange range) 
   return {data + range.begin * sum.element_bytes, static_cast<size_t>(range.size() * sum.element_bytes)};
 }
 
-void ReduceStar::FinishAll(const StarSum& sum, ElementRange range, std::span<std::byte* const> contributions,
-                           std::span<std::byte> result) {
-  SumContributions(contributions, range.size(), InFlightOf(sum.number).head.result(), result.data());
+StarSink::Finished ReduceStar::FinishAll(const StarSum& sum, const Output& output,
+                                         std::span<std::byte* const> contributions) {
+  const SumResult result = InFlightOf(sum.number).head.result();
+  SumContributions(contributions, output.range.size(), result, output.record.data());
+  output.CopyToAnswer();
+  return Finished::kNow;
 }
 
 }  // namespace starring

@@ -60,8 +60,7 @@ class ReduceStar final : public ReduceMachine, private StarSink {
 
   std::span<const std::byte> Contribution(const StarSum& sum, int node, ElementRange range) override;
   std::span<std::byte> Result(const StarSum& sum, ElementRange range) override;
-  void FinishAll(const StarSum& sum, ElementRange range, std::span<std::byte* const> contributions,
-                 std::span<std::byte> result) override;
+  Finished FinishAll(const StarSum& sum, const Output& output, std::span<std::byte* const> contributions) override;
   void OnProgress() override { NoteProgress(); }
   void OnDone(const StarSum& sum) override { Complete(sum.number); }
 

@@ -60,9 +60,10 @@ absl::Status SumServer::TakeHead(int rank) {
   return absl::OkStatus();
 }
 
-void SumServer::FinishAll(const StarSum& sum, ElementRange range, std::span<std::byte* const> contributions,
-                          std::span<std::byte> result) {
-  SumContributions(contributions, range.size(), slices_.at(sum.number), result.data());
+StarSink::Finished SumServer::FinishAll(const StarSum& sum, const Output& output,
+                                        std::span<std::byte* const> contributions) {
+  SumContributions(contributions, output.range.size(), slices_.at(sum.number), output.record.data());
+  return Finished::kNow;
 }
 
 }  // namespace starring

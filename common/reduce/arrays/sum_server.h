@@ -52,8 +52,7 @@ class SumServer final : public Transport::Poster, private StarSink {
 
   void PostHead(int rank);
   absl::Status TakeHead(int rank);
-  void FinishAll(const StarSum& sum, ElementRange range, std::span<std::byte* const> contributions,
-                 std::span<std::byte> result) override;
+  Finished FinishAll(const StarSum& sum, const Output& output, std::span<std::byte* const> contributions) override;
   void OnDone(const StarSum& sum) override { slices_.erase(sum.number); }
 
   Transport& transport_;

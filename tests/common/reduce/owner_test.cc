@@ -23,9 +23,9 @@ class CopyingSink final : public StarSink {
   std::span<std::byte> Result(const StarSum& /*sum*/, ElementRange /*range*/) override {
     return std::as_writable_bytes(result_.span()).first(kSliceBytes);
   }
-  void FinishAll(const StarSum& /*sum*/, ElementRange /*range*/, std::span<std::byte* const> contributions,
-                 std::span<std::byte> result) override {
-    std::copy_n(contributions[1], result.size(), result.data());
+  Finished FinishAll(const StarSum& /*sum*/, const Output& output, std::span<std::byte* const> contributions) override {
+    std::copy_n(contributions[1], output.record.size(), output.record.data());
+    return Finished::kNow;
   }
 
  private:
@@ -51,8 +51,8 @@ class OwnerTest : public testing::Test {
     return owner.NextReceive(expected_slot)->place.data();
   }
   static void End(Owner& owner, int slot) {
-    EXPECT_TRUE(owner.OnArrival(slot, 0));
-    owner.Release(slot);
+    EXPECT_EQ(owner.OnArrival(slot, 0), Owner::State::kSealed);
+    owner.Free(slot);
   }
 
   CopyingSink sink_;

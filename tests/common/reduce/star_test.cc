@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
 #include <ostream>
 #include <random>
@@ -25,6 +27,7 @@ namespace {
 constexpr int kPollsMax = 1'000'000;
 constexpr float kBefore = 3.0f;
 constexpr float kUsedUp = 1e30f;
+constexpr float kAnswered = 1.0f;  // with answers_differ: this much more than the record
 
 enum class Owners { kChunks, kRanges };
 struct Kind {
@@ -36,6 +39,9 @@ struct Kind {
   int nodes = 1;  // of every rank
   int server_count = 0;
   bool servers_keep_results = false;
+  bool finishes_later = false;
+  bool answers_differ = false;
+  bool contributions_vary = false;
 };
 std::ostream& operator<<(std::ostream& out, const Kind& kind) { return out << kind.name; }
 
@@ -76,7 +82,15 @@ class HalvingSink final : public StarSink {
   }
   std::span<const std::byte> Contribution(const StarSum& sum, int node, ElementRange range) override {
     EXPECT_FALSE(arrays[sum.number].is_ready);
-    return std::as_bytes(std::span(arrays[sum.number].contributions[node]).subspan(range.begin, range.size()));
+    std::span<const float> values =
+        std::span(arrays[sum.number].contributions[node]).subspan(range.begin, range.size());
+    // The code of the kind whose contributions vary: zeros at the end are left out.
+    while (kind.contributions_vary && !values.empty() && values.back() == 0.0f)
+      values = values.first(values.size() - 1);
+    return std::as_bytes(values);
+  }
+  void OnContribution(const StarSum&, int, std::span<const std::byte> contribution) override {
+    lengths_[contribution.data()] = std::ssize(contribution) / static_cast<int64_t>(sizeof(float));
   }
   std::span<std::byte> Result(const StarSum& sum, ElementRange range) override {
     return std::as_writable_bytes(std::span(arrays[sum.number].result).subspan(range.begin, range.size()));
@@ -85,16 +99,27 @@ class HalvingSink final : public StarSink {
     ASSERT_EQ(from.size(), into.size());
     for (size_t i = 0; i < Floats(into).size(); ++i) Floats(into)[i] += Floats(from)[i];
   }
-  void FinishParts(const StarSum& sum, ElementRange range, const Parts& parts, std::span<std::byte> result) override {
-    ASSERT_EQ(Floats(parts.part).size(), static_cast<size_t>(range.size()));
-    ASSERT_EQ(parts.part.size(), parts.other.size());
-    for (int64_t i = 0; i < range.size(); ++i) {
+  Finished FinishParts(const StarSum& sum, const Output& output, const Parts& parts) override {
+    CHECK_EQ(std::ssize(Floats(parts.part)), output.range.size());
+    CHECK_EQ(parts.part.size(), parts.other.size());
+    for (int64_t i = 0; i < output.range.size(); ++i) {
       const float total = std::exchange(Floats(parts.part)[i], kUsedUp) + Floats(parts.other)[i];
-      Store(sum, total, Floats(result)[i]);
+      Store(sum, total, Floats(output.record)[i]);
     }
+    output.CopyToAnswer();
+    return Finished::kNow;
   }
-  void FinishAll(const StarSum& sum, ElementRange range, std::span<std::byte* const> contributions,
-                 std::span<std::byte> result) override {
+  Finished FinishAll(const StarSum& sum, const Output& output, std::span<std::byte* const> contributions) override {
+    const std::vector<std::byte*> kept(contributions.begin(), contributions.end());
+    if (!kind.finishes_later) {
+      MakeOutput(sum, output, kept);
+      return Finished::kNow;
+    }
+    later.push_back({.piece = output.piece, .make = [this, sum, output, kept] { MakeOutput(sum, output, kept); }});
+    return Finished::kLater;
+  }
+  void MakeOutput(const StarSum& sum, const Output& output, const std::vector<std::byte*>& contributions) {
+    const ElementRange range = output.range;
     std::vector<float> terms(contributions.size());
     const auto count = static_cast<int64_t>(terms.size());
     const ReductionOrder order = {.order = chain_elements > 0 ? SumOrder::kChain : SumOrder::kTree,
@@ -103,12 +128,17 @@ class HalvingSink final : public StarSink {
     ForEachRun(range, elements, order, [&](ElementRange run, int first) {
       for (int64_t e = run.begin; e < run.end; ++e) {
         for (int64_t i = 0; i < count; ++i) {
-          terms[i] = reinterpret_cast<const float*>(contributions[i])[e - range.begin];
+          const auto length = lengths_.find(contributions[i]);
+          const bool is_left_out =
+              kind.contributions_vary && length != lengths_.end() && e - range.begin >= length->second;
+          terms[i] = is_left_out ? 0.0f : reinterpret_cast<const float*>(contributions[i])[e - range.begin];
         }
         const float total = chain_elements > 0 ? ChainSum(terms, first) : TreeSum(terms);
-        Store(sum, total, Floats(result)[e - range.begin]);
+        Store(sum, total, Floats(output.record)[e - range.begin]);
       }
     });
+    output.CopyToAnswer();
+    for (float& value : Floats(output.answer)) value += kind.answers_differ ? kAnswered : 0.0f;
   }
   void OnReady(const StarSum& sum) override {
     Array& array = arrays[sum.number];
@@ -118,7 +148,14 @@ class HalvingSink final : public StarSink {
   }
   void OnDone(const StarSum& sum) override { ++arrays[sum.number].done_count; }
 
+  Kind kind;
   int64_t chain_elements = 0;  // of the sum in flight, if its order is a chain
+  // With finishes_later: ranges that are not finished.
+  struct Later {
+    int piece = 0;
+    std::function<void()> make;
+  };
+  std::vector<Later> later;
 
  private:
   void Store(const StarSum& sum, float total, float& result) const {
@@ -127,6 +164,7 @@ class HalvingSink final : public StarSink {
   }
 
   std::vector<AlignedFloats> memory_;
+  std::map<const std::byte*, int64_t> lengths_;  // elements of the contribution at a place
 };
 
 // All processes of a star on one thread.
@@ -153,6 +191,7 @@ class Processes {
     const ExclusiveTransport::LateSend& late = options.late;
     for (int i = 0; i < process_count(); ++i) {
       sinks_.push_back(std::make_unique<HalvingSink>());
+      sinks_.back()->kind = kind_;
       if (kind.owners == Owners::kChunks && kind.plan == Order::Plan::kChain) {
         sinks_.back()->chain_elements = counts_[0];
       }
@@ -179,7 +218,8 @@ class Processes {
       if (MaySubmit(i, submitted[i]) && random_() % 8 == 0) SubmitAt(i, submitted[i]++);
       std::vector<Transport::Token> completed;
       CHECK_OK(transports_[i]->Poll(completed));
-      for (const auto& [poster, operation] : completed) poster->OnCompletion(operation);
+      for (const Transport::Token& token : completed) token.poster->OnCompletion(token.operation);
+      FinishOne(i);
       if (std::ranges::all_of(submitted, [&](int64_t count) { return count == sum_count; }) &&
           std::ranges::all_of(stars_, [](const auto& star) { return star->Oldest() == nullptr; })) {
         return;
@@ -204,6 +244,7 @@ class Processes {
                    const float total = is_chain ? ChainSum(of_element, first) : TreeSum(of_element);
                    sums[e] = kBefore;
                    for (int round = 0; round < rounds_; ++round) sums[e] += total * 0.5f;
+                   if (kind_.answers_differ) sums[e] += kAnswered;
                  }
                });
     return sums;
@@ -234,6 +275,8 @@ class Processes {
                              .sizes = {.piece_bytes_max = kind_.message_bytes_max},
                              .slot_count = slots_,
                              .owners_have_results = kind_.server_count == 0 || kind_.servers_keep_results,
+                             .answers_differ = kind_.answers_differ,
+                             .contributions_vary = kind_.contributions_vary,
                              .memory = {},
                              .shared = {},
                              .is_shared = kind_.is_shared && is_owner};
@@ -256,6 +299,17 @@ class Processes {
   StarMemory MemoryOf(int process) {
     return StarMemory(std::as_writable_bytes(memories_[process].span()), kSlots,
                       StarMemory::PlaceBytes(kind_.message_bytes_max));
+  }
+
+  // Any of what waits, now and then.
+  void FinishOne(int process) {
+    std::vector<HalvingSink::Later>& later = sinks_[process]->later;
+    if (later.empty() || random_() % 4 != 0) return;
+    std::swap(later[random_() % later.size()], later.back());
+    const HalvingSink::Later one = std::move(later.back());
+    later.pop_back();
+    one.make();
+    stars_[process]->OnFinished(one.piece);
   }
 
   bool MaySubmit(int process, int64_t submitted) const {
@@ -287,6 +341,9 @@ class Processes {
     std::mt19937 random(static_cast<uint32_t>(10'000 * rank + 1'000 * node + number));
     std::vector<float> values(counts_[number]);
     for (float& value : values) value = static_cast<float>(random()) * 1e-9f - 2.0f;
+    for (int64_t e = 0; kind_.contributions_vary && e < counts_[number]; ++e) {
+      if ((e / 1000 + rank) % 3 == 0) values[e] = 0.0f;
+    }
     return values;
   }
 
@@ -315,6 +372,7 @@ void ExpectBits(Processes& processes, int rank_count, const std::vector<int64_t>
 }
 
 class StarTest : public testing::TestWithParam<Kind> {};
+class VaryingStarTest : public testing::TestWithParam<std::tuple<Kind, Carrier>> {};
 class StarCarrierTest : public testing::TestWithParam<std::tuple<Kind, Carrier>> {};
 
 constexpr int64_t kMessage = 16 << 10;
@@ -339,7 +397,18 @@ const auto kKinds = testing::Values(
     Kind{.name = "OneServer", .message_bytes_max = kMessage, .server_count = 1},
     Kind{.name = "Servers", .message_bytes_max = kMessage, .nodes = 2, .server_count = 3},
     Kind{.name = "ServersKeepResults", .message_bytes_max = kMessage, .server_count = 3, .servers_keep_results = true},
-    Kind{.name = "ServersShared", .message_bytes_max = kMessage, .is_shared = true, .server_count = 3});
+    Kind{.name = "ServersShared", .message_bytes_max = kMessage, .is_shared = true, .server_count = 3},
+    Kind{.name = "AllFinishedLater", .message_bytes_max = kMessage, .finishes_later = true},
+    Kind{.name = "PackedFinishedLater",
+         .owners = Owners::kChunks,
+         .message_bytes_max = kChunkBytesMax,
+         .finishes_later = true},
+    Kind{.name = "ServersFinishLater", .message_bytes_max = kMessage, .server_count = 3, .finishes_later = true},
+    Kind{.name = "ServersAnswerOtherwise",
+         .message_bytes_max = kMessage,
+         .server_count = 3,
+         .servers_keep_results = true,
+         .answers_differ = true});
 INSTANTIATE_TEST_SUITE_P(Kinds, StarTest, kKinds, testing::PrintToStringParamName());
 INSTANTIATE_TEST_SUITE_P(Kinds, StarCarrierTest,
                          testing::Combine(kKinds, testing::Values(Carrier::kTcp, Carrier::kBoard)),
@@ -375,6 +444,52 @@ TEST_P(StarTest, EverySumHasTheBitsOfItsOrder) {
       processes.Run();
       ExpectBits(processes, rank_count, counts);
     }
+  }
+}
+
+// The messages of a board have fixed lengths.
+INSTANTIATE_TEST_SUITE_P(
+    Kinds, VaryingStarTest,
+    testing::Combine(testing::Values(Kind{.name = "All", .message_bytes_max = kMessage, .contributions_vary = true},
+                                     Kind{.name = "Servers",
+                                          .message_bytes_max = kMessage,
+                                          .nodes = 2,
+                                          .server_count = 3,
+                                          .contributions_vary = true}),
+                     testing::Values(Carrier::kAnyOrder, Carrier::kTcp)),
+    [](const auto& one) {
+      return testing::PrintToString(std::get<0>(one.param)) + "Over" + testing::PrintToString(std::get<1>(one.param));
+    });
+
+TEST_P(VaryingStarTest, AShortContributionIsNotReadBeyondItsEnd) {
+  const auto& [kind, carrier] = GetParam();
+  constexpr int kRanks = 3;
+  const std::vector<int64_t> counts = {3, 9'000, 40'000, 40'000};
+  Processes processes(kind, kRanks, counts, 7, {.carrier = carrier});
+  processes.Run();
+  ExpectBits(processes, kRanks, counts);
+  Kind plain = kind;
+  plain.contributions_vary = false;
+  Processes whole(plain, kRanks, counts, 7, {.carrier = carrier});
+  whole.Run();
+  EXPECT_LT(processes.star(0).bytes_sent(), whole.star(0).bytes_sent());
+}
+
+// The owner keeps the record, and the workers get the answer.
+TEST_P(StarTest, ARecordStaysWithItsOwner) {
+  const Kind& kind = GetParam();
+  if (!kind.servers_keep_results) return;
+  constexpr int kRanks = 3;
+  const std::vector<int64_t> counts = {40'000};
+  Processes processes(kind, kRanks, counts, 1);
+  processes.Run();
+  std::vector<float> expected = processes.Expected(0);
+  for (float& value : expected) value -= kind.answers_differ ? kAnswered : 0.0f;
+  for (int server = 0; server < kind.server_count; ++server) {
+    const ElementRange range =
+        OwnerMap::Ranges(kind.server_count).RangeOf({.elements = {0, counts[0]}, .number = 0}, server);
+    const std::vector<float>& result = processes.sink(kRanks + server).arrays[0].result;
+    for (int64_t e = range.begin; e < range.end; ++e) ASSERT_NEAR(result[e], expected[e], 1e-5) << server << " " << e;
   }
 }
 

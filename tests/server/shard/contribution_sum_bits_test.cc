@@ -110,6 +110,7 @@ struct Cut {
   int64_t bucket_bytes = 1;
   int shard_count = 1;
   std::vector<size_t> piece_lengths = {1 << 20};
+  bool in_parts = false;
 };
 
 Model RunStar(const Job& job, const Cut& cut, Model model, int64_t step_count) {
@@ -123,6 +124,7 @@ Model RunStar(const Job& job, const Cut& cut, Model model, int64_t step_count) {
                                                    job.leaf_count > 0 ? DealLeavesEvenly(job.leaf_count, job.world_size)
                                                                       : std::vector<int>())
                                .value();
+    if (cut.in_parts) sums.SumInParts();
     for (int b = 0; b < buckets.bucket_count(); ++b) {
       const ElementRange slice = options.slices[b][0];
       const auto message_of = [&](const std::vector<float>& whole) {
@@ -156,6 +158,7 @@ Model RunStar(const Job& job, const Cut& cut, Model model, int64_t step_count) {
           EXPECT_EQ(result->accepted, !from.is_last);
         }
       }
+      while (sums.is_summing()) (void)sums.SumPart();
     }
     sums.owned().CopyStateOut(std::vector<std::span<float>>(model.state.begin(), model.state.end()));
     for (int b = 0; b < buckets.bucket_count(); ++b) {
@@ -230,6 +233,7 @@ TEST(ContributionSumBitsTest, BucketsShardsAndPiecesDoNotShow) {
     for (const Cut& cut :
          {Cut{.bucket_bytes = 1}, Cut{.bucket_bytes = 1 << 30}, Cut{.bucket_bytes = 1, .shard_count = 3},
           Cut{.bucket_bytes = 1 << 30, .shard_count = 2, .piece_lengths = {1021}},
+          Cut{.bucket_bytes = 1 << 30, .shard_count = 2, .piece_lengths = {1021}, .in_parts = true},
           Cut{.bucket_bytes = 1, .shard_count = 5, .piece_lengths = {4096, 3, 1, 777}}}) {
       EXPECT_TRUE(RunStar(job, cut, Start(job), 4) == expected)
           << job.world_size << " workers, " << job.element_count << " elements, " << cut.shard_count << " shards";

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -92,6 +93,40 @@ TEST(ContributionSumTest, ARepeatedContributionChangesNothing) {
   const ContributeResult late = MustContribute(sums, Constant(0, 0, 0, 1, 16));
   EXPECT_EQ(late.fate, ContributionFate::kDuplicate);
   EXPECT_EQ(late.sealed, sealed.sealed);
+}
+
+// Two parts of a long bucket, and a short one that is complete meanwhile. Each is sealed in its turn.
+TEST(ContributionSumTest, SumsLongSlicesInParts) {
+  constexpr int64_t kLong = ContributionSum::kPartElements + 16;
+  ContributionSum sums =
+      MakeStarted(2, {.slices = {{{32, 32 + kLong}}, {{0, 32}}}, .element_count = 32 + kLong, .schedule = {.base = 1}});
+  sums.SumInParts();
+  MustContribute(sums, Constant(0, 0, 0, 1, kLong));
+  const ContributeResult last = MustContribute(sums, Constant(1, 0, 0, 10, kLong));
+  EXPECT_EQ(last.fate, ContributionFate::kComplete);
+  EXPECT_EQ(last.sealed, nullptr);
+  EXPECT_TRUE(sums.is_summing());
+  EXPECT_EQ(sums.SumPart(), std::nullopt);
+  EXPECT_EQ(sums.Parameters(0)->step(), -1);
+  // Its sender has connected again. The answer goes there.
+  Contribution repeat = Constant(0, 0, 0, 1, kLong);
+  repeat.from.lane = 3;
+  EXPECT_EQ(MustContribute(sums, std::move(repeat)).fate, ContributionFate::kDuplicate);
+  MustContribute(sums, Constant(0, 0, 1, 2, 32));
+  EXPECT_EQ(MustContribute(sums, Constant(1, 0, 1, 3, 32)).fate, ContributionFate::kComplete);
+  const std::optional<SealedUpdate> first = sums.SumPart();
+  ASSERT_TRUE(first.has_value());
+  EXPECT_EQ(first->bucket, 0);
+  EXPECT_THAT(first->answer_to, ElementsAre(LaneId{0, 3}, LaneId{1, 7}));
+  EXPECT_TRUE(SameBits(first->sealed->parameters(), std::vector<float>(kLong, -11)));
+  const std::optional<SealedUpdate> second = sums.SumPart();
+  ASSERT_TRUE(second.has_value());
+  EXPECT_EQ(second->bucket, 1);
+  EXPECT_EQ(second->sealed->parameters()[0], -5);
+  EXPECT_FALSE(sums.is_summing());
+  // The next step is a step as any other.
+  MustContribute(sums, Constant(0, 1, 1, 2, 32));
+  EXPECT_EQ(MustContribute(sums, Constant(1, 1, 1, 3, 32)).fate, ContributionFate::kSealed);
 }
 
 // With eight leaves and three workers, the first two workers have three leaves: a node of two and one of one.

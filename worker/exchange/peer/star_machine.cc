@@ -57,7 +57,7 @@ Star::Options StarMachine::StarOptions(const RankMachineOptions& options, const 
     star.contributors.push_back({.rank = one.rank, .node = one.node});
   }
   if (job.server_count > 0) {
-    // A slice is one message. The server sums it as a whole.
+    // A slice is one message.
     star.message_bytes_max = buckets_.bucket_bytes();
     star.slot_count = ShardSlots(buckets_.bucket_count());
     star.window_bytes = 0;
@@ -130,19 +130,29 @@ void StarMachine::Add(const StarSum& /*sum*/, std::span<const std::byte> from, s
   owner_->Add(Floats(from), Floats(into));
 }
 
-void StarMachine::FinishParts(const StarSum& sum, ElementRange range, const Parts& parts,
-                              std::span<std::byte> /*result*/) {
+StarSink::Finished StarMachine::FinishParts(const StarSum& sum, const Output& output, const Parts& parts) {
   Apply({.step = sum.labels.step,
          .bucket = sum.labels.bucket,
-         .range = range,
+         .range = output.range,
          .sum = Floats(parts.part),
          .last = Floats(parts.other),
-         .parameters = Parameters(range)});
+         .parameters = Parameters(output.range)});
+  output.CopyToAnswer();
+  return Finished::kNow;
 }
 
-void StarMachine::FinishAll(const StarSum& sum, ElementRange range, std::span<std::byte* const> contributions,
-                            std::span<std::byte> /*result*/) {
-  if (!leaves_.empty()) return FinishNodes(sum, range, contributions);
+StarSink::Finished StarMachine::FinishAll(const StarSum& sum, const Output& output,
+                                          std::span<std::byte* const> contributions) {
+  if (leaves_.empty()) {
+    FinishRuns(sum, output.range, contributions);
+  } else {
+    FinishNodes(sum, output.range, contributions);
+  }
+  output.CopyToAnswer();
+  return Finished::kNow;
+}
+
+void StarMachine::FinishRuns(const StarSum& sum, ElementRange range, std::span<std::byte* const> contributions) {
   ForEachRun(range, buckets_.element_count(), {.order = SumOrder::kChain, .world_size = buckets_.world_size()},
              [&](ElementRange run, int first_rank) {
                std::vector<std::byte*> of_run;

@@ -47,12 +47,12 @@ class StarMachine final : public BucketMachine, private StarSink {
   std::span<const std::byte> Contribution(const StarSum& sum, int node, ElementRange range) override;
   std::span<std::byte> Result(const StarSum& sum, ElementRange range) override;
   void Add(const StarSum& sum, std::span<const std::byte> from, std::span<std::byte> into) override;
-  void FinishParts(const StarSum& sum, ElementRange range, const Parts& parts, std::span<std::byte> result) override;
-  void FinishAll(const StarSum& sum, ElementRange range, std::span<std::byte* const> contributions,
-                 std::span<std::byte> result) override;
+  Finished FinishParts(const StarSum& sum, const Output& output, const Parts& parts) override;
+  Finished FinishAll(const StarSum& sum, const Output& output, std::span<std::byte* const> contributions) override;
   void OnReady(const StarSum& sum) override { in_flight_[sum.number] = false; }
 
   Star::Options StarOptions(const RankMachineOptions& options, const Job& job);
+  void FinishRuns(const StarSum& sum, ElementRange range, std::span<std::byte* const> contributions);
   void FinishNodes(const StarSum& sum, ElementRange range, std::span<std::byte* const> contributions);
   void FinishInChain(const StarSum& sum, ElementRange run, std::span<std::byte* const> contributions, int first_rank);
   void Apply(const ApplyArgs& args);
