@@ -24,7 +24,7 @@ PACKAGES=(
 # PyTorch uses the BLAS that is installed. With the reference BLAS the peer would be unfairly slow: 6 GFLOP/s instead of
 # 90 with OpenBLAS.
 OPTIONAL_PACKAGES=(python3-torch libopenblas0-pthread python3-mpi4py python3-matplotlib python3-jinja2)
-WITHOUT_SLURM=(clang libclang-rt-14-dev libomp-14-dev python3-venv)
+WITHOUT_SLURM=(clang libclang-rt-14-dev libomp-14-dev python3-venv mpich)
 TEST_PACKAGES=("${WITHOUT_SLURM[@]}" slurm-wlm munge iproute2)
 # The test of this file sets SYSTEMD.
 if [[ -d ${SYSTEMD:-/run/systemd/system} ]]; then TEST_PACKAGES=("${WITHOUT_SLURM[@]}"); fi

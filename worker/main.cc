@@ -407,6 +407,7 @@ absl::Status ReportRun(const JobParts& parts, const ExchangeAndStep& work, const
   std::fflush(stdout);
   if (options.record.empty()) return absl::OkStatus();
   std::map<std::string, std::string> versions = LibraryVersions(), engines;
+  if (parts.mpi != nullptr) versions["mpi"] = parts.mpi->library().Name();
   if (choice.cuda != nullptr && !choice.cuda->cudnn_version().empty()) {
     versions["cudnn"] = choice.cuda->cudnn_version();
     engines = choice.cuda->engines();
@@ -580,7 +581,8 @@ int Main(int argc, char** argv) {
     absl::StatusOr<std::unique_ptr<MpiRuntime>> started =
         MpiRuntime::Start(launcher, {.join_deadline = options->check ? kGatherDeadline : options->join_deadline,
                                      .stall_report = options->stall_report,
-                                     .note = options->check ? OwnPlace(launcher) : ""});
+                                     .note = options->check ? OwnPlace(launcher) : "",
+                                     .library = options->mpi});
     status = started.status();
     if (status.ok()) mpi = *std::move(started);
   }

@@ -15,6 +15,7 @@ import sys
 import tarfile
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 
 DEBIAN = "https://deb.debian.org/debian/pool/main"
 SECONDS_MAX = 60  # without a byte from a server
@@ -121,28 +122,33 @@ def unpack(source: Source, downloads: str, folder: str) -> None:
             raise DownloadError(f"Debian's patch {name} does not fit {source.archive.name}: {done.stdout.strip()}")
 
 
-def install_programs(cache: str) -> str:
-    """The folder of the programs of PROGRAMS, installed if they are not there yet."""
-    wanted = "".join(f"{name} --hash=sha256:{digest}\n" for name, digest in PROGRAMS.items())
-    place = os.path.join(cache, "programs")
+def install_programs(cache: str, packages: Mapping[str, str] | None = None, folder: str = "programs") -> str:
+    """The folder of the programs of `packages`, or PROGRAMS, in an environment of their own in `folder` of the cache.
+
+    They are installed if they are not there yet.
+    """
+    packages = PROGRAMS if packages is None else packages
+    wanted = "".join(f"{name} --hash=sha256:{digest}\n" for name, digest in packages.items())
+    place = os.path.join(cache, folder)
     list_of_them = os.path.join(place, "installed.txt")
     if os.path.exists(list_of_them):
         with open(list_of_them, encoding="utf-8") as file:
             if file.read() == wanted:
                 return os.path.join(place, "bin")
+    os.makedirs(cache, exist_ok=True)
     shutil.rmtree(place, ignore_errors=True)
     requirements = os.path.join(cache, "requirements.txt")
     with open(requirements, "w", encoding="utf-8") as file:
         file.write(wanted)
     for command in ([sys.executable, "-m", "venv", place],
                     [f"{place}/bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
-                     "--no-compile", "--only-binary=:all:", "--require-hashes",
+                     "--no-compile", "--no-deps", "--only-binary=:all:", "--require-hashes",
                      f"--find-links={os.path.join(cache, 'downloads')}", f"--requirement={requirements}"]):
         done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
                               timeout=INSTALL_SECONDS_MAX)
         if done.returncode != 0:
             last = (done.stdout.strip().splitlines() or ["no output"])[-1]
             raise DownloadError(f"{' '.join(command[:4])} failed: {last}: python3-venv must be installed, and PyPI "
-                                f"reached, or the wheels of {', '.join(PROGRAMS)} must be in {cache}/downloads")
+                                f"reached, or the wheels of {', '.join(packages)} must be in {cache}/downloads")
     os.replace(requirements, list_of_them)
     return os.path.join(place, "bin")

@@ -42,7 +42,7 @@ v1::ProcessReport OwnReport(const CheckParts& parts) {
   *facts = ReadProcessFacts(v1::ProcessFacts::WORKER, parts.options->rank);
   facts->set_wire_version(StarWireVersion());
   AddLibrary("gRPC", GrpcVersion(), facts);
-  if (parts.mpi != nullptr) AddLibrary("Open MPI", MpiVersion(), facts);
+  if (parts.mpi != nullptr) AddLibrary("MPI", parts.mpi->library().Name(), facts);
   const dnnl_version_t* const onednn = dnnl_version();
   AddLibrary("oneDNN", absl::StrCat(onednn->major, ".", onednn->minor, ".", onednn->patch), facts);
   if (const std::string driver = NvidiaDriverVersion(); !driver.empty()) AddLibrary("NVIDIA driver", driver, facts);

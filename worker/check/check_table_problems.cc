@@ -159,7 +159,7 @@ void AddDifferences(const std::vector<const ProcessFacts*>& processes, Problems&
     // Ranks with different versions of MPI do not find each other. Other libraries may differ, but then the results may
     // differ in their bits.
     problems.push_back(
-        {library == "Open MPI" ? kExitRefused : kExitOk,
+        {library == "MPI" ? kExitRefused : kExitOk,
          absl::StrCat("versions of ", library, " differ: ", describe(groups), ": install one version everywhere")});
   }
 }

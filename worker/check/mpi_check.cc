@@ -43,16 +43,18 @@ constexpr char kIncludeOneNetwork[] = "set OMPI_MCA_btl_tcp_if_include to a netw
 
 class NameBoard final : public NoteBoard {
  public:
-  explicit NameBoard(int rank) : rank_(rank) {}
-  absl::Status Put(int stage, const std::string& text) override { return PublishMpiName(Name(rank_, stage), text); }
+  explicit NameBoard(const MpiRuntime* mpi) : mpi_(*mpi) {}
+  absl::Status Put(int stage, const std::string& text) override {
+    return PublishMpiName(mpi_, Name(mpi_.rank(), stage), text);
+  }
   absl::StatusOr<std::optional<std::string>> Get(int rank, int stage) override {
-    return LookUpMpiName(Name(rank, stage));
+    return LookUpMpiName(mpi_, Name(rank, stage));
   }
 
  private:
   static std::string Name(int rank, int stage) { return absl::StrCat(rank, ":", stage); }
 
-  const int rank_;
+  const MpiRuntime& mpi_;
 };
 
 bool IsSix(const ProcessFacts::Address& address) { return absl::StrContains(address.address(), ':'); }
@@ -141,7 +143,7 @@ class MpiChecker {
   }
 
   absl::StatusOr<std::vector<ProcessFacts>> MeetByNames() {
-    board_ = std::make_unique<NameBoard>(rank_);
+    board_ = std::make_unique<NameBoard>(parts_.mpi);
     auto meeting = std::make_unique<BoardMeeting>(BoardMeeting::Options{.board = board_.get(),
                                                                         .rank = rank_,
                                                                         .world_size = world_size_,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
@@ -297,6 +298,14 @@ absl::Status ResolveTopology(const LauncherEnvironment& launcher, WorkerOptions&
     return RefuseFlag("sync", NameOf(kSyncs, asked.sync),
                       absl::StrCat("one process cannot be one of ", options.world_size,
                                    " workers: give --servers or --rendezvous, or start with mpirun for the ring"));
+  }
+  if (!options.UsesMpi() && options.mpi != "auto") {
+    return RefuseFlag("mpi", options.mpi,
+                      absl::StrCat("--transport=", TransportName(options.transport), " uses no MPI: drop it"));
+  }
+  if (options.mpi != "auto" && options.mpi != "openmpi" && options.mpi != "mpich" &&
+      !absl::StrContains(options.mpi, '/')) {
+    return RefuseFlag("mpi", options.mpi, "auto, openmpi, mpich, or the path of a library, which has a slash");
   }
   // MPI numbers the processes itself. The exchange would refuse another number too, but only after the data has been
   // read.

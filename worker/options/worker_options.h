@@ -94,6 +94,7 @@ struct WorkerOptions {
   std::vector<std::string> servers;  // star: one address per shard, in shard order; empty: the ranks are the owners
   int server_ranks = 0;              // star over tcp: servers, which are ranks after the workers; 0: as above
   std::string rendezvous;            // tcp: where rank 0 listens for the others
+  std::string mpi = "auto";          // as LoadMpiLibrary
   PortRange port_range;              // of the port at which this process listens; without one any
   int rendezvous_fd = -1;            // rank 0's socket that is bound there; -1: it makes one
   std::string run_id;                // which attempt of which job this is; equal on all workers
@@ -209,6 +210,7 @@ inline constexpr FlagRow kRows[] = {
      "mpirun or srun; does not change the bits",
      OneOfAt<kTransports, &W::asked, &Asked::transport>(), kSameOnAllRanks,
      OneOfAt<kResolvedTransports, &W::transport>()},
+    {"mpi", "job", "over mpi: the library; auto: the launcher's", TextAt<&W::mpi>("auto, openmpi, mpich or a path")},
     {"rank", "job", "the worker's number; -1: as mpirun or srun says, or 0, which tcp refuses",
      WholeAt<&W::asked, &Asked::rank>(-1, kWorldSizeMax - 1), kNotRecorded},
     {"world_size", "job", "number of workers; 0: as mpirun or srun says, else 1, which tcp refuses",

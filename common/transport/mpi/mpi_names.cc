@@ -1,56 +1,55 @@
 #include "common/transport/mpi/mpi_names.h"
 
-#include <mpi.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <utility>
-#include <vector>
+#include <variant>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "common/transport/mpi/mpi_runtime.h"
+#include "common/base/status.h"
+#include "common/transport/mpi/mpi_library.h"
 
 namespace starring {
 namespace {
 
-// The text that one published name can hold. The rest is for the terminating zero, and for the count of parts with
-// which the first part begins.
-constexpr size_t kNameBytesMax = MPI_MAX_PORT_NAME - 16;
-
 std::string PartName(const std::string& name, size_t part) { return absl::StrCat("starring-check:", name, ":", part); }
 
-// By default MPI would end the process.
-void ReturnErrors() { MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN); }
+// The text that one published name can hold. The rest is for the terminating zero, and for the count of parts with
+// which the first part begins.
+template <class Abi>
+constexpr size_t kNameBytesMax = Abi::kPortNameBytes - 16;
 
-}  // namespace
-
-absl::Status PublishMpiName(const std::string& name, const std::string& text) {
-  ReturnErrors();
-  const size_t parts = std::max<size_t>(1, (text.size() + kNameBytesMax - 1) / kNameBytesMax);
+template <class Abi>
+absl::Status Publish(const MpiCalls<Abi>& calls, const std::string& name, const std::string& text) {
+  // By default MPI would end the process.
+  calls.mpi.Comm_set_errhandler(calls.handles.world, calls.handles.errors_return);
+  const size_t parts = std::max<size_t>(1, (text.size() + kNameBytesMax<Abi> - 1) / kNameBytesMax<Abi>);
   // The first part is published last, so that a rank that finds it finds all others too.
   for (size_t part = parts; part-- > 0;) {
-    std::string value = text.substr(part * kNameBytesMax, kNameBytesMax);
+    std::string value = text.substr(part * kNameBytesMax<Abi>, kNameBytesMax<Abi>);
     if (part == 0) value = absl::StrCat(parts, " ", value);
-    const int code = MPI_Publish_name(PartName(name, part).c_str(), MPI_INFO_NULL, value.c_str());
-    if (code != MPI_SUCCESS) return MpiError("MPI_Publish_name", code);
+    const int code = calls.mpi.Publish_name(PartName(name, part).c_str(), calls.handles.info_null, value.c_str());
+    if (code != kMpiSuccess) return calls.Error("MPI_Publish_name", code);
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::optional<std::string>> LookUpMpiName(const std::string& name) {
-  ReturnErrors();
+template <class Abi>
+absl::StatusOr<std::optional<std::string>> LookUp(const MpiCalls<Abi>& calls, const std::string& name) {
+  calls.mpi.Comm_set_errhandler(calls.handles.world, calls.handles.errors_return);
   std::string text;
   int parts = 1;
   for (int part = 0; part < parts; ++part) {
-    char value[MPI_MAX_PORT_NAME + 1] = "";
-    const int code = MPI_Lookup_name(PartName(name, static_cast<size_t>(part)).c_str(), MPI_INFO_NULL, value);
-    int kind = MPI_SUCCESS;
-    MPI_Error_class(code, &kind);
+    char value[Abi::kPortNameBytes + 1] = "";
+    const int code =
+        calls.mpi.Lookup_name(PartName(name, static_cast<size_t>(part)).c_str(), calls.handles.info_null, value);
+    int kind = kMpiSuccess;
+    calls.mpi.Error_class(code, &kind);
     // That rank has not published yet, which is no error: the caller asks again.
-    if (kind == MPI_ERR_NAME) return std::optional<std::string>();
-    if (code != MPI_SUCCESS) return MpiError("MPI_Lookup_name", code);
+    if (kind == Abi::kErrorName) return std::optional<std::string>();
+    if (code != kMpiSuccess) return calls.Error("MPI_Lookup_name", code);
     if (part > 0) {
       text += value;
       continue;
@@ -64,13 +63,14 @@ absl::StatusOr<std::optional<std::string>> LookUpMpiName(const std::string& name
   return std::optional<std::string>(std::move(text));
 }
 
-std::string MpiVersion() {
-  char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
-  int length = 0;
-  MPI_Get_library_version(text, &length);
-  // "Open MPI v4.1.4, package: ..."
-  const std::string name = std::vector<std::string>(absl::StrSplit(std::string(text, length), ','))[0];
-  return std::string(absl::string_view(name).substr(name.rfind('v') == std::string::npos ? 0 : name.rfind('v') + 1));
+}  // namespace
+
+absl::Status PublishMpiName(const MpiRuntime& runtime, const std::string& name, const std::string& text) {
+  return std::visit([&](const auto& calls) { return Publish(calls, name, text); }, runtime.library().calls);
+}
+
+absl::StatusOr<std::optional<std::string>> LookUpMpiName(const MpiRuntime& runtime, const std::string& name) {
+  return std::visit([&](const auto& calls) { return LookUp(calls, name); }, runtime.library().calls);
 }
 
 }  // namespace starring

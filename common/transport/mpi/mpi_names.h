@@ -12,16 +12,14 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/transport/mpi/mpi_runtime.h"
 
 namespace starring {
 
 // The text may have any length and no zero bytes; a name is published once.
-absl::Status PublishMpiName(const std::string& name, const std::string& text);
+absl::Status PublishMpiName(const MpiRuntime& runtime, const std::string& name, const std::string& text);
 // Empty if no rank has published that name yet.
-absl::StatusOr<std::optional<std::string>> LookUpMpiName(const std::string& name);
-
-// "4.1.4"
-std::string MpiVersion();
+absl::StatusOr<std::optional<std::string>> LookUpMpiName(const MpiRuntime& runtime, const std::string& name);
 
 }  // namespace starring
 

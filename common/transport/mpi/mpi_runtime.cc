@@ -1,6 +1,5 @@
 #include "common/transport/mpi/mpi_runtime.h"
 
-#include <mpi.h>
 #include <stdlib.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -12,12 +11,14 @@
 #include <string_view>
 #include <thread>
 #include <utility>
+#include <variant>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "common/arithmetic/reduction_order.h"
 #include "common/base/limits.h"
 #include "common/base/mutex.h"
+#include "common/base/status.h"
 #include "common/host/bundled_open_mpi.h"
 #include "common/host/log.h"
 #include "common/watch/roll_call.h"
@@ -99,26 +100,33 @@ void SendChunksEagerly() {
   setenv("OMPI_MCA_btl_tcp_eager_limit", absl::StrCat(kChunkBytesMax + kHeaderBytesMax).c_str(), /*replace=*/0);
 }
 
-absl::Status CheckWorldSize(int world_size, const LauncherEnvironment& launcher) {
+absl::Status CheckWorldSize(int world_size, const LauncherEnvironment& launcher, const MpiLibrary& library) {
   if (world_size == launcher.world_size) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("MPI sees ", world_size, world_size == 1 ? " rank, " : " ranks, ",
-                   std::string(LauncherName(launcher.launcher)), " started ", launcher.world_size,
-                   ": start the workers with Open MPI's mpirun, or with srun --mpi=pmix (srun --mpi=list says ",
-                   "whether it has it)"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "MPI sees ", world_size, world_size == 1 ? " rank, " : " ranks, ", std::string(LauncherName(launcher.launcher)),
+      " started ", launcher.world_size, ": the library is ", library.Name(),
+      library.file.empty() ? "" : absl::StrCat(" (", library.file, ")"),
+      ", so start the workers with its own mpirun or mpiexec, with srun --mpi=pmix or pmi2 (srun --mpi=list ",
+      "says whether it has it), or name the launcher's library by --mpi=PATH"));
+}
+
+// The bundle's mpirun has set its variables for its ranks already; srun has not. They are wrong for another Open MPI.
+void PrepareOpenMpi(const MpiLibrary& library) {
+  AvoidForbiddenSingleCopy();
+  SendChunksEagerly();
+  const std::string bundle = BundleFolder();
+  if (!bundle.empty() && library.file.starts_with(bundle + "/")) UseBundledOpenMpi(bundle);
 }
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<MpiRuntime>> MpiRuntime::Start(const LauncherEnvironment& launcher,
                                                               const MpiStartOptions& options) {
-  // Open MPI reads these variables in MPI_Init. No other thread runs yet that could read the environment meanwhile
+  ASSIGN_OR_RETURN(MpiLibrary library, LoadMpiLibrary(options.library, launcher.launcher));
+  // Open MPI reads variables in MPI_Init. No other thread runs yet that could read the environment meanwhile
   // (worker/main.cc).
-  AvoidForbiddenSingleCopy();
-  SendChunksEagerly();
-  // The bundle's mpirun has set these variables for its ranks already; srun has not.
-  if (const std::string bundle = BundleFolder(); !bundle.empty()) UseBundledOpenMpi(bundle);
-  int granted = MPI_THREAD_SINGLE;
+  if (library.family() == MpiFamily::kOpenMpi) PrepareOpenMpi(library);
+  int granted = -1;
   {
     Watchdog watchdog(
         options.join_deadline,
@@ -129,18 +137,23 @@ absl::StatusOr<std::unique_ptr<MpiRuntime>> MpiRuntime::Start(const LauncherEnvi
          .sentence = absl::StrCat("another of ", launcher.world_size, " ranks is not in MPI_Init yet"),
          .say = [](const std::string& line) { Log(line); }});
     // MPI_THREAD_MULTIPLE is not asked for: with it every call would take Open MPI's own locks.
-    if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &granted) != MPI_SUCCESS) {
-      return absl::InternalError("MPI_Init_thread failed");
-    }
+    const int code = std::visit(
+        [&](const auto& calls) { return calls.mpi.Init_thread(nullptr, nullptr, kMpiThreadSerialized, &granted); },
+        library.calls);
+    if (code != kMpiSuccess) return absl::InternalError(absl::StrCat("MPI_Init_thread failed: ", library.Name()));
   }
-  std::unique_ptr<MpiRuntime> runtime(new MpiRuntime);
-  MPI_Comm_rank(MPI_COMM_WORLD, &runtime->rank_);
-  MPI_Comm_size(MPI_COMM_WORLD, &runtime->world_size_);
-  if (granted < MPI_THREAD_SERIALIZED) {
+  std::unique_ptr<MpiRuntime> runtime(new MpiRuntime(std::move(library)));
+  std::visit(
+      [&](const auto& calls) {
+        calls.mpi.Comm_rank(calls.handles.world, &runtime->rank_);
+        calls.mpi.Comm_size(calls.handles.world, &runtime->world_size_);
+      },
+      runtime->library_.calls);
+  if (granted < kMpiThreadSerialized) {
     return absl::InternalError(absl::StrCat("MPI grants thread level ", granted, ", MPI_THREAD_SERIALIZED (",
-                                            MPI_THREAD_SERIALIZED, ") is needed: use an MPI built with threads"));
+                                            kMpiThreadSerialized, ") is needed: use an MPI built with threads"));
   }
-  if (absl::Status status = CheckWorldSize(runtime->world_size_, launcher); !status.ok()) return status;
+  RETURN_IF_ERROR(CheckWorldSize(runtime->world_size_, launcher, runtime->library_));
   return runtime;
 }
 
@@ -148,7 +161,7 @@ MpiRuntime::~MpiRuntime() {
   Watchdog watchdog(kFinalizeDeadline, absl::StrCat("rank ", rank_, " waited ", absl::FormatDuration(kFinalizeDeadline),
                                                     " in MPI_Finalize: another rank did not get there"));
   // All ranks wait here for each other. One that is stuck after its last step would keep the others for ever.
-  MPI_Finalize();
+  std::visit([](const auto& calls) { calls.mpi.Finalize(); }, library_.calls);
 }
 
 void MpiRuntime::ExitWithoutFinalize(int exit_code) {

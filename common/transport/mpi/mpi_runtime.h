@@ -8,11 +8,13 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/host/launcher_environment.h"
+#include "common/transport/mpi/mpi_library.h"
 #include "common/transport/mpi/mpi_transport.h"
 
 namespace starring {
@@ -21,11 +23,13 @@ struct MpiStartOptions {
   absl::Duration join_deadline = absl::Seconds(60);
   // After so long in MPI_Init this process prints a line, and another one when it goes on; 0: never.
   absl::Duration stall_report = absl::ZeroDuration();
-  std::string note = "";  // the end of the message at the deadline
+  std::string note = "";         // the end of the message at the deadline
+  std::string library = "auto";  // as LoadMpiLibrary
 };
 
 class MpiRuntime {
  public:
+  // Loads the library. Its errors are those of LoadMpiLibrary.
   // InvalidArgument, with the way out, if MPI sees another number of ranks than the launcher started: srun without PMI
   // starts jobs of one rank without a warning. A missing process keeps all others inside MPI_Init, from where no error
   // can be returned: after the deadline this process prints a message and ends with exit code 3.
@@ -40,20 +44,19 @@ class MpiRuntime {
 
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
+  const MpiLibrary& library() const { return library_; }
 
   // Ends the process at once, without MPI_Finalize, which would wait for the peers. Flushes stdio; runs no destructors.
   // mpirun then ends the other ranks and returns `exit_code`, unless it is 0.
   [[noreturn]] void ExitWithoutFinalize(int exit_code);
 
  private:
-  MpiRuntime() = default;
+  explicit MpiRuntime(MpiLibrary library) : library_(std::move(library)) {}
 
+  const MpiLibrary library_;
   int rank_ = 0;
   int world_size_ = 1;
 };
-
-// Internal, with MPI's own text for `code`, which `call` returned.
-absl::Status MpiError(const char* call, int code);
 
 // Making a communicator is a collective operation, which has no deadline: it may hang where ranks do not reach each
 // other. kWorld, for a check, sends nothing before the first message; then no other transport is used in the process.

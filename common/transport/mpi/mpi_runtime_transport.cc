@@ -1,8 +1,3 @@
-#include <mpi.h>
-#if __has_include(<mpi-ext.h>)
-#include <mpi-ext.h>
-#endif
-
 #include <sys/prctl.h>
 
 #include <algorithm>
@@ -10,36 +5,21 @@
 #include <climits>
 #include <string>
 #include <thread>
+#include <utility>
+#include <variant>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "common/base/check.h"
+#include "common/transport/mpi/mpi_library.h"
 #include "common/transport/mpi/mpi_runtime.h"
 
 namespace starring {
-
-absl::Status MpiError(const char* call, int code) {
-  char text[MPI_MAX_ERROR_STRING] = "";
-  int length = 0;
-  MPI_Error_string(code, text, &length);
-  return absl::InternalError(absl::StrCat(call, ": ", std::string(text, length)));
-}
-
 namespace {
 
 // MPI counts in an int. Every message is shorter: a chunk, a segment, or a bucket (limits.h).
 int CountOf(size_t size) {
   CHECK_LE(size, INT_MAX);
   return static_cast<int>(size);
-}
-
-// Asks the library that runs, which may be another one than that of the headers.
-bool IsCudaAware() {
-#if defined(OMPI_HAVE_MPI_EXT_CUDA) && OMPI_HAVE_MPI_EXT_CUDA
-  return MPIX_Query_cuda_support() == 1;
-#else
-  return false;
-#endif
 }
 
 // MPI moves messages only while it is called: a message of more than some kilobytes, and each stage of an allreduce,
@@ -65,39 +45,46 @@ void SleepPrecisely() {
   static_cast<void>(precise);
 }
 
+template <class Abi>
 class MpiRuntimeTransport final : public MpiTransport {
  public:
-  MpiRuntimeTransport(const MpiRuntime& runtime, MpiCommunicator communicator)
-      : rank_(runtime.rank()), world_size_(runtime.world_size()), owns_(communicator == MpiCommunicator::kOwn) {
+  MpiRuntimeTransport(const MpiRuntime& runtime, const MpiCalls<Abi>& calls, MpiCommunicator communicator)
+      : rank_(runtime.rank()),
+        world_size_(runtime.world_size()),
+        owns_(communicator == MpiCommunicator::kOwn),
+        calls_(calls),
+        communicator_(calls.handles.world) {
     // MPI matches messages by communicator and tag, so in one of its own no message of another transport can take the
     // place of one of ours.
-    if (owns_) MPI_Comm_dup(MPI_COMM_WORLD, &communicator_);
+    if (owns_) mpi_.Comm_dup(handles_.world, &communicator_);
     // By default MPI ends the process at the first error, and no rank would be told why.
-    MPI_Comm_set_errhandler(communicator_, MPI_ERRORS_RETURN);
+    mpi_.Comm_set_errhandler(communicator_, handles_.errors_return);
     // The library has a pointer to its limit. Without one, the limit is the least that the standard allows.
     int* tag_max = nullptr;
     int is_set = 0;
-    MPI_Comm_get_attr(communicator_, MPI_TAG_UB, &tag_max, &is_set);
+    mpi_.Comm_get_attr(communicator_, Abi::kTagUb, &tag_max, &is_set);
     if (is_set != 0) tag_max_ = *tag_max;
   }
 
   ~MpiRuntimeTransport() override {
     // Freeing is collective, and after an error the peers do not take part. Then the communicator stays, and the
     // process leaves without MPI_Finalize.
-    if (owns_ && requests_.empty() && error_.ok()) MPI_Comm_free(&communicator_);
+    if (owns_ && requests_.empty() && error_.ok()) mpi_.Comm_free(&communicator_);
   }
 
   int rank() const override { return rank_; }
   int world_size() const override { return world_size_; }
   int tag_max() const override { return tag_max_; }
-  bool moves_device_memory() const override { return IsCudaAware(); }
+  bool moves_device_memory() const override {
+    return mpi_.query_cuda_support != nullptr && mpi_.query_cuda_support() == 1;
+  }
 
   void PostSend(int peer, int tag, std::span<const std::byte> data, Token token) override {
-    MPI_Request request = MPI_REQUEST_NULL;
-    const int code = MPI_Isend(data.data(), CountOf(data.size()), MPI_BYTE, peer, tag, communicator_, &request);
+    Request request = handles_.request_null;
+    const int code = mpi_.Isend(data.data(), CountOf(data.size()), handles_.byte, peer, tag, communicator_, &request);
     // A message that Open MPI sends inline comes back as an inactive request, which MPI_Testsome never reports.
     int is_complete = 0;
-    if (code == MPI_SUCCESS) MPI_Test(&request, &is_complete, MPI_STATUS_IGNORE);
+    if (code == kMpiSuccess) mpi_.Test(&request, &is_complete, Abi::StatusIgnore());
     if (is_complete != 0) {
       sent_.push_back(token);
     } else {
@@ -106,19 +93,19 @@ class MpiRuntimeTransport final : public MpiTransport {
   }
 
   void PostReceive(int peer, int tag, std::span<std::byte> data, Token token) override {
-    MPI_Request request = MPI_REQUEST_NULL;
-    const int code = MPI_Irecv(data.data(), CountOf(data.size()), MPI_BYTE, peer, tag, communicator_, &request);
+    Request request = handles_.request_null;
+    const int code = mpi_.Irecv(data.data(), CountOf(data.size()), handles_.byte, peer, tag, communicator_, &request);
     if (token.bytes != nullptr) ++lengths_wanted_;
     Keep("MPI_Irecv", code, request, token);
   }
 
   void PostAllreduce(std::span<const float> contribution, std::span<float> sum, Token token) override {
     CHECK_EQ(contribution.size(), sum.size());
-    MPI_Request request = MPI_REQUEST_NULL;
+    Request request = handles_.request_null;
     // MPI matches collective operations by the order of the calls alone, which is why all ranks must post them in one
     // order.
-    const int code = MPI_Iallreduce(contribution.data(), sum.data(), CountOf(sum.size()), MPI_FLOAT, MPI_SUM,
-                                    communicator_, &request);
+    const int code = mpi_.Iallreduce(contribution.data(), sum.data(), CountOf(sum.size()), handles_.float32,
+                                     handles_.sum, communicator_, &request);
     Keep("MPI_Iallreduce", code, request, token);
     const std::chrono::microseconds slow(static_cast<int64_t>(sum.size_bytes()) / kSlowBytesPerMicrosecond);
     polls_for_ = std::max(polls_for_, slow);
@@ -153,45 +140,48 @@ class MpiRuntimeTransport final : public MpiTransport {
 
   std::optional<Received> TryReceive(int tag, std::span<std::byte> data) override {
     int is_there = 0;
-    MPI_Message message = MPI_MESSAGE_NULL;
-    MPI_Status status;
+    typename Abi::Message message = handles_.message_null;
+    Status status;
     // A notice has no receive that waits for it: such a receive would be in flight for the whole run, and the
     // communicator could not be freed at the end.
-    int code = MPI_Improbe(MPI_ANY_SOURCE, tag, communicator_, &is_there, &message, &status);
-    if (code != MPI_SUCCESS) KeepError("MPI_Improbe", code);
-    if (code != MPI_SUCCESS || is_there == 0) return std::nullopt;
+    int code = mpi_.Improbe(Abi::kAnySource, tag, communicator_, &is_there, &message, &status);
+    if (code != kMpiSuccess) KeepError("MPI_Improbe", code);
+    if (code != kMpiSuccess || is_there == 0) return std::nullopt;
     int bytes = 0;
-    MPI_Get_count(&status, MPI_BYTE, &bytes);
+    mpi_.Get_count(&status, handles_.byte, &bytes);
     CHECK_LE(bytes, data.size());
     // A notice is so short that the whole of it has arrived with its announcement: this does not wait.
-    code = MPI_Mrecv(data.data(), bytes, MPI_BYTE, &message, MPI_STATUS_IGNORE);
-    if (code != MPI_SUCCESS) {
+    code = mpi_.Mrecv(data.data(), bytes, handles_.byte, &message, Abi::StatusIgnore());
+    if (code != kMpiSuccess) {
       // `data` holds no message, and must not be read as one.
       KeepError("MPI_Mrecv", code);
       return std::nullopt;
     }
-    return Received{.peer = status.MPI_SOURCE, .bytes = bytes};
+    return Received{.peer = status.source, .bytes = bytes};
   }
 
  private:
+  using Request = typename Abi::Request;
+  using Status = typename Abi::Status;
+
   absl::Status TestRequests(std::vector<Token>& completed) {
     if (requests_.empty()) return absl::OkStatus();
     indices_.resize(requests_.size());
     if (lengths_wanted_ > 0) statuses_.resize(requests_.size());
-    MPI_Status* const statuses = lengths_wanted_ > 0 ? statuses_.data() : MPI_STATUSES_IGNORE;
+    Status* const statuses = lengths_wanted_ > 0 ? statuses_.data() : Abi::StatusIgnore();
     int count = 0;
     // One call makes progress on everything and tests every request. Its cost grows with the operations in flight,
     // which the ring bounds (kRingOperationsInFlightMax).
-    const int code = MPI_Testsome(CountOf(requests_.size()), requests_.data(), &count, indices_.data(), statuses);
+    const int code = mpi_.Testsome(CountOf(requests_.size()), requests_.data(), &count, indices_.data(), statuses);
     // MPI guarantees nothing after an error, not even which receives it may still write to.
-    if (code != MPI_SUCCESS) return error_ = MpiError("MPI_Testsome", code);
-    if (count == MPI_UNDEFINED || count == 0) return absl::OkStatus();
+    if (code != kMpiSuccess) return error_ = calls_.Error("MPI_Testsome", code);
+    if (count == kMpiUndefined || count == 0) return absl::OkStatus();
     // The order matters: the indices name places in the two arrays as they were before DropCompleted moves the rest up.
     for (int i = 0; i < count; ++i) {
       const Token token = tokens_[indices_[i]];
       if (token.bytes != nullptr) {
         int bytes = 0;
-        MPI_Get_count(&statuses[i], MPI_BYTE, &bytes);
+        mpi_.Get_count(&statuses[i], handles_.byte, &bytes);
         *token.bytes = bytes;
         --lengths_wanted_;
       }
@@ -201,8 +191,8 @@ class MpiRuntimeTransport final : public MpiTransport {
     return absl::OkStatus();
   }
 
-  void Keep(const char* call, int code, MPI_Request request, Token token) {
-    if (code != MPI_SUCCESS) {
+  void Keep(const char* call, int code, Request request, Token token) {
+    if (code != kMpiSuccess) {
       KeepError(call, code);
       return;
     }
@@ -213,7 +203,7 @@ class MpiRuntimeTransport final : public MpiTransport {
   // A post and TryReceive return no status, so the next Poll reports their error. The first error stays: those that
   // follow are mostly its consequences.
   void KeepError(const char* call, int code) {
-    if (error_.ok()) error_ = MpiError(call, code);
+    if (error_.ok()) error_ = calls_.Error(call, code);
   }
 
   // MPI_Testsome sets the requests that have completed to null. The others move up in their order, in one pass, and
@@ -221,7 +211,7 @@ class MpiRuntimeTransport final : public MpiTransport {
   void DropCompleted() {
     size_t kept = 0;
     for (size_t i = 0; i < requests_.size(); ++i) {
-      if (requests_[i] == MPI_REQUEST_NULL) continue;
+      if (requests_[i] == handles_.request_null) continue;
       requests_[kept] = requests_[i];
       tokens_[kept] = tokens_[i];
       ++kept;
@@ -233,15 +223,18 @@ class MpiRuntimeTransport final : public MpiTransport {
   const int rank_;
   const int world_size_;
   const bool owns_;
-  MPI_Comm communicator_ = MPI_COMM_WORLD;
+  const MpiCalls<Abi> calls_;
+  const MpiFunctions<Abi>& mpi_ = calls_.mpi;
+  const MpiHandles<Abi>& handles_ = calls_.handles;
+  typename Abi::Comm communicator_;
   int tag_max_ = 32767;
   std::chrono::microseconds polls_for_ = kPollsFor;
   absl::Status error_;  // the first one; it stays
   // In flight: tokens_[i] is the token of requests_[i].
-  std::vector<MPI_Request> requests_;
+  std::vector<Request> requests_;
   std::vector<Token> tokens_;
   std::vector<int> indices_;
-  std::vector<MPI_Status> statuses_;
+  std::vector<Status> statuses_;
   int lengths_wanted_ = 0;              // receives in flight whose messages may be shorter
   std::vector<Token> sent_;             // complete when posted
   std::atomic<int64_t> waited_us_ = 0;  // the pauses since a poll has found something
@@ -251,7 +244,12 @@ class MpiRuntimeTransport final : public MpiTransport {
 }  // namespace
 
 std::unique_ptr<MpiTransport> CreateMpiTransport(const MpiRuntime& runtime, MpiCommunicator communicator) {
-  return std::make_unique<MpiRuntimeTransport>(runtime, communicator);
+  return std::visit(
+      [&](const auto& calls) -> std::unique_ptr<MpiTransport> {
+        using Abi = typename std::decay_t<decltype(calls)>::Abi;
+        return std::make_unique<MpiRuntimeTransport<Abi>>(runtime, calls, communicator);
+      },
+      runtime.library().calls);
 }
 
 }  // namespace starring

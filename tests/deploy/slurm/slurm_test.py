@@ -87,6 +87,8 @@ class SlurmTest(unittest.TestCase):
                 "ring": self.submit("ring.sbatch", SHORT, "ring"),
                 "mpirun": self.submit("ring.sbatch", SHORT, "mpirun", START="mpirun"),
                 "tcp": self.submit("ring.sbatch", SHORT, "tcp", START="tcp")}
+        if shutil.which("mpiexec.mpich") is not None:
+            jobs["pmi2"] = self.submit("ring.sbatch", [*SHORT, "--mpi=mpich"], "pmi2", START="pmi2")
         digests = {self.digest_of(job, name) for name, job in jobs.items()}
         self.assertEqual(len(digests), 1, digests)
         for name in jobs:
