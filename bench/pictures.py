@@ -4,11 +4,13 @@
     python3 bench/pictures.py --report=report --trace=trace-equal-workers-star.json --out=bench/pictures
 
 report.png is the head of the report's page, as chromium shows it (apt-get install chromium python3-pil).
+Beside it, report.layout has the hash of the page's template: a test says when the picture shows an older layout.
 timeline.svg is one step of worker 0 and server 0 out of the trace: what Perfetto would show, without Perfetto.
 """
 
 import argparse
 import gzip
+import hashlib
 import json
 import os
 import shutil
@@ -20,6 +22,9 @@ from dataclasses import dataclass
 from typing import Any
 from xml.sax.saxutils import escape
 
+ROOT = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+# These decide how a report looks.
+LAYOUT = ("bench/compare/report/page.html.j2", "bench/compare/report/style.css")
 # The page at the width of a laptop, down to the end of its first plots.
 REPORT_WIDTH, REPORT_HEIGHT = 1280, 1260
 REPORT_COLORS = 64
@@ -147,6 +152,15 @@ def read_trace(path: str) -> Any:
         raise PictureError(f"{path} is no trace: {error}") from error
 
 
+def layout_hash() -> str:
+    """Of the templates, as report.layout has it."""
+    digest = hashlib.sha256()
+    for path in LAYOUT:
+        with open(os.path.join(ROOT, path), "rb") as file:
+            digest.update(file.read())
+    return digest.hexdigest()[:16]
+
+
 def take_report(page: str, out: str) -> None:
     """The head of the page as PNG, in few colours: the file is in the repository."""
     browser = shutil.which("chromium")
@@ -179,6 +193,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             with open(os.path.join(flags.out, "timeline.svg"), "w", encoding="utf-8") as file:
                 file.write(draw_timeline(timeline, step))
         take_report(os.path.join(flags.report, "index.html"), os.path.join(flags.out, "report.png"))
+        with open(os.path.join(flags.out, "report.layout"), "w", encoding="utf-8") as file:
+            file.write(layout_hash() + "\n")
     except (PictureError, OSError, subprocess.SubprocessError) as error:
         print(f"pictures: error: {error}", file=sys.stderr)
         return 2

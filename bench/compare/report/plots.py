@@ -227,10 +227,11 @@ def loss(key: str, trainings: list[Entry]) -> str:
         points = _thinned([(entry["seconds"], entry["loss"]) for entry in one.get("losses") or []])
         if points:
             axes.plot(*zip(*points), color=svg.color(svg.sync_color_name(one["sync"])), linewidth=1, alpha=0.45)
-    _sync_lines(axes, [(one["sync"], [epoch["seconds"] for epoch in one["epochs"]],
-                        [epoch["train_loss"] for epoch in one["epochs"]]) for one in trainings])
+    ends = _sync_lines(axes, [(one["sync"], [epoch["seconds"] for epoch in one["epochs"]],
+                               [epoch["train_loss"] for epoch in one["epochs"]]) for one in trainings])
     axes.set_xlim(0, None)
     axes.set_ylim(0, None)
+    _name_ends(axes, ends)
     axes.set_xlabel("seconds of training")
     axes.set_ylabel("training loss")
     return svg.inline(figure, key, "Lines of training loss over seconds; after the last epoch: " + "; ".join(
@@ -240,14 +241,15 @@ def loss(key: str, trainings: list[Entry]) -> str:
 
 def accuracy(key: str, trainings: list[Entry]) -> str:
     figure, axes = _lines()
-    _sync_lines(axes, [(one["sync"], [epoch["seconds"] for epoch in one["epochs"]],
-                        [100 * epoch["test_accuracy"] for epoch in one["epochs"]]) for one in trainings])
+    ends = _sync_lines(axes, [(one["sync"], [epoch["seconds"] for epoch in one["epochs"]],
+                               [100 * epoch["test_accuracy"] for epoch in one["epochs"]]) for one in trainings])
     for target in sorted({one["target_accuracy"] for one in trainings if one.get("target_accuracy")}):
         axes.axhline(100 * target, color=svg.color("muted"), linewidth=1.3, linestyle=_REFERENCE)
         axes.annotate(f"target {100 * target:g} %", (1, 100 * target), xycoords=("axes fraction", "data"), ha="right",
                       va="top", xytext=(0, -2), textcoords="offset points", color=svg.color("muted"),
                       size=svg.FONT_SIZE - 1)
     axes.set_xlim(0, None)
+    _name_ends(axes, ends)
     axes.set_xlabel("seconds of training")
     axes.set_ylabel("test accuracy, %")
     return svg.inline(figure, key, "Lines of test accuracy over seconds; after the last epoch: " + "; ".join(

@@ -1,5 +1,5 @@
 // The numbers of OpenMpiAbi are those of the header with which this test is compiled. Jobs under MPICH are the test of
-// MpichAbi (tests/bench/sites/site_mpi_test.py).
+// MpichAbi (tests/bench/systems/site_mpi_test.py).
 #include "common/transport/mpi/mpi_abi.h"
 
 #include <mpi.h>

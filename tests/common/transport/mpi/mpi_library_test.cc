@@ -1,4 +1,5 @@
-// The library that this machine has, and files that are none. tests/bench/sites/site_mpi_test.py runs jobs with both families.
+// The library that this machine has, and files that are none. Jobs with both families: site_mpi_test.py of
+// tests/bench/systems.
 #include "common/transport/mpi/mpi_library.h"
 
 #include <stdlib.h>

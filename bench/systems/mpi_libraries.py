@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Trains under the MPI libraries that sites have, and compares the parameters bit by bit.
 
-    bazel run //bench/sites:mpi_libraries
-    bazel run //bench/sites:mpi_libraries -- --libraries=debian-openmpi,intel --ranks=2
+    bazel run //bench/systems:mpi_libraries
+    bazel run //bench/systems:mpi_libraries -- --libraries=debian-openmpi,intel --ranks=2
 
 Open MPI 5, MPICH 5 and Intel MPI come from PyPI, each into an environment of its own in --cache. Debian's Open MPI 4
-and MPICH 4 must be installed. PyPI has no libfabric for Intel MPI, which then uses shared memory alone. The worker finds
-each library by the mpiexec that starts it. Ring and star have one digest for all libraries. With --sync=mpi the library
-chooses the order of the sum; with two ranks there is only one order.
+and MPICH 4 must be installed. PyPI has no libfabric for Intel MPI, which then uses shared memory alone. The worker
+finds each library by the mpiexec that starts it. Ring and star have one digest for all libraries. With --sync=mpi the
+library chooses the order of the sum; with two ranks there is only one order.
 
 The last row trains over TCP, without MPI.
 
@@ -60,15 +60,17 @@ def launcher_options(mpiexec: str) -> list[str]:
     """Open MPI refuses more ranks than cores, MPICH does not."""
     done = subprocess.run([mpiexec, "--version"], env=environment(), capture_output=True, text=True, check=False,
                           timeout=JOB_SECONDS_MAX)
-    return ["--oversubscribe"] if "Open MPI" in done.stdout + done.stderr else []
+    is_open_mpi = re.search("Open MPI|OpenRTE", done.stdout + done.stderr) is not None
+    return ["--oversubscribe"] if is_open_mpi else []
 
 
 def run(command: Sequence[str]) -> Result:
     # Open MPI's folder has sockets, whose paths must be short.
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         try:
-            done = subprocess.run(command, env=environment(TMPDIR=folder), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                  stderr=subprocess.STDOUT, text=True, check=False, timeout=JOB_SECONDS_MAX)
+            done = subprocess.run(command, env=environment(TMPDIR=folder), stdin=subprocess.DEVNULL,
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+                                  timeout=JOB_SECONDS_MAX)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise JobError(f"{' '.join(command)}: {error}") from error
     digest, speed = _DIGEST.search(done.stdout), _SPEED.search(done.stdout)
