@@ -226,6 +226,28 @@ TEST(ParameterServerTest, TheLogIsPrintableShortAndRare) {
   EXPECT_EQ(refusals, kLogRefusalsMax);
 }
 
+// A worker with --tls tries again twice a second at a server without.
+TEST(ParameterServerTest, ConnectionsThatEndBeforeARequestAreALineAMinute) {
+  std::mutex mutex;
+  int line_count = 0;
+  const auto server = StartServer({.log = [&](const std::string& line) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    line_count += absl::StrContains(line, "ended before a request");
+  }});
+  const auto count = [&] {
+    const std::lock_guard<std::mutex> lock(mutex);
+    return line_count;
+  };
+  for (int i = 0; i < 3; ++i) {
+    const SilentConnection other(server->address());
+    other.Send("this is not HTTP/2, and longer than its preface");
+    EXPECT_TRUE(other.IsClosed(kPatience));
+    EXPECT_TRUE(Eventually([&] { return count() > 0; }));
+  }
+  absl::SleepFor(absl::Milliseconds(400));  // the server looks ten times a second
+  EXPECT_EQ(count(), 1);
+}
+
 TEST(ParameterServerTest, ADeadlineBeyondAllMeasureIsNotOver) {
   const auto server = StartServer();
   v1::JoinRequest request = RequestOf(MakeJob(0, 1, 1000, 1), 10);

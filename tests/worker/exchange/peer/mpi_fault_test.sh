@@ -80,6 +80,6 @@ expect 'killed, mpirun does not care' 0 30 'rank [02]: .*rank 1 does not answer'
 output=$(SLURM_JOB_ID=1 SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_NTASKS=3 timeout 60 "${rank[@]}" 2>&1)
 status=$?
 [[ $status == 2 ]] || fail "singleton: exit code $status: $output"
-grep -q 'MPI sees 1 rank, srun started 3: start' <<<"$output" || fail "singleton: $output"
+grep -q 'MPI sees 1 rank, srun started 3: the library is Open MPI' <<<"$output" || fail "singleton: $output"
 
 exit $((failures > 0))

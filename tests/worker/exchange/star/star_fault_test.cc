@@ -185,6 +185,21 @@ TEST(StarFaultTest, AWorkerThatWaitsForOthersToJoinSaysWhoIsMissing) {
   EXPECT_THAT(lines[1], HasSubstr("the job goes on after"));
 }
 
+// The deadline is an error; a line that the job goes on would contradict it.
+TEST(StarFaultTest, AJoinThatFailsDoesNotGoOn) {
+  Servers servers(1);
+  std::vector<std::string> lines;
+  const JobSpec job = Job(0, 2, absl::Seconds(1), absl::Seconds(1));
+  std::vector<float> parameters(job.layout.element_count());
+  auto exchange = CreateStarExchange({.addresses = servers.addresses,
+                                      .stall = {.times = {.report_after = std::chrono::milliseconds(200)},
+                                                .say = [&](const std::string& line) { lines.push_back(line); }}});
+  ASSERT_TRUE(exchange.ok());
+  EXPECT_TRUE(absl::IsDeadlineExceeded((*exchange)->Start(job, parameters)));
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_THAT(lines[0], HasSubstr("rank 1 of 2 has not joined"));
+}
+
 // The answer to Join is lost, and gRPC does not notice that the connection has ended. The question who is missing is
 // written to the same connection, and finds out long before a ping does.
 TEST(StarFaultTest, AJoinWhoseAnswerIsLostIsRepeated) {
