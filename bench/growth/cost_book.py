@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import os
@@ -14,10 +15,9 @@ import sync_cells as cells
 VERSION = 6
 MEMORY, SOCKETS = "memory", "sockets"  # how messages of one host travel; between hosts always by sockets
 MEDIA = (MEMORY, SOCKETS)
-# Planned with another cell's costs where it was not measured: the same transport, so the same messages.
-LIKE = {"star-servers-tcp": "star-tcp", "star-tcp": "ring-tcp", "ring-tcp": "star-tcp", "star-mpi": "ring"}
-BORROWED_BAND_MIN = 0.25  # relative; such costs were never compared with that cell
+# The costs of one machine, for a first answer of a user whose hosts are others.
 SHIPPED = os.path.join(os.path.dirname(os.path.realpath(__file__)), "costs.json")
+SHIPPED_BAND_MIN = 1.0  # twice the costs: so far apart are two machines of one kind (bench/results/README.md)
 HOW_TO_MEASURE = "bazel run //bench:growth"
 
 
@@ -40,21 +40,13 @@ class CostBook:
     date: str
     command: str
 
-    def find(self, sync: str, medium: str) -> tuple[model.Costs, str]:
-        """The costs, and a note if they are another's. CostsError if nothing similar was measured."""
-        over_tcp = cells.BY_SYNC[sync].transport == "tcp" and not cells.BY_SYNC[sync].has_servers
-        if over_tcp:
+    def find(self, sync: str, medium: str) -> model.Costs:
+        """CostsError if that was not measured."""
+        if cells.BY_SYNC[sync].transport == "tcp" and not cells.BY_SYNC[sync].has_servers:
             medium = SOCKETS  # even on one host
-        for other in dict.fromkeys((sync, LIKE.get(sync, sync))):
-            for by in dict.fromkeys((medium, *MEDIA)):
-                found = self.costs.get((other, by))
-                if found is None or (over_tcp and by != medium):
-                    continue
-                if (other, by) == (sync, medium):
-                    return found, ""
-                return (dataclasses.replace(found, band=max(found.band, BORROWED_BAND_MIN)),
-                        f"{sync} by {medium} was not measured: planned with the costs and the error of {other} by {by}")
-        raise CostsError(f"no costs of {sync}: {HOW_TO_MEASURE} measures them")
+        if (sync, medium) not in self.costs:
+            raise CostsError(f"no costs of {sync} by {medium}: {HOW_TO_MEASURE} -- --syncs={sync} measures them")
+        return self.costs[sync, medium]
 
     def wasted_by(self, place: cells.Cell) -> float:
         """0 where it was not measured."""
@@ -95,22 +87,26 @@ def read(path: str) -> CostBook:
     try:
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
-        if found["version"] == VERSION:
-            return from_json(found)
+        if found["version"] != VERSION:
+            raise ValueError(f"version {found['version']}, and this program reads version {VERSION}")
+        return from_json(found)
     except OSError as error:
         raise CostsError(f"{path}: {error.strerror}: {HOW_TO_MEASURE} measures costs and writes them") from error
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise CostsError(f"{path} has no costs ({type(error).__name__}: {error}): {HOW_TO_MEASURE} "
-                         "writes such a file") from error
-    runs = os.path.join(os.path.dirname(path), "runs.json")
-    raise CostsError(f"{path} has costs of version {found['version']}, this program reads version {VERSION}: "
-                     f"{HOW_TO_MEASURE} measures again, and {HOW_TO_MEASURE} -- --runs={runs} fits the old runs again")
+        runs = os.path.join(os.path.dirname(path), "runs.json")
+        raise CostsError(f"{path} has no costs ({type(error).__name__}: {error}): {HOW_TO_MEASURE} writes such a file, "
+                         f"and {HOW_TO_MEASURE} -- --runs={runs} from runs that are measured already") from error
 
 
-def read_first(paths: tuple[str, ...]) -> CostBook:
-    """The first file of `paths` that exists."""
-    for path in paths:
-        if os.path.exists(path):
-            return read(path)
-    raise CostsError(f"no costs of the exchange are known: none of {', '.join(paths)} exists. {HOW_TO_MEASURE} "
-                     "measures them on this machine")
+def widened(book: CostBook) -> CostBook:
+    """Shipped costs for other hosts: with wide bands, and without jitter, which belongs to the cores of a box."""
+    costs = {key: dataclasses.replace(one, band=max(SHIPPED_BAND_MIN, one.band)) for key, one in book.costs.items()}
+    return dataclasses.replace(book, costs=costs, jitter=0.0)
+
+
+def syncs(text: str) -> list[str]:
+    """Parses a flag: cells, separated by commas."""
+    for name in text.split(","):
+        if name not in cells.SYNCS:
+            raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(cells.SYNCS)}")
+    return text.split(",")

@@ -18,14 +18,14 @@ import sync_cells as cells
 from cost_book import MEMORY
 from workload import Cluster, Workload
 
-FIT_BYTES = tuple(4096 << i for i in range(13))  # to 16 MiB
-TEST_BYTES = tuple(6144 << 2 * i for i in range(6))  # between them, to 6 MiB
+FIT_BYTES = (*(4096 << i for i in range(13)), 64 << 20, 256 << 20)
+TEST_BYTES = tuple(6144 << 2 * i for i in range(8))  # between them, to 96 MiB
 CACHES = (1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20)
 CONTENTIONS = (1.0, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0)
 # Where one process copies from the memory of another, the kernel looks up every page. By sockets this cost would stand
 # for what one bucket cannot overlap.
 OF_MEMORY = ("small_page_byte",)
-BAND_SHARE = 0.9  # of the errors are within the band
+BAND_SHARE = 0.9  # of the measurements are within the band
 BAND_MIN = 0.02  # a few points that happen to fit promise no more
 _RIDGE = 1e-12  # of columns of length 1: two that are alike share their cost, where the equations would have no answer
 _TOLERANCE = 1e-10
@@ -56,10 +56,9 @@ class Measurement:
 @dataclasses.dataclass(frozen=True)
 class Fit:
     costs: model.Costs
-    fitted: int  # measurements
-    tested: int  # likewise, of sizes that the fit has not seen
-    worst_at: Measurement  # of these
+    worst_at: Measurement  # of the sizes that the fit has not seen
     scatter: tuple[float, float]  # of these: median and worst
+    computing_error: float  # median, of steps that compute; 0 if there are none
 
 
 def _job(one: Measurement) -> model.Job:
@@ -74,6 +73,13 @@ def predicted_s(one: Measurement, cores: float, costs: model.Costs) -> float:
 def errors(measured: Iterable[Measurement], cores: float, costs: model.Costs) -> list[float]:
     """Relative errors of the predictions, without signs."""
     return [abs(predicted_s(one, cores, costs) / one.seconds - 1) for one in measured]
+
+
+def band_of(measured: Sequence[Measurement], cores: float, costs: model.Costs) -> float:
+    """By so much, relatively, costs would have to be higher or lower for nine of ten exchanges alone."""
+    ratios = [predicted_s(one, cores, costs) / one.seconds for one in measured]
+    factors = sorted(max(ratio, 1 / ratio) for ratio in ratios)
+    return max(BAND_MIN, factors[math.ceil(BAND_SHARE * len(factors)) - 1] - 1)
 
 
 def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
@@ -155,11 +161,11 @@ def fit(measured: Sequence[Measurement], cores: float, kernels: Mapping[str, flo
         costs = min((dataclasses.replace(costs, contention=value) for value in CONTENTIONS),
                     key=lambda one: statistics.median(errors(computing, cores, one)))
     found = errors(test, cores, costs)
-    every = sorted([*found, *errors(computing, cores, costs)])
     costs = dataclasses.replace(costs, median_error=statistics.median(found), worst_error=max(found),
-                                band=max(BAND_MIN, every[math.ceil(BAND_SHARE * len(every)) - 1]),
+                                band=band_of(test, cores, costs),
                                 workers_max=max(one.workers for one in measured),
                                 bytes_max=max(one.bytes for one in measured))
     scatters = [one.scatter for one in test]
-    return Fit(costs, len(known), len(test), test[found.index(max(found))],
-               (statistics.median(scatters), max(scatters)))
+    return Fit(costs, test[found.index(max(found))],
+               (statistics.median(scatters), max(scatters)),
+               statistics.median(errors(computing, cores, costs)) if computing else 0.0)

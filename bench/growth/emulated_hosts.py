@@ -13,7 +13,7 @@ import machine
 import netlab
 import programs
 import sync_cells as cells
-from cost_book import SOCKETS, CostBook, CostsError, place_key
+from cost_book import SOCKETS, CostBook, place_key
 from workload import Cluster
 
 SIZES = (262144, 1048576, 4194304, 16777216)
@@ -105,7 +105,7 @@ def predict(book: CostBook, place: cells.Cell, workers: int, servers: int, size:
             ) -> tuple[float, bool, float]:
     """The seconds of an exchange as alone.py measures it, whether the link is what limits it, and those of a bucket on
     the link where the cell can waste them (Load.wasting)."""
-    costs, _ = book.find(place.sync, SOCKETS)
+    costs = book.find(place.sync, SOCKETS)
     job, wasted = model.Job(place, workers, servers), book.wasted_by(place)
     bucket = cells.bucket_bytes_between_hosts(servers) if place.has_servers else RANKS_BUCKET_BYTES
     each = [(model.parts(load, cluster, costs, wasted), load) for load in model.loads(job, cluster, size, bucket)]
@@ -142,22 +142,12 @@ def _measured_link(lab: netlab.Netlab, costs: model.Costs, repeats: int, say: Ca
     return measured_link({size: times["ring", 0, size] for size in sizes}, costs, len(machine.cores()) / 2, lab.burst_s)
 
 
-def _syncs_with_costs(book: CostBook, say: Callable[[str], None]) -> list[str]:
-    found = []
-    for sync in cells.SYNCS:
-        try:
-            book.find(sync, SOCKETS)
-            found.append(sync)
-        except CostsError as error:
-            say(f"{sync} is not compared: {error}")
-    return found
-
-
 def compare(lab: Lab, book: CostBook, repeats: int, say: Callable[[str], None]) -> tuple[list[Comparison], list[str]]:
     """Measures all cells that have costs with a worker on each host and, with half of the hosts for servers, the star
     once more. The second result says what has failed. CostsError without costs of the ring, which measures the link."""
-    ring, _ = book.find("ring", SOCKETS)
-    syncs = _syncs_with_costs(book, say)
+    ring = book.find("ring", SOCKETS)
+    syncs = [sync for sync in cells.SYNCS if (sync, SOCKETS) in book.costs]
+    say(f"cells that have costs: {', '.join(syncs)}")
     found: list[tuple[str, int, Times]] = []
     failures: list[str] = []
 

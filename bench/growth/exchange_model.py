@@ -97,7 +97,8 @@ class Costs:
     contention: float = 1.0  # the work of an exchange costs so many times as much while the worker computes
     median_error: float = 0.0  # relative, on sizes that the fit has not seen
     worst_error: float = 0.0  # likewise
-    band: float = 0.1  # 9 of 10 errors, on these sizes and of steps that compute, do not exceed it
+    # Nine of ten exchanges on these sizes are between the predictions with costs times 1 / (1 + band) and 1 + band.
+    band: float = 0.1
     workers_max: float = math.inf  # of the measurements
     bytes_max: float = math.inf  # likewise
 
@@ -105,10 +106,16 @@ class Costs:
         """Whether that is beyond the measurements."""
         return workers > self.workers_max or size > self.bytes_max
 
+    def scaled(self, factor: float) -> Costs:
+        return dataclasses.replace(self, seconds={name: factor * value for name, value in self.seconds.items()})
+
     def band_at(self, workers: int, size: int) -> float:
-        """The relative band of a prediction. It is a rule of thumb beyond the measurements."""
+        """The relative band of the costs. It is a rule of thumb beyond the measurements."""
         doublings = math.log2(max(1.0, workers / self.workers_max)) + math.log2(max(1.0, size / self.bytes_max))
         return self.band * (1 + BAND_GROWTH * doublings)
+
+
+BOUND = Costs({})  # what links and computing take at least
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,8 +7,8 @@ import json
 import math
 import re
 import statistics
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
 
 import alone
 import machine
@@ -20,6 +20,8 @@ from workload import BUCKET_BYTES
 
 # These numbers bound the time of all runs: three rounds shall end within about an hour on two cores.
 WORKERS = (1, 2, 3, 4, 8, 16, 32, 64)
+QUICK_WORKERS = (1, 2, 4, 8)  # of --quick, whose one round shall end within 5 minutes on two cores
+QUICK_STEPS_SHARE = 1 / 4  # of the steps, with every second size
 # All processes' vectors together; more would measure this machine's memory, and take minutes a step.
 BYTES_OF_ALL_MAX = 64 << 20
 # Many steps, because a few show only one of the ways in which processes take turns on few cores.
@@ -28,17 +30,19 @@ STEP_MESSAGES = 16_000  # of all steps of a size, counted as workers times those
 STEPS_BYTES = 256 << 20  # of a size, as ring_bench has it
 COMPUTING_S_MAX = 1.0  # of all steps of a size
 SERVERS_MAX = 4
+LARGE_BYTES = 16 << 20  # a step of more takes up to a second, and 64 such vectors do not fit into memory
+LARGE_STEPS = 8
 BENCH_SECONDS_MAX = 900
 COMPUTE_S = (0.002, 0.01)
 COMPUTE_BYTES = (262144, 1048576, 8388608)
 COMPUTE_BUCKET_BYTES = 262144
 # Many messages of one step, to tell a message's cost from that of its bytes; of a size that the fit sees.
 MESSAGES = (16 << 20, 128 << 10)  # bytes, bytes of a bucket
-MORE_WORKERS = (2, 4)  # of --workers; these send many messages, and those that fit on the cores compute
+# These of --workers send many messages, and vectors up to 256 MiB. Those that fit on the cores compute, too.
+MORE_WORKERS = (2, 4)
 JITTER_COMPUTE_US, JITTER_STEPS = 10_000, 300
 SCATTER_MAX = 0.05  # of the rounds of a size; runs with more are measured again
 MORE_ROUNDS = 3
-CORES_FACTOR = 1.6  # between two times of a cache line's way that count as one
 NORMAL_95 = 1.645  # standard deviations from the median to the 95th percentile
 # MPI takes shared memory within a host, and between hosts the fastest network, unless it is told not to. Only its part
 # ob1 obeys the choice of a btl.
@@ -57,19 +61,21 @@ class Run:
     sizes: tuple[int, ...]
     bucket_bytes: int = BUCKET_BYTES
     compute_s: float = 0.0
+    quick: bool = False
 
     @property
     def text(self) -> str:
         servers = f", {self.servers} servers" if self.servers else ""
         computing = f", {1e3 * self.compute_s:g} ms of computing" if self.compute_s else ""
         return (f"{' '.join(self.syncs)} by {self.medium}, {self.workers} workers{servers}, buckets of "
-                f"{self.bucket_bytes >> 10} KiB{computing}")
+                f"{self.bucket_bytes >> 10} KiB{computing}{', large' * (min(self.sizes) > LARGE_BYTES)}")
 
     def command(self) -> list[str]:
         steps = min(STEPS_MAX, STEP_MESSAGES // (self.workers * (self.servers or self.workers)))
         if self.compute_s:
             steps = min(steps, round(COMPUTING_S_MAX / self.compute_s))
-        steps = max(STEPS_MIN, steps)
+        steps = LARGE_STEPS if min(self.sizes) > LARGE_BYTES else max(STEPS_MIN, steps)
+        steps = math.ceil(steps * (QUICK_STEPS_SHARE if self.quick else 1))
         flags = ["--format=json", "--bytes=" + ",".join(map(str, self.sizes)), f"--bucket_bytes={self.bucket_bytes}",
                  f"--steps_max={steps}", f"--compute_us={round(1e6 * self.compute_s)}"]
         if self.servers:
@@ -83,14 +89,15 @@ class Run:
                 programs.binary("bench/ring_bench"), "--syncs=" + ",".join(self.syncs), *flags]
 
 
-def _sizes(workers: int, sizes: Iterable[int]) -> tuple[int, ...]:
-    return tuple(sorted(size for size in sizes if size * workers <= BYTES_OF_ALL_MAX))
-
-
-def plan_runs(syncs: Sequence[str], workers: Sequence[int], cores: int) -> list[Run]:
+def plan_runs(syncs: Sequence[str], workers: Sequence[int], cores: int, quick: bool = False) -> list[Run]:
     """All commands of one round."""
     runs = []
-    sizes = (*FIT_BYTES, *TEST_BYTES)
+    every = sorted((*FIT_BYTES[::2], *TEST_BYTES[::2]) if quick else (*FIT_BYTES, *TEST_BYTES))
+
+    def sizes(count: int) -> tuple[int, ...]:
+        return tuple(size for size in every if size <= min(LARGE_BYTES, BYTES_OF_ALL_MAX // count))
+
+    large = tuple(size for size in every if size > LARGE_BYTES)
     for medium in MEDIA:
         # Between ranks no message over TCP goes through memory.
         found = [cell for cell in cells.CELLS
@@ -99,17 +106,19 @@ def plan_runs(syncs: Sequence[str], workers: Sequence[int], cores: int) -> list[
         stars = [(cell.sync,) for cell in found if cell.has_servers]
         for count in workers:
             if count > 1 and ranks:
-                runs.append(Run(ranks, medium, count, 0, _sizes(count, sizes)))
-            runs += [Run(star, medium, count, servers, _sizes(count, sizes))
+                runs.append(Run(ranks, medium, count, 0, sizes(count)))
+            runs += [Run(star, medium, count, servers, sizes(count))
                      for star in stars for servers in sorted({1, min(count, SERVERS_MAX)})]
         for count in sorted({*MORE_WORKERS} & {*workers}):
-            parts = [(ranks, 0)] * bool(ranks) + [(star, servers) for star in stars for servers in (1, count)]
+            parts = [(ranks, 0)] * bool(ranks) + [(star, servers) for star in stars
+                                                  for servers in ((count,) if quick else (1, count))]
             for part, servers in parts:
-                runs.append(Run(part, medium, count, servers, MESSAGES[:1], MESSAGES[1]))
+                runs += [Run(part, medium, count, servers, MESSAGES[:1], MESSAGES[1]),
+                         Run(part, medium, count, servers, large)]
                 if count <= max(2, cores):
                     runs += [Run(part, medium, count, servers, COMPUTE_BYTES, COMPUTE_BUCKET_BYTES, computing)
                              for computing in COMPUTE_S]
-    return runs
+    return [dataclasses.replace(run, quick=quick) for run in runs]
 
 
 def rows_of(run: Run, output: str) -> list[Measurement]:
@@ -133,87 +142,41 @@ def medians(rounds: Iterable[Measurement]) -> list[Measurement]:
     return result
 
 
-def _common_bench(names: str, seconds: float, prefix: Sequence[str] = ()) -> list[dict[str, Any]]:
-    text = programs.run([*prefix, programs.binary("bench/common_bench"), "--benchmark_format=json",
-                         "--benchmark_filter=" + names, f"--benchmark_min_time={seconds}"])
-    found: list[dict[str, Any]] = json.loads(text)["benchmarks"]
-    return found
-
-
-def core_round_trip_ns() -> float:
-    """How long a cache line takes from the first of our cores to the second and back; 0 with one core.
-
-    A virtual machine's cores change places: now they share a cache, and it takes 110 ns, and then they do not, it takes
-    600, and an exchange in memory twice as long. Costs must be those of one machine.
-    """
-    if len(machine.cores()) < 2:
-        return 0.0
-    row, = _common_bench("CoreRoundTrip", 0.02)
-    return float(row["real_time"])
-
-
-def _are_alike(some_ns: float, other_ns: float) -> bool:
-    return max(some_ns, other_ns) <= CORES_FACTOR * min(some_ns, other_ns)
-
-
-class Visits:
-    """What each command printed in all rounds. Where the cores usually are is where they were in most visits; others
-    count only for commands that have none of these."""
-
-    def __init__(self, runs: Iterable[Run]) -> None:
-        # The rows, and core_round_trip_ns before and after; nan if it changed.
-        self._of: dict[Run, list[tuple[list[Measurement], float]]] = {run: [] for run in runs}
-
-    def make(self, run: Run) -> None:
-        before = core_round_trip_ns()
-        rows = rows_of(run, programs.run(run.command(), MPI_ENVIRONMENT, BENCH_SECONDS_MAX))
-        self._of[run].append((rows, before if _are_alike(before, core_round_trip_ns()) else math.nan))
-
-    def usual_ns(self) -> float:
-        found = [core_ns for visits in self._of.values() for _, core_ns in visits if not math.isnan(core_ns)]
-        return statistics.median_low(found) if found else math.nan
-
-    def _usual(self, run: Run) -> list[list[Measurement]]:
-        usual = self.usual_ns()
-        return [rows for rows, core_ns in self._of[run] if _are_alike(core_ns, usual)]
-
-    def medians(self, runs: Iterable[Run]) -> list[Measurement]:
-        return medians(one for run in runs for rows in self._usual(run) or [rows for rows, _ in self._of[run]]
-                       for one in rows)
-
-    def is_wanting(self, run: Run, repeats: int) -> bool:
-        """The command was made too seldom while the cores were as usual, or its rounds differ."""
-        return len(self._usual(run)) < repeats or any(one.scatter > SCATTER_MAX for one in self.medians([run]))
-
-
-def rounds(runs: Sequence[Run], repeats: int, say: Callable[[str], None]
+def rounds(runs: Sequence[Run], repeats: int, say: Callable[[str], None], more_rounds: int = MORE_ROUNDS
            ) -> Iterator[tuple[list[Measurement], list[str]]]:
     """After each round over all runs, every other one backwards, the medians so far, and what failed.
 
-    After `repeats` rounds come at most MORE_ROUNDS over those runs alone that are wanting: many processes on few cores
-    share them in more than one way, a disturbance of one round would be half of a median of two, and cores may move.
+    After `repeats` rounds come at most `more_rounds` over those runs alone whose rounds differ: many processes on few
+    cores share them in more than one way, a disturbance of one round would be half of a median of two, and the cores of
+    a virtual machine move, which makes an exchange in memory take twice as long.
     """
-    visits = Visits(runs)
+    found: dict[Run, list[Measurement]] = {run: [] for run in runs}  # of all rounds
     failed: dict[Run, str] = {}
-    for repeat in range(repeats + MORE_ROUNDS):
-        chosen = [run for run in runs if run not in failed and (repeat < repeats or visits.is_wanting(run, repeats))]
+    for repeat in range(repeats + more_rounds):
+        chosen = [run for run in runs if run not in failed
+                  and (repeat < repeats or any(one.scatter > SCATTER_MAX for one in medians(found[run])))]
         if not chosen:
             break
+        began = time.monotonic()
         name = f"round {repeat + 1} of {repeats}" if repeat < repeats else "again, as rounds differ"
         for place, run in enumerate(chosen[::-1 if repeat % 2 else 1]):
             say(f"{name}, {place + 1} of {len(chosen)}: {run.text}")
             try:
-                visits.make(run)
+                found[run] += rows_of(run, programs.run(run.command(), MPI_ENVIRONMENT, BENCH_SECONDS_MAX))
             except programs.ProgramError as error:
                 failed[run] = f"{run.text}: {str(error).splitlines()[0]}"
-        say(f"a cache line takes {visits.usual_ns():.0f} ns from core to core and back, usually")
-        yield visits.medians(runs), list(failed.values())
+        say(f"this round took {time.monotonic() - began:.0f} s; rounds that are left: at most "
+            f"{repeats + more_rounds - repeat - 1}")
+        yield medians(one for ones in found.values() for one in ones), list(failed.values())
 
 
 def measure_kernels() -> dict[str, float]:
     """sum_byte and apply_byte from a server's whole step, in nanoseconds, with two numbers of workers."""
     times: dict[int, tuple[int, float]] = {}  # by workers: the largest count of elements and its seconds
-    for row in _common_bench("ShardChain/.*workers:(2|8)/", 0.3, ["taskset", "-c", str(machine.cores()[0])]):
+    text = programs.run(["taskset", "-c", str(machine.cores()[0]), programs.binary("bench/common_bench"),
+                         "--benchmark_format=json", "--benchmark_filter=ShardChain/.*workers:(2|8)/",
+                         "--benchmark_min_time=0.3"])
+    for row in json.loads(text)["benchmarks"]:
         if match := re.match(r"ShardChain/(\d+)/workers:(\d+)/", row["name"]):
             count, workers = int(match[1]), int(match[2])
             times[workers] = max(times.get(workers, (0, 0.0)), (count, 1e-9 * float(row["real_time"])))

@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 """Predicts the steps of the six cells on a cluster, and says which to take, or not to distribute at all.
 
-    bazel run //bench:plan -- --model=mlp --hosts=4 --gbits=1 --latency_us=50
+    bazel run //bench:plan -- --bytes=40MiB --compute_ms=100 --hosts=4 --gbits=10
+    bazel run //bench:plan -- --model=mlp --hosts=4 --workers_per_host=2 --gbits=1 --csv=plan.csv
     bazel run //bench:plan -- --bytes=44700000 --compute_ms=120 --measure=node1,node2,node3,node4 --out=plan.json
     bazel run //bench:plan -- --check=1gbit:2-4,200mbit:2-6
 
 The costs of the exchange come from costs.json of bench:growth; hosts are taken to be as fast as the one that was
-measured. A plan with more workers or bytes than bench:growth measured is extrapolated, marked *, and its band grows.
+measured. Without that file a plan has the shipped costs of another machine, and says so. A plan with more workers or
+bytes than bench:growth measured is extrapolated, marked *, and its band grows. Each plan lists what it assumes.
 --check measures on emulated hosts (root only) and compares. Exit status 0: printed, and --check within 10 %; 1: --check
 is not, or a cell has failed; 2: refused.
 """
@@ -14,8 +16,11 @@ is not, or a cell has failed; 2: refused.
 from __future__ import annotations
 
 import argparse
+import csv
+import dataclasses
 import json
 import os
+import pathlib
 import re
 import subprocess
 import sys
@@ -36,6 +41,7 @@ import machine
 import netlab
 import planning
 import programs
+import sync_cells as cells
 from cost_book import user_path
 from workload import Cluster, Workload, WorkloadError
 
@@ -52,6 +58,13 @@ def _numbers(text: str) -> list[int]:
     if found[0] < 2 or found[-1] > WORKERS_MAX:
         raise argparse.ArgumentTypeError(f"{text}: plans are for 2 to {WORKERS_MAX} workers")
     return found
+
+
+def _bytes(text: str) -> int:
+    found = re.fullmatch(r"(\d+)(KiB|MiB|GiB|)", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of bytes, such as 44700000 or 40MiB")
+    return int(found[1]) << {"": 0, "KiB": 10, "MiB": 20, "GiB": 30}[found[2]]
 
 
 def _servers(text: str) -> int:
@@ -72,27 +85,31 @@ def parser() -> argparse.ArgumentParser:
     add = found.add_argument
     add("--model", default="", help="a model of worker/model/models, whose size and time are measured here")
     add("--dataset", default="fashion-mnist", help="of --model")
-    add("--bytes", type=int, default=0, help="of the parameters, instead of --model")
+    add("--bytes", type=_bytes, default=0, help="of the parameters, such as 40MiB, instead of --model")
     add("--compute_ms", type=float, default=0.0, help="forward and backward of one worker; with --model: instead of "
-                                                      "measuring it")
+                                                      "measuring it; with --bytes, default: the exchange alone")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="of the workers; plans with GPUs are refused")
     add("--batch", type=int, default=64, help="samples of one worker in a step")
     add("--threads", type=int, default=1, help="compute threads per worker")
     add("--bucket_bytes", type=int, default=0, help="as --bucket_bytes of the worker; 0: its default, 4 MiB where "
                                                     "servers share memory with the workers, 128 KiB a "
                                                     "server, at most 1 MiB, where they are elsewhere, else 1 MiB")
-    add("--hosts", type=int, default=0, help="of the cluster; a plan goes beyond them, but 1 stays 1. Default 1, or "
-                                             "those of --measure")
-    add("--workers_per_host", type=int, default=1)
+    add("--hosts", type=int, default=0, help="of the cluster, for workers and servers; default 1, or those of "
+                                             "--measure")
+    add("--workers_per_host", type=int, default=0, help="at most; default 1, on a single host as many as cores")
     add("--cores", type=float, default=float(len(machine.cores())), help="of a host; default: of this machine")
     add("--gbits", type=float, default=0.0, help="rate of every link, both ways")
     add("--latency_us", type=float, default=50.0, help="of a link")
     add("--measure", type=_names, default=None, help="hosts: measures the link between the first two by mpirun, over "
                                                      "TCP even where MPI has a faster network")
-    add("--workers", type=_numbers, default=None, help=f"up to {WORKERS_MAX}; default: powers of two")
+    add("--workers", type=_numbers, default=None, help="default: up to what the hosts take")
+    add("--syncs", type=cost_book.syncs, default=list(cells.SYNCS), help=",".join(cells.SYNCS))
     add("--servers", type=_servers, default=0, help="of each star with servers; 0: the plan chooses")
-    add("--costs", type=user_path, default=None, help=f"of bench:growth; default: {OWN_COSTS}, or the shipped one")
+    add("--costs", default="", help=f"of bench:growth; default: {OWN_COSTS}, or the shipped ones")
+    add("--jitter", type=float, default=None, help="relative scatter of a worker's computing; default: of the costs")
     add("--out", type=user_path, default=None, help="plan.json, for compare --plans")
-    add("--plot", type=user_path, default=None, help="plan.svg: samples/s over workers")
+    add("--csv", type=user_path, default=None, help="plan.csv: a row for each cell and number of workers")
+    add("--plot", type=user_path, default=None, help="plan.svg: step time over the fastest cell's")
     add("--check", default="", help="1gbit:2-4,200mbit:2-6: measures on emulated hosts, and compares")
     add("--repeats", type=int, default=1, help="rounds of --check; a lab takes some minutes a round")
     return found
@@ -125,8 +142,7 @@ def link(hosts: Sequence[str], book: cost_book.CostBook) -> emulated_hosts.Link:
                          "--syncs=ring", "--bytes=" + sizes, "--steps_max=100"], growth_runs.MPI_ENVIRONMENT,
                         LINK_SECONDS_MAX)
     seconds = {int(row["bytes"]): 1e-6 * float(row["latency_us"]) for row in alone.rows(text)}
-    costs, _ = book.find("ring", cost_book.SOCKETS)
-    return emulated_hosts.measured_link(seconds, costs, len(machine.cores()))
+    return emulated_hosts.measured_link(seconds, book.find("ring", cost_book.SOCKETS), len(machine.cores()))
 
 
 def workload_of(options: argparse.Namespace) -> Workload:
@@ -136,9 +152,18 @@ def workload_of(options: argparse.Namespace) -> Workload:
     if name:
         size, measured_s = model_facts(name, options.dataset, options.batch, options.threads)
         compute_s = compute_s or measured_s
-    if compute_s <= 0:
-        raise WorkloadError("--bytes needs --compute_ms=T, the milliseconds of forward and backward of one worker")
-    return Workload(name or f"{size:,} bytes", size, compute_s, options.batch, options.threads, options.bucket_bytes)
+    return Workload(name or "a model", size, compute_s, options.batch, options.threads, options.bucket_bytes)
+
+
+def book_of(path: str) -> tuple[cost_book.CostBook, str]:
+    """The costs, and a sentence if they are the shipped ones."""
+    path = user_path(path or OWN_COSTS) if path or os.path.exists(user_path(OWN_COSTS)) else cost_book.SHIPPED
+    book = cost_book.read(path)
+    if not os.path.samefile(path, cost_book.SHIPPED):
+        return book, ""
+    return cost_book.widened(book), (
+        f"SHIPPED COSTS of {', '.join(book.machine.split(', ')[:2])}: yours may be half or twice as high. "
+        f"{cost_book.HOW_TO_MEASURE} -- --quick measures them in 5 minutes")
 
 
 def cluster_of(options: argparse.Namespace, book: cost_book.CostBook) -> Cluster:
@@ -146,18 +171,23 @@ def cluster_of(options: argparse.Namespace, book: cost_book.CostBook) -> Cluster
         if options.gbits:
             raise WorkloadError("give either --measure, or --gbits and --latency_us")
         found = link(options.measure, book)
-        return Cluster(options.hosts or len(options.measure), options.workers_per_host, options.cores,
+        return Cluster(options.hosts or len(options.measure), options.workers_per_host or 1, options.cores,
                        found.bytes_per_second, found.latency_s)
     if options.hosts in (0, 1):
-        return Cluster(1, options.workers_per_host, options.cores)
-    return Cluster(options.hosts, options.workers_per_host, options.cores, 1.25e8 * PAYLOAD_SHARE * options.gbits,
+        largest = max(options.workers or [2, min(WORKERS_MAX, int(options.cores))])
+        return Cluster(1, options.workers_per_host or largest, options.cores)
+    return Cluster(options.hosts, options.workers_per_host or 1, options.cores, 1.25e8 * PAYLOAD_SHARE * options.gbits,
                    1e-6 * options.latency_us)
 
 
-def default_workers(cluster: Cluster) -> list[int]:
-    """Powers of two; on one host up to twice its cores."""
-    largest = WORKERS_MAX if cluster.hosts > 1 else max(4, min(WORKERS_MAX, int(2 * cluster.cores)))
-    return [2 ** power for power in range(1, largest.bit_length()) if 2 ** power <= largest]
+def workers_of(asked: Sequence[int] | None, cluster: Cluster) -> list[int]:
+    """Those asked for, or up to what the hosts take: all numbers to 4, and powers of two."""
+    largest = min(WORKERS_MAX, cluster.hosts * cluster.workers_per_host)
+    if max(asked or [2]) > largest:
+        raise WorkloadError(f"{max(asked or [2])} workers, and room for {largest}: {cluster.hosts} hosts with "
+                            f"{cluster.workers_per_host} workers each: give --hosts or --workers_per_host")
+    return list(asked or sorted({count for count in (2, 3, *(2 ** power for power in range(2, 11)), largest)
+                                 if count <= largest}))
 
 
 def _table(plan: planning.Plan, title: str, value: Callable[[planning.Point], str]) -> list[str]:
@@ -168,19 +198,27 @@ def _table(plan: planning.Plan, title: str, value: Callable[[planning.Point], st
     return [*lines, ""]
 
 
-def text_of(plan: planning.Plan) -> list[str]:
-    """What is printed."""
+def _row(name: str, seconds: Sequence[float]) -> str:
+    return f"{name:26}" + "".join(f"{1e3 * one:8.4g} " for one in seconds)
+
+
+def text_of(plan: planning.Plan, mark: str = "") -> list[str]:
+    """What is printed. `mark` says if the costs are not the user's."""
     workload, cluster = plan.workload, plan.cluster
     between = (f", {8e-9 * cluster.bytes_per_second:.3g} Gbit/s of payload and {1e6 * cluster.latency_s:.0f} us "
                "between hosts" if cluster.hosts > 1 else "")
     lines = [f"{workload.name}: {workload.bytes:,} bytes, {1e3 * workload.compute_s:.2f} ms of computing for "
-             f"{workload.batch} samples; {cluster.workers_per_host} workers a host with {cluster.cores:g} cores"
-             + between,
-             f"Costs of the exchange: {plan.source}.", f"One process: {plan.alone:,.0f} samples/s.", ""]
+             f"{workload.batch} samples; hosts: {cluster.hosts}, each with {cluster.cores:g} cores and up to "
+             f"{cluster.workers_per_host} workers{between}",
+             f"Costs of the exchange: {plan.source}.", *[mark + "."] * bool(mark), ""]
     lines += _table(plan, "step ms, workers:", lambda one: f"{1e3 * one.step_s:.4g}")
-    lines += _table(plan, "exposed exchange ms", lambda one: f"{1e3 * one.exposed_s:.4g}")
-    lines += _table(plan, "samples/s", lambda one: f"{one.rate(workload.batch):,.0f}")
-    lines += _table(plan, "band of the step +- %", lambda one: f"{100 * one.band:.0f}")
+    lines[-1:] = [_row("of it computing", plan.computing_s), _row("of it jitter of the cores", plan.jitter_s), ""]
+    lines += _table(plan, "of it exposed exchange", lambda one: f"{1e3 * one.exposed_s:.4g}")
+    lines += _table(plan, "step ms, at least (bound)", lambda one: f"{1e3 * one.bound_s:.4g}")
+    lines += _table(plan, "band of the step, %", lambda one: f"-{100 * (1 - one.low_s / one.step_s):.0f}"
+                                                             f"+{100 * (one.high_s / one.step_s - 1):.0f}")
+    if plan.alone:
+        lines += _table(plan, "samples/s", lambda one: f"{one.rate(workload.batch):,.0f}")
     lines += _table(plan, "servers", lambda one: str(one.servers))
     lines += [f"{'error on sizes not seen, %':26}{'median':>8} {'worst':>8}"]
     lines += [f"{line.name:26}{100 * line.median_error:8.0f} {100 * line.worst_error:8.0f}" for line in plan.lines]
@@ -189,37 +227,49 @@ def text_of(plan: planning.Plan) -> list[str]:
     if any(point and point.extrapolated for point in points):
         lines.append("* extrapolated: more workers, or more bytes, than bench:growth measured with that cell.")
     if not all(points):
-        lines.append(f"- is no job: at most {planning.SERVERS_MAX} servers, and over TCP at most {planning.RANKS_MAX} "
-                     "workers and servers together.")
-    lines += [sentence + "." for sentence in planning.crossings(plan)]
-    lines += ["Verdict: " + "; ".join(planning.verdict(plan)) + "."]
-    return lines + [f"Note: {note}." for note in plan.notes]
+        lines.append(f"- is no job: more servers on own hosts than hosts are left, or over {planning.SERVERS_MAX} "
+                     f"servers, or over TCP more than {planning.RANKS_MAX} workers and servers together.")
+    lines += ["Assumed:", *(f"- {sentence}." for sentence in plan.assumptions)]
+    lines += ["Verdict:", *(f"- {sentence}." for sentence in (*planning.crossings(plan), *planning.verdict(plan)))]
+    return lines + [f"- {mark}."] * bool(mark)
 
 
 def picture_of(plan: planning.Plan) -> str:
-    batch = plan.workload.batch
-    drawn = [(line, [point for point in line.points if point]) for line in plan.lines]
-    lines = [line_plot.Line(line.name, [one.workers for one in points], [one.rate(batch) for one in points],
-                            [one.rate_low(batch) for one in points], [one.rate_high(batch) for one in points],
-                            dashed=line.place.has_servers) for line, points in drawn if points]
-    return line_plot.draw(f"{plan.workload.name}: predicted samples/s", "workers", "samples/s", lines,
-                          plan.measured_until)
+    """Step time over the fastest cell's, with the bands of the two cells that are fastest with most workers."""
+    best = {one.point.workers: one.point.step_s for one in planning.winners(plan)}
+    drawn = [(line, [point for point in line.points if point]) for line in plan.lines if any(line.points)]
+    drawn.sort(key=lambda one: (-one[1][-1].workers, one[1][-1].step_s))
+    lines = [line_plot.Line(line.name, [one.workers for one in points],
+                            [one.step_s / best[one.workers] for one in points],
+                            [(one.low_s / best[one.workers], one.high_s / best[one.workers]) for one in points
+                             if place < 2], line.place.has_servers) for place, (line, points) in enumerate(drawn)]
+    return line_plot.draw(f"{plan.workload.name}: step time over the fastest cell's, two with bands", "workers", lines)
 
 
 def run(options: argparse.Namespace) -> int:
-    book = cost_book.read_first((options.costs,) if options.costs else (user_path(OWN_COSTS), cost_book.SHIPPED))
+    if options.device != "cpu":
+        raise WorkloadError(f"--device={options.device}: GPUs are not modelled yet, neither their copies nor NCCL nor "
+                            "NVLink. --device=cpu plans for CPUs, and bazel run //bench:compare measures on GPUs")
+    book, mark = book_of(options.costs)
     if options.check:
         compared = emulated_hosts.compare_all(emulated_hosts.parse_labs(options.check), book, options.repeats,
                                               lambda text: print(text, flush=True))
         return 0 if emulated_hosts.is_met(*compared) else 1
+    if options.jitter is not None:
+        book = dataclasses.replace(book, jitter=options.jitter)
     cluster = cluster_of(options, book)
-    plan = planning.make(workload_of(options), cluster, options.workers or default_workers(cluster), book,
-                         options.servers or None)
-    print("\n".join(text_of(plan)))
+    plan = planning.make(workload_of(options), cluster, workers_of(options.workers, cluster), book,
+                         options.servers or None, options.syncs)
+    print("\n".join(text_of(plan, mark)))
     if options.out:
-        line_plot.write(options.out, json.dumps(planning.to_json(plan), indent=1) + "\n")
+        text = json.dumps({"mark": mark, **planning.to_json(plan)}, indent=1)
+        pathlib.Path(options.out).write_text(text + "\n", encoding="utf-8")
+    if options.csv:
+        rows = planning.rows(plan)
+        with open(options.csv, "w", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows([rows[0].keys(), *(one.values() for one in rows)])
     if options.plot:
-        line_plot.write(options.plot, picture_of(plan))
+        pathlib.Path(options.plot).write_text(picture_of(plan), encoding="utf-8")
     return 0
 
 

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import exchange_model as model
 import sync_cells as cells
-from cost_book import MEMORY, SOCKETS, CostBook
+from cost_book import MEMORY, SOCKETS, CostBook, CostsError
 from predictions import plan_name
-from workload import BUCKET_BYTES, SHARED_BUCKET_BYTES, Cluster, Workload
+from workload import BUCKET_BYTES, SHARED_BUCKET_BYTES, Cluster, Workload, WorkloadError
 
 # A further server must shorten the step by this share, or the smaller number is taken.
 SERVER_GAIN_MIN = 0.03
 # So many times as fast as one process must a job be, or the plan says not to distribute.
 GAIN_MIN = 1.1
 DOUBLING_GAIN_MIN = 1.25  # of twice as many workers
-BAND_MAX = 0.9
+# Steps nearer to each other are a tie, too: where links decide, predictions were off by 8 % at most, mostly by less.
+TIE_MIN = 0.05
 # What our programs refuse (common/base/limits.h): more servers, and over TCP, where servers are ranks too, more ranks.
 SERVERS_MAX = 256
 RANKS_MAX = 1024
@@ -29,33 +30,27 @@ class Point:
     """One cell with one number of workers."""
     workers: int
     servers: int
+    hosts: int  # of workers and servers
     step_s: float
     exposed_s: float
-    band: float  # relative, of step_s
+    low_s: float  # of the step, with costs as much smaller as their band
+    high_s: float
+    bound_s: float  # of the step, by links and computing alone
     extrapolated: bool
 
     def rate(self, batch: int) -> float:
         """samples/s of all workers."""
         return self.workers * batch / self.step_s
 
-    def rate_low(self, batch: int) -> float:
-        return self.rate(batch) / (1 + self.band)
-
-    def rate_high(self, batch: int) -> float:
-        return self.rate(batch) / (1 - min(self.band, BAND_MAX))
-
 
 @dataclasses.dataclass(frozen=True)
 class Line:
     name: str
     place: cells.Cell
-    points: Sequence[Point | None]  # for each number of workers; None where our programs refuse such a job
+    # For each number of workers; None where our programs refuse such a job, or there are too few hosts for it.
+    points: Sequence[Point | None]
     median_error: float  # of the model, relative, on sizes that the fit of this cell's costs has not seen
     worst_error: float  # likewise
-
-    @property
-    def own_hosts(self) -> bool:
-        return self.place.placement == cells.OWN_HOSTS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,24 +58,18 @@ class Plan:
     workload: Workload
     cluster: Cluster
     workers: Sequence[int]
+    computing_s: Sequence[float]  # of the slowest worker without jitter, for each number of workers
+    jitter_s: Sequence[float]  # what jitter adds to it, likewise
     lines: Sequence[Line]
     alone: float  # samples/s of one process
-    measured_until: int  # with more workers some line is extrapolated; 0: always
-    notes: Sequence[str]
+    assumptions: Sequence[str]
     source: str  # of the costs
 
-    def best(self, index: int, choose: Callable[[Line], bool] = lambda _: True) -> tuple[Line, Point]:
-        """The line with the shortest step among those chosen, with the index-th number of workers. Never empty: the
-        ranks may be as many as a plan has workers, in a ring and in a star."""
-        found = [(line, point) for line in self.lines if choose(line)
-                 for point in (line.points[index],) if point is not None]
-        return min(found, key=lambda pair: pair[1].step_s)
 
-
-def places(cluster: Cluster) -> list[cells.Cell]:
-    """The six cells and, between hosts, those with servers once more, on hosts of their own."""
+def places(cluster: Cluster, syncs: Sequence[str] = cells.SYNCS) -> list[cells.Cell]:
+    """The cells and, between hosts, those with servers once more, on hosts of their own."""
     found = []
-    for cell in cells.CELLS:
+    for cell in (cells.BY_SYNC[sync] for sync in syncs):
         found.append(cell)
         if cell.has_servers and cluster.hosts > 1:
             found.append(dataclasses.replace(cell, placement=cells.OWN_HOSTS))
@@ -93,15 +82,16 @@ def line_name(place: cells.Cell) -> str:
     return plan_name(place) + where[place.placement]
 
 
-def servers_max(place: cells.Cell, workers: int) -> int:
-    """The most servers that our programs accept."""
-    return min(SERVERS_MAX, RANKS_MAX - workers) if place.transport == "tcp" else SERVERS_MAX
+def servers_max(place: cells.Cell, workers: int, cluster: Cluster) -> int:
+    """The most servers that our programs accept and, where each has a host of its own, that have one."""
+    accepted = min(SERVERS_MAX, RANKS_MAX - workers) if place.transport == "tcp" else SERVERS_MAX
+    return min(accepted, cluster.hosts - cluster.hosts_of(workers)) if place.placement == cells.OWN_HOSTS else accepted
 
 
-def server_counts(place: cells.Cell, workers: int) -> list[int]:
+def server_counts(place: cells.Cell, workers: int, cluster: Cluster) -> list[int]:
     """Those that are tried: powers of two, and as many as workers, as far as there may be so many."""
-    powers = {2 ** power for power in range(workers.bit_length()) if 2 ** power <= workers}
-    return sorted(count for count in powers | {workers} if count <= servers_max(place, workers))
+    largest = min(workers, servers_max(place, workers, cluster))
+    return sorted({2 ** power for power in range(largest.bit_length())} | {largest} - {0}) if largest > 0 else []
 
 
 def _medium(place: cells.Cell, workers: int, cluster: Cluster) -> str:
@@ -121,115 +111,165 @@ def bucket_bytes(place: cells.Cell, workers: int, servers: int, cluster: Cluster
 
 def _point(place: cells.Cell, workers: int, cluster: Cluster, workload: Workload, book: CostBook,
            servers: int | None) -> Point | None:
-    costs, _ = book.find(place.sync, _medium(place, workers, cluster))
+    costs = book.find(place.sync, _medium(place, workers, cluster))
 
-    def predicted(count: int) -> model.Prediction:
+    def predicted(count: int, by: model.Costs = costs) -> model.Prediction:
         chosen = dataclasses.replace(workload, bucket_bytes=bucket_bytes(place, workers, count, cluster, workload))
-        return model.predict(model.Job(place, workers, count), cluster, chosen, costs, book.wasted_by(place),
-                             book.jitter)
+        return model.predict(model.Job(place, workers, count), cluster, chosen, by,
+                             0.0 if by is model.BOUND else book.wasted_by(place), book.jitter)
 
     if not place.has_servers:
         counts = [0]
     elif servers:
-        counts = [servers] if servers <= servers_max(place, workers) else []
+        counts = [servers] if servers <= servers_max(place, workers, cluster) else []
     else:
-        counts = server_counts(place, workers)
+        counts = server_counts(place, workers, cluster)
     if not counts:
         return None
     steps = {count: predicted(count) for count in counts}
     shortest = min(one.step_s for one in steps.values())
     chosen = next(count for count in counts if steps[count].step_s <= (1 + SERVER_GAIN_MIN) * shortest)
-    return Point(workers, chosen, steps[chosen].step_s, steps[chosen].exposed_s,
-                 costs.band_at(workers, workload.bytes), costs.is_extrapolated(workers, workload.bytes))
+    band = 1 + costs.band_at(workers, workload.bytes)
+    return Point(workers, chosen, cluster.hosts_of(workers) + chosen * (place.placement == cells.OWN_HOSTS),
+                 steps[chosen].step_s, steps[chosen].exposed_s, predicted(chosen, costs.scaled(1 / band)).step_s,
+                 predicted(chosen, costs.scaled(band)).step_s, predicted(chosen, model.BOUND).step_s,
+                 costs.is_extrapolated(workers, workload.bytes))
 
 
-def make(workload: Workload, cluster: Cluster, workers: Sequence[int], book: CostBook, servers: int | None = None
-         ) -> Plan:
-    """The plan; with `servers`, every star with servers has so many. CostsError if the book has no costs of a cell."""
+def assumptions_of(workload: Workload, cluster: Cluster, book: CostBook) -> list[str]:
+    """What a plan takes for granted, a sentence each."""
+    found = [f"each host has {cluster.cores:g} cores (--cores), as fast as those of the costs",
+             "workers compute on CPUs: GPUs, NCCL and NVLink are not modelled",
+             "backward takes two thirds of computing", "bands are of the costs: links and computing are as given"]
+    if not workload.compute_s:
+        found.append("computing takes no time, so nothing hides the exchange: --compute_ms=T says how long it takes")
+    if not book.jitter:
+        found.append("cores have no jitter: --jitter=0.05 makes a worker's computing scatter by 5 %")
+    if cluster.hosts > 1:
+        found += ["messages between hosts travel by TCP", "links share no bottleneck"]
+        if not book.wasted_buckets:
+            found.append("no cell wastes a part of a link: bazel run //bench:growth -- --lab=1gbit:4 measures it")
+    return found
+
+
+def make(workload: Workload, cluster: Cluster, workers: Sequence[int], book: CostBook, servers: int | None = None,
+         syncs: Sequence[str] = cells.SYNCS) -> Plan:
+    """The plan of the cells in `syncs` that have costs; CostsError if none has. With `servers`, every star with servers
+    has so many."""
     lines: list[Line] = []
-    notes: list[str] = []
-    measured_until = max(workers)
-    for place in places(cluster):
-        medium = SOCKETS if cluster.hosts > 1 else MEMORY
-        costs, note = book.find(place.sync, medium)
-        notes += [note] if note and note not in notes else []
-        measured_until = 0 if workload.bytes > costs.bytes_max else int(min(measured_until, costs.workers_max))
-        lines.append(Line(line_name(place), place, [_point(place, count, cluster, workload, book, servers)
-                                                    for count in workers], costs.median_error, costs.worst_error))
-    alone = workload.batch / (workload.compute_s + workload.bytes * costs.seconds["apply_byte"])
-    if cluster.hosts > 1 and not book.wasted_buckets:
-        notes.append("how much of a link each cell wastes was not measured, and is planned as nothing: "
-                     "bazel run //bench:growth -- --lab=1gbit:4")
-    return Plan(workload, cluster, list(workers), lines, alone, measured_until, notes,
+    left_out: dict[str, None] = {}
+    for place in places(cluster, syncs):
+        try:
+            points = [_point(place, count, cluster, workload, book, servers) for count in workers]
+            costs = book.find(place.sync, SOCKETS if cluster.hosts > 1 else MEMORY)
+        except CostsError as error:
+            left_out[f"left out: {error}"] = None
+        else:
+            lines.append(Line(line_name(place), place, points, costs.median_error, costs.worst_error))
+    if not lines:
+        raise CostsError("no cell can be planned; " + "; ".join(left_out))
+    if not any(point for line in lines for point in line.points):
+        raise WorkloadError("no such job: there are too few hosts for these servers, or too many processes")
+    jobs = [model.Job(lines[0].place, count, 0) for count in workers]
+    computing = [model.compute_s(job, cluster, workload) for job in jobs]
+    jitter = [model.compute_s(job, cluster, workload, book.jitter) - one for job, one in zip(jobs, computing)]
+    update_s = workload.bytes * costs.seconds.get("apply_byte", 0.0)
+    alone = workload.batch / (workload.compute_s + update_s) if workload.compute_s else 0.0
+    return Plan(workload, cluster, list(workers), computing, jitter, lines, alone,
+                [*assumptions_of(workload, cluster, book), *left_out],
                 f"measured on {book.machine} at {book.commit}, {book.date}, by {book.command}")
 
 
-def _counts(workers: Sequence[int]) -> str:
-    return f"{workers[0]:,} workers" if len(workers) == 1 else f"{workers[0]:,} to {workers[-1]:,} workers"
+@dataclasses.dataclass(frozen=True)
+class Winner:
+    """The fastest line with one number of workers."""
+    line: Line
+    point: Point
+    rival: tuple[Line, Point] | None  # the best line of the other topology
+
+    @property
+    def is_tie(self) -> bool:
+        """The rival may be the faster one within the bands."""
+        return self.rival is not None and (self.rival[1].low_s <= self.point.high_s
+                                           or self.rival[1].step_s <= (1 + TIE_MIN) * self.point.step_s)
+
+
+def winners(plan: Plan) -> list[Winner]:
+    """For each number of workers that has a job."""
+    found = []
+    for each in zip(*(line.points for line in plan.lines)):
+        jobs = [(line, point) for line, point in zip(plan.lines, each) if point]
+        by_step = sorted(jobs, key=lambda one: one[1].step_s)
+        if by_step:
+            topology = by_step[0][0].place.topology
+            found.append(Winner(*by_step[0], next((one for one in by_step if one[0].place.topology != topology), None)))
+    return found
+
+
+def _span(values: Sequence[float], text: Callable[[float], str]) -> str:
+    first, last = text(min(values)), text(max(values))
+    return first if first == last else f"{first} to {last}"
 
 
 def crossings(plan: Plan) -> list[str]:
-    """Which line is fastest where, and by how much the other topology is slower there."""
+    """Which line is fastest where, and by how much the other topology is slower there. Within the bands is a tie."""
     sentences = []
-    for name, group in itertools.groupby(range(len(plan.workers)), lambda index: plan.best(index)[0].name):
-        indices = list(group)
-        best = [plan.best(index) for index in indices]
-        other = "star" if best[0][0].place.topology == "ring" else "ring"
-        rivals = [plan.best(index, lambda one, other=other: one.place.topology == other)[1]  # type: ignore[misc]
-                  for index in indices]
-        margins = [theirs.step_s / ours.step_s for (_, ours), theirs in zip(best, rivals)]
-        tied = [theirs.step_s * (1 - min(theirs.band, BAND_MAX)) <= ours.step_s * (1 + ours.band)
-                for (_, ours), theirs in zip(best, rivals)]
-        extent = f"{min(margins):.2f}" if len(margins) == 1 else f"{min(margins):.2f} to {max(margins):.2f}"
-        servers = [ours.servers for _, ours in best]
-        with_servers = f" with {servers[0]}{f' to {servers[-1]}' * (servers[-1] != servers[0])} servers" * bool(
-            servers[0])
-        sentences.append(f"{_counts([plan.workers[index] for index in indices])}: {name}{with_servers} is the fastest; "
-                         f"the best {other} takes {extent} times as long"
-                         + (f", which is {'' if all(tied) else 'partly '}within the bands" if any(tied) else ""))
+    for (name, tie), group in itertools.groupby(winners(plan), lambda one: (one.line.name, one.is_tie)):
+        ones = list(group)
+        servers = (f" with {_span([one.point.servers for one in ones], str)} servers "
+                   f"({_span([one.point.hosts for one in ones], str)} hosts in all)") * bool(ones[0].point.servers)
+        rivals = [one.rival for one in ones if one.rival]
+        times = _span([rival.step_s / one.point.step_s for one, (_, rival) in zip(ones, rivals)],
+                      lambda ratio: f"{ratio:.2f}") if rivals else ""
+        others = " or ".join(dict.fromkeys(line.name for line, _ in rivals))
+        sentences.append(f"{_span([one.point.workers for one in ones], '{:,}'.format)} workers: " + (
+            f"a tie within the bands: {name}{servers}, and {others}, which takes {times} times as long" if tie else
+            f"{name}{servers} is the fastest"
+            + (f"; the best {rivals[0][0].place.topology} takes {times} times as long" if rivals else "")))
     return sentences
 
 
 def verdict(plan: Plan) -> list[str]:
-    """Whether to distribute, and until where more workers pay."""
+    """Whether to distribute, and until where more workers pay. Nothing can be said without the time of computing."""
+    if not plan.alone:
+        return []
     batch = plan.workload.batch
-    best = [plan.best(index)[1].rate(batch) for index in range(len(plan.workers))]
+    counts, best = zip(*((one.point.workers, one.point.rate(batch)) for one in winners(plan)))
     gains = [rate / plan.alone for rate in best]
     fastest = max(range(len(best)), key=lambda index: best[index])
     if gains[fastest] < GAIN_MIN:
         return [f"do not distribute this: one process makes {plan.alone:,.0f} samples/s, and the best job "
-                f"{best[fastest]:,.0f} with {plan.workers[fastest]:,} workers ({gains[fastest]:.2f} times)"]
+                f"{best[fastest]:,.0f} with {counts[fastest]:,} workers ({gains[fastest]:.2f} times)"]
     sentences = []
-    worse = [workers for workers, gain in zip(plan.workers, gains) if gain < GAIN_MIN]
+    worse = [workers for workers, gain in zip(counts, gains) if gain < GAIN_MIN]
     if worse:
         sentences.append(f"{', '.join(f'{count:,}' for count in worse)} workers make fewer than {GAIN_MIN} times the "
                          "samples/s of one process")
     pay = [index + 1 for index in range(len(best) - 1) if best[index + 1] >= best[index] * (
-        1 + (DOUBLING_GAIN_MIN - 1) * (plan.workers[index + 1] / plan.workers[index] - 1))]
+        1 + (DOUBLING_GAIN_MIN - 1) * (counts[index + 1] / counts[index] - 1))]
     last = max(pay, default=0)
     if last < len(best) - 1:
-        sentences.append(f"beyond {plan.workers[last]:,} workers, more of them gain little: "
-                         f"{best[last + 1] / best[last]:.2f} times the samples/s with {plan.workers[last + 1]:,}")
-    sentences.append(f"the most samples/s: {best[fastest]:,.0f} with {plan.workers[fastest]:,} workers, "
+        sentences.append(f"beyond {counts[last]:,} workers, more of them gain little: "
+                         f"{best[last + 1] / best[last]:.2f} times the samples/s with {counts[last + 1]:,}")
+    sentences.append(f"the most samples/s: {best[fastest]:,.0f} with {counts[fastest]:,} workers, "
                      f"{gains[fastest]:.1f} times one process's {plan.alone:,.0f}")
     return sentences
 
 
-def to_json(plan: Plan) -> Mapping[str, Any]:
-    """What predictions.py reads, and more, without the numbers of workers that some line cannot have."""
-    batch = plan.workload.batch
-    kept = [index for index in range(len(plan.workers)) if all(line.points[index] for line in plan.lines)]
-    points = [[point for index in kept for point in (line.points[index],) if point] for line in plan.lines]
-    return {
-        "title": f"{plan.workload.name}, predicted", "workload": dataclasses.asdict(plan.workload),
-        "cluster": dataclasses.asdict(plan.cluster), "alone": plan.alone,
-        "workers": [plan.workers[index] for index in kept], "measured_until": plan.measured_until,
-        "costs": plan.source, "notes": list(plan.notes), "crossings": crossings(plan), "verdict": verdict(plan),
-        "lines": [{"name": line.name, "own_hosts": line.own_hosts, "median_error": line.median_error,
-                   "worst_error": line.worst_error, "servers": [one.servers for one in each],
-                   "step_ms": [1e3 * one.step_s for one in each],
-                   "exposed_ms": [1e3 * one.exposed_s for one in each],
-                   "samples_per_second": [one.rate(batch) for one in each],
-                   "samples_per_second_low": [one.rate_low(batch) for one in each],
-                   "samples_per_second_high": [one.rate_high(batch) for one in each]}
-                  for line, each in zip(plan.lines, points)]}
+def rows(plan: Plan) -> list[dict[str, Any]]:
+    """One for each job: what predictions.py reads, and --csv has."""
+    return [{"cell": line.name, "own_hosts": line.place.placement == cells.OWN_HOSTS, "workers": one.workers,
+             "servers": one.servers, "hosts": one.hosts, "step_ms": 1e3 * one.step_s, "step_ms_low": 1e3 * one.low_s,
+             "step_ms_high": 1e3 * one.high_s, "bound_ms": 1e3 * one.bound_s, "computing_ms": 1e3 * computing_s,
+             "jitter_ms": 1e3 * jitter_s, "exposed_ms": 1e3 * one.exposed_s,
+             "samples_per_second": one.rate(plan.workload.batch), "extrapolated": one.extrapolated,
+             "median_error": line.median_error, "worst_error": line.worst_error, "costs": plan.source}
+            for line in plan.lines
+            for one, computing_s, jitter_s in zip(line.points, plan.computing_s, plan.jitter_s) if one]
+
+
+def to_json(plan: Plan) -> dict[str, Any]:
+    return {"title": f"{plan.workload.name}, predicted", "workload": dataclasses.asdict(plan.workload),
+            "cluster": dataclasses.asdict(plan.cluster), "alone": plan.alone, "costs": plan.source,
+            "assumptions": list(plan.assumptions), "crossings": crossings(plan), "verdict": verdict(plan),
+            "rows": rows(plan)}

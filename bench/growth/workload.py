@@ -40,8 +40,7 @@ class Workload:
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """Equal hosts on one switch without contention. A plan goes beyond the hosts that there are, but where there is
-    one, all processes are on it."""
+    """Equal hosts on one switch without contention. Where there is one, all processes are on it."""
     hosts: int = 1
     workers_per_host: int = 1
     cores: float = 1  # of each host; a fraction where emulated hosts share them

@@ -19,7 +19,7 @@ class Prediction(TypedDict):
     step_ms: float
     step_ms_low: float  # the band of the plan
     step_ms_high: float
-    extrapolated: bool  # more workers than any measurement that the plan was computed from
+    extrapolated: bool  # more workers or bytes than any measurement that the plan was computed from
 
 
 class PredictionError(Exception):
@@ -36,7 +36,7 @@ _SYNC_OF = {plan_name(cell): cell.sync for cell in cells.CELLS}
 
 
 def cluster_text(cluster: Mapping[str, Any]) -> str:
-    """One host with 2 cores; hosts with 2 cores and 0.957 Gbit/s. A plan goes beyond the hosts that there are."""
+    """One host with 2 cores; hosts with 2 cores and 0.957 Gbit/s."""
     cores = f"{cluster['cores']} core{'s' * (cluster['cores'] > 1)}"
     if cluster["hosts"] == 1:
         return f"one host with {cores}"
@@ -44,22 +44,16 @@ def cluster_text(cluster: Mapping[str, Any]) -> str:
 
 
 def of_plan(plan: Mapping[str, Any]) -> list[Prediction]:
-    """The predictions of a plan. Lines of cells that are not compared here are left out."""
-    found: list[Prediction] = []
-    batch = plan["workload"]["batch"]
-    for line in plan["lines"]:
-        sync = _SYNC_OF.get(line["name"].split(" ")[0])
-        if sync is None:
-            continue
-        for place, workers in enumerate(plan["workers"]):
-            def step_ms(rate: str, line: Mapping[str, Any] = line, place: int = place, workers: int = workers) -> float:
-                return 1e3 * workers * batch / float(line[rate][place])
-
-            found.append({
-                "sync": sync, "accounting": cells.ACCOUNTING_OWN_HOSTS if line["own_hosts"] else "equal-workers",
-                "model": plan["workload"]["name"], "section": cluster_text(plan["cluster"]), "workers": workers,
-                "step_ms": float(line["step_ms"][place]), "step_ms_low": step_ms("samples_per_second_high"),
-                "step_ms_high": step_ms("samples_per_second_low"), "extrapolated": workers > plan["measured_until"]})
+    """The predictions of a plan. Rows of cells that are not compared here are left out."""
+    section, found = cluster_text(plan["cluster"]), []
+    for row in plan["rows"]:
+        sync = _SYNC_OF.get(row["cell"].split(" ")[0])
+        if sync is not None:
+            found.append(Prediction(
+                sync=sync, accounting=cells.ACCOUNTING_OWN_HOSTS if row["own_hosts"] else "equal-workers",
+                model=plan["workload"]["name"], section=section, workers=int(row["workers"]),
+                step_ms=float(row["step_ms"]), step_ms_low=float(row["step_ms_low"]),
+                step_ms_high=float(row["step_ms_high"]), extrapolated=bool(row["extrapolated"])))
     return found
 
 

@@ -10,25 +10,23 @@ import predictions
 import regimes
 import sync_cells as cells
 
-# As bench:plan --out writes it: a line for each contender, and in it a value for each number of workers.
+
+def row(name, workers, step_ms, band=None, extrapolated=False):
+    low, high = band or (step_ms, step_ms)
+    return {"cell": name, "own_hosts": name.endswith("on own hosts"), "workers": workers, "step_ms": step_ms,
+            "step_ms_low": low, "step_ms_high": high, "extrapolated": extrapolated}
+
+
+# As bench:plan --out writes it: a row for each cell and number of workers.
 PLAN = {
     "title": "mlp, predicted",
     "workload": {"name": "mlp", "bytes": 7.45e6, "compute_s": 0.005, "batch": 64, "threads": 1},
     "cluster": {"hosts": 4, "workers_per_host": 1, "cores": 2, "bytes_per_second": 119.6e6, "latency_s": 3e-5},
-    "alone": 12800.0, "workers": [4, 128], "measured_until": 64,
-    "lines": [
-        {"name": "ring/mpi", "own_hosts": False, "servers": [0, 0], "step_ms": [100.0, 150.0],
-         "samples_per_second": [2560.0, 54613.3], "samples_per_second_low": [2560.0, 51200.0],
-         "samples_per_second_high": [2560.0, 58514.3]},
-        {"name": "star/grpc on own hosts", "own_hosts": True, "servers": [4, 128], "step_ms": [80.0, 90.0],
-         "samples_per_second": [3200.0, 91022.2], "samples_per_second_low": [3200.0, 81920.0],
-         "samples_per_second_high": [3200.0, 102400.0]},
-        {"name": "star/grpc with the workers", "own_hosts": False, "servers": [4, 128], "step_ms": [120.0, 170.0],
-         "samples_per_second": [2133.3, 48188.2], "samples_per_second_low": [2133.3, 48188.2],
-         "samples_per_second_high": [2133.3, 48188.2]},
-        {"name": "moon/mpi", "own_hosts": False, "servers": [0, 0], "step_ms": [1.0, 1.0],
-         "samples_per_second": [1.0, 1.0], "samples_per_second_low": [1.0, 1.0], "samples_per_second_high": [1.0, 1.0]},
-    ],
+    "alone": 12800.0,
+    "rows": [row("ring/mpi", 4, 100.0), row("ring/mpi", 128, 150.0, (140.0, 160.0), True),
+             row("star/grpc on own hosts", 4, 80.0), row("star/grpc on own hosts", 128, 90.0, (80.0, 100.0), True),
+             row("star/grpc with the workers", 4, 120.0), row("star/grpc with the workers", 128, 170.0, None, True),
+             row("moon/mpi", 4, 1.0)],
 }
 
 
@@ -43,7 +41,6 @@ class PredictionsTest(unittest.TestCase):
                           ("star", "equal-workers", 4, 120.0, False), ("star", "equal-workers", 128, 170.0, True)])
         self.assertEqual({(one["model"], one["section"]) for one in found},
                          {("mlp", "hosts with 2 cores and 0.957 Gbit/s of payload")})
-        # The slowest rate is that of the longest step: 128 workers with 64 samples each.
         self.assertAlmostEqual(found[1]["step_ms_high"], 160.0)
         self.assertAlmostEqual(found[1]["step_ms_low"], 140.0, places=3)
         self.assertAlmostEqual(found[0]["step_ms_low"], 100.0)
@@ -69,12 +66,12 @@ class PredictionsTest(unittest.TestCase):
             return json.dumps(plan)
 
         short = copy.deepcopy(PLAN)
-        short["lines"][0]["step_ms"].pop()
+        del short["rows"][0]["step_ms"]
         still = copy.deepcopy(PLAN)
-        still["lines"][0]["samples_per_second_low"][0] = 0.0
+        still["rows"][0]["step_ms_low"] = "fast"
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "plan.json")
-            for text in ("", "3", "[]", "{}", without("workload"), without("lines"), without("measured_until"),
+            for text in ("", "3", "[]", "{}", without("workload"), without("rows"), without("cluster"),
                          json.dumps(short), json.dumps(still)):
                 with open(path, "w", encoding="utf-8") as file:
                     file.write(text)

@@ -121,7 +121,7 @@ class LabsTest(unittest.TestCase):
         found, said = self.compare(labs.Lab("1gbit", 4), fake, make_book(syncs=("ring", "star-mpi")))
         self.assertEqual({sync for syncs, *_ in fake.asked for sync in syncs}, {"ring", "star-mpi"})
         self.assertEqual({one.place.sync for one in found}, {"ring", "star-mpi"})
-        self.assertEqual(sum("star is not compared: no costs of star" in text for text in said), 1)
+        self.assertIn("cells that have costs: ring, star-mpi", said)
         fake = FakeExchanges()
         with self.assertRaises(cost_book.CostsError):
             self.compare(labs.Lab("1gbit", 4), fake, make_book(syncs=("star",)))

@@ -16,6 +16,7 @@ import programs
 import sync_cells as cells
 from made_costs import CORES, COSTS, KERNELS, of_medium
 
+MIB = 1 << 20
 ELEMENTS = 1 << 22
 FEW = ("--workers=1,2,4,8,16", "--syncs=ring,star")
 
@@ -29,12 +30,8 @@ class Programs:
 
     def __init__(self, failing=()):
         self.failing, self.ran = failing, []
-        self.round_trips_ns = []  # of the two cores, in turn; 100 after the last
 
     def run(self, argv, _environment=None, _seconds_max=0.0):
-        if "--benchmark_filter=CoreRoundTrip" in argv:
-            now = self.round_trips_ns.pop(0) if self.round_trips_ns else 100.0
-            return json.dumps({"benchmarks": [{"name": "CoreRoundTrip/real_time", "real_time": now}]})
         self.ran.append(argv)
         if any(word in " ".join(argv) for word in self.failing):
             raise programs.ProgramError(f"{argv[0]} ended with 1:\nboom")
@@ -83,8 +80,31 @@ class RunsTest(unittest.TestCase):
                 self.assertEqual(flag(argv, "syncs"), "ring,star-mpi" if run.medium == "memory" else
                                  "ring,ring-tcp,star-mpi,star-tcp")
                 self.assertEqual(argv[argv.index("--bind-to") + 1], "core" if run.workers <= 2 else "none")
-            self.assertLessEqual(max(run.sizes) * run.workers, growth_runs.BYTES_OF_ALL_MAX)
-            self.assertGreaterEqual(int(flag(argv, "steps_max")), growth_runs.STEPS_MIN)
+            if min(run.sizes) <= growth_runs.LARGE_BYTES:
+                self.assertLessEqual(max(run.sizes) * run.workers, growth_runs.BYTES_OF_ALL_MAX)
+                self.assertGreaterEqual(int(flag(argv, "steps_max")), growth_runs.STEPS_MIN)
+
+    def test_vectors_to_256_mib_of_few_workers(self):
+        for quick, sizes in ((False, {24 * MIB, 64 * MIB, 96 * MIB, 256 * MIB}), (True, {24 * MIB, 256 * MIB})):
+            runs = growth_runs.plan_runs(cells.SYNCS, growth_runs.WORKERS, CORES, quick)
+            large = [run for run in runs if max(run.sizes) > 16 * MIB]
+            self.assertEqual({run.workers for run in large}, {2, 4})  # 64 would need 48 GiB for a vector and its copies
+            self.assertEqual({size for run in large for size in run.sizes}, sizes)
+            self.assertEqual({(sync, run.medium) for run in large for sync in run.syncs},
+                             {(sync, run.medium) for run in runs for sync in run.syncs})
+            self.assertTrue(all(int(flag(run.command(), "steps_max")) <= growth_runs.LARGE_STEPS for run in large))
+
+    def test_quick_has_a_part_of_the_sizes_and_steps(self):
+        whole, quick = (growth_runs.plan_runs(cells.SYNCS, growth_runs.QUICK_WORKERS, CORES, each)
+                        for each in (False, True))
+        self.assertLessEqual(len(quick), len(whole))
+
+        def steps(runs):
+            return sum(int(flag(run.command(), "steps_max")) * len(run.sizes) for run in runs)
+
+        self.assertLess(steps(quick), steps(whole) / 6)
+        self.assertEqual({(sync, run.medium) for run in quick for sync in run.syncs},
+                         {(sync, run.medium) for run in whole for sync in run.syncs})
 
     def test_every_cell_is_measured(self):
         self.assertEqual({sync for run in self.plan() for sync in run.syncs}, set(cells.SYNCS))
@@ -115,42 +135,6 @@ class RunsTest(unittest.TestCase):
         median, = growth_runs.medians(some)
         self.assertEqual(median.seconds, 3.0)
         self.assertAlmostEqual(median.scatter, (0 + 2 / 3 + 6 / 3) / 3)
-
-    def test_what_was_measured_while_cores_were_elsewhere_does_not_count(self):
-        runs = self.plan(["ring"], [2, 4])
-
-        def measured(round_trips_ns, slow):
-            """Of `runs[0]`, whose visits numbered in `slow` take three times as long; and how often it was visited."""
-            fake, visited = Programs(), []
-            fake.round_trips_ns = list(round_trips_ns)
-
-            def run(argv, *more):
-                output = fake.run(argv, *more)
-                if argv == runs[0].command():
-                    visited.append(argv)
-                    if len(visited) - 1 in slow:
-                        rows = [json.loads(line) for line in output.splitlines()[1:]]
-                        output = "\n".join(json.dumps({**row, "latency_us": 3 * row["latency_us"]}) for row in rows)
-                return output
-
-            with unittest.mock.patch.object(programs, "run", run):
-                *_, (found, _) = growth_runs.rounds(runs, 2, lambda text: None)
-            first, = (one for one in found if (one.workers, one.medium, one.bytes, one.bucket_bytes, one.compute_s)
-                      == (2, "memory", 4096, growth_runs.BUCKET_BYTES, 0.0))
-            return first.seconds / cost_fit.predicted_s(first, CORES, of_medium(COSTS, "memory")), len(visited)
-
-        for trips in ([500.0, 500.0], [500.0, 100.0], [100.0, 500.0]):  # far away, or on the way
-            for there in (trips, [50.0 if ns == 500 else ns for ns in trips]):
-                ratio, visits = measured(there, slow={0})
-                self.assertAlmostEqual(ratio, 1, places=6)
-                self.assertEqual(visits, 3)
-        ratio, visits = measured([150.0, 70.0], slow=set())
-        self.assertAlmostEqual(ratio, 1, places=6)
-        self.assertEqual(visits, 3)  # 150 and 70 are not alike
-        self.assertEqual(measured([150.0, 100.0], slow=set())[1], 2)
-        # Elsewhere each time: better than nothing.
-        elsewhere = ([500.0, 500.0] + [100.0] * 2 * (len(runs) - 1)) + [100.0] * 2 * (len(runs) - 1) + [500.0] * 8
-        self.assertAlmostEqual(measured(elsewhere, slow=range(9))[0], 3, places=6)
 
     def test_runs_whose_rounds_differ_are_measured_again(self):
         fake, disturbed = Programs(), []
@@ -201,15 +185,16 @@ class GrowthTest(unittest.TestCase):
 
     def run_growth(self, *flags, failing=()):
         said = []
+        repeats = [] if "--quick" in flags else ["--repeats=1"]
         with unittest.mock.patch.object(programs, "run", Programs(failing).run), \
                 unittest.mock.patch.object(growth, "say", said.append), \
-                unittest.mock.patch("sys.argv", ["growth", "--out=" + self.out, "--repeats=1", *flags]):
+                unittest.mock.patch("sys.argv", ["growth", "--out=" + self.out, *repeats, *flags]):
             return growth.main(), "\n".join(said)
 
     def test_files(self):
         status, said = self.run_growth("--workers=1,2,4,8,16,64")
         self.assertEqual(status, 0, said)
-        self.assertEqual(sorted(os.listdir(self.out)), ["costs.json", "growth.svg", "runs.json", "table.txt"])
+        self.assertEqual(sorted(os.listdir(self.out)), ["costs.json", "runs.json"])
         book = cost_book.read(os.path.join(self.out, "costs.json"))
         self.assertEqual({costs.workers_max for costs in book.costs.values()}, {64})
         self.assertEqual(book.costs["ring", "memory"].contention, COSTS.contention)
@@ -261,22 +246,16 @@ class GrowthTest(unittest.TestCase):
         self.assertEqual(status, 0)
         self.assertEqual(cost_book.read(os.path.join(self.out, "costs.json")).costs, first.costs)
 
-    def test_parts_are_fitted_together(self):
-        self.run_growth("--workers=1,2,4,8,16", "--syncs=ring")
-        ring = os.path.join(self.out, "ring.json")
-        os.rename(os.path.join(self.out, "runs.json"), ring)
-        self.run_growth("--workers=1,2,4,8,16", "--syncs=star")
-        star = os.path.join(self.out, "star.json")
-        os.rename(os.path.join(self.out, "runs.json"), star)
-        self.assertEqual(self.run_growth(f"--runs={ring},{star}", failing=["bench"])[0], 0)
-        self.assertEqual({sync for sync, _ in cost_book.read(os.path.join(self.out, "costs.json")).costs},
-                         {"ring", "star"})
-        with open(star, encoding="utf-8") as file:
-            other = {**json.load(file), "commit": "other"}
-        with open(star, "w", encoding="utf-8") as file:
-            json.dump(other, file)
-        with unittest.mock.patch("sys.stderr"):
-            self.assertEqual(self.run_growth(f"--runs={ring},{star}")[0], 2)
+    def test_quick_is_one_round(self):
+        with unittest.mock.patch.object(growth_runs, "rounds", wraps=growth_runs.rounds) as rounds:
+            status, said = self.run_growth("--quick")
+        self.assertEqual(status, 0, said)
+        runs, repeats, _, more = rounds.call_args[0]
+        self.assertEqual((repeats, more, {run.workers for run in runs}), (1, 0, {1, 2, 4, 8}))
+        self.assertRegex(said, "this round took [0-9]+ s; rounds that are left: at most 0")
+        book = cost_book.read(os.path.join(self.out, "costs.json"))
+        self.assertEqual({(costs.workers_max, costs.bytes_max) for costs in book.costs.values()}, {(8, 256 * MIB)})
+        self.assertTrue(all(costs.worst_error < 1e-5 for costs in book.costs.values()))
 
     def test_the_error_is_stated_and_written(self):
         self.run_growth(*FEW)
@@ -306,6 +285,8 @@ class GrowthTest(unittest.TestCase):
         for flags in (["--workers=0"], ["--syncs=moon"], ["--repeats=0"], ["--lab=1gbit"], ["--lab=fast:2"]):
             with self.assertRaises(SystemExit), unittest.mock.patch("sys.stderr"):
                 growth.parse(flags)
+        self.assertEqual([growth.parse(flags).repeats for flags in ([], ["--quick"], ["--quick", "--repeats=2"])],
+                         [3, 1, 2])
         self.assertEqual([lab.hosts for lab in growth.parse(["--lab=1gbit:2-4"]).labs], [2, 3, 4])
 
 

@@ -5,7 +5,6 @@ import re
 import unittest
 import unittest.mock
 
-import cost_book
 import growth_runs
 import plan
 import planning
@@ -41,10 +40,6 @@ class SourcesTest(unittest.TestCase):
         self.assertTrue(f'{{"{style}", ProgressStyle::k{style.capitalize()}}}' in
                         read("worker/options/worker_options.h"))
         self.assertNotEqual(style, "none")
-
-    def test_a_cell_is_planned_like_one_with_its_transport(self):
-        for cell, other in cost_book.LIKE.items():
-            self.assertEqual(cells.BY_SYNC[cell].transport, cells.BY_SYNC[other].transport, cell)
 
     def test_limits(self):
         self.assertEqual(planning.SERVERS_MAX, constant("common/base/limits.h", "kShardCountMax"))
