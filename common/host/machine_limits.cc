@@ -22,6 +22,7 @@
 #include "absl/strings/string_view.h"
 #include "common/base/limits.h"
 #include "common/host/own_cores.h"
+#include "common/host/own_program.h"
 
 namespace starring {
 namespace {
@@ -151,15 +152,16 @@ std::string CoresText(const CoreLimits& limits) {
 int CountProcessesOfThisProgram() {
   namespace fs = std::filesystem;
   std::error_code error;
-  const fs::path own = fs::read_symlink("/proc/self/exe", error);
-  if (error) return 1;
+  const std::string own = OwnProgram();
+  if (own.empty()) return 1;
   int count = 0;
   for (fs::directory_iterator it("/proc", error), end; !error && it != end; it.increment(error)) {
     const std::string name = it->path().filename();
     if (!std::all_of(name.begin(), name.end(), absl::ascii_isdigit)) continue;
     std::error_code gone;  // the process may end while it is looked at
     // A process that this user may not inspect gives an error and does not count.
-    if (fs::read_symlink(it->path() / "exe", gone) == own && !gone) ++count;
+    const fs::path file = fs::read_symlink(it->path() / "exe", gone);
+    if (!gone && ProgramOf(file) == own) ++count;
   }
   return std::max(count, 1);
 }

@@ -201,9 +201,12 @@ std::string WayOut(const std::string& name) {
   if (absl::StartsWith(name, "data.")) {
     return "give all workers the same files in --data_dir, or the same --synthetic_ flags";
   }
+  if (name == "arithmetic.libc") {
+    return "another C library may compute other bits: start all workers from one bundle, with --libc=own";
+  }
   if (name == "arithmetic.libm") {
-    return "the C library computes other bits on another processor: give all workers the same release of it, and "
-           "GLIBC_TUNABLES=glibc.cpu.hwcaps=-FMA,-FMA4 in their environment";
+    return "the C library computes other bits on another processor: give all workers the same release of it (in a "
+           "bundle by --libc=own), and GLIBC_TUNABLES=glibc.cpu.hwcaps=-FMA,-FMA4 in their environment";
   }
   if (absl::StartsWith(name, "arithmetic.")) {
     return "they would compute other bits: give all workers the same --isa, the lowest of theirs, and start all from "

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Makes the bundle: one tar.gz with programs and all shared libraries that they need and a bare machine lacks.
+"""Makes the bundle: one tar.gz with programs and all shared libraries that they need, the C library and its loader too.
 
-A program finds its libraries wherever the bundle is unpacked, because its RPATH is $ORIGIN/../lib (starring.bzl). An
+bin/worker is a starter (starter.cc), which starts libexec/bin/worker with the bundle's C library or the machine's. That
+program finds its libraries wherever the bundle is unpacked, because its RPATH is $ORIGIN/../../lib (starring.bzl). An
 RPATH comes before LD_LIBRARY_PATH and also holds for the libraries' libraries. Parts of Open MPI have a search path of
 their own, which is overwritten. For how Open MPI finds its plugins, see common/host/bundled_open_mpi.h.
 
@@ -29,8 +30,12 @@ TOP = "starring"  # the one folder in the archive
 FIXED_MTIME = 1767225600  # 2026-01-01: the archive does not say when it was made
 COMMON_LICENCES = "/usr/share/common-licenses"
 
-# Libraries of glibc belong to the machine, like the kernel.
-GLIBC = re.compile(r"(ld-linux-x86-64|lib(c|m|dl|rt|pthread|resolv|util|anl|mvec|nsl|thread_db|BrokenLocale))\.so\.\d+")
+# Libraries of glibc. They are in a folder of their own, because a program must not get them with the machine's loader.
+GLIBC = re.compile(r"(ld-linux-x86-64|lib(c|m|dl|rt|pthread|resolv|util|anl|mvec|nsl|nss_(compat|dns|files|hesiod)"
+                   r"|thread_db|BrokenLocale))\.so\.\d+")
+GLIBC_FOLDER = "lib/glibc"
+LOADER = "ld-linux-x86-64.so.2"
+PROGRAM_RPATH = "$ORIGIN/../../lib"
 # Libraries of the GPU's driver belong to the machine, since they must match the driver's kernel module.
 DRIVER = re.compile(r"lib(cuda|nvidia-ml)\.so\.1")
 # cuBLAS has several hundred MB. Only --with_cublas includes it.
@@ -82,6 +87,13 @@ class LibraryFinder:
                           "it, or name its folder with --library_folder")
 
 
+    def glibc(self) -> str:
+        """The version of the C library that add_glibc takes, such as 2.36."""
+        exports = ElfFile("libc.so.6", read(self.find("libc.so.6", "every program", None))).exports
+        versions = (re.fullmatch(r"GLIBC_2\.(\d+)", version) for _, version in exports)
+        return f"2.{max(int(version[1]) for version in versions if version)}"
+
+
 class Packages:
     """Finds the Debian packages of files, and the packages' versions."""
 
@@ -116,12 +128,14 @@ class Packages:
 class Bundle:
     """The bundle's files by name, collected in memory.
 
-    left_to_machine: patterns of the sonames that the bundle does not include, because every machine has them.
+    left_to_machine: patterns of the sonames that are not in lib, because every machine or GLIBC_FOLDER has them.
+    starter: the file under which each program is started; nothing for a bundle without programs.
     """
 
-    def __init__(self, finder: LibraryFinder,
+    def __init__(self, finder: LibraryFinder, starter: bytes = b"",
                  left_to_machine: Sequence[re.Pattern[str]] = (GLIBC, DRIVER, CUBLAS)) -> None:
         self._finder = finder
+        self._starter = starter
         self._left_to_machine = left_to_machine
         self._files: dict[str, tuple[bytes, int]] = {}  # name -> content and mode
         self._sources: dict[str, str] = {}  # name -> path of a file of the system
@@ -146,21 +160,42 @@ class Bundle:
         self._sources[name] = os.path.realpath(path)
         self.add(name, read(path))
 
-    def add_program(self, folder: str, path: str) -> None:
-        """Adds a program or script of ours, and the libraries that it needs."""
-        name = f"{folder}/{os.path.basename(path)}"
+    def add_program(self, folder: str, path: str, name: str = "") -> None:
+        """Adds a program or script of ours, and the libraries that it needs. name: the file's own name without one."""
+        name = f"{folder}/{name or os.path.basename(path)}"
         data = read(path)
         if is_elf(data):
             elf = ElfFile(path, data)
-            if elf.needed and "$ORIGIN/../lib" not in (elf.rpath or "").split(":"):
+            if PROGRAM_RPATH not in (elf.rpath or "").split(":"):
                 raise BundleError(f"{path} has the RPATH {elf.rpath} and the RUNPATH {elf.runpath}, not the RPATH "
-                                  "$ORIGIN/../lib: build it with starring_cc_binary or starring_cc_test")
+                                  f"{PROGRAM_RPATH}: build it with starring_cc_binary or starring_cc_test")
             self._add_libraries(elf, path)
+            self._add_started(name)
+            name = f"libexec/{name}"
         self.add(name, data, 0o755)
+
+    def _add_started(self, name: str) -> None:
+        """Adds the starter of a program, and its loader, whose path and name tell which program a process is."""
+        self.add(name, self._starter, 0o755)
+        loader = self._finder.find(LOADER, name, None)
+        self._sources[f"libexec/loader/{name}"] = os.path.realpath(loader)
+        self.add(f"libexec/loader/{name}", read(loader), 0o755)
+
+    def add_glibc(self) -> None:
+        """Adds all libraries of glibc: those that programs need, and those that it opens itself, to find names."""
+        folder = os.path.dirname(self._finder.find("libc.so.6", "every program", None))
+        for soname in sorted(os.listdir(folder)):
+            if GLIBC.fullmatch(soname):
+                self.add_system_elf(f"{GLIBC_FOLDER}/{soname}", os.path.join(folder, soname))
 
     def add_library(self, name: str, path: str) -> None:
         """Adds a library of ours, with its search path turned to the bundle's libraries, and those that it needs."""
         self._add_turned(name, self._with_search_path(ElfFile(path, read(path))), 0o644)
+
+    def add_system_program(self, name: str, path: str) -> None:
+        """Adds a program of the system, with a starter, our search path, and the libraries that it needs."""
+        self._add_started(name)
+        self.add_system_elf(f"libexec/{name}", path, 0o755)
 
     def add_system_elf(self, name: str, path: str, mode: int = 0o644) -> None:
         """Adds a program, plugin or library of the system, with our search path, and the libraries that it needs."""
@@ -223,12 +258,14 @@ class Bundle:
 
     def check(self) -> None:
         """Checks that every needed library is in the bundle or the machine's, and that no path leads elsewhere."""
+        own_glibc = f"{GLIBC_FOLDER}/libc.so.6" in self._files
         for name, (data, _) in sorted(self._files.items()):
             if not is_elf(data):
                 continue
             elf = ElfFile(name, data)
             for soname in elf.needed:
-                if not self._is_from_machine(soname) and f"lib/{soname}" not in self._files:
+                is_here = f"lib/{soname}" in self._files or f"{GLIBC_FOLDER}/{soname}" in self._files
+                if not is_here and (not self._is_from_machine(soname) or own_glibc and GLIBC.fullmatch(soname)):
                     raise BundleError(f"{name} needs {soname}, which did not get into the bundle")
             strays = name in self._sources and not (elf.rpath or "$ORIGIN").startswith("$ORIGIN")
             if elf.runpath is not None or strays:
@@ -248,8 +285,8 @@ def add_open_mpi(bundle: Bundle, finder: LibraryFinder, starter: str) -> None:
         if not os.path.isdir(folders.get(wanted, "")):
             raise BundleError(f"ompi_info names no {wanted}: install Open MPI (Debian: openmpi-bin)")
     for program in ("mpirun", "orted"):
-        bundle.add(f"bin/{program}", read(starter), 0o755)
-        bundle.add_system_elf(f"libexec/{program}", os.path.join(folders["bindir"], program), 0o755)
+        bundle.add_program("bin", starter, program)
+        bundle.add_system_program(f"openmpi/{program}", os.path.join(folders["bindir"], program))
     for name in sorted(os.listdir(folders["pkglibdir"])):
         if name.startswith("mca_") and name.endswith(".so"):
             bundle.add_plugin(f"lib/openmpi/{name}", os.path.join(folders["pkglibdir"], name))
@@ -328,8 +365,9 @@ def manifest(bundle: Bundle, package_lines: list[str]) -> str:
              "source code is at https://snapshot.debian.org/package/<source>/<version>/", "",
              "Starring (LICENSE)", *[f"  {name}" for name in ours], ""]
     lines += package_lines
-    lines += ["", "Taken from the machine: glibc " + bundle.glibc() + " or newer" +
-              "".join(f", {soname}" for soname in sorted(bundle.from_machine))]
+    own = f"{GLIBC_FOLDER}/libc.so.6" in bundle.files
+    machine = sorted(bundle.from_machine) if own else [f"glibc {bundle.glibc()} or newer", *sorted(bundle.from_machine)]
+    lines += ["", "Taken from the machine: " + (", ".join(machine) or "nothing")]
     if bundle.left_out:
         lines += ["", "Plugins left out, because they need libraries that are not in the bundle:"]
         lines += [f"  {plugin}: {library}" for plugin, library in sorted(bundle.left_out.items())]
@@ -337,7 +375,10 @@ def manifest(bundle: Bundle, package_lines: list[str]) -> str:
 
 
 def write_archive(files: dict[str, tuple[bytes, int]], output: str) -> None:
-    """Writes the files sorted by name, with one owner and one date, so that equal files give equal bytes."""
+    """Writes the files sorted by name, with one owner and one date, so that equal files give equal bytes.
+
+    Programs of the same bytes are one file with several names: starters and loaders.
+    """
     folders = {os.path.dirname(name) for name in files}
     for folder in list(folders):
         while folder:
@@ -347,12 +388,17 @@ def write_archive(files: dict[str, tuple[bytes, int]], output: str) -> None:
     members += [(f"{TOP}/{name}", data, mode) for name, (data, mode) in files.items()]
     with open(output, "wb") as file, gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packed:
         with tarfile.open(fileobj=cast(IO[bytes], packed), mode="w", format=tarfile.USTAR_FORMAT) as archive:
+            first_names: dict[bytes, str] = {}
             for name, data, mode in sorted(members, key=lambda member: member[0]):
                 member = tarfile.TarInfo(name)
                 member.mtime = FIXED_MTIME
                 member.mode = mode
                 if data is None:
                     member.type = tarfile.DIRTYPE
+                    archive.addfile(member)
+                elif mode == 0o755 and first_names.setdefault(data, name) != name:
+                    member.type = tarfile.LNKTYPE
+                    member.linkname = first_names[data]
                     archive.addfile(member)
                 else:
                     member.size = len(data)
@@ -361,7 +407,8 @@ def write_archive(files: dict[str, tuple[bytes, int]], output: str) -> None:
 
 def make(options: argparse.Namespace) -> None:
     finder = LibraryFinder(options.library_folder)
-    bundle = Bundle(finder, (GLIBC, DRIVER) if options.with_cublas else (GLIBC, DRIVER, CUBLAS))
+    bundle = Bundle(finder, read(options.starter), (GLIBC, DRIVER) if options.with_cublas else (GLIBC, DRIVER, CUBLAS))
+    bundle.add_glibc()
     for folder in ("bin", "tests", "bench"):
         for path in getattr(options, folder):
             bundle.add_program(folder, path)
@@ -375,7 +422,7 @@ def make(options: argparse.Namespace) -> None:
     bundle.add("LICENSE", read(options.licence))
     bundle.check()
     machine = "".join(f", and {soname} where its loader finds it" for soname in sorted(bundle.from_machine))
-    bundle.add("README.txt", read(options.readme).replace(b"@GLIBC@", bundle.glibc().encode())
+    bundle.add("README.txt", read(options.readme).replace(b"@GLIBC@", finder.glibc().encode())
                .replace(b"@MACHINE@", machine.encode()))
     # Named before its text is made, so that the manifest lists itself.
     bundle.add("MANIFEST.txt", b"")
@@ -394,6 +441,7 @@ def main() -> None:
     parser.add_argument("--scripts", nargs="*", default=[], help="NAME=FILE: files, each with its name in the bundle")
     parser.add_argument("--models", nargs="*", default=[], help="layer files")
     parser.add_argument("--open_mpi_starter", required=True, help="the program that becomes mpirun and orted")
+    parser.add_argument("--starter", required=True, help="the program under the name of each program")
     parser.add_argument("--readme", required=True)
     parser.add_argument("--licence", required=True)
     parser.add_argument("--with_cublas", action="store_true", help="include cuBLAS, which has several hundred MB")

@@ -1,7 +1,6 @@
 // mpirun and orted of a bundle (//deploy:bundle): tells Open MPI where the bundle is, then becomes the real program of
-// the same name in libexec. mpirun starts orted on other nodes, as <folder of mpirun>/orted.
+// the same name in the folder openmpi. mpirun starts orted on other nodes, as <folder of mpirun>/orted.
 #include <errno.h>
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -12,6 +11,7 @@
 #include <string_view>
 
 #include "common/host/bundled_open_mpi.h"
+#include "common/host/own_program.h"
 
 namespace {
 
@@ -47,18 +47,18 @@ void AllowForNoSsh(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  char self[PATH_MAX] = "";
+  std::string self = starring::OwnProgram();
   const std::string folder = starring::BundleFolder();
-  if (argc < 1 || folder.empty() || readlink("/proc/self/exe", self, sizeof(self) - 1) <= 0) {
+  if (argc < 1 || folder.empty()) {
     std::fprintf(stderr, "%s: no bundle around this program: run it from where the bundle was unpacked\n", argv[0]);
     return 1;
   }
   starring::UseBundledOpenMpi(folder);
   AllowForNoSsh(argc, argv);
   // mpirun derives the folder of orted on other nodes from an absolute argv[0].
-  argv[0] = self;
-  const std::string program = folder + "/libexec" + strrchr(self, '/');
+  argv[0] = self.data();
+  const std::string program = folder + "/openmpi" + self.substr(self.rfind('/'));
   execv(program.c_str(), argv);
-  std::fprintf(stderr, "%s: cannot start %s: %s\n", self, program.c_str(), strerror(errno));
+  std::fprintf(stderr, "%s: cannot start %s: %s\n", self.c_str(), program.c_str(), strerror(errno));
   return 1;
 }

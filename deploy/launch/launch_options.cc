@@ -17,6 +17,7 @@
 #include "common/base/limits.h"
 #include "common/base/status.h"
 #include "common/flags/command_line.h"
+#include "common/host/own_program.h"
 #include "common/job/cells.h"
 #include "common/network/address.h"
 
@@ -31,10 +32,9 @@ absl::StatusOr<std::string> FindProgram(absl::string_view name, absl::string_vie
     if (realpath(given.c_str(), resolved) != nullptr && access(resolved, X_OK) == 0) return std::string(resolved);
     return absl::NotFoundError(absl::StrCat("flag --", flag, " names ", given, ", which is no program"));
   }
-  char self[PATH_MAX];
-  const ssize_t length = readlink("/proc/self/exe", self, sizeof(self));
-  if (length <= 0) return absl::InternalError("cannot read /proc/self/exe");
-  const std::string folder(self, static_cast<size_t>(absl::string_view(self, static_cast<size_t>(length)).rfind('/')));
+  const std::string self = OwnProgram();
+  if (self.empty()) return absl::InternalError("cannot read /proc/self/exe");
+  const std::string folder = self.substr(0, self.rfind('/'));
   const std::string candidates[] = {absl::StrCat(folder, "/../", name, "/", name), absl::StrCat(folder, "/", name)};
   for (const std::string& candidate : candidates) {
     if (access(candidate.c_str(), X_OK) == 0) return candidate;

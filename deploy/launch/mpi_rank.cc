@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
+#include "common/host/own_program.h"
 #include "common/host/stop_signals.h"
 #include "deploy/launch/child_process.h"
 
@@ -98,10 +99,8 @@ std::string RankPath(const std::string& folder, int rank, const std::string& wha
 }
 
 absl::Status SetMpirunCommand(const MpiJob& job, ChildSpec& spec) {
-  char buffer[4096];
-  const ssize_t length = readlink("/proc/self/exe", buffer, sizeof(buffer));
-  if (length <= 0) return absl::InternalError("cannot read /proc/self/exe");
-  const absl::string_view self(buffer, static_cast<size_t>(length));
+  const std::string self = OwnProgram();
+  if (self.empty()) return absl::InternalError("cannot read /proc/self/exe");
   // The mpirun in our own folder comes first: a bundle's worker needs the bundle's Open MPI.
   std::vector<std::string> folders = FoldersOnPath();
   folders.emplace(folders.begin(), self.substr(0, self.rfind('/')));

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Makes the two wheels: `starring`, the Python package with libstarring.so, and `starring-programs`, the programs.
 
-Both are bundles (deploy/bundle/make_bundle.py) whose folders are in a package. They leave three libraries to the
-machine: glibc, as every bundle does, and the compiler's libstdc++ and libgcc_s, which every machine with PyTorch has.
-libstarring.so shares a process with PyTorch: if it brought an older libstdc++ and were loaded first, a PyTorch that
+Both are bundles (deploy/bundle/make_bundle.py) whose folders are in a package. The programs leave no library to the
+machine. libstarring.so leaves it three: glibc, and the compiler's libstdc++ and libgcc_s, which every machine with
+PyTorch has. It shares a process with PyTorch: if it brought an older libstdc++ and were loaded first, a PyTorch that
 needs a newer one would not load. The library that deploy/wheel/portable_wheel.py builds has its own copies inside,
 which no other library sees.
 
 The platform in the wheel's name is checked: manylinux_2_X only if every file runs with glibc 2.X. pip then refuses the
-wheel on an older system. The same input gives the same bytes: files are sorted, with one date and one owner.
+wheel on an older system. The programs' linux_x86_64 makes pip refuse them on another processor or kernel alone. The
+same input gives the same bytes: files are sorted, with one date and one owner.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ Requires-Python: >=3.9
 @EXTRAS@Description-Content-Type: text/plain
 
 @DESCRIPTION@
-Needs Linux on x86-64 with glibc @GLIBC@ or newer. @FOLDER@/MANIFEST.txt lists where every file comes from,
+Needs Linux on x86-64@NEEDS@. @FOLDER@/MANIFEST.txt lists where every file comes from,
 and @FOLDER@/licences has the licences.
 """
 
@@ -62,10 +63,16 @@ Tag: @TAG@
 
 @dataclasses.dataclass(frozen=True)
 class Project:
-    """Texts of one wheel. extras: lines of METADATA. entry_points: the file of that name, or nothing."""
+    """Texts of one wheel.
+
+    needs: what the machine must have, with @GLIBC@ for the version that the files need.
+    extras: lines of METADATA.
+    entry_points: the file of that name, or nothing.
+    """
     name: str
     summary: str
     description: str
+    needs: str
     extras: str = ""
     entry_points: str = ""
 
@@ -84,6 +91,7 @@ LIBRARY = Project(
 
 pip install starring[programs] adds the programs, which train without PyTorch.
 """,
+    needs=" with glibc @GLIBC@ or newer",
     extras="""\
 Provides-Extra: torch
 Requires-Dist: torch>=1.13; extra == "torch"
@@ -95,6 +103,7 @@ PROGRAMS = Project(
     name="starring-programs",
     summary="Starring's programs: data-parallel training by star or ring",
     description="The programs are starring-launch, starring-worker and starring-server; --help shows their flags.\n",
+    needs=", kernel 3.17 or newer, and no C library: the programs bring theirs",
     entry_points="""\
 [console_scripts]
 starring-launch = starring_programs:launch
@@ -116,7 +125,7 @@ def check_library(path: str) -> None:
 
 def library_bundle(library: str, models: Sequence[str], headers: Sequence[str]) -> Bundle:
     """libstarring.so with the libraries that it needs, the layer files, and the headers for programs in C."""
-    bundle = Bundle(LibraryFinder(), (GLIBC, COMPILER))
+    bundle = Bundle(LibraryFinder(), left_to_machine=(GLIBC, COMPILER))
     if ElfFile(library, read(library)).has_search_path:
         check_library(library)
         bundle.add_library("libstarring.so", library)
@@ -129,10 +138,11 @@ def library_bundle(library: str, models: Sequence[str], headers: Sequence[str]) 
     return bundle
 
 
-def programs_bundle(programs: Sequence[str], open_mpi_starter: str) -> Bundle:
+def programs_bundle(programs: Sequence[str], starter: str, open_mpi_starter: str) -> Bundle:
     """The programs, Open MPI, and the libraries that they need."""
     finder = LibraryFinder()
-    bundle = Bundle(finder, (GLIBC, DRIVER, CUBLAS, COMPILER))
+    bundle = Bundle(finder, read(starter), (GLIBC, DRIVER, CUBLAS))
+    bundle.add_glibc()
     for path in programs:
         bundle.add_program("bin", path)
     add_open_mpi(bundle, finder, open_mpi_starter)
@@ -218,8 +228,8 @@ def make(project: Project, bundle: Bundle, package: Sequence[str], licence: str,
     files[f"{project.folder}/MANIFEST.txt"] = (text.encode(), 0o644)
     metadata = METADATA
     for mark, value in (("PROJECT", project.name), ("SUMMARY", project.summary), ("EXTRAS", project.extras),
-                        ("DESCRIPTION", project.description), ("VERSION", name[1]), ("GLIBC", glibc),
-                        ("FOLDER", project.folder)):
+                        ("DESCRIPTION", project.description), ("NEEDS", project.needs), ("VERSION", name[1]),
+                        ("GLIBC", glibc), ("FOLDER", project.folder)):
         metadata = metadata.replace(f"@{mark}@", value)
     texts = {"METADATA": metadata, "WHEEL": WHEEL.replace("@TAG@", name[2]), "entry_points.txt": project.entry_points}
     info = f"{project.folder}-{name[1]}.dist-info"
@@ -237,6 +247,7 @@ def main() -> None:
     library.add_argument("--headers", nargs="*", default=[], help="those of libstarring.so")
     programs = kinds.add_parser("programs", allow_abbrev=False)
     programs.add_argument("--bin", nargs="+", required=True, help="the programs")
+    programs.add_argument("--starter", required=True, help="the program under the name of each program")
     programs.add_argument("--open_mpi_starter", required=True, help="the program that becomes mpirun and orted")
     for kind in (library, programs):
         kind.add_argument("--output", required=True)
@@ -247,7 +258,7 @@ def main() -> None:
         if options.kind == "library":
             project, bundle = LIBRARY, library_bundle(options.library, options.models, options.headers)
         else:
-            project, bundle = PROGRAMS, programs_bundle(options.bin, options.open_mpi_starter)
+            project, bundle = PROGRAMS, programs_bundle(options.bin, options.starter, options.open_mpi_starter)
         make(project, bundle, options.package, options.licence, options.output)
     except (BundleError, ElfError, OSError) as error:
         sys.exit(f"make_wheel: error: {error}")

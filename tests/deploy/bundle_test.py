@@ -1,7 +1,9 @@
-"""Tests the unpacked bundle: it trains with an empty environment, and with only its own libraries and glibc."""
+"""Tests the unpacked bundle: it trains with an empty environment, and where nothing but the kernel is the machine's."""
 
 import json
 import os
+import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -15,13 +17,14 @@ from deploy.bundle.elf_file import ElfError, ElfFile, is_elf
 from loaded_files import LoadedFiles
 
 ARCHIVE = os.path.abspath("deploy/starring-bundle.tar.gz")
-LOADER = "/lib64/ld-linux-x86-64.so.2"
+MACHINE_LOADER = "/lib64/ld-linux-x86-64.so.2"
 SECONDS_MAX = 240  # for all waits that a loaded machine may delay
 JOB = ["--dataset=synthetic", "--synthetic_train_count=400", "--synthetic_test_count=50", "--global_batch=33",
        "--epochs=2", "--progress=plain", "--share_gpus"]
 STAR = ["--sync=star", "--workers=2", "--servers=2"]
 RING = ["--sync=ring", "--workers=2"]
 # Without these mpirun refuses to run as root.
+PROGRAMS = ("bin/launch", "bin/worker", "bin/server", "openmpi/mpirun")
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
            "OMPI_MCA_btl_vader_single_copy_mechanism": "none"}
 
@@ -32,29 +35,46 @@ shift
 exec env -i PATH=/usr/bin:/bin sh -c "$*"
 """
 
-# $1: a folder for the new root, $2: the archive, $3: a folder for results. Then libraries up to --, then a command in
-# the unpacked archive. The new root has only the loader, glibc, /dev, /proc and the bundle.
+# $1: a folder for the new root, $2: the archive, $3: a folder for results, which has the script jobs.sh. The new root
+# has /dev, /proc and the bundle, and with $4 the files of that folder: no loader and no C library. `bare PROGRAM
+# ARGUMENTS` of jobs.sh runs a program there.
 BARE_MACHINE = r"""#!/bin/sh
 root=$1 archive=$2 results=$3
-shift 3
 mount -t tmpfs none "$root"
-mkdir "$root/lib64" "$root/dev" "$root/proc" "$root/tmp" "$root/bare box"
-cp -L /lib64/ld-linux-x86-64.so.2 "$root/lib64/"
-while [ "$1" != -- ]; do
-  mkdir -p "$root${1%/*}"
-  cp -L "$1" "$root$1"
-  shift
-done
-shift
+if [ $# = 4 ]; then cp -a "$4/." "$root"; fi
+mkdir "$root/dev" "$root/proc" "$root/tmp" "$root/bare box"
 mount --rbind /dev "$root/dev"
 mount --rbind /proc "$root/proc"
 mount --rbind "$results" "$root/tmp"
 mount -t tmpfs none "$root/bare box"
 tar -C "$root/bare box" -xzf "$archive"
 mount -o remount,ro "$root/bare box"
-program=$1
-shift
-exec env -i "$(command -v chroot || echo /usr/sbin/chroot)" "$root" "/bare box/starring/$program" "$@"
+chroot=$(command -v chroot || echo /usr/sbin/chroot)
+bare() {
+  program=$1
+  shift
+  env -i $variables "$chroot" "$root" "/bare box/starring/$program" "$@"
+}
+variables=
+. "$results/jobs.sh"
+"""
+
+# Answers each question for an address with 127.0.0.1, at port 53 of a network that has no other host.
+NAME_SERVER = """
+import socket
+import fcntl
+import struct
+server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+fcntl.ioctl(server, 0x8914, struct.pack("16sh", b"lo", 0x41))  # SIOCSIFFLAGS: up and running
+server.bind(("127.0.0.1", 53))
+print("ready", flush=True)
+while True:
+    question, client = server.recvfrom(512)
+    end = question.index(b"\\0", 12) + 5
+    is_address = question[end - 4:end - 2] == b"\\0\\1"
+    answer = b"\\xc0\\x0c\\0\\1\\0\\1\\0\\0\\0\\x3c\\0\\4\\x7f\\0\\0\\1" if is_address else b""
+    counts = b"\\0\\1" + (b"\\0\\1" if is_address else b"\\0\\0") + b"\\0\\0\\0\\0"
+    server.sendto(question[:2] + b"\\x81\\x80" + counts + question[12:end] + answer, client)
 """
 
 
@@ -87,6 +107,10 @@ class BundleTest(unittest.TestCase):
 
     def path(self, name):
         return os.path.join(self.bundle, name)
+
+    def read(self, name):
+        with open(self.path(name), "rb") as file:
+            return file.read()
 
     def run_to_end(self, command, environment=None, watch=None):
         """Runs a command in /, with only `environment`. It must succeed. Returns standard output and error."""
@@ -121,8 +145,8 @@ class BundleTest(unittest.TestCase):
         files = {}
         with tarfile.open(ARCHIVE) as archive:
             for member in archive:
-                self.assertTrue(member.isfile() or member.isdir(), member.name)
-                if member.isfile():
+                self.assertTrue(member.isfile() or member.isdir() or member.islnk(), member.name)
+                if not member.isdir():
                     name = member.name[len(make_bundle.TOP) + 1:]
                     files[name] = (archive.extractfile(member).read(), member.mode)
         again = os.path.join(self.folder, "again.tar.gz")
@@ -132,13 +156,26 @@ class BundleTest(unittest.TestCase):
 
     def test_modes_and_texts(self):
         for name, mode in (("bin/launch", 0o555), ("bin/mpirun", 0o555), ("bin/get_data.sh", 0o555),
-                           ("libexec/orted", 0o555), ("lib/libmpi.so.40", 0o444), ("models/lenet5.textproto", 0o444),
+                           ("libexec/openmpi/orted", 0o555), ("libexec/loader/bin/launch", 0o555),
+                           ("lib/glibc/libc.so.6", 0o444), ("lib/libmpi.so.40", 0o444), ("models/lenet5.textproto", 0o444),
                            ("LICENSE", 0o444), ("share/openmpi/help-orterun.txt", 0o444), ("bin", 0o555)):
             self.assertEqual(os.stat(self.path(name)).st_mode & 0o777, mode, name)
         with open(self.path("README.txt"), encoding="utf-8") as file:
             readme = file.read()
         self.assertNotIn("@", readme)
-        self.assertRegex(readme, r"glibc 2\.\d+ or newer")
+        self.assertRegex(readme, r"this bundle's glibc 2\.\d+ ")
+        self.assertNotIn("or newer, with glibc", readme)
+
+    def test_the_page_names_its_size(self):
+        if not os.path.exists(self.path("bench/gpu_wait_spike")):
+            self.skipTest("built without the parts for GPUs, whose size the page does not name")
+        with open("deploy/README.md", encoding="utf-8") as file:
+            archive, unpacked = re.search(r"starring-bundle\.tar\.gz` \((\d+) MB, (\d+) MB unpacked", file.read()).groups()
+        # By number, because a file may have several names.
+        sizes = {stat.st_ino: stat.st_size for folder, _, names in os.walk(self.bundle)
+                 for stat in (os.stat(os.path.join(folder, name)) for name in names)}
+        self.assertAlmostEqual(os.path.getsize(ARCHIVE) / 1e6, int(archive), delta=1)
+        self.assertAlmostEqual(sum(sizes.values()) / 1e6, int(unpacked), delta=2)
 
     def test_everything_has_a_licence(self):
         with open(self.path("MANIFEST.txt"), encoding="utf-8") as file:
@@ -149,7 +186,7 @@ class BundleTest(unittest.TestCase):
                 listed.add(line.strip())
             elif " (Debian source " in line:
                 owners.append(line.split(" ")[0])
-        for package in ("libgrpc29", "libopenmpi3", "libdnnl2", "libstdc++6", "zlib1g"):
+        for package in ("libc6", "libgrpc29", "libopenmpi3", "libdnnl2", "libstdc++6", "zlib1g"):
             self.assertIn(package, owners)
         for owner in owners:
             self.assertGreater(os.path.getsize(self.path(f"licences/{owner}/copyright")), 100, owner)
@@ -160,7 +197,7 @@ class BundleTest(unittest.TestCase):
 
     # Loaded files.
 
-    def test_every_library_is_in_the_bundle_or_of_glibc(self):
+    def test_every_library_is_in_the_bundle(self):
         programs = 0
         for folder, _, names in os.walk(self.bundle):
             for name in names:
@@ -172,13 +209,16 @@ class BundleTest(unittest.TestCase):
                 elf = ElfFile(path, data)
                 self.assertIsNone(elf.runpath, path)
                 for soname in elf.needed:
-                    self.assertTrue(is_glibc(soname) or os.path.exists(self.path(f"lib/{soname}")), (path, soname))
-                if os.access(path, os.X_OK) and os.path.relpath(path, self.bundle).split("/")[0] != "lib":
+                    place = "lib/glibc" if is_glibc(soname) else "lib"
+                    self.assertTrue(os.path.exists(self.path(f"{place}/{soname}")), (path, soname))
+                place = os.path.relpath(path, self.path("libexec"))
+                if not place.startswith(("..", "loader/")):
                     programs += 1
-                    for line in self.run_to_end([LOADER, "--list", path]).splitlines():
+                    self.assertEqual(ElfFile("starter", self.read(place)).needed, [])
+                    command = [self.path(f"libexec/loader/{place}"), "--library-path", self.path("lib/glibc"), "--list"]
+                    for line in self.run_to_end([*command, path]).splitlines():
                         library = line.partition(" => ")[2].rpartition(" (")[0] or line.split(" (")[0].strip()
-                        self.assertTrue(library.startswith((self.bundle, "linux-vdso")) or is_glibc(library),
-                                        f"{path}: {line}")
+                        self.assertTrue(library.startswith((self.bundle, "linux-vdso")), f"{path}: {line}")
         self.assertGreater(programs, 10)
 
     def test_star_and_ring_with_an_empty_environment(self):
@@ -187,12 +227,58 @@ class BundleTest(unittest.TestCase):
         ring = self.train(RING, watch=loaded.look)
         mapped = loaded.by_program
         self.assertEqual(star, ring)
-        for program in ("bin/launch", "bin/worker", "bin/server", "libexec/mpirun"):
+        for program in PROGRAMS:
             self.assertIn(program, mapped)
         self.assertIn(self.path("lib/openmpi/mca_pml_ob1.so"), mapped["bin/worker"])
         for program, files in mapped.items():
-            for file in files:
-                self.assertTrue(file.startswith(self.bundle) or is_glibc(file), f"{program} maps {file}")
+            self.assertTrue(all(file.startswith(self.bundle) for file in files), f"{program} maps {files}")
+            self.assertEqual(loaded.names[program], {os.path.basename(program)})
+
+    # The C library.
+
+    def test_the_flag_decides_for_all_that_a_program_starts(self):
+        loaded = LoadedFiles(self.bundle)
+        machine = self.train(["--libc=machine", *RING], watch=loaded.look)
+        self.assertEqual(machine, self.train(RING, {"STARRING_LIBC": "own"}))
+        for program in ("bin/launch", "bin/worker", "openmpi/mpirun"):
+            libc = {file for file in loaded.by_program[program] if os.path.basename(file) == "libc.so.6"}
+            self.assertEqual({file.startswith(self.bundle) for file in libc}, {False}, program)
+            self.assertEqual(loaded.names[program], {os.path.basename(program)})
+
+    def test_a_foreign_c_library_of_the_user_changes_nothing(self):
+        foreign = os.path.join(self.folder, "foreign")
+        os.makedirs(foreign)
+        for name in ("libc.so.6", "libm.so.6", "libpthread.so.0", "libresolv.so.2"):
+            with open(os.path.join(foreign, name), "w", encoding="utf-8") as file:
+                file.write("no library\n")
+        text = self.run_to_end([self.path("bin/worker"), "--libc=own", "--version"], {"LD_LIBRARY_PATH": foreign})
+        self.assertRegex(text, r"^starring worker \d")
+        # The user's folders still count: drivers are found there.
+        shutil.copy(os.path.join(self.bundle, "lib/libz.so.1"), os.path.join(foreign, "libdriver.so.1"))
+        text = self.run_to_end([self.path("bin/worker"), "--libc=own", "--version"],
+                               {"LD_LIBRARY_PATH": foreign, "LD_PRELOAD": "libdriver.so.1"})
+        self.assertRegex(text, r"^starring worker \d")
+
+    def test_a_wrong_choice_is_a_sentence(self):
+        for flags, environment, sentence in (
+                (["--libc=newest"], {}, "worker: --libc=newest: must be auto, own or machine\n"),
+                ([], {"STARRING_LIBC": "2.36"}, "worker: STARRING_LIBC=2.36: must be auto, own or machine\n")):
+            done = subprocess.run([self.path("bin/worker"), *flags], env=environment, stderr=subprocess.PIPE, text=True,
+                                  timeout=SECONDS_MAX, check=False)
+            self.assertEqual((done.returncode, done.stderr), (2, sentence))
+        self.assertIn("--libc=auto|own|machine", self.run_to_end([self.path("bin/worker"), "--help"]))
+
+    def test_a_colon_in_the_path_is_a_sentence(self):
+        link = os.path.join(self.folder, "a:b")
+        os.mkdir(link)
+        for name in ("bin", "lib", "libexec"):
+            os.symlink(self.path(name), os.path.join(link, name))
+        copy = shutil.copy(self.path("bin/worker"), os.path.join(link, "worker"))
+        os.mkdir(os.path.join(link, "c"))
+        done = subprocess.run([shutil.move(copy, os.path.join(link, "c/worker"))], env={}, stderr=subprocess.PIPE,
+                              text=True, timeout=SECONDS_MAX, check=False)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("a:b: the loader cannot take the bundle's C library from a path with :", done.stderr)
 
     def test_an_environment_for_another_open_mpi_changes_nothing(self):
         foreign = os.path.join(self.folder, "foreign")
@@ -263,28 +349,107 @@ class BundleTest(unittest.TestCase):
 
     # A machine with nothing installed.
 
-    def test_on_a_bare_machine(self):
-        namespaces = ["unshare", "--user", "--map-root-user", "--mount"]
+    def on_a_bare_machine(self, jobs, tree=None):
+        """Runs the lines of a shell script next to a new root, and gives the folder of results."""
+        namespaces = ["unshare", "--user", "--map-root-user", "--mount", "--net"]
         if subprocess.run([*namespaces, "mount", "-t", "tmpfs", "none", self.folder], check=False,
                           stderr=subprocess.DEVNULL).returncode != 0:
             self.skipTest("no namespaces without root on this machine: only the mapped files were checked")
-        root = os.path.join(self.folder, "root")
-        results = os.path.join(self.folder, "results")
-        os.mkdir(root)
-        os.mkdir(results)
+        root, results = os.path.join(self.folder, "root"), os.path.join(self.folder, "results")
+        for folder in (root, results):
+            os.makedirs(folder, exist_ok=True)
+        with open(os.path.join(results, "name_server.py"), "w", encoding="utf-8") as file:
+            file.write(NAME_SERVER)
+        with open(os.path.join(results, "jobs.sh"), "w", encoding="utf-8") as file:
+            file.write("\n".join(jobs) + "\n")
+        self.run_to_end([*namespaces, "sh", "-ec", BARE_MACHINE, "sh", root, ARCHIVE, results, *([tree] if tree else [])],
+                        {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
+        return results
+
+    def make_tree(self, files):
+        tree = os.path.join(self.folder, "tree")
+        for name, data in files.items():
+            path = os.path.join(tree, name)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "wb") as file:
+                file.write(data)
+            os.chmod(path, 0o755)
+        return tree
+
+    def test_on_a_bare_machine(self):
+        jobs = {"alone": ["bin/worker", *JOB], "star": ["bin/launch", *STAR, "--", *JOB],
+                "ring": ["bin/launch", *RING, "--", *JOB], "tcp": ["bin/launch", *RING, "--transport=tcp", "--", *JOB]}
+        results = self.on_a_bare_machine(
+            ["python3 -u $results/name_server.py >$results/ready &"]
+            + [shlex.join(["bare", *job, f"--record=/tmp/{name}.json"]) for name, job in jobs.items()]
+            + ["! ls -d $root/lib* $root/usr"])
+        digests = {}
+        for name in jobs:
+            with open(os.path.join(results, f"{name}.json"), encoding="utf-8") as file:
+                digests[name] = json.load(file)["parameter_sha256"]
+        alone = self.train([], command=[self.path("bin/worker"), *JOB, f"--record={self.folder}/record.json"])
+        star = self.train(STAR)
+        self.assertEqual(digests, {"alone": alone, "star": star, "ring": star, "tcp": star})
+
+    def test_names_of_hosts(self):
+        tree = self.make_tree({"etc/nsswitch.conf": b"hosts: files dns\n", "etc/resolv.conf": b"nameserver 127.0.0.1\n",
+                               "etc/hosts": b"127.0.0.1 localhost\n127.0.0.1 listed.example\n"})
+        lines = ["python3 -u $results/name_server.py >$results/ready & server=$!",
+                 "until [ -s $results/ready ]; do sleep 0.1; done"]
+        for name, port in (("listed.example", 7001), ("asked.example", 7002)):
+            rank = [*JOB, "--sync=ring", "--world_size=2", f"--rendezvous={name}:{port}", "--join_deadline_s=60"]
+            lines += [shlex.join(["bare", "bin/worker", "--rank=1", *rank]) + " & other=$!",
+                      shlex.join(["bare", "bin/worker", "--rank=0", *rank, f"--record=/tmp/{name}.json"]), "wait $other"]
+        results = self.on_a_bare_machine([*lines, "kill $server"], tree)
+        for name in ("listed.example", "asked.example"):
+            self.assertTrue(os.path.exists(os.path.join(results, f"{name}.json")), name)
+
+    def test_the_newer_c_library_is_taken(self):
+        machine = {}
         with open("/proc/self/maps", encoding="utf-8") as file:
-            libc = next(line.split()[-1] for line in file if "/libc.so.6" in line)
-        glibc = [os.path.join(os.path.dirname(libc), name) for name in os.listdir(os.path.dirname(libc))
-                 if is_glibc(name)]
-        digests = []
-        for flags in (STAR, RING):
-            self.run_to_end([*namespaces, "sh", "-ec", BARE_MACHINE, "sh", root, ARCHIVE, results, *glibc, "--",
-                             "bin/launch", *flags, "--", *JOB, "--record=/tmp/record.json"],
-                            {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
-            with open(os.path.join(results, "record.json"), encoding="utf-8") as file:
-                digests.append(json.load(file)["parameter_sha256"])
-        self.assertEqual(digests[0], digests[1])
-        self.assertEqual(digests[0], self.train(STAR))
+            folder = os.path.dirname(next(line.split()[-1] for line in file if "/libc.so.6" in line))
+        for name in filter(is_glibc, os.listdir(folder)):
+            with open(os.path.join(folder, name), "rb") as file:
+                machine[name] = file.read()
+        elf = ElfFile("libc.so.6", machine["libc.so.6"])
+        versions = {version for _, version in elf.exports if re.fullmatch(r"GLIBC_2\.\d\d", version)}
+        needed = {version for data in self.elf_files() for _, version in ElfFile("a file", data).imports}
+        newest, free = max(versions), min(versions - needed)
+        # A new name for a version that no file of the bundle needs: the library works, and seems to be newer.
+        cases = {"same": (newest, newest), "newer": (free, "GLIBC_2.99"), "older": (newest, "GLIBC_2.30")}
+        expected = {("same", "auto"): "own", ("same", "own"): "own", ("same", "machine"): "machine",
+                    ("newer", "auto"): "machine", ("newer", "own"): "own", ("newer", "machine"): "machine",
+                    ("older", "auto"): "own", ("older", "own"): "own", ("older", "machine"): "refused"}
+        found = {}
+        for case, (old, new) in cases.items():
+            changed = machine["libc.so.6"].replace(f"\0{old}\0".encode(), f"\0{new}\0".encode())
+            # As RHEL and SLES have it: all in /usr/lib64, to which /lib64 is a link, and found by the loader's cache.
+            tree = self.make_tree({**{f"usr/lib64/{name}": data for name, data in machine.items()},
+                                   "usr/lib64/libc.so.6": changed, "etc/ld.so.conf": b"/usr/lib64\n"})
+            lines = ["ln -s usr/lib64 $root/lib64", "/sbin/ldconfig -r $root", "variables=LD_DEBUG=libs"]
+            results = self.on_a_bare_machine(
+                lines + [f"bare bin/worker --libc={choice} --version >$results/{choice} 2>&1 || true"
+                         for choice in ("auto", "own", "machine")], tree)
+            for choice in ("auto", "own", "machine"):
+                with open(os.path.join(results, choice), encoding="utf-8") as file:
+                    text = file.read()
+                loaded = re.search(r"calling init: (\S.*)/libc\.so\.6\n", text)
+                if loaded is None:
+                    self.assertRegex(text, "this machine's glibc has the symbols of 2.30 and older, the program needs "
+                                           r"those of 2\.\d+: give --libc=own")
+                    found[case, choice] = "refused"
+                else:
+                    self.assertIn("starring worker ", text)
+                    found[case, choice] = "own" if loaded[1].endswith("/starring/lib/glibc") else "machine"
+        self.assertEqual(found, expected)
+
+    def elf_files(self):
+        """The bytes of the bundle's programs and libraries, without those of the C library."""
+        for folder, _, names in os.walk(self.bundle):
+            for name in names:
+                data = self.read(os.path.relpath(os.path.join(folder, name), self.bundle))
+                if is_elf(data) and not is_glibc(name):
+                    yield data
 
 
 class MakeBundleTest(unittest.TestCase):
@@ -294,8 +459,8 @@ class MakeBundleTest(unittest.TestCase):
         self.folder = tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, self.folder)
         with tarfile.open(ARCHIVE) as archive:
-            self.server = archive.extractfile(make_bundle.TOP + "/bin/server").read()
-            self.mpirun = archive.extractfile(make_bundle.TOP + "/libexec/mpirun").read()
+            self.server = archive.extractfile(make_bundle.TOP + "/libexec/bin/server").read()
+            self.mpirun = archive.extractfile(make_bundle.TOP + "/libexec/openmpi/mpirun").read()
 
     def bundle_with(self, data):
         path = os.path.join(self.folder, "program")
@@ -315,7 +480,7 @@ class MakeBundleTest(unittest.TestCase):
 
     def test_a_program_that_would_not_find_its_libraries_is_an_error(self):
         with self.assertRaisesRegex(make_bundle.BundleError, "build it with starring_cc_binary"):
-            self.bundle_with(self.server.replace(b"\0$ORIGIN/../lib\0", b"\0$ORIGIN/../bil\0"))
+            self.bundle_with(self.server.replace(b"\0$ORIGIN/../../lib\0", b"\0$ORIGIN/../../bil\0"))
 
     def test_two_files_of_one_name_are_an_error(self):
         bundle = self.bundle_with(self.server)
@@ -333,10 +498,10 @@ class MakeBundleTest(unittest.TestCase):
 
     def test_a_search_path_is_written_over_the_old_one(self):
         elf = ElfFile("mpirun", self.mpirun)
-        self.assertEqual((elf.rpath, elf.runpath), ("$ORIGIN/../lib", None))
+        self.assertEqual((elf.rpath, elf.runpath), ("$ORIGIN/../../lib", None))
         self.assertEqual(ElfFile("mpirun", elf.with_rpath("$ORIGIN")).rpath, "$ORIGIN")
         with self.assertRaisesRegex(ElfError, "does not fit"):
-            elf.with_rpath("$ORIGIN/../../lib")
+            elf.with_rpath("$ORIGIN/../../../lib")
         with self.assertRaisesRegex(ElfError, "no 64-bit"):
             ElfFile("text", b"#!/bin/sh")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 
 def mapped_files(pid: str) -> tuple[str | None, set[str]]:
@@ -16,16 +17,29 @@ def mapped_files(pid: str) -> tuple[str | None, set[str]]:
         return None, set()
 
 
+def started_as(file: str) -> str:
+    """bin/worker for the files of that program in a bundle: libexec/bin/worker and libexec/loader/bin/worker."""
+    return re.sub(r"^libexec/(loader/)?", "", file)
+
+
 class LoadedFiles:
-    """Collects, look by look, what the programs below a folder have loaded."""
+    """Collects, look by look, what the programs below a folder have loaded, and their names in ps."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self.by_program: dict[str, set[str]] = {}  # by the program's path below the folder
+        self.names: dict[str, set[str]] = {}
 
     def look(self) -> None:
         """Looks at every process of this machine."""
         for pid in filter(str.isdigit, os.listdir("/proc")):
             program, files = mapped_files(pid)
-            if program is not None and program.startswith(self._folder):
-                self.by_program.setdefault(os.path.relpath(program, self._folder), set()).update(files)
+            if program is None or not program.startswith(self._folder):
+                continue
+            place = started_as(os.path.relpath(program, self._folder))
+            self.by_program.setdefault(place, set()).update(files)
+            try:
+                with open(f"/proc/{pid}/comm", encoding="utf-8") as file:
+                    self.names.setdefault(place, set()).add(file.read().strip())
+            except OSError:  # the process has ended
+                pass

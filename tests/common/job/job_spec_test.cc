@@ -144,6 +144,19 @@ TEST(JobSpecTest, OtherConvolutionsAreNamedWithTheWayOut) {
               testing::EndsWith("=cudnn: give all workers the same cuDNN and GPUs of one model, or --conv=own"));
 }
 
+TEST(JobSpecTest, AnotherCLibraryIsNamedWithTheBundlesOwn) {
+  const auto compare = [](const char* name) {
+    JobSpec a = MakeJob(), b = MakeJob();
+    a.agreed_flags.push_back({name, "2.36"});
+    b.agreed_flags.push_back({name, "2.39"});
+    return std::string(CompareAgreements(1, SerializeAgreement(b), 0, SerializeAgreement(a)).message());
+  };
+  EXPECT_EQ(compare("arithmetic.libc"),
+            "rank 1 has arithmetic.libc=2.39, rank 0 has arithmetic.libc=2.36: another C library may compute other "
+            "bits: start all workers from one bundle, with --libc=own");
+  EXPECT_THAT(compare("arithmetic.libm"), HasSubstr("(in a bundle by --libc=own)"));
+}
+
 // The size of a chunk follows from the number of workers, so two builds differ if they do not agree on it.
 TEST(JobSpecTest, AnotherChunkIsADifferentBuild) {
   const std::string ours = SerializeAgreement(MakeJob());

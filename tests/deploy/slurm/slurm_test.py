@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+import tarfile
 import tempfile
 import time
 import unittest
@@ -37,12 +38,12 @@ class SlurmTest(unittest.TestCase):
         cls.cluster.__enter__()
         cls.addClassCleanup(cls.cluster.__exit__)
 
-    def submit(self, script, flags, name, options=(), **variables):
-        """Submits a job and returns its number."""
+    def submit(self, script, flags, name, options=(), starring=ROOT, **variables):
+        """Submits a job and returns its number. starring: the clone or the bundle whose programs run."""
         done = self.cluster.run("sbatch", "--parsable", "--job-name=" + name,
                                 "--output=%s/%s.out" % (self.folder, name), *options,
                                 os.path.join(JOBS, script), *flags,
-                                STARRING=ROOT, RECORD=self.path(name + ".json"),
+                                STARRING=starring, RECORD=self.path(name + ".json"),
                                 CHECKPOINTS=self.path("checkpoints-" + re.sub(r"-again$", "", name)), **variables)
         self.assertEqual(done.returncode, 0, done.stderr)
         return done.stdout.strip()
@@ -138,6 +139,20 @@ class SlurmTest(unittest.TestCase):
         for name, job in again.items():
             self.assertEqual(self.digest_of(job, name), whole)
             self.assertNotIn("starting from the beginning", self.output(name))
+
+    def test_a_bundle_runs_under_srun_and_under_its_own_mpirun(self):
+        with tarfile.open("deploy/starring-bundle.tar.gz") as archive:
+            archive.extractall(self.folder)
+        bundle = self.path("starring")
+        shutil.copytree(JOBS, os.path.join(bundle, "deploy/slurm"))
+        path = os.path.join(bundle, "bin") + ":" + os.environ["PATH"]
+        # Its mpirun starts an orted on each node, by srun.
+        jobs = {"bundle-pmix": self.submit("ring.sbatch", SHORT, "bundle-pmix", starring=bundle),
+                "bundle-mpirun": self.submit("ring.sbatch", SHORT, "bundle-mpirun", starring=bundle, START="mpirun",
+                                             PATH=path),
+                "bundle-star": self.submit("star.sbatch", SHORT, "bundle-star", starring=bundle)}
+        digests = {self.digest_of(job, name) for name, job in jobs.items()}
+        self.assertEqual(len(digests), 1)
 
     def await_generation(self, workers, name, before=0):
         """Waits until the last generation has so many workers, and is not one of the first `before`. Returns how many
