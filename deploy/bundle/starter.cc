@@ -401,7 +401,8 @@ Path OwnPath(const Start& start) {
     value = "auto";
   }
   if (place.starts_with("/bin/") && start.argc > 1 && string_view(start.argv[1]) == "--help") {
-    Write(STDOUT_FILENO, "--libc=auto|own|machine, before all other flags: the C library (see README.txt)\n");
+    Write(STDOUT_FILENO,
+          "--libc=auto|own|machine, before all other flags: the C library; auto: the machine's if it is newer\n");
   }
   const Libc libc = Choose(program, top, said_by, value);
   if (libc == Libc::kOwn) ExecuteUnderLoader(start, program, top, place);
