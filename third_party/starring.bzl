@@ -97,8 +97,8 @@ _PROCESS_DEPS = select({
 })
 
 # A program of a bundle (//deploy:bundle) is in libexec/bin there and finds its libraries in lib, before those in
-# LD_LIBRARY_PATH, and also the libraries that its libraries need. A RUNPATH, the linker's default, does neither. Outside
-# a bundle there is no such folder.
+# LD_LIBRARY_PATH, and also the libraries that its libraries need. A RUNPATH, the linker's default, does neither.
+# Outside a bundle there is no such folder.
 _PROCESS_LINKOPTS = ["-Wl,--disable-new-dtags,-rpath,$$ORIGIN/../../lib"]
 
 def starring_cc_library(name, copts = [], deps = [], **kwargs):

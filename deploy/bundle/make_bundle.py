@@ -4,7 +4,7 @@
 bin/worker is a starter (starter.cc), which starts libexec/bin/worker with the bundle's C library or the machine's. That
 program finds its libraries wherever the bundle is unpacked, because its RPATH is $ORIGIN/../../lib (starring.bzl). An
 RPATH comes before LD_LIBRARY_PATH and also holds for the libraries' libraries. Parts of Open MPI have a search path of
-their own, which is overwritten. For how Open MPI finds its plugins, see common/host/bundled_open_mpi.h.
+their own, which is overwritten. For how Open MPI finds its plugins, see common/transport/mpi/bundled_open_mpi.h.
 
 Nothing is left out silently: a library that is not found, or has no licence text, ends the script with exit code 1. The
 same input gives the same bytes.
@@ -85,7 +85,6 @@ class LibraryFinder:
             return self._cache[soname]
         raise BundleError(f"{needed_by} needs {soname}, which is nowhere on this machine: install the package that has "
                           "it, or name its folder with --library_folder")
-
 
     def glibc(self) -> str:
         """The version of the C library that add_glibc takes, such as 2.36."""
@@ -278,7 +277,7 @@ class Bundle:
 
 
 def add_open_mpi(bundle: Bundle, finder: LibraryFinder, starter: str) -> None:
-    """Adds Open MPI and PMIx under the names that common/host/bundled_open_mpi.cc expects."""
+    """Adds Open MPI and PMIx under the names that common/transport/mpi/bundled_open_mpi.cc expects."""
     folders = dict(line.split(":")[1:3] for line in run(["ompi_info", "--parsable", "--path", "all"]).splitlines()
                    if line.startswith("path:"))
     for wanted in ("bindir", "pkglibdir", "pkgdatadir", "sysconfdir"):

@@ -10,8 +10,8 @@
 #include <string>
 #include <string_view>
 
-#include "common/host/bundled_open_mpi.h"
 #include "common/host/own_program.h"
+#include "common/transport/mpi/bundled_open_mpi.h"
 
 namespace {
 

@@ -158,7 +158,7 @@ Number Digits(long value) {
   return Number(string_view(digits + begin, sizeof(digits) - begin));
 }
 
-// What a symbolic link says; empty if there is none.
+// The target of a symbolic link; empty if there is none.
 Path LinkAt(const char* path) {
   char target[PATH_MAX];
   const long size = Call(SYS_readlink, Address(path), Address(target), sizeof(target) - 1);
@@ -251,8 +251,8 @@ int MinorOf(string_view version) {
   return minor;
 }
 
-// The newest version of symbols that the C library at `path` has: 36 for GLIBC_2.36. What other libraries need of it is
-// said in the same versions. kNone if the file is no C library for x86-64.
+// The newest version of symbols that the C library at `path` has: 36 for GLIBC_2.36. Other libraries say in the same
+// versions which C library they need. kNone if the file is no C library for x86-64.
 int NewestMinor(const char* path) {
   const MappedFile file(path);
   const auto* const head = file.At<Elf64_Ehdr>(0);

@@ -35,13 +35,13 @@ shift
 exec env -i PATH=/usr/bin:/bin sh -c "$*"
 """
 
-# $1: a folder for the new root, $2: the bundle, $3: a folder for results, which has the script jobs.sh. The new root
-# has /dev, /proc and the bundle, and with $4 the files of that folder: no loader and no C library. `bare PROGRAM
-# ARGUMENTS` of jobs.sh runs a program there.
+# $1: a folder for the new root, $2: the bundle, $3: a folder for results, $4: a script, in which `bare PROGRAM
+# ARGUMENTS` runs a program of the bundle there. The new root has /dev, /proc and the bundle, and with $5 the files of
+# that folder: no loader and no C library.
 BARE_MACHINE = r"""#!/bin/sh
-root=$1 bundle=$2 results=$3
+root=$1 bundle=$2 results=$3 jobs=$4
 mount -t tmpfs none "$root"
-if [ $# = 4 ]; then cp -a "$4/." "$root"; fi
+if [ $# = 5 ]; then cp -a "$5/." "$root"; fi
 mkdir "$root/dev" "$root/proc" "$root/tmp" "$root/bare box" "$root/bare box/starring"
 mount --rbind /dev "$root/dev"
 mount --rbind /proc "$root/proc"
@@ -52,10 +52,9 @@ chroot=$(command -v chroot || echo /usr/sbin/chroot)
 bare() {
   program=$1
   shift
-  env -i $variables "$chroot" "$root" "/bare box/starring/$program" "$@"
+  env -i "${variable:-A=}" "$chroot" "$root" "/bare box/starring/$program" "$@"
 }
-variables=
-. "$results/jobs.sh"
+eval "$jobs"
 """
 
 # Answers each question for an address with 127.0.0.1, at port 53 of a network that has no other host.
@@ -158,7 +157,8 @@ class BundleTest(unittest.TestCase):
     def test_modes_and_texts(self):
         for name, mode in (("bin/launch", 0o555), ("bin/mpirun", 0o555), ("bin/get_data.sh", 0o555),
                            ("libexec/openmpi/orted", 0o555), ("libexec/loader/bin/launch", 0o555),
-                           ("lib/glibc/libc.so.6", 0o444), ("lib/libmpi.so.40", 0o444), ("models/lenet5.textproto", 0o444),
+                           ("lib/glibc/libc.so.6", 0o444), ("lib/libmpi.so.40", 0o444),
+                           ("models/lenet5.textproto", 0o444),
                            ("LICENSE", 0o444), ("share/openmpi/help-orterun.txt", 0o444), ("bin", 0o555)):
             self.assertEqual(os.stat(self.path(name)).st_mode & 0o777, mode, name)
         with open(self.path("README.txt"), encoding="utf-8") as file:
@@ -171,12 +171,12 @@ class BundleTest(unittest.TestCase):
         if not os.path.exists(self.path("bench/gpu_wait_spike")):
             self.skipTest("built without the parts for GPUs, whose size the page does not name")
         with open("deploy/README.md", encoding="utf-8") as file:
-            archive, unpacked = re.search(r"starring-bundle\.tar\.gz` \((\d+) MB, (\d+) MB unpacked", file.read()).groups()
+            stated = re.search(r"starring-bundle\.tar\.gz` \((\d+) MB, (\d+) MB unpacked", file.read())
         # By number, because a file may have several names.
         sizes = {stat.st_ino: stat.st_size for folder, _, names in os.walk(self.bundle)
                  for stat in (os.stat(os.path.join(folder, name)) for name in names)}
-        self.assertAlmostEqual(os.path.getsize(ARCHIVE) / 1e6, int(archive), delta=1)
-        self.assertAlmostEqual(sum(sizes.values()) / 1e6, int(unpacked), delta=2)
+        self.assertAlmostEqual(os.path.getsize(ARCHIVE) / 1e6, int(stated[1]), delta=1)
+        self.assertAlmostEqual(sum(sizes.values()) / 1e6, int(stated[2]), delta=2)
 
     def test_everything_has_a_licence(self):
         with open(self.path("MANIFEST.txt"), encoding="utf-8") as file:
@@ -361,9 +361,7 @@ class BundleTest(unittest.TestCase):
             os.makedirs(folder, exist_ok=True)
         with open(os.path.join(results, "name_server.py"), "w", encoding="utf-8") as file:
             file.write(NAME_SERVER)
-        with open(os.path.join(results, "jobs.sh"), "w", encoding="utf-8") as file:
-            file.write("\n".join(jobs) + "\n")
-        self.run_to_end([*namespaces, "sh", "-ec", BARE_MACHINE, "sh", root, self.bundle, results,
+        self.run_to_end([*namespaces, "sh", "-ec", BARE_MACHINE, "sh", root, self.bundle, results, "\n".join(jobs),
                          *([tree] if tree else [])],
                         {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
         return results
@@ -402,7 +400,8 @@ class BundleTest(unittest.TestCase):
             rank = [*JOB, "--sync=ring", "--world_size=2", f"--rendezvous={name}:{port}", "--insecure",
                     "--join_deadline_s=60"]
             lines += [shlex.join(["bare", "bin/worker", "--rank=1", *rank]) + " & other=$!",
-                      shlex.join(["bare", "bin/worker", "--rank=0", *rank, f"--record=/tmp/{name}.json"]), "wait $other"]
+                      shlex.join(["bare", "bin/worker", "--rank=0", *rank, f"--record=/tmp/{name}.json"]),
+                      "wait $other"]
         results = self.on_a_bare_machine([*lines, "kill $server"], tree)
         for name in ("listed.example", "asked.example"):
             self.assertTrue(os.path.exists(os.path.join(results, f"{name}.json")), name)
@@ -427,7 +426,7 @@ class BundleTest(unittest.TestCase):
             # As RHEL and SLES have it: all in /usr/lib64, to which /lib64 is a link, and found by the loader's cache.
             tree = self.make_tree({**{f"usr/lib64/{name}": data for name, data in machine.items()},
                                    "usr/lib64/libc.so.6": changed, "etc/ld.so.conf": b"/usr/lib64\n"})
-            lines = ["ln -s usr/lib64 $root/lib64", "/sbin/ldconfig -r $root", "variables=LD_DEBUG=libs"]
+            lines = ["ln -s usr/lib64 $root/lib64", "/sbin/ldconfig -r $root", "variable=LD_DEBUG=libs"]
             results = self.on_a_bare_machine(
                 lines + [f"bare bin/worker --libc={choice} --version >$results/{choice} 2>&1 || true"
                          for choice in ("auto", "own", "machine")], tree)
@@ -439,8 +438,8 @@ class BundleTest(unittest.TestCase):
                 if "starring worker " in text:
                     found[case, choice] = "own" if loaded.endswith("/starring/lib/glibc") else "machine"
                 else:
-                    self.assertRegex(text, r"this machine's glibc has the symbols of 2\.\d+ and older, the program needs "
-                                           r"those of 2\.\d+: give --libc=own")
+                    self.assertRegex(text, r"this machine's glibc has the symbols of 2\.\d+ and older, the program "
+                                           r"needs those of 2\.\d+: give --libc=own")
                     found[case, choice] = "refused"
         self.assertEqual(found, expected)
 

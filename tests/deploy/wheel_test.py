@@ -189,7 +189,8 @@ class ProgramsArchiveTest(Archive, unittest.TestCase):
     def test_everything_is_inside(self):
         self.check_inside("__init__.py", "py.typed", "bin/launch", "bin/server", "bin/worker", "bin/mpirun",
                           "libexec/openmpi/orted", "lib/glibc/libc.so.6", "lib/libstdc++.so.6", "MANIFEST.txt",
-                          "licences/libc6/copyright", "licences/libgrpc29/copyright", "licences/libabsl20220623/copyright")
+                          "licences/libc6/copyright", "licences/libgrpc29/copyright",
+                          "licences/libabsl20220623/copyright")
         for program in ("launch", "server", "worker"):
             self.assertIn(f"starring-{program} = starring_programs:{program}\n", self.text("entry_points.txt"))
 
@@ -297,8 +298,9 @@ class InstalledTest(unittest.TestCase):
             self.skipTest("no pip for a virtual environment: install python3-venv")
         for platform, code in (("linux_x86_64", 0), ("linux_aarch64", 1), ("macosx_12_0_x86_64", 1)):
             found, text = run_to_end([f"{self.venv}/bin/python", "-m", "pip", "--isolated", "download", "--no-index",
-                                      "--no-deps", f"--find-links={os.path.dirname(WHEEL)}", f"--dest={self.folder}/got",
-                                      "--only-binary=:all:", f"--platform={platform}", "starring-programs"])
+                                      "--no-deps", f"--find-links={os.path.dirname(WHEEL)}",
+                                      f"--dest={self.folder}/got", "--only-binary=:all:", f"--platform={platform}",
+                                      "starring-programs"])
             self.assertEqual(found, code, text)
 
     def test_the_package_opens_its_own_library(self):

@@ -19,8 +19,8 @@
 #include "common/base/limits.h"
 #include "common/base/mutex.h"
 #include "common/base/status.h"
-#include "common/host/bundled_open_mpi.h"
 #include "common/host/log.h"
+#include "common/transport/mpi/bundled_open_mpi.h"
 #include "common/watch/roll_call.h"
 #include "common/watch/stall_report.h"
 

@@ -1,7 +1,7 @@
 // Open MPI as a part of a bundle (//deploy:bundle). Open MPI looks for its plugins, helper programs and texts where it
 // was installed, unless environment variables say where they are now.
-#ifndef STARRING_COMMON_HOST_BUNDLED_OPEN_MPI_H_
-#define STARRING_COMMON_HOST_BUNDLED_OPEN_MPI_H_
+#ifndef STARRING_COMMON_TRANSPORT_MPI_BUNDLED_OPEN_MPI_H_
+#define STARRING_COMMON_TRANSPORT_MPI_BUNDLED_OPEN_MPI_H_
 
 #include <string>
 
@@ -19,4 +19,4 @@ void UseBundledOpenMpi(const std::string& folder);
 
 }  // namespace starring
 
-#endif  // STARRING_COMMON_HOST_BUNDLED_OPEN_MPI_H_
+#endif  // STARRING_COMMON_TRANSPORT_MPI_BUNDLED_OPEN_MPI_H_

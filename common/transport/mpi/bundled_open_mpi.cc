@@ -1,4 +1,4 @@
-#include "common/host/bundled_open_mpi.h"
+#include "common/transport/mpi/bundled_open_mpi.h"
 
 #include <pwd.h>
 #include <stdlib.h>

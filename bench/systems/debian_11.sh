@@ -2,7 +2,7 @@
 # Trains with the bundle in a Debian 11 (glibc 2.31): alone, by star, and by ring over MPI and TCP. Compares the digests
 # of the parameters with those on this system.
 #
-#   sudo bench/old_system.sh bazel-bin/deploy/starring-bundle.tar.gz [FOLDER]
+#   sudo bench/systems/debian_11.sh bazel-bin/deploy/starring-bundle.tar.gz [FOLDER]
 #
 # FOLDER keeps the system, 200 MB from Debian's archive, for the next time. Needs root and debootstrap. No test starts
 # it: Debian 11 is out of support, and will leave the archive.
@@ -11,7 +11,7 @@
 set -euo pipefail
 
 if [[ $# -lt 1 || ! -f $1 ]]; then
-  echo "old_system: usage: $0 BUNDLE [FOLDER]: there is no file ${1:-named}" >&2
+  echo "debian_11: usage: $0 BUNDLE [FOLDER]: there is no file ${1:-named}" >&2
   exit 2
 fi
 bundle=$(realpath "$1")
@@ -25,12 +25,13 @@ rm -rf "${tree}/box"
 mkdir "${tree}/box"
 tar xzf "${bundle}" -C "${tree}/box"
 cat >"${tree}/box/jobs.sh" <<'END'
-job="--dataset=synthetic --synthetic_train_count=400 --synthetic_test_count=50 --global_batch=33 --epochs=2 --device=cpu"
+job="--dataset=synthetic --synthetic_train_count=400 --synthetic_test_count=50 --global_batch=33 --epochs=2"
 run() {
   name=$1
   shift
   # shellcheck disable=SC2086
-  "$@" $job --progress=plain 2>&1 | sed -n "s/^.*done after .* parameters \([0-9a-f]*\).*/$name \1/p" | sort -u
+  "$@" $job --device=cpu --progress=plain 2>&1 |
+    sed -n "s/^.*done after .* parameters \([0-9a-f]*\).*/$name \1/p" | sort -u
 }
 cd "$(dirname "$0")/starring"
 run alone bin/worker
@@ -51,8 +52,8 @@ there=$(timeout 600 unshare --mount sh -ec '
 here=$(timeout 600 env -i PATH=/usr/bin:/bin sh "${tree}/box/jobs.sh")
 echo "${there}"
 if [[ $(wc -l <<<"${there}") != 4 || ${there} != "${here}" ]]; then
-  echo "old_system: here the digests are:" >&2
+  echo "debian_11: here the digests are:" >&2
   echo "${here}" >&2
   exit 1
 fi
-echo "old_system: the same digests as here"
+echo "debian_11: the same digests as here"

@@ -1,5 +1,5 @@
 // tests/deploy/bundle_test.py tests the same inside a bundle, with real processes.
-#include "common/host/bundled_open_mpi.h"
+#include "common/transport/mpi/bundled_open_mpi.h"
 
 #include <stdlib.h>
 
