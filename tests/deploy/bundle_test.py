@@ -382,7 +382,9 @@ class BundleTest(unittest.TestCase):
         results = self.on_a_bare_machine(
             ["python3 -u $results/name_server.py >$results/ready &"]
             + [shlex.join(["bare", *job, f"--record=/tmp/{name}.json"]) for name, job in jobs.items()]
-            + ["! ls -d $root/lib* $root/usr"])
+            + ["! ls -d $root/lib* $root/usr", "umount -l $root/proc", "bare bin/worker --version >$results/no_proc"])
+        with open(os.path.join(results, "no_proc"), encoding="utf-8") as file:
+            self.assertRegex(file.read(), r"^starring worker \d")
         digests = {}
         for name in jobs:
             with open(os.path.join(results, f"{name}.json"), encoding="utf-8") as file:
