@@ -57,6 +57,11 @@ absl::Status UnknownFlag(const FlagTable& table, absl::string_view place, absl::
       return absl::InvalidArgumentError(absl::StrCat(place, "unknown flag --", name, ": ", elsewhere));
     }
   }
+  // The starter of a bundle's program takes this one away (deploy/bundle/starter.cc), where it is the first.
+  if (name == "libc") {
+    return absl::InvalidArgumentError(absl::StrCat(place, "unknown flag --libc: only a bundle's programs have it, and ",
+                                                   "it comes before all other flags, as --libc=own"));
+  }
   absl::string_view nearest;
   size_t best = 4;  // a name with more changes than three was hardly meant
   for (const FlagRow& row : table.rows) {

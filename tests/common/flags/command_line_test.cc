@@ -97,6 +97,7 @@ TEST(PathFlagsTest, RefusesWhatAShellWasToReplace) {
 TEST_F(ParseFlagsTest, RefusesAnUnknownFlagAndNamesTheNearest) {
   EXPECT_THAT(Refusal({"--test_numbr=7"}), HasSubstr("unknown flag --test_numbr, did you mean --test_number?"));
   EXPECT_THAT(Refusal({"--notest_number"}), HasSubstr("unknown flag --notest_number"));
+  EXPECT_THAT(Refusal({"--test_number=7", "--libc=own"}), HasSubstr("unknown flag --libc: only a bundle's programs "));
 }
 
 TEST_F(ParseFlagsTest, RefusesWhatItCannotRead) {

@@ -1,25 +1,26 @@
 #!/bin/bash
-# Trains with the bundle in a Debian 11 (glibc 2.31): alone, by star, and by ring over MPI and TCP. Compares the digests
-# of the parameters with those on this system.
+# Trains with the bundle in another Debian: alone, by star, and by ring over MPI and TCP. Compares the digests of the
+# parameters with those on this system.
 #
-#   sudo bench/systems/debian_11.sh bazel-bin/deploy/starring-bundle.tar.gz [FOLDER]
+#   sudo bench/systems/debian.sh bazel-bin/deploy/starring-bundle.tar.gz [RELEASE [FOLDER]]
 #
-# FOLDER keeps the system, 200 MB from Debian's archive, for the next time. Needs root and debootstrap. No test starts
-# it: Debian 11 is out of support, and will leave the archive.
+# RELEASE is bullseye (glibc 2.31, the default), trixie (2.41), or another one in Debian's archive. FOLDER keeps the
+# system, 200 MB from there, for the next time. Needs root and debootstrap. No test starts it: bullseye is out of
+# support, and will leave the archive.
 #
 # Exit status: 0 if the digests are equal.
 set -euo pipefail
 
 if [[ $# -lt 1 || ! -f $1 ]]; then
-  echo "debian_11: usage: $0 BUNDLE [FOLDER]: there is no file ${1:-named}" >&2
+  echo "debian: usage: $0 BUNDLE [RELEASE [FOLDER]]: there is no file ${1:-named}" >&2
   exit 2
 fi
 bundle=$(realpath "$1")
-tree=$(realpath "${2:-$(mktemp -d)}")
-if [[ $# -lt 2 ]]; then trap 'rm -rf "${tree}"' EXIT; fi
+tree=$(realpath "${3:-$(mktemp -d)}")
+if [[ $# -lt 3 ]]; then trap 'rm -rf "${tree}"' EXIT; fi
 
 if [[ ! -x ${tree}/bin/sh ]]; then
-  debootstrap --variant=minbase bullseye "${tree}" http://deb.debian.org/debian
+  debootstrap --variant=minbase "${2:-bullseye}" "${tree}" http://deb.debian.org/debian
 fi
 rm -rf "${tree}/box"
 mkdir "${tree}/box"
@@ -52,8 +53,8 @@ there=$(timeout 600 unshare --mount sh -ec '
 here=$(timeout 600 env -i PATH=/usr/bin:/bin sh "${tree}/box/jobs.sh")
 echo "${there}"
 if [[ $(wc -l <<<"${there}") != 4 || ${there} != "${here}" ]]; then
-  echo "debian_11: here the digests are:" >&2
+  echo "debian: here the digests are:" >&2
   echo "${here}" >&2
   exit 1
 fi
-echo "debian_11: the same digests as here"
+echo "debian: the same digests as here"
