@@ -286,6 +286,8 @@ def add_open_mpi(bundle: Bundle, finder: LibraryFinder, starter: str) -> None:
     for program in ("mpirun", "orted"):
         bundle.add_program("bin", starter, program)
         bundle.add_system_program(f"openmpi/{program}", os.path.join(folders["bindir"], program))
+    # Workers load it at run time, so no program names it.
+    bundle.add_system_elf("lib/libmpi.so.40", finder.find("libmpi.so.40", "every worker over MPI", None))
     for name in sorted(os.listdir(folders["pkglibdir"])):
         if name.startswith("mca_") and name.endswith(".so"):
             bundle.add_plugin(f"lib/openmpi/{name}", os.path.join(folders["pkglibdir"], name))

@@ -19,6 +19,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "common/host/own_program.h"
 
 namespace starring {
 namespace {
@@ -70,7 +71,7 @@ int ParentOfProcess(int id) {
 std::string PrefixOfStarter() {
   int process = getppid();
   for (int i = 0; i < kAncestorsMax && process > 1; ++i, process = ParentOfProcess(process)) {
-    const std::string program = RealPath(absl::StrCat("/proc/", process, "/exe"));
+    const std::string program = ProgramOf(RealPath(absl::StrCat("/proc/", process, "/exe")));
     if (std::ranges::find(kStarters, program.substr(program.rfind('/') + 1)) != std::end(kStarters)) {
       return PrefixOf(program);
     }
