@@ -1,12 +1,14 @@
 """Tests how ranks meet: what they compare, the address at which they meet, and who is named as missing."""
 
 import collections
+import datetime
 import importlib.util
 import os
 import socket
 import sys
 import tempfile
 import threading
+import time
 import unittest
 from unittest import mock
 
@@ -93,36 +95,69 @@ class AddressTest(unittest.TestCase):
         self.assertIn("net:", _meeting.host_identity())
 
 
+class Attempt:
+    """Ranks as threads, which meet over a store as the processes of one attempt to start a job do."""
+
+    def __init__(self, size, store, deadline_s=0.5, number=None):
+        self.size, self.store, self.deadline_s = size, store, deadline_s
+        # One torchrun numbers its attempts; otherwise nothing does.
+        self.environment = {} if number is None else {"GROUP_WORLD_SIZE": "1",
+                                                      "TORCHELASTIC_RESTART_COUNT": str(number)}
+        self.found = {}
+        self.threads = []
+
+    def begin(self, number, make=lambda found: {"count": len(found)}, **wanted):
+        """Begins to meet as rank `number`."""
+        with mock.patch.object(dist, "get_rank", return_value=number), \
+             mock.patch.object(dist, "get_world_size", return_value=self.size), \
+             mock.patch.object(_meeting.distributed_c10d, "get_process_group_ranks",
+                               return_value=list(range(self.size))), \
+             mock.patch.object(_meeting.distributed_c10d, "_get_default_store", return_value=self.store()), \
+             mock.patch.object(_meeting, "_meetings", collections.Counter()):
+            meeting = _meeting.Meeting(object(), self.deadline_s)
+
+        def take_part():
+            try:
+                self.found[number] = meeting.decide(rank(**wanted), make)
+            except StarringError as error:
+                self.found[number] = str(error)
+        # The environment is that of the process, so it must hold when decide() reads it, and no other attempt's may.
+        with mock.patch.dict(os.environ, self.environment):
+            for name in ("GROUP_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"):
+                if name not in self.environment:
+                    os.environ.pop(name, None)
+            begun = threading.Event()
+            real = _meeting.StoreMeeting.decide
+
+            def decide(*arguments):
+                begun.set()
+                return real(*arguments)
+            with mock.patch.object(_meeting.StoreMeeting, "decide", decide):
+                self.threads.append(threading.Thread(target=take_part))
+                self.threads[-1].start()
+                if not begun.wait(10.0):
+                    raise AssertionError(f"rank {number} has not begun to meet after 10 s")
+
+    def end(self):
+        """What each rank has got: a decision, or a sentence."""
+        for thread in self.threads:
+            thread.join(10.0)
+            if thread.is_alive():
+                raise AssertionError(f"a rank has not ended after 10 s, only {sorted(self.found)} have")
+        return self.found
+
+
 class MeetingTest(unittest.TestCase):
     """Ranks as threads over one store."""
 
     def decide(self, size, ranks, make=lambda found: {"count": len(found)}, refusals=()):
         store = dist.HashStore()
-        found = {}
-
-        def take_part(number):
-            with self.lock:
-                with mock.patch.object(dist, "get_rank", return_value=number), \
-                     mock.patch.object(dist, "get_world_size", return_value=size), \
-                     mock.patch.object(_meeting.distributed_c10d, "get_process_group_ranks",
-                                       return_value=list(range(size))), \
-                     mock.patch.object(_meeting.distributed_c10d, "_get_default_store", return_value=store), \
-                     mock.patch.object(_meeting, "_meetings", collections.Counter()):
-                    meeting = _meeting.Meeting(object(), 0.5)
-            try:
-                found[number] = meeting.decide(rank(refusal=dict(refusals).get(number)), make)
-            except StarringError as error:
-                found[number] = str(error)
-
-        threads = [threading.Thread(target=take_part, args=[number]) for number in ranks]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return found
+        attempt = Attempt(size, lambda: store)
+        for number in ranks:
+            attempt.begin(number, make, refusal=dict(refusals).get(number))
+        return attempt.end()
 
     def setUp(self):
-        self.lock = threading.Lock()
         patch = mock.patch.object(_meeting, "_GRACE_S", 0.5)
         patch.start()
         self.addCleanup(patch.stop)
@@ -145,6 +180,157 @@ class MeetingTest(unittest.TestCase):
             self.assertRegex(said, "^ranks 1, 2 are missing")
         for said in self.decide(3, [1, 2]).values():
             self.assertRegex(said, "^rank 0 is missing")
+
+
+class RestartTest(unittest.TestCase):
+    """The store outlives the ranks, and has the keys of an earlier attempt."""
+
+    def setUp(self):
+        patch = mock.patch.object(_meeting, "_GRACE_S", 0.2)
+        patch.start()
+        self.addCleanup(patch.stop)
+        self.server = dist.TCPStore("127.0.0.1", 0, 1, True, datetime.timedelta(seconds=10))
+
+    def store(self):
+        """A connection of its own for each rank, as each process has one."""
+        return dist.PrefixStore("default_pg", dist.TCPStore("127.0.0.1", self.server.port, 1, False,
+                                                            datetime.timedelta(seconds=10)))
+
+    def attempt(self, size=2, deadline_s=5.0, number=None):
+        return Attempt(size, self.store, deadline_s, number)
+
+    def met(self, word, order, size=2, pause_s=0.0, **more):
+        attempt = self.attempt(size, **more)
+        for number in order:
+            attempt.begin(number, lambda _: {"word": word}, sync=word)
+            time.sleep(pause_s)
+        return attempt.end()
+
+    def test_an_old_decision_is_not_believed(self):
+        # Other ranks than 0 come first, and find all keys of a whole meeting. Registrations differ between attempts.
+        for attempt, order in enumerate([[0, 1, 2], [2, 1, 0], [1, 0, 2], [0, 2, 1]]):
+            word = f"attempt {attempt}"
+            self.assertEqual(self.met(word, order, 3, pause_s=0.1), {number: {"word": word} for number in range(3)})
+
+    def test_nor_one_of_an_attempt_that_is_numbered(self):
+        for number in range(3):
+            word = f"attempt {number}"
+            self.assertEqual(self.met(word, [1, 0], number=number), {rank: {"word": word} for rank in range(2)})
+
+    def test_an_old_refusal_is_not_believed(self):
+        attempt = self.attempt()
+        attempt.begin(0)
+        attempt.begin(1, refusal="no")
+        self.assertEqual(set(attempt.end().values()), {"rank 1: no"})
+        self.assertEqual(self.met("again", [1, 0], pause_s=0.1), {0: {"word": "again"}, 1: {"word": "again"}})
+
+    def test_an_attempt_that_ended_before_its_decision(self):
+        for order in ([0], [1], [1, 2], [0, 2]):  # then these were there when all were killed
+            attempt = self.attempt(3, deadline_s=0.1)
+            for number in order:
+                attempt.begin(number)
+            attempt.end()
+            self.assertEqual(self.met("again", [2, 1, 0], 3, pause_s=0.05), {n: {"word": "again"} for n in range(3)})
+
+    def test_a_rank_that_outlived_its_attempt_stays_out_of_the_next(self):
+        old = self.attempt(number=0, deadline_s=1.0)
+        old.begin(1)
+        self.assertEqual(self.met("new", [0, 1], number=1), {0: {"word": "new"}, 1: {"word": "new"}})
+        self.assertRegex(old.end()[1], "^rank 0 is missing")
+
+    def test_two_processes_of_one_rank_are_a_sentence(self):
+        attempt = self.attempt(3)
+        attempt.begin(0)
+        attempt.begin(1)
+        time.sleep(0.2)
+        other = self.attempt(3, deadline_s=0.1)
+        other.begin(1)
+        self.assertRegex(other.end()[1], "another process has registered as rank 1: look for processes of this job")
+        attempt.begin(2)
+        self.assertEqual(attempt.end(), {number: {"count": 3} for number in range(3)})
+
+    def test_two_processes_of_rank_0_are_a_sentence(self):
+        old, new = self.attempt(), self.attempt()
+        old.begin(0)
+        time.sleep(0.2)
+        new.begin(0)
+        self.assertRegex(old.end()[0], "^another process has called starring.torch.attach as rank 0: .*end them")
+        new.begin(1)
+        self.assertEqual(new.end(), {0: {"count": 2}, 1: {"count": 2}})
+
+    def test_who_is_missing_after_a_restart(self):
+        self.met("old", [0, 1])
+        attempt = self.attempt(deadline_s=0.3)
+        attempt.begin(1)
+        self.assertRegex(attempt.end()[1], "^rank 0 is missing: starring.torch.attach was not called there within 0.3 s")
+        attempt = self.attempt(deadline_s=0.3)
+        attempt.begin(0)
+        self.assertRegex(attempt.end()[0], "^rank 1 is missing")
+        attempt = self.attempt(deadline_s=0.3)
+        attempt.begin(1)
+        self.assertRegex(attempt.end()[1], "^rank 0 is missing.* An earlier rank 0 gave up: rank 1 is missing")
+
+
+class FreshStoreTest(unittest.TestCase):
+    """fresh_store(), for a process group over a store that outlives it."""
+
+    def setUp(self):
+        self.server = dist.TCPStore("127.0.0.1", 0, 1, True, datetime.timedelta(seconds=10))
+
+    def stores(self, size=2, ranks=(0, 1), deadline_s=5.0):
+        found = {}
+
+        def take_part(number):
+            try:
+                found[number] = plug.fresh_store(deadline_s)
+            except StarringError as error:
+                found[number] = str(error)
+
+        def rendezvous(url, rank, world_size, timeout):
+            self.assertEqual((url, world_size, timeout.total_seconds()), ("env://", size, max(1, deadline_s)))
+            yield dist.TCPStore("127.0.0.1", self.server.port, 1, False, timeout), rank, world_size
+        # A rank's environment is that of its process, and so of its thread here.
+        local = threading.local()
+        real = os.environ.get
+
+        def get(name, default=None):
+            return {"RANK": str(local.number), "WORLD_SIZE": str(size), "GROUP_WORLD_SIZE": "2"}.get(
+                name, real(name, default)) if hasattr(local, "number") else real(name, default)
+
+        def run(number):
+            local.number = number
+            take_part(number)
+        with mock.patch.object(dist, "rendezvous", rendezvous), \
+             mock.patch.object(os.environ, "get", get), mock.patch.object(_meeting, "_GRACE_S", 0.2):
+            threads = [threading.Thread(target=run, args=[number]) for number in ranks]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(10.0)
+                self.assertFalse(thread.is_alive(), "a rank has not ended after 10 s")
+        return found
+
+    def test_ranks_share_it_and_it_has_no_old_keys(self):
+        for attempt in range(3):
+            stores = self.stores()
+            self.assertEqual(stores[1].add("seen", 0), 0)
+            stores[0].add("seen", 1)
+            stores[0].set("address", f"attempt {attempt}")
+            self.assertEqual(stores[1].get("address"), b"attempt %d" % attempt)
+            self.assertEqual(stores[1].add("seen", 0), 1)
+
+    def test_a_missing_rank_is_a_sentence(self):
+        self.assertRegex(self.stores(ranks=[0], deadline_s=0.3)[0], "^rank 1 is missing: starring.torch.fresh_store was "
+                         "not called there within 0.3 s.*or give starring.torch.fresh_store\\(..., deadline_s=...\\)")
+
+    def test_a_store_that_is_not_there_is_a_sentence(self):
+        with mock.patch.object(dist, "rendezvous", side_effect=RuntimeError("refused")), \
+             mock.patch.dict(os.environ, RANK="0", WORLD_SIZE="2", MASTER_ADDR="there", MASTER_PORT="7"):
+            with self.assertRaisesRegex(StarringError, "rank 0 of 2 .* never reached the store at there:7: refused"):
+                plug.fresh_store(0.5)
+        with mock.patch.dict(os.environ, RANK="", WORLD_SIZE="2"):
+            with self.assertRaisesRegex(StarringError, "RANK and WORLD_SIZE, which are '' and '2': start the script by"):
+                plug.fresh_store(0.5)
 
 
 class RealStoreTest(unittest.TestCase):

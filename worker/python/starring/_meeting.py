@@ -5,6 +5,8 @@ Rank 0 reads all registrations, compares them, listens at an address, and writes
 for. Whoever reaches the store can read and write it. So the group's token is in it only if the ranks have no secret
 from which each could derive it. A store, unlike a collective, shows who is missing; and a rank that cannot take
 part registers why, so that all ranks refuse in the same words.
+
+torchrun's store outlives a restart of the ranks, and so does every key in it. StoreMeeting tells old keys from new.
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ import collections
 import hashlib
 import json
 import os
+import secrets
 import socket
 import time
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
@@ -28,7 +31,7 @@ Decision = Dict[str, Any]
 
 _POLL_S_MAX = 0.05
 _GRACE_S = 5.0  # after the deadline, for rank 0's decision to arrive: rank 0 may have begun to wait later
-_DECISION = "decision"
+_CALL, _DECISION = "call", "decision"
 _UNCOMPARED = ("refusal", "host", "name")  # may differ between ranks
 _WAYS_OUT = {"sync": "give all ranks the same sync", "servers": "give all ranks the same servers",
              "parameters": "wrap the same model on all ranks",
@@ -93,6 +96,133 @@ def listening_host(ranks: Sequence[Registration], servers: Sequence[str]) -> str
                         "attach(..., address=...) on rank 0")
 
 
+def _pauses(end: float) -> Iterator[None]:
+    """Before each look at a store until `end`: the first at once, then ever more rarely."""
+    pause = 0.001
+    while True:
+        yield
+        if time.monotonic() > end:
+            return
+        time.sleep(pause)
+        pause = min(2 * pause, _POLL_S_MAX)
+
+
+class StoreMeeting:
+    """One meeting of all ranks over a store that may outlive them, such as torchrun's, which outlives a restart.
+
+    Keys of an earlier attempt to start the job may be in the store, and nothing in them says so. So rank 0 writes a
+    *call*, a random number. The others register under the call that they read, each with a random number of its own.
+    The decision names these numbers, and a rank believes a decision only if its own is in it. A rank that has read an
+    old call finds no such decision there, and registers again as soon as the new call is written.
+    """
+
+    def __init__(self, store: Any, rank: int, world_size: int, prefix: str, deadline_s: float,
+                 function: str, argument: str) -> None:
+        """`function` is the one that a missing rank has not called, `argument` the name of its deadline."""
+        self._store, self._rank, self._world_size, self._deadline_s = store, rank, world_size, deadline_s
+        self._function, self._argument = function, argument
+        # Processes of one torchrun have equal numbers, which keep a process that outlived its attempt out of the next.
+        # Where several torchruns start the ranks, each counts for itself, and the numbers may differ.
+        alone = os.environ.get("GROUP_WORLD_SIZE") == "1"
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "") if alone else ""
+        self._prefix = f"{prefix}/{attempt}/"
+        self._number = secrets.token_hex(8)
+
+    def decide(self, mine: Registration, make: Callable[[List[Registration]], Decision]) -> Decision:
+        """Rank 0's decision. As a registration, `mine` and the decision are objects of JSON."""
+        if self._rank != 0:
+            return self._follow(mine, time.monotonic() + self._deadline_s + _GRACE_S)
+        call = self._number
+        self._write(_CALL, {"call": call})
+        self._register(call, mine)
+        end = time.monotonic() + self._deadline_s
+        try:
+            found = [self._await_registration(call, rank, end) for rank in range(self._world_size)]
+            decision = make([one["registration"] for one in found])
+        except StarringError as error:
+            self._announce(call, {"refusal": str(error), "kind": error.kind})
+            raise
+        self._announce(call, decision)
+        return decision
+
+    def _announce(self, call: str, decision: Decision) -> None:
+        """To the ranks that have registered."""
+        ranks = [self._read(f"{call}/{rank}") for rank in range(self._world_size)]
+        self._write(f"{call}/{_DECISION}", {"of": [rank["number"] for rank in ranks if rank], "decision": decision})
+
+    def _register(self, call: str, mine: Registration) -> bool:
+        """Whether no other process has registered as this rank. One has under an old call, or if it outlived its
+        attempt. Its registration stays: rank 0 may have read it."""
+        name = f"{call}/{self._rank}"
+        if self._store.add(f"{self._prefix}{name}/claimed", 1) > 1:
+            return False
+        self._write(name, {"number": self._number, "registration": mine})
+        return True
+
+    def _await_registration(self, call: str, rank: int, end: float) -> Dict[str, Any]:
+        for _ in _pauses(end):
+            found = self._read(f"{call}/{rank}")
+            if found:
+                return found
+            if self._read(_CALL)["call"] != call:
+                raise StarringError(f"another process has called {self._function} as rank 0: look for processes of this "
+                                    "job that a restart has left over, end them, and start all ranks again", "peer")
+        raise StarringError(self._missing(call), "peer")
+
+    def _follow(self, mine: Registration, end: float) -> Decision:
+        """What a rank other than 0 does."""
+        call, calls, is_registered = None, 0, True
+        for _ in _pauses(end):
+            count = self._times_written(_CALL)
+            if count != calls:
+                newest, calls = self._read(_CALL)["call"], count
+                if newest != call:
+                    call = newest
+                    is_registered = self._register(call, mine)
+            decided = self._read(f"{call}/{_DECISION}") if call is not None else {}
+            if decided and self._number in decided["of"]:
+                return decided["decision"]
+        raise StarringError(self._why_undecided(call, is_registered), "peer")
+
+    def _why_undecided(self, call: Optional[str], is_registered: bool) -> str:
+        decided = self._read(f"{call}/{_DECISION}") if call is not None else {}
+        if not decided and is_registered:
+            return self._missing(call)
+        # Either the call is old. Or rank 0 gave up before this rank came, or has taken another process for it.
+        why = self._missing(None)
+        if decided and "refusal" in decided["decision"]:
+            why += f". An earlier rank 0 gave up: {decided['decision']['refusal']}"
+        if not is_registered:
+            why += (f". If rank 0 did call it, another process has registered as rank {self._rank}: look for processes "
+                    "of this job that a restart has left over, and end them")
+        return why
+
+    # Store.wait() with a deadline leaves a TCPStore's connection out of step once the deadline has passed, and not all
+    # versions can look whether there is a key. So a second key counts how often the first was written.
+
+    def _write(self, name: str, value: Dict[str, Any]) -> None:
+        self._store.set(self._prefix + name, json.dumps(value))
+        self._store.add(f"{self._prefix}{name}/written", 1)
+
+    def _times_written(self, name: str) -> int:
+        return self._store.add(f"{self._prefix}{name}/written", 0)
+
+    def _read(self, name: str) -> Dict[str, Any]:
+        """Empty if there is no such key."""
+        return json.loads(self._store.get(self._prefix + name)) if self._times_written(name) else {}
+
+    def _missing(self, call: Optional[str]) -> str:
+        """Who has not registered under `call`. Without a call rank 0 is missing, and others cannot register."""
+        missing = ["0"] if call is None else [str(rank) for rank in range(self._world_size)
+                                              if not self._times_written(f"{call}/{rank}")]
+        if not missing:
+            return (f"rank 0 registered, but has not decided within {self._deadline_s:g} s: is its process stuck, or did "
+                    f"it end, and has a later one not called {self._function} yet?")
+        who = f"rank {missing[0]} is" if len(missing) == 1 else f"ranks {', '.join(missing)} are"
+        return (f"{who} missing: {self._function} was not called there within {self._deadline_s:g} s. Look at the "
+                f"output of that process, or give {self._function}(..., {self._argument}=...) more time")
+
+
 class Meeting:
     """One meeting of all ranks of a process group. Every rank of the group makes one, in the same order."""
 
@@ -107,7 +237,7 @@ class Meeting:
         self._group, self._deadline_s = group, deadline_s
         name = hashlib.blake2b(json.dumps(members).encode(), digest_size=8).hexdigest()
         _meetings[name] += 1
-        self._prefix = f"starring/{name}/{_meetings[name]}/"
+        self._prefix = f"starring/{name}/{_meetings[name]}"
 
     def decide(self, mine: Registration, make: Callable[[List[Registration]], Decision]) -> Decision:
         """Rank 0's decision, on every rank: what `make` returns there, if all ranks agree. StarringError on every rank
@@ -133,45 +263,9 @@ class Meeting:
             return {"refusal": str(error), "kind": error.kind}
 
     def _by_store(self, mine: Registration, make: Callable[[List[Registration]], Decision]) -> Decision:
-        self._write(str(self.rank), mine)
-        if self.rank != 0:
-            return self._read(_DECISION, time.monotonic() + self._deadline_s + _GRACE_S)
-        end = time.monotonic() + self._deadline_s
-        try:
-            ranks = [self._read(str(rank), end) for rank in range(self.world_size)]
-        except StarringError as error:
-            self._write(_DECISION, {"refusal": str(error), "kind": error.kind})
-            raise
-        decision = self._made(ranks, make)
-        self._write(_DECISION, decision)
-        return decision
-
-    # Store.wait() with a deadline leaves a TCPStore's connection out of step once the deadline has passed, and not all
-    # versions can look whether there is a key. So a second key counts how often the first was written.
-
-    def _write(self, name: str, value: Dict[str, Any]) -> None:
-        self._store.set(self._prefix + name, json.dumps(value))
-        self._store.add(f"{self._prefix}{name}/written", 1)
-
-    def _is_written(self, name: str) -> bool:
-        return self._store.add(f"{self._prefix}{name}/written", 0) > 0
-
-    def _read(self, name: str, end: float) -> Dict[str, Any]:
-        pause = 0.001
-        while not self._is_written(name):
-            if time.monotonic() > end:
-                raise StarringError(self._missing(), "peer")
-            time.sleep(pause)
-            pause = min(2 * pause, _POLL_S_MAX)
-        return json.loads(self._store.get(self._prefix + name))
-
-    def _missing(self) -> str:
-        missing = [str(rank) for rank in range(self.world_size) if not self._is_written(str(rank))]
-        if not missing:
-            return f"rank 0 registered, but has not decided within {self._deadline_s:g} s: is its process stuck?"
-        who = f"rank {missing[0]} is" if len(missing) == 1 else f"ranks {', '.join(missing)} are"
-        return (f"{who} missing: starring.torch.attach was not called there within {self._deadline_s:g} s. Look at the "
-                "output of that process, or give attach(..., join_deadline_s=...) more time")
+        meeting = StoreMeeting(self._store, self.rank, self.world_size, self._prefix, self._deadline_s,
+                               "starring.torch.attach", "join_deadline_s")
+        return meeting.decide(mine, lambda ranks: self._made(ranks, make))
 
     def _by_collectives(self, mine: Registration, make: Callable[[List[Registration]], Decision]) -> Decision:
         """For a backend without a store (mpi). A missing rank is noticed by that backend, if at all."""

@@ -11,6 +11,7 @@ is PyTorch's. Only the gradients travel in another way, each the mean over all r
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import logging
 import os
@@ -25,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from starring import _address, _control, _exchange, _library, _meeting
 from starring._library import StarringError
 
-__all__ = ["Attachment", "StarringError", "attach", "connect"]
+__all__ = ["Attachment", "StarringError", "attach", "connect", "fresh_store"]
 
 SYNCS = ("star", "ring")
 _LOG = logging.getLogger("starring")
@@ -72,6 +73,37 @@ def _starring_hook(state, bucket):
 
 def _unwrapped(model: Any) -> Any:
     return getattr(model, "_orig_mod", model)  # torch.compile(DistributedDataParallel(...))
+
+
+def fresh_store(deadline_s: float = 60.0) -> Any:
+    """A store for torch.distributed.init_process_group in which no key is older than this call.
+
+        dist.init_process_group("gloo", store=starring.torch.fresh_store(), rank=int(os.environ["RANK"]),
+                                world_size=int(os.environ["WORLD_SIZE"]))
+
+    torchrun's store outlives a restart of the ranks. The process group then may read the addresses of ranks that have
+    ended: it is refused a connection, or two ranks wait for each other in silence. All ranks call this. They meet at
+    MASTER_ADDR and MASTER_PORT, as by init_process_group's default, within `deadline_s` or with a StarringError.
+    """
+    environment = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")]
+    if not all(value.isdigit() for value in environment):
+        raise StarringError("fresh_store takes the rank and the number of ranks from RANK and WORLD_SIZE, which are "
+                            f"{environment[0]!r} and {environment[1]!r}: start the script by torchrun, or set them")
+    rank, world_size = map(int, environment)
+    try:
+        # PyTorch 1.13 counts whole seconds.
+        timeout = datetime.timedelta(seconds=max(1.0, deadline_s))
+        store, _, _ = next(iter(dist.rendezvous("env://", rank, world_size, timeout=timeout)))
+        meeting = _meeting.StoreMeeting(store, rank, world_size, "starring/store", deadline_s,
+                                        "starring.torch.fresh_store", "deadline_s")
+        decision = meeting.decide({}, lambda _: {"name": secrets.token_hex(8)})
+    except StarringError:
+        raise
+    except (RuntimeError, ValueError, OSError) as error:  # torch's
+        place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        raise StarringError(f"rank {rank} of {world_size} has lost or never reached the store at {place}: {error}: "
+                            "does the process that holds it run, and do all ranks have this address?", "peer") from error
+    return dist.PrefixStore(f"starring/fresh/{decision['name']}", store)
 
 
 def _wrong_arguments(sync: str, servers: Sequence[str], port_range: str) -> Iterator[str]:
