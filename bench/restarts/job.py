@@ -1,6 +1,6 @@
 """One rank of a small job under torchrun that resumes from a checkpoint and dies where a plan says.
 
-    torchrun ... job.py --folder=FOLDER --sync=ddp|star|ring --constructor=ddp|attach --victim=RANK [--fresh_store]
+    torchrun ... job.py --folder=FOLDER --sync=SYNC --constructor=ddp|attach --victim=RANK --gloo_s=6 [--fresh_store]
 
 The victim kills itself twice: in the first attempt in a constructor, and in the next attempt that trains in a step.
 Each rank writes what it has come to into FOLDER/events.jsonl, and its stacks into FOLDER/stacks-ATTEMPT-RANK at SIGUSR1.
@@ -22,7 +22,6 @@ from unittest import mock
 
 STEPS = 8  # of the whole job
 KILL_STEPS = 2  # after the resume, until the victim dies in a step
-GLOO_S = 30.0  # Gloo's own deadline, which is 30 minutes by default
 PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
 
 RANK = int(os.environ["RANK"])
@@ -64,7 +63,7 @@ def train(flags: argparse.Namespace) -> None:
 
     torch.set_num_threads(1)
     say(flags.folder, "started")
-    timeout = datetime.timedelta(seconds=GLOO_S)
+    timeout = datetime.timedelta(seconds=flags.gloo_s)
     if flags.fresh_store:
         dist.init_process_group("gloo", store=starring.torch.fresh_store(), rank=RANK,
                                 world_size=int(os.environ["WORLD_SIZE"]), timeout=timeout)
@@ -114,6 +113,7 @@ def main() -> None:
     parser.add_argument("--sync", choices=("ddp", "star", "ring"), required=True)
     parser.add_argument("--constructor", choices=("ddp", "attach"), required=True)
     parser.add_argument("--victim", type=int, required=True)
+    parser.add_argument("--gloo_s", type=float, required=True, help="Gloo's own deadline, by default 30 minutes")
     parser.add_argument("--fresh_store", action="store_true")
     flags = parser.parse_args()
     # torchrun starts each rank in a session of its own. A rank must not outlive it.
