@@ -1,9 +1,9 @@
 """One rank of a small job under torchrun that resumes from a checkpoint and dies where a plan says.
 
-    torchrun ... job.py --folder=FOLDER --sync=SYNC --constructor=ddp|attach --victim=RANK --gloo_s=6 [--fresh_store]
+    torchrun ... job.py --folder=FOLDER --sync=SYNC --constructor=ddp|attach --victim=RANK --gloo_s=6
 
 The victim kills itself twice: in the first attempt in a constructor, and in the next attempt that trains in a step.
-Each rank writes what it has come to into FOLDER/events.jsonl, and its stacks into FOLDER/stacks-ATTEMPT-RANK at SIGUSR1.
+Each rank writes what it has come to into FOLDER/events.jsonl; at SIGUSR1 its stacks into FOLDER/stacks-ATTEMPT-RANK.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import faulthandler
 import json
 import os
 import signal
-import sys
 import time
 from typing import Any
 from unittest import mock
@@ -128,4 +127,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Counts what becomes of a job's restarts under `torchrun --max-restarts`, by rendezvous and by the job's exchange.
 
-    bazel run //bench/restarts -- --python=/opt/torch/bin/python3 [--restarts=20] [--out=restarts.jsonl]
+    bazel run //bench:restarts -- --python=/opt/torch/bin/python3 [--restarts=20] [--out=restarts.jsonl]
 
-In each job a rank is killed in a constructor, of DistributedDataParallel or of attach in turns, and after the restart in
-a step. The same job with plain DistributedDataParallel over Gloo shows which failures are PyTorch's. A job ends early
-when its ranks have said nothing for a time; the stacks of all ranks are kept then.
+In each job a rank is killed in a constructor, of DistributedDataParallel or of attach in turns, and after the restart
+in a step. An attempt that fails on its own is restarted, too. The same job with plain DistributedDataParallel over Gloo
+shows which failures are PyTorch's. A job ends early when its ranks have said nothing for a time; their stacks are
+printed then.
 
 Exit status 0: each restart of a star or ring with fresh_store went on or ended in a sentence, 1: one did not, 2: the
 command line was refused.
@@ -83,10 +84,16 @@ def send(pids: Sequence[int], number: signal.Signals) -> None:
             pass  # it has ended since
 
 
-def keep_stacks(folder: str) -> None:
-    """Lets each rank write its stacks, and adds them to the events."""
-    send(living(read_events(folder)), signal.SIGUSR1)
+def print_stacks(folder: str) -> None:
+    """Lets each rank write its stacks (job.py)."""
+    pids = living(read_events(folder))
+    send(pids, signal.SIGUSR1)
     time.sleep(1.0)
+    for name in sorted(os.listdir(folder)):
+        if name.startswith("stacks-"):
+            with open(os.path.join(folder, name), encoding="utf-8") as file:
+                if text := file.read():
+                    print(f"{name}:\n{text}", file=sys.stderr, flush=True)
 
 
 def end(process: subprocess.Popen[bytes], folder: str) -> None:
@@ -127,29 +134,25 @@ def run_job(argv: Sequence[str], folder: str, library: str) -> None:
             if len(events) != count:
                 count, changed = len(events), time.monotonic()
             if time.monotonic() - changed > SILENT_S or time.monotonic() - began > JOB_S:
-                keep_stacks(folder)
+                print_stacks(folder)
                 break
     finally:
         end(process, folder)
 
 
 def measure(flags: argparse.Namespace, rendezvous: str, job: str, library: str) -> list[outcomes.Restart]:
-    """Runs jobs until there are flags.restarts restarts after a kill, half of them after each place."""
+    """Runs jobs until there are flags.restarts restarts."""
     found: list[outcomes.Restart] = []
-    half = flags.restarts // 2
-    for number in range(2 * flags.restarts):
-        counts = [sum(one.after == place for one in found) for place in ("constructor", "step")]
-        if min(counts) >= half:
+    for number in range(flags.restarts):
+        if len(found) >= flags.restarts:
             break
         with tempfile.TemporaryDirectory(prefix="restarts.") as folder:
             run_job(command(flags.python, folder, rendezvous, job, number), folder, library)
             restarts = outcomes.restarts(read_events(folder), WORLD_SIZE, GLOO_S)
             with open(os.path.join(folder, "log"), encoding="utf-8", errors="replace") as log:
                 tail = log.read()[-2000:]
+        found += restarts
         for one in restarts:
-            places = sum(other.after == one.after for other in found)
-            if one.after not in ("constructor", "step") or places < half:
-                found.append(one)
             print(f"{rendezvous}, {job}, job {number}, attempt {one.attempt} after {one.after}: {one.outcome} after "
                   f"{one.seconds:.1f} s {one.sentence[:160]}", file=sys.stderr, flush=True)
             if flags.out:
@@ -171,7 +174,7 @@ def names(text: str, known: Sequence[str], parser: argparse.ArgumentParser, flag
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", required=True, help="a python3 with a PyTorch whose torchrun works")
-    parser.add_argument("--restarts", type=int, default=20, help="of each kind, half after each place")
+    parser.add_argument("--restarts", type=int, default=20, help="of each kind, at least")
     parser.add_argument("--rendezvous", default=",".join(RENDEZVOUS))
     parser.add_argument("--jobs", default="ddp,star,star+fresh")
     parser.add_argument("--out", default="", help="a file that gets a line of JSON for each restart")
@@ -180,7 +183,7 @@ def main(argv: Sequence[str]) -> int:
     if not os.path.isfile(library):
         parser.error(f"there is no {library}: use bazel run, or name it by STARRING_LIBRARY")
     if flags.restarts < 2:
-        parser.error(f"--restarts={flags.restarts} has no restart after each place: give 2 or more")
+        parser.error(f"--restarts={flags.restarts}: a job has 2 or more")
     jobs = names(flags.jobs, JOBS, parser, "jobs")
     rows = {(rendezvous, job): measure(flags, rendezvous, job, library)
             for rendezvous in names(flags.rendezvous, RENDEZVOUS, parser, "rendezvous") for job in jobs}

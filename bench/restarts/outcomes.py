@@ -13,6 +13,7 @@ GLOO_REFUSED = "Gloo: connection refused"
 GLOO_TIMED_OUT = "Gloo: timed out in silence"
 OTHER = "another error"
 SILENT = "silent at the end of the measurement"
+PLACES = ("constructor", "step", "failure")  # before a restart: the victim died there, or an attempt failed on its own
 KINDS = (WENT_ON, OUR_SENTENCE, GLOO_REFUSED, GLOO_TIMED_OUT, OTHER, SILENT)
 
 
@@ -20,7 +21,7 @@ KINDS = (WENT_ON, OUR_SENTENCE, GLOO_REFUSED, GLOO_TIMED_OUT, OTHER, SILENT)
 class Restart:
     """One attempt after the first."""
     attempt: int
-    after: str  # where the victim died in the attempt before: constructor, step; or "a failure" that no plan wanted
+    after: str  # one of PLACES
     outcome: str
     sentence: str  # of the rank that failed first
     seconds: float  # from the first rank's start to the outcome
@@ -61,21 +62,17 @@ def restarts(events: Sequence[dict[str, Any]], world_size: int, gloo_s: float) -
         before = [event for event in events if event["attempt"] < attempt and event["event"] in ("killed", "failed")]
         killed = [event for event in before if event["attempt"] == attempt - 1 and event["event"] == "killed"]
         own = [event for event in events if event["attempt"] == attempt]
-        found.append(Restart(attempt, killed[0]["where"] if killed else "a failure",
+        found.append(Restart(attempt, killed[0]["where"] if killed else "failure",
                              *_outcome(own, world_size, gloo_s)))
     return found
 
 
 def table(rows: dict[tuple[str, str], list[Restart]]) -> list[str]:
-    """Lines of Markdown: a row for each rendezvous and way to synchronise, a column for each outcome."""
-    lines = ["| rendezvous | job | restarts, after a constructor + a step | " + " | ".join(KINDS) + " | after a failure, went on |",
-             "| --- | --- | --- |" + " --- |" * (len(KINDS) + 1)]
-    for (rendezvous, sync), found in rows.items():
-        planned = [restart for restart in found if restart.after in ("constructor", "step")]
-        counts = [sum(restart.outcome == kind for restart in planned) for kind in KINDS]
-        by_place = [sum(restart.after == place for restart in planned) for place in ("constructor", "step")]
-        again = [restart for restart in found if restart not in planned]
-        lines.append(f"| {rendezvous} | {sync} | {by_place[0]} + {by_place[1]} | "
-                     + " | ".join(str(count) for count in counts)
-                     + f" | {sum(one.outcome == WENT_ON for one in again)} of {len(again)} |")
+    """Lines of Markdown: a row for each rendezvous and job, a column for each outcome of a restart."""
+    heads = ["rendezvous", "job", "restarts after a constructor, a step, a failure", *KINDS]
+    lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
+    for (rendezvous, job), found in rows.items():
+        places = [str(sum(restart.after == place for restart in found)) for place in PLACES]
+        counts = [str(sum(restart.outcome == kind for restart in found)) for kind in KINDS]
+        lines.append("| " + " | ".join([rendezvous, job, ", ".join(places), *counts]) + " |")
     return lines

@@ -165,8 +165,9 @@ class StoreMeeting:
             if found:
                 return found
             if self._read(_CALL)["call"] != call:
-                raise StarringError(f"another process has called {self._function} as rank 0: look for processes of this "
-                                    "job that a restart has left over, end them, and start all ranks again", "peer")
+                raise StarringError(f"another process has called {self._function} as rank 0: look for processes of "
+                                    "this job that a restart has left over, end them, and start all ranks again",
+                                    "peer")
         raise StarringError(self._missing(call), "peer")
 
     def _follow(self, mine: Registration, end: float) -> Decision:
@@ -216,8 +217,8 @@ class StoreMeeting:
         missing = ["0"] if call is None else [str(rank) for rank in range(self._world_size)
                                               if not self._times_written(f"{call}/{rank}")]
         if not missing:
-            return (f"rank 0 registered, but has not decided within {self._deadline_s:g} s: is its process stuck, or did "
-                    f"it end, and has a later one not called {self._function} yet?")
+            return (f"rank 0 registered, but has not decided within {self._deadline_s:g} s: is its process stuck, or "
+                    f"did it end, and has a later one not called {self._function} yet?")
         who = f"rank {missing[0]} is" if len(missing) == 1 else f"ranks {', '.join(missing)} are"
         return (f"{who} missing: {self._function} was not called there within {self._deadline_s:g} s. Look at the "
                 f"output of that process, or give {self._function}(..., {self._argument}=...) more time")

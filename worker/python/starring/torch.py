@@ -102,7 +102,7 @@ def fresh_store(deadline_s: float = 60.0) -> Any:
     except (RuntimeError, ValueError, OSError) as error:  # torch's
         place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise StarringError(f"rank {rank} of {world_size} has lost or never reached the store at {place}: {error}: "
-                            "does the process that holds it run, and do all ranks have this address?", "peer") from error
+                            "does its process run, and do all ranks have this address?", "peer") from error
     return dist.PrefixStore(f"starring/fresh/{decision['name']}", store)
 
 
