@@ -185,6 +185,7 @@ def main(argv: Sequence[str]) -> int:
     if flags.restarts < 2:
         parser.error(f"--restarts={flags.restarts}: a job has 2 or more")
     jobs = names(flags.jobs, JOBS, parser, "jobs")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # run_job() then ends its processes
     rows = {(rendezvous, job): measure(flags, rendezvous, job, library)
             for rendezvous in names(flags.rendezvous, RENDEZVOUS, parser, "rendezvous") for job in jobs}
     print("\n".join(outcomes.table(rows)))

@@ -422,7 +422,10 @@ def cases(names: Sequence[str]) -> Iterator[Dict[str, Any]]:
 def main() -> None:
     names = [name for name in sys.argv[1:] if name != "--cuda"]
     torch.set_num_threads(1)
-    if "MASTER_ADDR" in os.environ:
+    if "FRESH_STORE" in os.environ:
+        dist.init_process_group("gloo", store=starring.torch.fresh_store(20.0), rank=RANK, world_size=WORLD_SIZE,
+                                timeout=GLOO_DEADLINE)
+    elif "MASTER_ADDR" in os.environ:
         dist.init_process_group("gloo", timeout=GLOO_DEADLINE)
     else:
         dist.init_process_group("gloo", init_method="file://" + os.environ["STORE"], rank=RANK, world_size=WORLD_SIZE,

@@ -1,5 +1,6 @@
 """Tests starring.torch with libstarring.so when ranks and servers are missing, die, stop or go astray."""
 
+import datetime
 import importlib.util
 import os
 import signal
@@ -12,6 +13,7 @@ if importlib.util.find_spec("torch") is None:
 
 import ranks
 import servers_of_job
+import torch.distributed as dist
 import torch_cases
 
 
@@ -39,6 +41,21 @@ class TorchFaultsTest(torch_cases.FaultCases):
 
     def test_interrupt(self) -> None:
         self.assert_interrupted(3)
+
+
+class RestartTest(torch_cases.JobCase):
+    """Ranks start again over the store of the attempt before, as under torchrun."""
+
+    def test_a_restart_after_a_killed_rank(self) -> None:
+        server = dist.TCPStore("127.0.0.1", 0, 1, True, datetime.timedelta(seconds=20))
+        # Each attempt has the same number, as ranks of several torchruns may have.
+        environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port), "FRESH_STORE": "1",
+                       "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+        first = self.job(2, "killed", environment=environment).wait()
+        self.assertEqual([one.status for one in first], [0, -signal.SIGKILL], first[0].errors)
+        for one in self.job(2, "accumulated", environment=environment).wait():
+            self.assertEqual(one.status, 0, one.errors)
+            self.assertEqual(one.said["accumulated"][0], one.said["accumulated"][1])
 
 
 class TorchServersTest(torch_cases.BitsCases, torch_cases.FaultCases):
