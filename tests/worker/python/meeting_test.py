@@ -334,6 +334,33 @@ class FreshStoreTest(unittest.TestCase):
                 plug.fresh_store(0.5)
 
 
+class HintTest(unittest.TestCase):
+    """A rank that torchrun has started again, and whose process group does not come."""
+
+    RESTARTED = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2", "RANK": "1"}
+
+    def hints(self, environment, fresh_stores=0, initialized=False):
+        with mock.patch.dict(os.environ, environment), mock.patch.object(plug, "_GROUP_S", 0.01), \
+             mock.patch.object(plug, "_fresh_stores", fresh_stores), mock.patch.object(plug, "_LOG") as log, \
+             mock.patch.object(dist, "is_initialized", return_value=initialized):
+            timer = plug._watch_restart()
+            if timer is not None:
+                timer.join(10.0)
+                self.assertFalse(timer.is_alive())
+        return [call.args[0] % call.args[1:] for call in log.warning.call_args_list]
+
+    def test_it_says_what_to_do(self):
+        said = self.hints(self.RESTARTED)
+        self.assertEqual(len(said), 1)
+        self.assertRegex(said[0], "^rank 1, attempt 2 of torchrun: no process group 0.01 s after .*fresh_store")
+
+    def test_else_nothing(self):
+        self.assertEqual(self.hints(self.RESTARTED, initialized=True), [])
+        self.assertEqual(self.hints(self.RESTARTED, fresh_stores=1), [])
+        self.assertEqual(self.hints({**self.RESTARTED, "TORCHELASTIC_RESTART_COUNT": "0"}), [])
+        self.assertEqual(self.hints({**self.RESTARTED, "TORCHELASTIC_USE_AGENT_STORE": "False"}), [])
+
+
 class RealStoreTest(unittest.TestCase):
     def test_a_group_of_one_meets_itself(self):
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

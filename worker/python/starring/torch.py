@@ -17,6 +17,7 @@ import logging
 import os
 import secrets
 import sys
+import threading
 import weakref
 from typing import Any, Iterator, List, Optional, Sequence, Union
 
@@ -30,6 +31,8 @@ __all__ = ["Attachment", "StarringError", "attach", "connect", "fresh_store"]
 
 SYNCS = ("star", "ring")
 _LOG = logging.getLogger("starring")
+_GROUP_S = 20.0  # from the import to a process group, after which a restarted rank says what may be wrong
+_fresh_stores = 0  # how often fresh_store() was called
 
 
 class Attachment:
@@ -75,6 +78,26 @@ def _unwrapped(model: Any) -> Any:
     return getattr(model, "_orig_mod", model)  # torch.compile(DistributedDataParallel(...))
 
 
+def _warn_without_group() -> None:
+    if _fresh_stores == 0 and not dist.is_initialized():
+        _LOG.warning("rank %s, attempt %s of torchrun: no process group %g s after `import starring.torch`. If the "
+                     "script is in init_process_group, that may have read the address of a rank that has ended, since "
+                     "torchrun's store outlives a restart: give it store=starring.torch.fresh_store()",
+                     os.environ.get("RANK"), os.environ.get("TORCHELASTIC_RESTART_COUNT"), _GROUP_S)
+
+
+def _watch_restart() -> Optional[threading.Timer]:
+    """In a restarted rank: a timer for a hint. Gloo waits without a word for five times its timeout of 30 minutes."""
+    environment = os.environ
+    if (environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+            or environment.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"):
+        return None
+    timer = threading.Timer(_GROUP_S, _warn_without_group)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
 def fresh_store(deadline_s: float = 60.0) -> Any:
     """A store for torch.distributed.init_process_group in which no key is older than this call.
 
@@ -85,6 +108,8 @@ def fresh_store(deadline_s: float = 60.0) -> Any:
     ended: it is refused a connection, or two ranks wait for each other in silence. All ranks call this. They meet at
     MASTER_ADDR and MASTER_PORT, as by init_process_group's default, within `deadline_s` or with a StarringError.
     """
+    global _fresh_stores
+    _fresh_stores += 1
     environment = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")]
     if not all(value.isdigit() for value in environment):
         raise StarringError("fresh_store takes the rank and the number of ranks from RANK and WORLD_SIZE, which are "
@@ -261,3 +286,6 @@ def attach(model: Any, sync: str = "star", process_group: Any = None,
     # The exchange must not keep the model alive. A process that ends calls _exchange.end_all() instead.
     weakref.finalize(replica, exchange.begin_to_end).atexit = False
     return attachment
+
+
+_watch_restart()
