@@ -318,6 +318,8 @@ class FreshStoreTest(unittest.TestCase):
             stores[0].set("address", f"attempt {attempt}")
             self.assertEqual(stores[1].get("address"), b"attempt %d" % attempt)
             self.assertEqual(stores[1].add("seen", 0), 1)
+            # new_group() waits for keys of ranks that come later; the deadline was for the meeting alone.
+            self.assertEqual(stores[0].timeout, datetime.timedelta(minutes=30))
 
     def test_a_missing_rank_is_a_sentence(self):
         self.assertRegex(self.stores(ranks=[0], deadline_s=0.3)[0],

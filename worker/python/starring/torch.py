@@ -22,6 +22,7 @@ import weakref
 from typing import Any, Iterator, List, Optional, Sequence, Union
 
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from starring import _address, _control, _exchange, _library, _meeting
@@ -122,6 +123,7 @@ def fresh_store(deadline_s: float = 60.0) -> Any:
         meeting = _meeting.StoreMeeting(store, rank, world_size, "starring/store", deadline_s,
                                         "starring.torch.fresh_store", "deadline_s")
         decision = meeting.decide({}, lambda _: {"name": secrets.token_hex(8)})
+        store.set_timeout(distributed_c10d.default_pg_timeout)  # as init_process_group does; new_group waits for keys
     except StarringError:
         raise
     except (RuntimeError, ValueError, OSError) as error:  # torch's
