@@ -35,6 +35,38 @@ absl::Status WriteAll(int fd, const std::string& path, absl::string_view bytes) 
   return fsync(fd) == 0 ? absl::OkStatus() : SystemError(path, errno);
 }
 
+absl::Status CheckMode(const std::string& path, mode_t mode, FileReaders readers) {
+  if (readers == FileReaders::kOwnerOnly && (mode & 077) != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%s has mode %04o, at most 0600 is allowed, since others than "
+                        "its owner could use it: chmod 600 %s",
+                        path, mode & 07777, path));
+  }
+  if (readers == FileReaders::kOwnerAndGroup && (mode & 037) != 0) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "%s has mode %04o, at most 0640 is allowed, since others than its owner and its group could use "
+        "it: chmod 440 %s, or defaultMode: 0440 in a volume of Kubernetes",
+        path, mode & 07777, path));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WriteSecret(const std::string& path, absl::string_view content) {
+  // O_EXCL: a job that runs may still read the file of that name, so it is never overwritten.
+  const FileDescriptor file(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (file.get() < 0) {
+    const int error = errno;
+    const absl::Status status = SystemError(path, error);
+    return error == EEXIST ? Annotate(status, "a secret is never overwritten") : status;
+  }
+  // The umask may have taken bits from the mode that open was given.
+  absl::Status status = fchmod(file.get(), 0600) == 0 ? absl::OkStatus() : SystemError(path, errno);
+  if (status.ok()) status = WriteAll(file.get(), path, content);
+  // Half a secret would be refused by every process, and O_EXCL would keep the next call from replacing it.
+  if (!status.ok()) unlink(path.c_str());
+  return status;
+}
+
 }  // namespace
 
 absl::StatusOr<std::string> ReadPemFile(const std::string& path, FileReaders readers) {
@@ -46,14 +78,9 @@ absl::StatusOr<std::string> ReadPemFile(const std::string& path, FileReaders rea
   struct stat facts;
   if (fstat(file.get(), &facts) != 0) return SystemError(path, errno);
   if (!S_ISREG(facts.st_mode)) return absl::InvalidArgumentError(absl::StrCat(path, " is no file"));
-  if (readers == FileReaders::kOwnerOnly && (facts.st_mode & 077) != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("%s has mode %04o, at most 0600 is allowed, since others than "
-                        "its owner could use it: chmod 600 %s",
-                        path, facts.st_mode & 07777, path));
-  }
+  RETURN_IF_ERROR(CheckMode(path, facts.st_mode, readers));
   // One byte more than allowed tells a file that is too long from one that just fits.
-  const size_t bytes_max = readers == FileReaders::kOwnerOnly ? kSecretFileBytesMax : kCertificatesBytesMax;
+  const size_t bytes_max = readers == FileReaders::kAny ? kCertificatesBytesMax : kSecretFileBytesMax;
   std::string content(bytes_max + 1, '\0');
   size_t size = 0;
   while (size < content.size()) {
@@ -89,19 +116,14 @@ std::string JobSecret::KeyFor(KeyUse use) const {
 
 absl::Status MakeJobSecret(const std::string& path) {
   ASSIGN_OR_RETURN(const KeyAndCertificate pair, MakeSelfSigned(kJobSecretName));
-  // O_EXCL: a job that runs may still read the file of that name, so it is never overwritten.
-  const FileDescriptor file(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  if (file.get() < 0) {
-    const int error = errno;
-    const absl::Status status = SystemError(path, error);
-    return error == EEXIST ? Annotate(status, "a secret is never overwritten") : status;
-  }
-  // The umask may have taken bits from the mode that open was given.
-  absl::Status status = fchmod(file.get(), 0600) == 0 ? absl::OkStatus() : SystemError(path, errno);
-  if (status.ok()) status = WriteAll(file.get(), path, absl::StrCat(pair.private_key, pair.certificate));
-  // Half a secret would be refused by every process, and O_EXCL would keep the next call from replacing it.
-  if (!status.ok()) unlink(path.c_str());
-  return status;
+  return WriteSecret(path, absl::StrCat(pair.private_key, pair.certificate));
+}
+
+absl::Status CopyJobSecret(const std::string& from, const std::string& to) {
+  ASSIGN_OR_RETURN(const std::string content, ReadPemFile(from, FileReaders::kOwnerAndGroup));
+  RETURN_IF_ERROR(ParseKeyAndCertificate(content).status(), from);
+  const absl::StatusOr<std::string> present = ReadPemFile(to, FileReaders::kOwnerOnly);
+  return present.ok() && *present == content ? absl::OkStatus() : WriteSecret(to, content);
 }
 
 }  // namespace starring

@@ -69,10 +69,15 @@ class JobSecret {
 // Writes a fresh secret to `path`, with mode 0600. InvalidArgument if there is such a file already.
 absl::Status MakeJobSecret(const std::string& path);
 
-// The content of a file of keys or certificates. kOwnerOnly refuses a file that others may read. Fails as
-// JobSecret::Load does, and with InvalidArgument for what is no plain file (a pipe, a device) and for a file that is
-// longer than limits.h allows.
-enum class FileReaders { kOwnerOnly, kAny };
+// Writes the secret at `from` to `to`, with mode 0600. A group may read `from`, as in a volume of Kubernetes or among
+// the credentials of systemd; no other function here takes such a file. Does nothing if `to` is that copy already,
+// because a container may be started again. Fails as JobSecret::Load and MakeJobSecret do.
+absl::Status CopyJobSecret(const std::string& from, const std::string& to);
+
+// The content of a file of keys or certificates. kOwnerOnly refuses a file that others may read or write, and
+// kOwnerAndGroup one of which a group may do more than read it. Fails as JobSecret::Load does, and with InvalidArgument
+// for what is no plain file (a pipe, a device) and for a file that is longer than limits.h allows.
+enum class FileReaders { kOwnerOnly, kOwnerAndGroup, kAny };
 absl::StatusOr<std::string> ReadPemFile(const std::string& path, FileReaders readers);
 
 }  // namespace starring

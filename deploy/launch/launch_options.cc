@@ -279,6 +279,9 @@ absl::StatusOr<LaunchOptions> ParseLaunchOptions(int argc, const char* const* ar
   // No process is started, so no program is looked for and no other flag has to fit.
   if (!options.status.empty()) RETURN_IF_ERROR(ParseHostPort(options.status).status(), "--status");
   if (!options.make_secret.empty() || !options.status.empty()) return options;
+  if (!options.secret_from.empty()) {
+    return RefuseFlag("secret_from", options.secret_from, "it needs --make_secret=file, where the copy is written");
+  }
   options.sync = options.sync_asked.value_or(UsualSync(options));
   if (!CellOf({.sync = options.sync}).Exchanges() && options.worker_count > 1) {
     return RefuseFlag("workers", absl::StrCat(options.worker_count), "--sync=local is one worker: choose star or ring");

@@ -48,6 +48,7 @@ struct LaunchOptions {
   std::string worker_binary;
   std::string server_binary;              // with servers only
   std::string make_secret;                // if not empty: write a secret there and end
+  std::string secret_from;                // the secret to write there; empty: a fresh one
   SecurityFiles security;                 // grpc, tcp: of all processes; without job_secret the launcher makes one
   std::vector<std::string> worker_flags;  // the words after "--"
 
@@ -128,6 +129,9 @@ inline constexpr FlagRow kRows[] = {
     {"make_secret", "security",
      "write the secret of one job to this file, mode 0600, for --job_secret of servers and workers, and end",
      TextAt<&L::make_secret>("file")},
+    {"secret_from", "security",
+     "with --make_secret: write a copy of this file, which its group may read, such as a container's or a service's",
+     TextAt<&L::secret_from>("file")},
 };
 inline constexpr auto kAllRows = JoinRows(kRows, kSecurityRows<&L::security>);
 

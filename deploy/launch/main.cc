@@ -163,7 +163,8 @@ absl::Status PrintStatus(const LaunchOptions& options) {
 absl::StatusOr<int> Launch(int argc, const char* const* argv) {
   ASSIGN_OR_RETURN(const LaunchOptions options, ParseLaunchOptions(argc, argv));
   if (!options.make_secret.empty()) {
-    RETURN_IF_ERROR(MakeJobSecret(options.make_secret));
+    RETURN_IF_ERROR(options.secret_from.empty() ? MakeJobSecret(options.make_secret)
+                                                : CopyJobSecret(options.secret_from, options.make_secret));
     std::printf("%s: the secret of one job, for --job_secret of its servers and workers\n",
                 options.make_secret.c_str());
     return kExitOk;

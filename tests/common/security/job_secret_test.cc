@@ -91,6 +91,44 @@ TEST(JobSecretTest, AFileThatOthersMayUseIsRefused) {
   EXPECT_TRUE(JobSecret::Load(path).ok());
 }
 
+// Kubernetes and systemd hand a secret over as a file that a group may read.
+TEST(JobSecretTest, ACopyIsTheOwnersAlone) {
+  const std::string given = PathOf("given"), copy = PathOf("copy");
+  ASSERT_TRUE(MakeJobSecret(given).ok());
+  for (const mode_t mode : {0440, 0640, 0400, 0600}) {
+    ASSERT_EQ(chmod(given.c_str(), mode), 0);
+    unlink(copy.c_str());
+    const mode_t before = umask(0);
+    EXPECT_TRUE(CopyJobSecret(given, copy).ok());
+    umask(before);
+    struct stat facts;
+    ASSERT_EQ(stat(copy.c_str(), &facts), 0);
+    EXPECT_EQ(facts.st_mode & 07777, 0600u);
+    EXPECT_TRUE(JobSecret::Load(copy).ok());
+    EXPECT_EQ(Content(copy), Content(given));
+  }
+  EXPECT_TRUE(CopyJobSecret(given, copy).ok()) << "a container that is started again";
+  ASSERT_EQ(chmod(copy.c_str(), 0640), 0);
+  EXPECT_THAT(Message(CopyJobSecret(given, copy)), HasSubstr("never overwritten")) << "others could have read it";
+  ASSERT_EQ(chmod(copy.c_str(), 0600), 0);
+  const std::string other = PathOf("other");
+  ASSERT_TRUE(MakeJobSecret(other).ok());
+  EXPECT_THAT(Message(CopyJobSecret(other, copy)), HasSubstr("never overwritten"));
+  EXPECT_EQ(Content(copy), Content(given));
+}
+
+TEST(JobSecretTest, ACopyOfAFileForEveryoneIsRefused) {
+  const std::string given = PathOf("given_to_all"), copy = PathOf("no_copy");
+  ASSERT_TRUE(MakeJobSecret(given).ok());
+  for (const mode_t mode : {0444, 0644, 0604, 0660, 0620, 0450, 0441}) {
+    ASSERT_EQ(chmod(given.c_str(), mode), 0);
+    EXPECT_THAT(Message(CopyJobSecret(given, copy)), AllOf(HasSubstr(given), HasSubstr("at most 0640")));
+  }
+  EXPECT_THAT(Message(CopyJobSecret(Write("given_text", "a password"), copy)), HasSubstr("no private key"));
+  EXPECT_THAT(Message(CopyJobSecret("/nowhere/secret", copy)), HasSubstr("/nowhere/secret"));
+  EXPECT_NE(access(copy.c_str(), F_OK), 0);
+}
+
 TEST(JobSecretTest, AMissingFileSaysHowToMakeIt) {
   const absl::Status status = JobSecret::Load("/nowhere/secret").status();
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);

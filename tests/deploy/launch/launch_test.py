@@ -163,6 +163,22 @@ class StarTest(LaunchTest):
         self.assertEqual(self.finish(process)[0], 0)
         self.assertFalse(os.path.exists(secret))
 
+    def test_a_copy_of_a_secret(self):
+        given, copy = os.path.join(self.notes, "given"), os.path.join(self.notes, "copy")
+        subprocess.run([LAUNCH, "--make_secret=" + given], check=True, stdout=subprocess.DEVNULL)
+        os.chmod(given, 0o440)
+        for command, code, sentence in (
+                (["--secret_from=" + given], 2, "it needs --make_secret=file"),
+                (["--secret_from=" + given, "--make_secret=" + copy], 0, copy),
+                (["--secret_from=" + given, "--make_secret=" + copy], 0, copy),
+                (["--secret_from=/nowhere/secret", "--make_secret=" + copy], 2, "/nowhere/secret")):
+            done = subprocess.run([LAUNCH, *command], capture_output=True, text=True, check=False)
+            self.assertEqual(done.returncode, code, done.stderr)
+            self.assertIn(sentence, done.stdout + done.stderr)
+        self.assertEqual(stat.S_IMODE(os.stat(copy).st_mode), 0o600)
+        with open(given, "rb") as one, open(copy, "rb") as other:
+            self.assertEqual(one.read(), other.read())
+
     def test_a_secret_by_hand(self):
         secret = os.path.join(self.notes, "secret")
         made = subprocess.run([LAUNCH, "--make_secret=" + secret], capture_output=True, text=True, check=False)
