@@ -3,8 +3,8 @@
 # missing: a second run changes nothing and takes no time.
 #
 #   --test  also installs the packages of the long tests: clang with its sanitizers, libFuzzer and OpenMP, python3-venv
-#           for the wheel, and Slurm for deploy/slurm. Slurm is left out where systemd runs, because systemd would start
-#           its daemons. To install it there: apt-get install slurm-wlm munge iproute2
+#           for the wheel, python3-yaml and iproute2 for containers, and Slurm for deploy/slurm. Slurm is left out where
+#           systemd runs, because systemd would start its daemons. To install it there: apt-get install slurm-wlm munge
 #
 # Exit status: 0 if everything but the optional packages is installed, 1 otherwise.
 set -euo pipefail
@@ -24,8 +24,8 @@ PACKAGES=(
 # PyTorch uses the BLAS that is installed. With the reference BLAS the peer would be unfairly slow: 6 GFLOP/s instead of
 # 90 with OpenBLAS.
 OPTIONAL_PACKAGES=(python3-torch libopenblas0-pthread python3-mpi4py python3-matplotlib python3-jinja2)
-WITHOUT_SLURM=(clang libclang-rt-14-dev libomp-14-dev python3-venv mpich)
-TEST_PACKAGES=("${WITHOUT_SLURM[@]}" slurm-wlm munge iproute2)
+WITHOUT_SLURM=(clang libclang-rt-14-dev libomp-14-dev python3-venv python3-yaml iproute2 mpich)
+TEST_PACKAGES=("${WITHOUT_SLURM[@]}" slurm-wlm munge)
 # The test of this file sets SYSTEMD.
 if [[ -d ${SYSTEMD:-/run/systemd/system} ]]; then TEST_PACKAGES=("${WITHOUT_SLURM[@]}"); fi
 if [[ ${1:-} != --test ]]; then TEST_PACKAGES=(); fi

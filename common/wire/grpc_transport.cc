@@ -62,6 +62,9 @@ std::vector<std::pair<std::string, int>> TransportArguments() {
       {GRPC_ARG_ENABLE_RETRIES, 0},
       // A proxy that the environment names for web pages does not know a cluster's hosts.
       {GRPC_ARG_ENABLE_HTTP_PROXY, 0},
+      // A process that is started again in another pod keeps its name and has another address. By default gRPC asks for
+      // a name's address every 30 s at most.
+      {GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS, 1'000},
       // Each lane has a connection of its own: channels to one address otherwise share a socket.
       {GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1},
       // Pings find a connection that ended without a packet (power, cable, firewall), and one whose reset gRPC 1.51 has

@@ -95,22 +95,24 @@ absl::Status Rendezvous::CompareRuns(const v1::JoinRequest& request) const {
 
 absl::Status Rendezvous::Compare(const v1::JoinRequest& request) const {
   RETURN_IF_ERROR(CompareRuns(request));
+  const bool is_rank = request.rank() >= 0 && request.rank() < static_cast<int>(members_.size());
+  // Before the agreements: a worker that was started again, and would begin at a later checkpoint, must not hear that
+  // its flags are wrong. It may come back when this job is over.
+  if (complete_ && is_rank && members_[request.rank()].worker_id != request.worker_id()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("this server's job has begun, with another process as rank ", request.rank(),
+                     ": start servers of its own for every run, and again for a restart"));
+  }
   // This comes before the rank is looked at: a rank that is too large is most often a consequence of another world
   // size, which is part of the agreement.
   RETURN_IF_ERROR(CompareAgreements(request.rank(), request.agreement(), first_rank_, agreement_bytes_));
-  if (request.rank() < 0 || request.rank() >= static_cast<int>(members_.size())) {
+  if (!is_rank) {
     return absl::InvalidArgumentError(
         absl::StrCat("rank ", request.rank(), " is not below the world size ", members_.size()));
   }
   const Member& member = members_[request.rank()];
+  // Before the job begins the rank may become free, and a worker that is refused for it tries again.
   if (member.joined && member.worker_id != request.worker_id()) {
-    // Before the job begins the rank may become free, and a worker that is refused for it tries again. Afterwards it
-    // cannot.
-    if (complete_) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("this server's job has begun, with another process as rank ", request.rank(),
-                       ": start servers of its own for every run, and again for a restart"));
-    }
     return absl::AlreadyExistsError(absl::StrCat("another process has joined as rank ", request.rank(), ", from ",
                                                  member.peer, ": give every worker its own --rank"));
   }

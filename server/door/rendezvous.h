@@ -36,7 +36,7 @@ class Rendezvous {
 
   // Takes the worker in, again if it has joined before, or refuses it: InvalidArgument (wrong shard, bad rank,
   // agreements that differ), AlreadyExists (another process has this rank; names its address), FailedPrecondition
-  // (another run). `peer` is where the request came from.
+  // (another run, or the job has begun with another process as this rank). `peer` is where the request came from.
   absl::Status Join(const v1::JoinRequest& request, std::string peer = "");
 
   // The worker gave up before the job began. No effect afterwards.

@@ -23,6 +23,13 @@ TEST(GrpcTransportTest, PingsAreWellBelowADeadlineAndWellAboveWhatAServerAllows)
   EXPECT_GE(ping_ms, 2 * arguments.at(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS));
 }
 
+// A pod that is started again has another address. Members of a job wait for it, and give it up after some seconds.
+TEST(GrpcTransportTest, AnotherAddressOfANameIsFoundWithinSeconds) {
+  const auto list = TransportArguments();
+  const std::map<std::string, int> arguments(list.begin(), list.end());
+  EXPECT_LE(arguments.at(GRPC_ARG_DNS_MIN_TIME_BETWEEN_RESOLUTIONS_MS), 2'000);
+}
+
 TEST(GrpcTransportTest, SendsThePayloadFromWhereItLies) {
   ExchangeMessage fields;
   fields.set_kind(ExchangeMessage::GRADIENT);

@@ -47,7 +47,8 @@ while True:
 # The network of the node. $1: this Python, $2: the name service, $3: its file.
 NODE = r"""
 ip link set lo up
-ip link add bridge0 type bridge
+# Without an address of its own the bridge takes one of a card, and another one when that pod ends.
+ip link add bridge0 address 02:00:00:00:00:01 type bridge
 ip address add 10.99.0.1/24 dev bridge0
 ip link set bridge0 up
 exec "$1" -u -c "$2" "$3"

@@ -110,6 +110,19 @@ TEST(RendezvousTest, RefusesASecondProcessOfARank) {
   EXPECT_EQ(rendezvous.Join(Request(Job(0, 2), 99)).code(), absl::StatusCode::kFailedPrecondition);
 }
 
+// As a pod that is started again with --resume, while the others wait for the one before.
+TEST(RendezvousTest, ARestartedWorkerIsNotToldThatItsCheckpointIsWrong) {
+  Rendezvous rendezvous(0, 1, "");
+  for (const int rank : {0, 1}) EXPECT_TRUE(rendezvous.Join(Request(Job(rank, 2), 10 + rank)).ok());
+  JobSpec resumed = Job(1, 2);
+  resumed.first_step = 40;
+  const absl::Status status = rendezvous.Join(Request(resumed, 99));
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+  EXPECT_THAT(Message(status), HasSubstr("this server's job has begun, with another process as rank 1"));
+  // The member itself may not come back with other flags.
+  EXPECT_EQ(rendezvous.Join(Request(resumed, 11)).code(), absl::StatusCode::kInvalidArgument);
+}
+
 TEST(RendezvousTest, RefusesAnotherRun) {
   Rendezvous rendezvous(0, 1, "");
   v1::JoinRequest first = Request(Job(0, 2), 10);
