@@ -74,6 +74,12 @@ absl::Status WriteStraight(const std::string& path, absl::string_view content) {
 AtomicFile::AtomicFile(std::string path, std::string temporary, int file)
     : path_(std::move(path)), temporary_(std::move(temporary)), file_(file) {}
 
+std::string ProcessMark() {
+  // The last byte stays zero: gethostname does not end a name that it has to cut.
+  char host[64] = {};
+  return absl::StrCat(gethostname(host, sizeof(host) - 1) == 0 ? host : "unknown", ".", getpid());
+}
+
 AtomicFile::~AtomicFile() {
   if (file_ < 0) return;
   close(file_);
@@ -82,7 +88,7 @@ AtomicFile::~AtomicFile() {
 
 absl::StatusOr<std::unique_ptr<AtomicFile>> AtomicFile::Create(const std::string& path) {
   // The file is in the same folder, because a rename cannot go from one file system to another.
-  std::string temporary = absl::StrCat(path, ".tmp.", getpid());
+  std::string temporary = absl::StrCat(path, ".tmp.", ProcessMark());
   // O_EXCL: in a folder that others may write to, a planted link would have us truncate what it names.
   const auto create = [&] {
     return open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
@@ -92,7 +98,7 @@ absl::StatusOr<std::unique_ptr<AtomicFile>> AtomicFile::Create(const std::string
     RETURN_IF_ERROR(MakeFolderOf(path));
     file = create();
   }
-  // A process that crashed left it, and this one has the same id.
+  // A process that crashed left it, and this one has the same host and id.
   if (file < 0 && errno == EEXIST && unlink(temporary.c_str()) == 0) file = create();
   if (file < 0) return SystemError(errno, "create", temporary);
   return std::unique_ptr<AtomicFile>(new AtomicFile(path, std::move(temporary), file));

@@ -15,11 +15,15 @@
 
 namespace starring {
 
+// "HOST.PROCESS" of this process, for the name of a file that is not finished. The number of the process alone would be
+// equal in all containers, which may share a folder: the first process of each has the number 1.
+std::string ProcessMark();
+
 // A file that is written piece by piece under a temporary name in the same folder. Without Commit nothing of it
 // remains.
 class AtomicFile {
  public:
-  // The temporary name contains this process's id. A file that an earlier process left under that name is removed; a
+  // The temporary name contains ProcessMark(). A file that an earlier process left under that name is removed; a
   // link there is not followed. Folders of the path that do not exist are made.
   static absl::StatusOr<std::unique_ptr<AtomicFile>> Create(const std::string& path);
   ~AtomicFile();

@@ -248,7 +248,11 @@ void MemberLink::Report(Stream& stream) {
 }
 
 void MemberLink::Run() {
-  const std::shared_ptr<grpc::Channel> channel = OpenChannel(options_.coordinator, options_.security);
+  grpc::ChannelArguments arguments;
+  // In spite of its name, this is how long one attempt to connect may take. A coordinator that is started again in
+  // another pod has another address, which is looked up when the attempt at the old one is over.
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 5'000);
+  const std::shared_ptr<grpc::Channel> channel = OpenChannel(options_.coordinator, options_.security, arguments);
   const std::unique_ptr<v1::ParameterServer::Stub> server = v1::ParameterServer::NewStub(channel);
   const std::unique_ptr<v1::Coordinator::Stub> stub = v1::Coordinator::NewStub(channel);
   grpc::CompletionQueue queue;

@@ -16,6 +16,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/base/atomic_file.h"
 #include "common/base/check.h"
 #include "common/base/status.h"
 #include "common/checkpoint/checkpoint.h"
@@ -396,7 +397,7 @@ void SnapshotStore::WriteInBackground() {
 absl::Status SnapshotStore::WriteFile(const Snapshot& snapshot) const {
   const std::string path = PathOf(snapshot.step);
   // Another process of this shard, which was given up, may still write.
-  const std::string temporary = absl::StrCat(path, ".", getpid(), kUnfinished);
+  const std::string temporary = absl::StrCat(path, ".", ProcessMark(), kUnfinished);
   std::string head = absl::StrCat(kFormat.line, ToRecord(HeadOf(options_, snapshot, CrcOf(snapshot))));
   CHECK_LE(head.size(), kHeadBytes);
   head.resize(kHeadBytes, '\0');

@@ -56,10 +56,17 @@ TEST(WriteFileAtomicallyTest, KeepsTheOldFileWhenTheNewOneDoesNotFit) {
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder), {}), 1);
 }
 
+// The first process of every container has the id 1, and pods may share a folder.
+TEST(WriteFileAtomicallyTest, TemporaryNamesHaveTheHostAndTheProcess) {
+  char host[64] = {};
+  ASSERT_EQ(gethostname(host, sizeof(host) - 1), 0);
+  EXPECT_EQ(ProcessMark(), std::string(host) + "." + std::to_string(getpid()));
+}
+
 TEST(WriteFileAtomicallyTest, DoesNotFollowALinkInItsWay) {
   const std::string victim = testing::TempDir() + "/victim", path = testing::TempDir() + "/watched";
   std::ofstream(victim) << "precious";
-  const std::string trap = path + ".tmp." + std::to_string(getpid());
+  const std::string trap = path + ".tmp." + ProcessMark();
   std::filesystem::create_symlink(victim, trap);
   ASSERT_TRUE(WriteFileAtomically(path, "new").ok());
   EXPECT_EQ(Read(victim), "precious");

@@ -19,6 +19,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
+#include "common/base/atomic_file.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/starring/v1/elastic_state.pb.h"
@@ -64,7 +65,7 @@ void TakeAll(SnapshotStore& store, int64_t step) {
 class SlowFile {
  public:
   SlowFile(const std::string& folder, int64_t step)
-      : path_(absl::StrFormat("%s/snapshot-1of2-%09d.%d.tmp", folder, step, getpid())) {
+      : path_(absl::StrFormat("%s/snapshot-1of2-%09d.%s.tmp", folder, step, ProcessMark())) {
     signal(SIGPIPE, SIG_IGN);  // a test that fails may close the pipe first
     EXPECT_EQ(mkfifo(path_.c_str(), 0600), 0);
   }
@@ -164,7 +165,7 @@ TEST(SnapshotStoreTest, AStepThatIsUndoneWhileItIsWrittenIsNotOnTheDisk) {
   store->DropAfter(8);
   slow.Open();
   const std::string path = absl::StrFormat("%s/snapshot-1of2-%09d", folder, 16);
-  const std::string unfinished = absl::StrCat(path, ".", getpid(), ".tmp");
+  const std::string unfinished = absl::StrCat(path, ".", ProcessMark(), ".tmp");
   for (int i = 0; i < 500 && (std::filesystem::exists(unfinished) || std::filesystem::exists(path)); ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
