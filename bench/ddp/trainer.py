@@ -321,7 +321,7 @@ class Trainer:
             "host": run_record.host(cores, self.device.name(), self._versions()),
             "epochs": self.epochs, "steps": steps, "step_ms": step_ms, "breakdown_ms": breakdown,
             "exchange": {"bytes_sent": exchanged, "bytes_received": exchanged, "shared_memory": False,
-                         "gpu_transfer": ""},
+                         "not_shared": "", "gpu_transfer": ""},
             "parameter_sha256": sha256,
             "workers": self._worker_uses(breakdown["forward"] + breakdown["backward"]),
             "stragglers": [],

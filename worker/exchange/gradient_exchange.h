@@ -35,6 +35,7 @@ struct ExchangeCounters {
   int64_t bytes_sent = 0;        // gradients and parameters, this worker, since Start
   int64_t bytes_received = 0;    // the same
   bool shared_memory = false;    // the bytes went through shared memory, not through a socket
+  std::string not_shared;        // why they did not, if that was tried
   double optimizer_seconds = 0;  // spent in this process applying the optimizer (0 in a star: the servers do it)
 };
 

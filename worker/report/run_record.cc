@@ -139,6 +139,7 @@ void FillResult(const TrainResult& result, v1::RunRecord& record) {
   record.mutable_exchange()->set_bytes_sent(static_cast<double>(result.exchange.bytes_sent));
   record.mutable_exchange()->set_bytes_received(static_cast<double>(result.exchange.bytes_received));
   record.mutable_exchange()->set_shared_memory(result.exchange.shared_memory);
+  record.mutable_exchange()->set_not_shared(result.exchange.not_shared);
   record.set_parameter_sha256(result.parameter_sha256);
   for (const WorkerUse& use : result.workers) {
     v1::WorkerUse& out = *record.add_workers();

@@ -156,8 +156,8 @@ class ContainerTest(unittest.TestCase):
             record = self.train(["launch", *flags, "--workers=2", "--", *SMALL])
             self.assertEqual(record["parameter_sha256"], digest, flags)
             # Its memory is no file in /dev/shm, which is smaller than one array.
-            self.assertEqual(record["exchange"].get("shared_memory", False), "--servers=2" in flags or
-                             "--servers=1" in flags, flags)
+            self.assertEqual(record["exchange"]["shared_memory"], flags[-1].startswith("--servers="), flags)
+            self.assertEqual(record["exchange"]["not_shared"], "")
 
     def test_a_ring_over_mpi(self) -> None:
         record = self.train(["launch", "--sync=ring", "--workers=2", "--", *SMALL])
@@ -179,7 +179,7 @@ class ContainerTest(unittest.TestCase):
         for words, code, sentence in (
                 (["launch", "--workers=2", "--", *SMALL], 1, r"/tmp/starring\.\w+: No such file or directory; set TMPDIR"),
                 (["worker", *SMALL, "--checkpoint_dir=/checkpoints"], 1, "cannot create /checkpoints: Read-only file system"),
-                (["worker", *SMALL, "--record=/record.json"], 2, r"/record.json\.tmp\.1: Read-only file system: name a file"),
+                (["worker", *SMALL, "--record=/record.json"], 2, r"/record.json\.tmp\.alone\.1: Read-only file system: name a file"),
                 (["launch", "--make_secret=/secret"], 2, "/secret: Read-only file system")):
             pod = self.start(words, has_folders=False)
             self.assertEqual(pod.wait(), code, pod.text())

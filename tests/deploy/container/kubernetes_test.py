@@ -4,6 +4,7 @@ job whose parameters are those of a job without containers."""
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 import os
 import re
@@ -244,6 +245,14 @@ class RunTest(unittest.TestCase):
 
         return watch
 
+    def seconds_after(self, pods: list[RunningPod], name: str) -> float:
+        """From the first line of the coordinator that was started again to its first generation."""
+        text = [pod for pod in pods if pod.pod.name == name][-1].text()
+        stamps = [datetime.datetime.fromisoformat(stamp) for stamp in re.findall(
+            r"^(\S+)Z server 0: (?:connections are not|generation)", text, re.M)]
+        self.assertGreaterEqual(len(stamps), 2, text)
+        return (stamps[1] - stamps[0]).total_seconds()
+
     def test_the_star(self) -> None:
         facts: dict[str, str] = {}
 
@@ -254,6 +263,9 @@ class RunTest(unittest.TestCase):
         outcome = self.run_to_end(self.cluster("star", SMALL), look)
         self.assertEqual(outcome.codes, {"star-worker-0": 0, "star-worker-1": 0})
         self.assertEqual(outcome.record["parameter_sha256"], self.digest_without_containers(SMALL))
+        # Both are on one machine, and each process has the number 1.
+        self.assertFalse(outcome.record["exchange"]["shared_memory"])
+        self.assertIn("cannot map this worker's memory", outcome.record["exchange"]["not_shared"])
         self.assertEqual((facts["CapEff"], facts["CapPrm"], facts["NoNewPrivs"]), ("0" * 16, "0" * 16, "1"))
 
     def test_the_ring(self) -> None:
@@ -301,11 +313,12 @@ class RunTest(unittest.TestCase):
         self.assertEqual(outcome.record["parameter_sha256"], self.digest_without_containers(LONGER))
 
     def test_an_elastic_star_goes_on_when_its_coordinator_was_killed(self) -> None:
-        # It comes back at another address.
+        # It comes back at another address. Without a limit of its own, gRPC tries the old one for 20 s.
         cluster = self.cluster("elastic", LONGER)
         folder = os.path.join(cluster.claim("starring-checkpoints"), "elastic-1")
         outcome = self.run_to_end(cluster, self.kill_once("elastic-coordinator-0", folder))
         self.assertEqual(outcome.restarts["elastic-coordinator-0"], 1)
+        self.assertLess(self.seconds_after(self.node.pods, "elastic-coordinator-0"), 15)
         self.assertEqual(outcome.record["parameter_sha256"], self.digest_without_containers(LONGER))
 
     def test_workers_of_an_elastic_star_come_and_go(self) -> None:

@@ -95,7 +95,7 @@ at "$bundle" /starring ro
 """.replace("@SHM@", str(SHM_BYTES))
 
 END_ROOT = r"""
-mount -o remount,ro "$root"
+mount -o remount,bind,ro "$root"
 """
 
 

@@ -438,7 +438,9 @@ ExchangeCounters PeerExchange::CountersOfAllMachines() const {
 
 ExchangeCounters PeerExchange::counters() const {
   const MutexLock lock(mutex_);
-  return CountersOfAllMachines();
+  ExchangeCounters counters = CountersOfAllMachines();
+  if (!counters.shared_memory) counters.not_shared = not_shared_;
+  return counters;
 }
 
 void PeerExchange::DriveInBackground() {

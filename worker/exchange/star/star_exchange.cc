@@ -96,7 +96,8 @@ class StarExchange final : public GradientExchange, private Snapshots {
   int node_count_ = 1;                             // of this worker's share
   std::unique_ptr<SharedMemory> gradient_memory_;  // an array for each node; both are set, or neither
   std::unique_ptr<SharedMemory> parameter_memory_;
-  ExchangeMemory memory_;  // empty, or in both
+  ExchangeMemory memory_;   // empty, or in both
+  std::string not_shared_;  // why there is none, if it was tried
   int64_t next_sum_ = 0;
   bool over_ = false;
   std::unique_ptr<StarClient> client_;
@@ -147,22 +148,33 @@ absl::Status StarExchange::Start(const JobSpec& job, std::span<float> parameters
 }
 
 // Shard 0 creates the memory for parameters when it opens the worker's; the other shards are then told of both. It is
-// no error if memory cannot be shared with every shard: arrays then go through the socket.
+// no error if memory cannot be shared with every shard: arrays then go through the socket, and the record says why.
 absl::Status StarExchange::ShareMemory() {
   const int64_t element_count = job_.buckets.element_count();
   auto gradients = SharedMemory::Create(node_count_ * element_count);
-  if (!gradients.ok()) return absl::OkStatus();
+  const auto refuse = [this](absl::string_view why) {
+    not_shared_ = std::string(why);
+    return absl::OkStatus();
+  };
+  const auto cannot_map = [this](int shard) {
+    return absl::StrCat("server ", options_.addresses[shard], " (shard ", shard,
+                        ") cannot map this worker's memory: it is on another host, in another container or of another "
+                        "user, or has no memory left");
+  };
+  if (!gradients.ok()) return refuse(gradients.status().message());
   ExchangeMessage fields;
   *fields.mutable_gradient_memory() = (*gradients)->where();
   ASSIGN_OR_RETURN(const std::vector<v1::SharedMemory> first, AskToShare(0, 1, fields));
+  if (first[0].nonce() == 0) return refuse(cannot_map(0));
   auto parameters = SharedMemory::Open(first[0], element_count, SharedMemory::Access::kRead);
-  if (!parameters.ok()) return absl::OkStatus();
+  if (!parameters.ok()) return refuse(parameters.status().message());
   *fields.mutable_parameter_memory() = first[0];
   ASSIGN_OR_RETURN(const std::vector<v1::SharedMemory> others, AskToShare(1, shard_count(), fields));
   // A shard that cannot map the memory answers without it; the number is 0 then. One such shard is enough for the
   // socket: gradients and parameters are one array each, which all shards share or none.
-  const auto agrees = [&](const v1::SharedMemory& other) { return other.nonce() == first[0].nonce(); };
-  if (!std::ranges::all_of(others, agrees)) return absl::OkStatus();
+  const auto differs = [&](const v1::SharedMemory& other) { return other.nonce() != first[0].nonce(); };
+  const auto odd = std::ranges::find_if(others, differs);
+  if (odd != others.end()) return refuse(cannot_map(1 + static_cast<int>(odd - others.begin())));
   gradient_memory_ = *std::move(gradients);
   parameter_memory_ = *std::move(parameters);
   for (int node = 0; node < node_count_; ++node) {
@@ -375,7 +387,8 @@ ExchangeCounters StarExchange::counters() const {
   if (client_ == nullptr) return {};
   return {.bytes_sent = client_->payload_bytes_sent(),
           .bytes_received = client_->payload_bytes_received(),
-          .shared_memory = parameter_memory_ != nullptr};
+          .shared_memory = parameter_memory_ != nullptr,
+          .not_shared = not_shared_};
 }
 
 }  // namespace

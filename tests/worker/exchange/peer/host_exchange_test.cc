@@ -214,6 +214,7 @@ TEST(HostExchange, WithoutSharedMemoryItRefusesOrSendsMessages) {
     ASSERT_EQ(outcome.status, absl::OkStatus());
     EXPECT_EQ(outcome.parameters, job.Reference(kSteps));
     EXPECT_FALSE(outcome.counters.shared_memory);
+    EXPECT_THAT(outcome.counters.not_shared, HasSubstr("rank 0"));
     EXPECT_THAT(outcome.choice->reason, HasSubstr("no shared memory: rank 0"));
   }
 }
