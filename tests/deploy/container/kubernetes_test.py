@@ -1,5 +1,5 @@
-"""Parses the manifests of deploy/kubernetes and runs the commands of their pods, as a cluster would, to the end of a small
-job whose parameters are those of a job without containers."""
+"""Parses the manifests of deploy/kubernetes and runs the commands of their pods, as a cluster would, to the end of a
+small job whose parameters are those of a job without containers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ import datetime
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
-import tarfile
-import tempfile
 import time
 import unittest
 from typing import Any, Callable, Optional
@@ -22,12 +19,12 @@ try:
 except ImportError:
     yaml = None  # type: ignore[assignment]
 
+from pods import PodTest, RunningPod
+
 if yaml is not None:
     from manifests import INDEX_VARIABLE, Cluster, containers_of, load, named, of_kind
-    from pods import CannotIsolate, Node, RunningPod
 
 MANIFESTS = os.path.abspath("deploy/kubernetes")
-ARCHIVE = os.path.abspath("deploy/starring-bundle.tar.gz")
 NAMES = ("star", "ring", "elastic")
 SECONDS_MAX = 100.0  # for a job of seconds on a loaded machine
 PAUSE_S = 0.5  # before the first restart of a pod, twice as long before the next one; a cluster takes 10 s
@@ -47,6 +44,7 @@ def flag_of(container: dict[str, Any], name: str) -> Optional[str]:
 
 @unittest.skipIf(yaml is None, "python3-yaml is missing: deploy/setup.sh --test installs it")
 class ManifestTest(unittest.TestCase):
+    documents: dict[str, list[dict[str, Any]]]
 
     @classmethod
     def setUpClass(cls) -> None:
@@ -86,7 +84,8 @@ class ManifestTest(unittest.TestCase):
                 volumes = {volume["name"]: volume for volume in pod["volumes"]}
                 (given,) = [volume for volume in volumes.values() if "secret" in volume]
                 self.assertEqual(given["secret"]["defaultMode"], 0o440)
-                (copies,) = [volume for volume in volumes.values() if volume.get("emptyDir", {}).get("medium") == "Memory"]
+                (copies,) = [volume for volume in volumes.values()
+                             if volume.get("emptyDir", {}).get("medium") == "Memory"]
                 (init,), (main,) = pod["initContainers"], pod["containers"]
                 mounts = {one["name"]: {mount["name"]: mount for mount in one["volumeMounts"]} for one in (init, main)}
                 self.assertTrue(mounts[init["name"]][given["name"]]["readOnly"])
@@ -105,7 +104,8 @@ class ManifestTest(unittest.TestCase):
                 self.assertIn(size, (None, str(job["spec"]["completions"])))
             servers = [workload for workload in self.workloads(name)
                        if workload["spec"]["template"]["spec"]["containers"][0]["name"] == "server"]
-            count = sum(workload["spec"].get("replicas", workload["spec"].get("completions", 0)) for workload in servers)
+            count = sum(workload["spec"].get("replicas", workload["spec"].get("completions", 0))
+                        for workload in servers)
             for workload in servers:
                 shards = flag_of(workload["spec"]["template"]["spec"]["containers"][0], "shard_count")
                 self.assertEqual(shards, str(count), name)
@@ -148,32 +148,20 @@ class Outcome:
 
 
 @unittest.skipIf(yaml is None, "python3-yaml is missing: deploy/setup.sh --test installs it")
-class RunTest(unittest.TestCase):
+class RunTest(PodTest):
+    secret: str
+    digests: dict[tuple[str, ...], str]
 
     @classmethod
     def setUpClass(cls) -> None:
-        cls.above = tempfile.mkdtemp()
-        with tarfile.open(ARCHIVE) as archive:
-            archive.extractall(cls.above)
-        cls.bundle = os.path.join(cls.above, "starring")
+        super().setUpClass()
         cls.secret = os.path.join(cls.above, "secret")
         subprocess.run([cls.bundle + "/bin/launch", "--make_secret=" + cls.secret], check=True,
                        stdout=subprocess.DEVNULL)
-        cls.digests: dict[tuple[str, ...], str] = {}
-
-    @classmethod
-    def tearDownClass(cls) -> None:
-        for folder, _, _ in os.walk(cls.above):
-            os.chmod(folder, 0o755)
-        shutil.rmtree(cls.above)
+        cls.digests = {}
 
     def setUp(self) -> None:
-        try:
-            self.node = Node(self.bundle)
-        except (CannotIsolate, FileNotFoundError) as error:
-            self.skipTest(str(error))
-        self.addCleanup(shutil.rmtree, self.node.folder, ignore_errors=True)
-        self.addCleanup(self.node.close)
+        self.begin_node()
 
     def digest_without_containers(self, flags: list[str]) -> str:
         """Of a ring on this machine; a star has the same bits."""
@@ -241,7 +229,7 @@ class RunTest(unittest.TestCase):
         def watch(running: dict[str, RunningPod]) -> None:
             if not killed and os.path.isdir(folder) and any(entry.startswith("step-") for entry in os.listdir(folder)):
                 killed.append(name)
-                running[name].signal(signal.SIGKILL)
+                running[name].send(signal.SIGKILL)
 
         return watch
 
@@ -328,7 +316,7 @@ class RunTest(unittest.TestCase):
 
         def scale_down(running: dict[str, RunningPod]) -> None:
             if not gone and os.path.isdir(folder) and os.listdir(folder):
-                running["elastic-worker-1"].signal(signal.SIGTERM)
+                running["elastic-worker-1"].send(signal.SIGTERM)
                 gone.append(running["elastic-worker-1"].wait())
 
         outcome = self.run_to_end(cluster, scale_down)

@@ -82,8 +82,8 @@ class Cluster:
     def pod(self, workload: dict[str, Any], index: int) -> Pod:
         template = copy.deepcopy(workload["spec"]["template"])
         name = "%s-%d" % (workload["metadata"]["name"], index)
-        metadata = {"name": name, "labels": dict(template["metadata"]["labels"]),
-                    "annotations": dict(template["metadata"].get("annotations", {}))}
+        metadata: dict[str, Any] = {"name": name, "labels": dict(template["metadata"]["labels"]),
+                                    "annotations": dict(template["metadata"].get("annotations", {}))}
         service = template["spec"].get("subdomain")
         own_variables = []
         if workload["kind"] == "StatefulSet":

@@ -1,18 +1,22 @@
-"""Runs programs of the bundle as containers run them: each pod in namespaces of its own, on a root that is read-only and
-has the bundle alone, as user 1000 without capabilities, with a network card and a name service."""
+"""Runs programs of the bundle as containers run them: each pod in namespaces of its own, on a root that is read-only
+and has the bundle alone, as user 1000 without capabilities, with a network card and a name service."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
+import unittest
 from typing import Optional
 
+ARCHIVE = os.path.abspath("deploy/starring-bundle.tar.gz")
 SHM_BYTES = 64 * 1024
 WAIT_SECONDS_MAX = 60
 DOMAIN = "default.svc.cluster.local"  # of the names of Kubernetes
@@ -151,7 +155,7 @@ class RunningPod:
         with open("/proc/%d/status" % self.pid(), encoding="ascii") as file:
             return {line.split(":", 1)[0]: line.split(":", 1)[1].strip() for line in file}
 
-    def signal(self, number: signal.Signals) -> None:
+    def send(self, number: signal.Signals) -> None:
         os.kill(self.pid(), number)
 
     def wait(self, seconds_max: float = WAIT_SECONDS_MAX) -> int:
@@ -160,7 +164,8 @@ class RunningPod:
             return self.process.wait(seconds_max)
         except subprocess.TimeoutExpired:
             self.end()
-            raise AssertionError("%s has not ended within %d s:\n%s" % (self.pod.name, seconds_max, self.text())) from None
+            raise AssertionError("%s has not ended within %d s:\n%s" %
+                                 (self.pod.name, seconds_max, self.text())) from None
 
     def end(self) -> None:
         if self.process.poll() is None:
@@ -267,3 +272,31 @@ class Node:
         with open(path + ".next", "w", encoding="ascii") as file:
             file.writelines("%s %s\n" % item for item in self.zone.items())
         os.replace(path + ".next", path)
+
+
+class PodTest(unittest.TestCase):
+    """Tests that start pods. Without namespaces they are skipped."""
+    above: str
+    bundle: str
+    node: Node
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.above = tempfile.mkdtemp()
+        with tarfile.open(ARCHIVE) as archive:
+            archive.extractall(cls.above)
+        cls.bundle = os.path.join(cls.above, "starring")
+
+    @classmethod
+    def tearDownClass(cls) -> None:
+        for folder, _, _ in os.walk(cls.above):
+            os.chmod(folder, 0o755)
+        shutil.rmtree(cls.above)
+
+    def begin_node(self) -> None:
+        try:
+            self.node = Node(self.bundle)
+        except (CannotIsolate, FileNotFoundError) as error:
+            self.skipTest(str(error))
+        self.addCleanup(shutil.rmtree, self.node.folder, ignore_errors=True)
+        self.addCleanup(self.node.close)

@@ -7,13 +7,10 @@ import re
 import shlex
 import shutil
 import subprocess
-import tarfile
-import tempfile
 import unittest
 
-from pods import DOMAIN, CannotIsolate, Container, Mount, Node, Pod
+from pods import DOMAIN, Container, Mount, Pod, PodTest
 
-ARCHIVE = os.path.abspath("deploy/starring-bundle.tar.gz")
 UNIT = os.path.abspath("deploy/systemd/starring-server@.service")
 SMALL = ["--dataset=synthetic", "--synthetic_train_count=400", "--synthetic_test_count=50", "--epochs=2"]
 BUNDLE_AT = "/opt/starring"
@@ -32,20 +29,7 @@ def settings() -> dict[str, list[str]]:
     return found
 
 
-class UnitTest(unittest.TestCase):
-
-    @classmethod
-    def setUpClass(cls) -> None:
-        cls.above = tempfile.mkdtemp()
-        with tarfile.open(ARCHIVE) as archive:
-            archive.extractall(cls.above)
-        cls.bundle = os.path.join(cls.above, "starring")
-
-    @classmethod
-    def tearDownClass(cls) -> None:
-        for folder, _, _ in os.walk(cls.above):
-            os.chmod(folder, 0o755)
-        shutil.rmtree(cls.above)
+class UnitTest(PodTest):
 
     def analyze(self, *words: str) -> str:
         """A copy of the unit, whose programs are where this test has the bundle."""
@@ -54,7 +38,8 @@ class UnitTest(unittest.TestCase):
         copy = os.path.join(self.above, os.path.basename(UNIT))
         with open(UNIT, encoding="utf-8") as file, open(copy, "w", encoding="utf-8") as changed:
             changed.write(file.read().replace(BUNDLE_AT, self.bundle))
-        done = subprocess.run(["systemd-analyze", *words, copy], capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(["systemd-analyze", *words, copy], capture_output=True, text=True, check=False,
+                              timeout=60)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         # An unknown setting is a warning.
         self.assertNotIn(os.path.basename(UNIT).replace("@.", "@"), done.stderr)
@@ -74,35 +59,30 @@ class UnitTest(unittest.TestCase):
             self.assertEqual(found[name], [value])
 
     def test_its_commands_serve_a_job(self) -> None:
-        try:
-            node = Node(self.bundle)
-        except (CannotIsolate, FileNotFoundError) as error:
-            self.skipTest(str(error))
-        self.addCleanup(shutil.rmtree, node.folder, ignore_errors=True)
-        self.addCleanup(node.close)
+        self.begin_node()
         found = settings()
         self.assertEqual(found["LoadCredential"], ["secret:/etc/starring/secret"])
-        secret = os.path.join(node.make_folder("credentials"), "secret")
+        secret = os.path.join(self.node.make_folder("credentials"), "secret")
         subprocess.run([self.bundle + "/bin/launch", "--make_secret=" + secret], check=True, stdout=subprocess.DEVNULL)
         pods = []
         for shard in range(2):
             environment = dict(word.split("=", 1) for value in found["Environment"] for word in shlex.split(value))
             environment["SHARD_COUNT"] = "2"  # as a file of settings has it
             place = "/run/" + found["RuntimeDirectory"][0].replace("%i", str(shard))
-            mounts = [Mount(node.make_folder("credentials-%d" % shard), "/run/credentials", read_only=True),
-                      Mount(node.make_folder("run-%d" % shard), place)]
+            mounts = [Mount(self.node.make_folder("credentials-%d" % shard), "/run/credentials", read_only=True),
+                      Mount(self.node.make_folder("run-%d" % shard), place)]
             # As systemd 254 hands it over.
             shutil.copy(secret, mounts[0].source)
             os.chmod(os.path.join(mounts[0].source, "secret"), 0o440)
             before, main = (Container(self.words(found[name][0], shard, environment), environment, mounts)
                             for name in ("ExecStartPre", "ExecStart"))
             name = "node%d" % shard
-            pods.append(node.start(Pod(name, main, [before], ["%s.%s" % (name, DOMAIN)], bundle_at=BUNDLE_AT)))
+            pods.append(self.node.start(Pod(name, main, [before], ["%s.%s" % (name, DOMAIN)], bundle_at=BUNDLE_AT)))
         port = found["Environment"][0].split("LISTEN=0.0.0.0:")[1].split(" ")[0]
         worker = Container(["/starring/bin/worker", *SMALL, "--servers=node0:%s,node1:%s" % (port, port),
                             "--job_secret=/secret/secret"],
                            {}, [Mount(os.path.dirname(secret), "/secret", read_only=True)])
-        pods.append(node.start(Pod("worker", worker)))
+        pods.append(self.node.start(Pod("worker", worker)))
         for pod in reversed(pods):
             self.assertEqual(pod.wait(), 0, pod.text())
         self.assertIn("server 0: all workers have finished", pods[0].text())
