@@ -70,7 +70,7 @@ done
 ip link set lo up
 ip address add "$2/24" dev eth0
 ip link set eth0 up
-# What is mounted below stays in this pod.
+# The mounts below stay in this pod.
 mount --make-rprivate /
 """
 
