@@ -413,6 +413,7 @@ absl::Status Job::StartMpirun() {
   // The usual soft limit of 1024 is enough for some 120 ranks. mpirun inherits it.
   RaiseDescriptorLimit(MpirunDescriptors(options_.worker_count));
   SetMpiDefaults(options_.worker_count, CountedCores(ReadCoreLimits()), environment_);
+  SetMpiMemory(options_.worker_count, context_.folder, environment_);
   ChildSpec spec;
   RETURN_IF_ERROR(SetMpirunCommand({.rank_count = options_.worker_count,
                                     .folder = context_.folder,

@@ -39,6 +39,11 @@ absl::Status SetMpirunCommand(const MpiJob& job, ChildSpec& spec);
 // Sets what Open MPI must know about this machine and user. Variables that the user has set keep their values.
 void SetMpiDefaults(int rank_count, int core_count, Environment& environment);
 
+// Has Open MPI put the ranks' shared memory into `folder`, which is the launcher's, if `usual` is too small for it, as
+// /dev/shm of a container is. Else Open MPI prints lines that name no cause, and sends all messages through sockets.
+void SetMpiMemory(int rank_count, const std::string& folder, Environment& environment,
+                  const std::string& usual = "/dev/shm");
+
 // How many descriptors mpirun may need for its ranks. With fewer it hangs.
 int64_t MpirunDescriptors(int rank_count);
 

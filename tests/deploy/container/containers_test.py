@@ -141,6 +141,8 @@ class ContainerTest(PodTest):
 
     def test_a_ring_over_mpi(self) -> None:
         record = self.train(["launch", "--sync=ring", "--workers=2", "--", *SMALL])
+        # Open MPI complains where /dev/shm is too small for its shared memory.
+        self.assertNotIn("mpirun |", self.node.pods[-1].text())
         digest = self.plain_digest(["launch", "--sync=ring", "--transport=tcp", "--workers=2", "--", *SMALL])
         self.assertEqual(record["parameter_sha256"], digest)
 

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "deploy/launch/child_process.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -157,6 +158,23 @@ TEST_F(MpiRankTest, MoreRanksThanCoresYield) {
   SetMpiDefaults(3, 2, few);
   ASSERT_NE(few.Find(kYield), nullptr);
   EXPECT_EQ(*few.Find(kYield), std::string(kYield) + "=1");
+}
+
+// A container's /dev/shm may have 64 KiB.
+TEST_F(MpiRankTest, ASmallFolderForSharedMemoryIsReplaced) {
+  constexpr char kFolder[] = "OMPI_MCA_btl_vader_backing_directory";
+  Environment small{std::vector<std::string>()};
+  SetMpiMemory(2, folder_, small, "/proc");  // no byte of which is free
+  ASSERT_NE(small.Find(kFolder), nullptr);
+  EXPECT_EQ(*small.Find(kFolder), absl::StrCat(kFolder, "=", folder_));
+  Environment users{{absl::StrCat(kFolder, "=/scratch")}};
+  SetMpiMemory(2, folder_, users, "/proc");
+  EXPECT_EQ(*users.Find(kFolder), absl::StrCat(kFolder, "=/scratch"));
+  for (const std::string& usual : {folder_, std::string("/nowhere")}) {
+    Environment large{std::vector<std::string>()};
+    SetMpiMemory(2, folder_, large, usual);
+    EXPECT_EQ(large.Find(kFolder), nullptr) << usual;
+  }
 }
 
 // PATH is the test's folder.
