@@ -63,7 +63,6 @@ class StarSink {
     std::span<std::byte> part;  // may be overwritten
     std::span<const std::byte> other;
   };
-  // result = the last step of the sum.
   // The last step of a sum makes two outputs.
   struct Output {
     ElementRange range;

@@ -120,7 +120,8 @@ class ContributionSum {
   absl::Status SetState(int bucket, int vector, std::span<const BytePiece> state);
   absl::Status SetParameters(int bucket, std::span<const BytePiece> parameters);
 
-  // From now on slices of more than kPartElements are summed by SumPart.
+  // From now on slices of more than kPartElements are summed by SumPart. REQUIRES: no worker asks again for the step
+  // before: while its bucket is summed, the update may overwrite it.
   void SumInParts() { sums_in_parts_ = true; }
 
   // Takes a contribution. The one that completes a step is summed, applied and sealed before the call returns, or else

@@ -308,11 +308,12 @@ void ShardJob::AnswerAll(const SealedUpdate& update) {
 
 std::optional<int> ShardJob::SumPart() {
   CHECK(is_summing());
-  if (is_watched() && sum_began_ns_ == 0) sum_began_ns_ = TraceNow();
+  const int64_t begin_ns = is_watched() ? TraceNow() : 0;
   const std::optional<SealedUpdate> update = sums_.SumPart();
+  if (is_watched()) sum_ns_ += DrawSum(summing_.front().labels, begin_ns);
   if (!update.has_value()) return std::nullopt;
   if (is_watched()) {
-    NoteSum(summing_.front(), std::exchange(sum_began_ns_, 0));
+    NoteSum(summing_.front(), std::exchange(sum_ns_, 0));
     summing_.pop_front();
   }
   AnswerAll(*update);
@@ -335,28 +336,32 @@ void ShardJob::NoteContribution(int rank, const ExchangeMessage& fields, const C
     options_.metrics->OnContribution(
         rank, 1e-9 * static_cast<double>(std::max<int64_t>(0, arrival_ns - last.first_arrival_ns)));
   }
-  if (result.fate == ContributionFate::kSealed) NoteSum(last, arrival_ns);
+  if (result.fate == ContributionFate::kSealed) NoteSum(last, DrawSum(last.labels, arrival_ns));
   if (result.fate == ContributionFate::kComplete) summing_.push_back(last);
 }
 
-void ShardJob::NoteSum(const LastContribution& last, int64_t begin_ns) {
+int64_t ShardJob::DrawSum(const TraceLabels& labels, int64_t begin_ns) {
   const int64_t end_ns = TraceNow();
   if (options_.track != nullptr) {
-    options_.track->Add({.name = "sum + apply", .begin_ns = begin_ns, .end_ns = end_ns, .labels = last.labels});
-    // The span is drawn when it is over: before that, no one knows which contribution is the last.
-    if (last.rank >= 0) {
-      options_.track->Add({.name = "wait for the last worker",
-                           .kind = TraceEvent::Kind::kFlight,
-                           .begin_ns = last.first_arrival_ns,
-                           .end_ns = last.arrival_ns,
-                           .labels = last.labels});
-    }
+    options_.track->Add({.name = "sum + apply", .begin_ns = begin_ns, .end_ns = end_ns, .labels = labels});
+  }
+  return end_ns - begin_ns;
+}
+
+void ShardJob::NoteSum(const LastContribution& last, int64_t sum_ns) {
+  // The span is drawn when it is over: before that, no one knows which contribution is the last.
+  if (options_.track != nullptr && last.rank >= 0) {
+    options_.track->Add({.name = "wait for the last worker",
+                         .kind = TraceEvent::Kind::kFlight,
+                         .begin_ns = last.first_arrival_ns,
+                         .end_ns = last.arrival_ns,
+                         .labels = last.labels});
   }
   if (options_.metrics == nullptr) return;
   options_.metrics->OnSum(
       {.last_rank = last.rank,
        .queue_seconds = 1e-9 * static_cast<double>(std::max<int64_t>(0, last.arrival_ns - last.first_arrival_ns)),
-       .sum_seconds = 1e-9 * static_cast<double>(end_ns - begin_ns),
+       .sum_seconds = 1e-9 * static_cast<double>(sum_ns),
        .steps_complete = sums_.steps_complete()});
 }
 

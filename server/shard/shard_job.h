@@ -150,8 +150,9 @@ class ShardJob {
   bool is_watched() const { return options_.track != nullptr || options_.metrics != nullptr; }
   void NoteContribution(int rank, const v1::ExchangeMessage& fields, const ContributeResult& result,
                         int64_t arrival_ns);
-  // The sum was made from begin_ns until now.
-  void NoteSum(const LastContribution& last, int64_t begin_ns);
+  // Elements were summed and applied from begin_ns until now. Returns the nanoseconds.
+  int64_t DrawSum(const TraceLabels& labels, int64_t begin_ns);
+  void NoteSum(const LastContribution& last, int64_t sum_ns);
   void AnswerAll(const SealedUpdate& update);
   absl::Status FetchState(LaneId from, const ReceivedMessage& message);
   absl::Status TakeSum(LaneId from, const ReceivedMessage& message, Time now);
@@ -190,7 +191,7 @@ class ShardJob {
   SharedArrays shared_;
   std::vector<Worker> workers_;
   std::deque<LastContribution> summing_;  // of complete buckets, in the order in which they became so
-  int64_t sum_began_ns_ = 0;              // the first of them; 0: not yet
+  int64_t sum_ns_ = 0;                    // that the first of them has taken, without what happens between its parts
   CollectiveSum sum_;
   CollectiveWait finish_wait_;
   StallWatch stall_;

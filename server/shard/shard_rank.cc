@@ -259,8 +259,8 @@ absl::Status ShardRank::TakeInitial(ExchangeMessage fields, int64_t count) {
 }
 
 absl::Status ShardRank::Serve() {
+  Clock::time_point tick = Clock::now() + kTick;
   while (job_->state() == ShardJob::State::kRunning) {
-    const Clock::time_point tick = Clock::now() + kTick;
     // The clock is looked at in every round: a busy server keeps its deadlines too.
     const auto is_due = [&] {
       return job_->state() != ShardJob::State::kRunning || job_->is_summing() || fetch_.has_value() ||
@@ -272,8 +272,10 @@ absl::Status ShardRank::Serve() {
     RETURN_IF_ERROR(SumParts(tick));
     // Not where the request arrives: a transfer pumps, and completions must not pump inside each other.
     if (fetch_.has_value()) RETURN_IF_ERROR(SendState(*std::exchange(fetch_, std::nullopt)));
+    if (Clock::now() < tick) continue;
     job_->CheckDeadlines(clock_.Read(Clock::now()));
-    if (Clock::now() >= tick) TellStatus();
+    TellStatus();
+    tick = Clock::now() + kTick;
   }
   TellStatus();
   return job_->status();
@@ -290,7 +292,8 @@ absl::Status ShardRank::SumParts(Clock::time_point until) {
         star_->OnFinished(piece);
       }
     }
-    RETURN_IF_ERROR(pump_.Pump().status());
+    // With a thousand workers a part takes milliseconds, and 64 of them the patience of a roll call.
+    RETURN_IF_ERROR(pump_.Pump(MessagePump::Listening::kAlways).status());
   }
   return absl::OkStatus();
 }

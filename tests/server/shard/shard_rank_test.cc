@@ -2,6 +2,7 @@
 // which messages are late and come in any order.
 #include "server/shard/shard_rank.h"
 
+#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <map>
@@ -12,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "common/arithmetic/reduction_order.h"
 #include "common/base/status.h"
 #include "common/transport/check_conversation.h"
@@ -337,6 +339,23 @@ TEST(ShardRank, TellsTheStateOfItsJob) {
   EXPECT_EQ(last.state(), v1::GetStatusReply::FINISHED);
   EXPECT_EQ(last.world_size(), 2);
   EXPECT_EQ(last.steps_complete(), 3);
+}
+
+// Each step has long slices, and takes much less than the time between two states.
+TEST(ShardRank, TellsTheStateWhileLongSlicesAreSummed) {
+  std::vector<int64_t> steps;
+  Training training = {.job = {.element_count = 100'000, .bucket_bytes = int64_t{1} << 30, .world_size = 2},
+                       .step_count = 60};
+  training.change_server = [&steps](int, ShardRank::Options& options) {
+    options.on_status = [&steps](const v1::GetStatusReply& status) { steps.push_back(status.steps_complete()); };
+  };
+  training.before_step = [](int, int64_t) {
+    absl::SleepFor(absl::Milliseconds(10));
+    return absl::OkStatus();
+  };
+  for (const absl::Status& status : RunAll(training).statuses()) EXPECT_EQ(status, absl::OkStatus());
+  EXPECT_GE(std::ranges::count_if(steps, [](int64_t step) { return 0 < step && step < 60; }), 2);
+  EXPECT_EQ(steps.back(), 60);
 }
 
 // Rank 0 is a bare pump, which says what no worker says.
