@@ -264,10 +264,25 @@ absl::Status CheckSumOrder(const WorkerOptions& options) {
   return RefuseFlag("micro_batches", absl::StrCat(options.micro_batches), absl::StrCat(why, "no --micro_batches"));
 }
 
+absl::Status CheckMpi(const WorkerOptions& options) {
+  if (!options.UsesMpi() && options.mpi != "auto") {
+    return RefuseFlag("mpi", options.mpi,
+                      absl::StrCat("--transport=", TransportName(options.transport), " uses no MPI: drop it"));
+  }
+  if (options.mpi != "auto" && options.mpi != "openmpi" && options.mpi != "mpich" &&
+      !absl::StrContains(options.mpi, '/')) {
+    return RefuseFlag("mpi", options.mpi, "auto, openmpi, mpich, or the path of a library, which has a slash");
+  }
+  return absl::OkStatus();
+}
+
 // Which worker this process is, of how many, and how they exchange gradients.
 absl::Status ResolveTopology(const LauncherEnvironment& launcher, WorkerOptions& options) {
   const WorkerOptions::Asked& asked = options.asked;
-  if (options.elastic) return ResolveElastic(options);
+  if (options.elastic) {
+    RETURN_IF_ERROR(ResolveElastic(options));
+    return CheckMpi(options);
+  }
   if (!options.coordinator.empty()) {
     return RefuseFlag("coordinator", options.coordinator, "only an elastic run has one: drop it, or --elastic=false");
   }
@@ -293,19 +308,12 @@ absl::Status ResolveTopology(const LauncherEnvironment& launcher, WorkerOptions&
   }
   RETURN_IF_ERROR(CheckSumOrder(options));
   RETURN_IF_ERROR(ResolveTransport(launcher, options));
+  RETURN_IF_ERROR(CheckMpi(options));
   if (!options.servers.empty()) return CheckServers(options.servers);
   if (!options.cell().Exchanges() && options.world_size > 1) {
     return RefuseFlag("sync", NameOf(kSyncs, asked.sync),
                       absl::StrCat("one process cannot be one of ", options.world_size,
                                    " workers: give --servers or --rendezvous, or start with mpirun for the ring"));
-  }
-  if (!options.UsesMpi() && options.mpi != "auto") {
-    return RefuseFlag("mpi", options.mpi,
-                      absl::StrCat("--transport=", TransportName(options.transport), " uses no MPI: drop it"));
-  }
-  if (options.mpi != "auto" && options.mpi != "openmpi" && options.mpi != "mpich" &&
-      !absl::StrContains(options.mpi, '/')) {
-    return RefuseFlag("mpi", options.mpi, "auto, openmpi, mpich, or the path of a library, which has a slash");
   }
   // MPI numbers the processes itself. The exchange would refuse another number too, but only after the data has been
   // read.

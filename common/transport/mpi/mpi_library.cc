@@ -196,6 +196,7 @@ class Search {
     return std::ranges::any_of(names, [&](const char* name) { return Try(name); });
   }
   MpiLibrary Take() { return *std::move(found_); }
+  bool has_reasons() const { return !reasons_.empty(); }
   std::string Reasons() const { return reasons_.empty() ? "none was found" : absl::StrJoin(reasons_, "; "); }
 
  private:
@@ -203,17 +204,16 @@ class Search {
   std::vector<std::string> reasons_;
 };
 
-absl::StatusOr<MpiLibrary> LoadFrom(const std::string& path) {
+absl::StatusOr<MpiLibrary> LoadFrom(const std::string& path, Launcher launcher) {
   Search search;
   if (!IsFolder(path)) {
     if (search.Try(path)) return search.Take();
   } else {
     std::vector<std::string> folders = LibraryFolders(path);
     folders.insert(folders.begin(), path);
-    for (const std::string& folder : folders) {
-      for (const MpiFamily family : {MpiFamily::kOpenMpi, MpiFamily::kMpich}) {
-        if (search.TryFolder(folder, family)) return search.Take();
-      }
+    for (const MpiFamily family : MpiFamilies("auto", launcher, getenv)) {
+      const auto try_folder = [&](const std::string& folder) { return search.TryFolder(folder, family); };
+      if (std::ranges::any_of(folders, try_folder)) return search.Take();
     }
   }
   return absl::NotFoundError(absl::StrCat("--mpi=", path, " cannot be loaded: ", search.Reasons()));
@@ -244,8 +244,9 @@ std::vector<MpiFamily> MpiFamilies(const std::string& asked, Launcher launcher, 
 }
 
 absl::StatusOr<MpiLibrary> LoadMpiLibrary(const std::string& asked, Launcher launcher) {
-  if (asked.find('/') != std::string::npos) return LoadFrom(asked);
-  if (dlsym(RTLD_DEFAULT, "MPI_Init_thread") != nullptr) return Fill(RTLD_DEFAULT, "");
+  if (asked.find('/') != std::string::npos) return LoadFrom(asked, launcher);
+  // A tool that is preloaded has some of the functions, a library that is linked has all.
+  if (absl::StatusOr<MpiLibrary> linked = Fill(RTLD_DEFAULT, ""); linked.ok()) return linked;
   const std::vector<MpiFamily> families = MpiFamilies(asked, launcher, getenv);
   const std::vector<std::string> of_starter = LibraryFolders(PrefixOfStarter());
   const std::vector<std::string> others = OtherFolders(getenv);
@@ -253,10 +254,17 @@ absl::StatusOr<MpiLibrary> LoadMpiLibrary(const std::string& asked, Launcher lau
   std::vector<std::string> names;
   for (const MpiFamily family : families) {
     const auto try_folder = [&](const std::string& folder) { return search.TryFolder(folder, family); };
-    if (std::ranges::any_of(of_starter, try_folder) || search.TryNames(family) ||
-        std::ranges::any_of(others, try_folder)) {
-      return search.Take();
+    Search beside;
+    if (std::ranges::any_of(of_starter, [&](const std::string& one) { return beside.TryFolder(one, family); })) {
+      return beside.Take();
     }
+    // With another library than the launcher's own a job may train, and nobody would know of the library that fails.
+    if (beside.has_reasons()) {
+      return absl::NotFoundError(absl::StrCat("the MPI of this job's launcher cannot be loaded: ", beside.Reasons(),
+                                              ". Name another library by --mpi=PATH, or use --transport=tcp, which "
+                                              "needs none"));
+    }
+    if (search.TryNames(family) || std::ranges::any_of(others, try_folder)) return search.Take();
     names.emplace_back(NamesOf(family));
   }
   return absl::NotFoundError(absl::StrCat(

@@ -11,7 +11,8 @@
 //
 // The folders are, in this order: the library folders of the launcher that has started this process; the loader's own
 // (the program's search path, LD_LIBRARY_PATH, the system's); those of I_MPI_ROOT, MPI_ROOT and MPI_HOME; those of the
-// mpiexec or mpirun on PATH. A program that is linked with an MPI uses that one.
+// mpiexec or mpirun on PATH. A launcher's library that does not load is an error. A program that is linked with an MPI
+// uses that one.
 //
 // Thread safety: one thread, before others read the environment.
 #ifndef STARRING_COMMON_TRANSPORT_MPI_MPI_LIBRARY_H_

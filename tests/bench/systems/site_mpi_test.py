@@ -63,6 +63,9 @@ class SiteMpiTest(JobTest):
         self.assertEqual(done.returncode, REFUSED, done.output)
         self.assertIn("--mpi", done.output)
         self.assertIn("uses no MPI", done.output)
+        done = self.run_to_end([WORKER, "--mpi=mpich", "--servers=127.0.0.1:1", *SMALL_JOB], deadline_s=60)
+        self.assertEqual(done.returncode, REFUSED, done.output)
+        self.assertIn("uses no MPI", done.output)
 
     def test_a_machine_without_mpi_names_the_ways_out(self):
         empty = self.path("empty")

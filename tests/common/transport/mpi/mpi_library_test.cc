@@ -73,6 +73,10 @@ TEST(MpiLibraryTest, SaysWhyTheLibraryOfAFolderDoesNotLoad) {
   std::ofstream(folder + "/lib/libmpi.so.12") << "a text";
   EXPECT_THAT(std::string(LoadMpiLibrary(folder, Launcher::kNone).status().message()),
               AllOf(HasSubstr(folder + "/lib/libmpi.so.12"), HasSubstr("file too short")));
+  // The launcher says which of two is meant.
+  std::ofstream(folder + "/lib/libmpi.so.40") << "a text";
+  EXPECT_THAT(std::string(LoadMpiLibrary(folder, Launcher::kPmi).status().message()),
+              AllOf(HasSubstr("libmpi.so.12"), testing::Not(HasSubstr("libmpi.so.40"))));
 }
 
 }  // namespace
