@@ -27,14 +27,14 @@ struct OneFlagChanged {
     return words;
   }
 
-  // One for every flag except --sync, --transport, --rendezvous, --port_range, --server_ranks, --elastic and
+  // One for every flag except --sync, --transport, --mpi, --rendezvous, --port_range, --server_ranks, --elastic and
   // --coordinator, which follow from --servers or contradict it, --resume, which needs --checkpoint_dir too, and the
   // flags that name files of secrets and certificates, which have to exist.
   static std::vector<OneFlagChanged> All() {
     std::vector<OneFlagChanged> all;
     for (const FlagRow& row : WorkerFlags().rows) {
       if (row.topic == "security" || row.name == "sync" || row.name == "transport" || row.name == "rendezvous" ||
-          row.name == "port_range" || row.name == "server_ranks" || row.name == "elastic" ||
+          row.name == "mpi" || row.name == "port_range" || row.name == "server_ranks" || row.name == "elastic" ||
           row.name == "coordinator" || row.name == "resume") {
         continue;
       }
