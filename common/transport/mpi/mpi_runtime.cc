@@ -115,7 +115,9 @@ void PrepareOpenMpi(const MpiLibrary& library) {
   AvoidForbiddenSingleCopy();
   SendChunksEagerly();
   const std::string bundle = BundleFolder();
-  if (!bundle.empty() && library.file.starts_with(bundle + "/")) UseBundledOpenMpi(bundle);
+  // A program of the bundle that is linked with an MPI has the bundle's.
+  const bool is_bundled = library.file.empty() || library.file.starts_with(bundle + "/");
+  if (!bundle.empty() && is_bundled) UseBundledOpenMpi(bundle);
 }
 
 }  // namespace
