@@ -31,7 +31,8 @@ constexpr std::chrono::seconds kSleep{2};
 #if defined(STARRING_ASAN) || defined(STARRING_TSAN)
 constexpr double kWaitingShareMax = 0.3;
 #else
-constexpr double kWaitingShareMax = 0.1;
+// A twentieth is the tenth of a second in which a rank over MPI polls. The rest was 3 to 5.6 hundredths on one machine.
+constexpr double kWaitingShareMax = 0.12;
 #endif
 
 bool HasFault(const std::string& fault, int rank) {
