@@ -158,7 +158,7 @@ Number Digits(long value) {
   return Number(string_view(digits + begin, sizeof(digits) - begin));
 }
 
-// The target of a symbolic link; empty if there is none.
+// The target of a symbolic link. Empty if `path` is no link.
 Path LinkAt(const char* path) {
   char target[PATH_MAX];
   const long size = Call(SYS_readlink, Address(path), Address(target), sizeof(target) - 1);

@@ -69,7 +69,7 @@ struct MpichAbi {
   static constexpr int kTagUb = 0x64400001;
   static constexpr int kErrorName = 33;
   static constexpr int kPortNameBytes = 256;
-  // The standard's own value for "no status" is an address that is none.
+  // MPICH's MPI_STATUS_IGNORE: the address 1, at which nothing can be.
   static Status* StatusIgnore() { return reinterpret_cast<Status*>(uintptr_t{1}); }
 };
 

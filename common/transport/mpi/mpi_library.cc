@@ -44,7 +44,7 @@ bool IsFolder(const std::string& path) {
   return stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
 }
 
-// The folder of "/opt/mpi/bin/mpirun" is in "/opt/mpi". Empty if there is none.
+// "/opt/mpi" for "/opt/mpi/bin/mpirun". Empty for a path with fewer folders.
 std::string PrefixOf(const std::string& program) {
   const size_t name = program.rfind('/');
   if (name == std::string::npos || name == 0) return "";

@@ -97,7 +97,7 @@ class StarExchange final : public GradientExchange, private Snapshots {
   std::unique_ptr<SharedMemory> gradient_memory_;  // an array for each node; both are set, or neither
   std::unique_ptr<SharedMemory> parameter_memory_;
   ExchangeMemory memory_;   // empty, or in both
-  std::string not_shared_;  // why there is none, if it was tried
+  std::string not_shared_;  // why memory_ is empty, if sharing was tried
   int64_t next_sum_ = 0;
   bool over_ = false;
   std::unique_ptr<StarClient> client_;
