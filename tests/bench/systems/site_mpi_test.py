@@ -67,6 +67,20 @@ class SiteMpiTest(JobTest):
         self.assertEqual(done.returncode, REFUSED, done.output)
         self.assertIn("uses no MPI", done.output)
 
+    # A shell under the name of a launcher. Debian's Open MPI, which would load, must not be taken in silence.
+    def test_a_launchers_library_that_does_not_load_is_an_error(self):
+        for folder in ("bin", "lib"):
+            os.makedirs(self.path(f"site/{folder}"))
+        shutil.copy("/bin/bash", self.path("site/bin/mpirun"))
+        with open(self.path("site/lib/libmpi.so.40"), "w") as file:
+            file.write("no library")
+        # Two commands: with one the shell would become the worker.
+        job = " ".join([WORKER, "--sync=ring", "--transport=mpi", *SMALL_JOB]) + "; exit $?"
+        done = self.run_to_end([self.path("site/bin/mpirun"), "-c", job], deadline_s=60)
+        self.assertEqual(done.returncode, REFUSED, done.output)
+        self.assertIn("the MPI of this job's launcher cannot be loaded", done.output)
+        self.assertIn("file too short", done.output)
+
     def test_a_machine_without_mpi_names_the_ways_out(self):
         empty = self.path("empty")
         os.mkdir(empty)
