@@ -284,11 +284,11 @@ constexpr int RingBlocksInFlightMax(int world_size) {
 }
 
 // The star between ranks (common/reduce/star.h): for each piece that an owner has in flight, the bytes of contributions
-// that it takes at a time, and of messages that a process has on their way to others. Two chunks of 128 KiB keep a link
-// busy while the owner adds; more would only queue in the network, where those of several ranks meet at one owner.
-// Small chunks are not held back: their cost is in the messages, not in the bytes. All pieces in flight then have 6
-// chunks of memory for sums (768 KiB), which fit a core's L2 cache, and with two pieces 4 chunks on their way to
-// others.
+// that it takes at a time. A process has as many on their way as contributions, and as many again as answers. Two
+// chunks of 128 KiB keep a link busy while the owner adds; more would only queue in the network, where those of several
+// ranks meet at one owner. Small chunks are not held back: their cost is in the messages, not in the bytes. All pieces
+// in flight then have 6 chunks of memory for sums (768 KiB), which fit a core's L2 cache. With two pieces 4 chunks each
+// of contributions and of answers are on their way.
 inline constexpr int64_t kStarWindowBytes = 256 << 10;
 
 // Segments of a long control message (a broadcast, a rank's optimizer state) that a sender may have sent before the

@@ -19,7 +19,8 @@
 
 namespace starring {
 
-// The nodes of one worker, the largest first: it travels while the others are computed.
+// The nodes of one worker, the largest first. Over gRPC a node's contribution leaves as soon as it is computed, so the
+// largest travels while the others are computed. Elsewhere all leave together.
 using LeafShare = std::vector<LeafRange>;
 
 // --micro_batches=auto: the largest power of two, up to 32, that leaves 16 samples or more to a leaf. At least 1.

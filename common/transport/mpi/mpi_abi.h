@@ -11,6 +11,7 @@
 #ifndef STARRING_COMMON_TRANSPORT_MPI_MPI_ABI_H_
 #define STARRING_COMMON_TRANSPORT_MPI_MPI_ABI_H_
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -70,7 +71,7 @@ struct MpichAbi {
   static constexpr int kErrorName = 33;
   static constexpr int kPortNameBytes = 256;
   // MPICH's MPI_STATUS_IGNORE: the address 1, at which nothing can be.
-  static Status* StatusIgnore() { return reinterpret_cast<Status*>(uintptr_t{1}); }
+  static Status* StatusIgnore() { return std::bit_cast<Status*>(uintptr_t{1}); }
 };
 
 // The handles that the library defines.

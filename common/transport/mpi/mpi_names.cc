@@ -42,7 +42,7 @@ absl::StatusOr<std::optional<std::string>> LookUp(const MpiCalls<Abi>& calls, co
   std::string text;
   int parts = 1;
   for (int part = 0; part < parts; ++part) {
-    char value[Abi::kPortNameBytes + 1] = "";
+    char value[Abi::kPortNameBytes + 1] = {};
     const int code =
         calls.mpi.Lookup_name(PartName(name, static_cast<size_t>(part)).c_str(), calls.handles.info_null, value);
     int kind = kMpiSuccess;

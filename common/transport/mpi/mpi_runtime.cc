@@ -147,6 +147,7 @@ absl::StatusOr<std::unique_ptr<MpiRuntime>> MpiRuntime::Start(const LauncherEnvi
   std::unique_ptr<MpiRuntime> runtime(new MpiRuntime(std::move(library)));
   std::visit(
       [&](const auto& calls) {
+        runtime->finalize_ = calls.mpi.Finalize;
         calls.mpi.Comm_rank(calls.handles.world, &runtime->rank_);
         calls.mpi.Comm_size(calls.handles.world, &runtime->world_size_);
       },
@@ -163,7 +164,7 @@ MpiRuntime::~MpiRuntime() {
   Watchdog watchdog(kFinalizeDeadline, absl::StrCat("rank ", rank_, " waited ", absl::FormatDuration(kFinalizeDeadline),
                                                     " in MPI_Finalize: another rank did not get there"));
   // All ranks wait here for each other. One that is stuck after its last step would keep the others for ever.
-  std::visit([](const auto& calls) { calls.mpi.Finalize(); }, library_.calls);
+  finalize_();
 }
 
 void MpiRuntime::ExitWithoutFinalize(int exit_code) {

@@ -54,6 +54,7 @@ class MpiRuntime {
   explicit MpiRuntime(MpiLibrary library) : library_(std::move(library)) {}
 
   const MpiLibrary library_;
+  int (*finalize_)() = nullptr;  // the library's, of which the destructor asks no variant, since that could throw
   int rank_ = 0;
   int world_size_ = 1;
 };
