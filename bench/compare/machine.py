@@ -54,6 +54,11 @@ def cpu_quota(root: str = "") -> float | None:
     return min(quotas, default=None)
 
 
+def instructions() -> list[str]:
+    """What the processor can do, in the system's words: "avx2"."""
+    return _field("/proc/cpuinfo", "flags").split()
+
+
 def load() -> float:
     return os.getloadavg()[0]
 

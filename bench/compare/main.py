@@ -100,11 +100,20 @@ class Comparison:
         if self.device.note:
             self.note(self.device.note)
         if self.torch is not None:
+            self._help_openblas(self.torch)
             self.results["versions"].update({"torch": self.torch.version, "torch_backend": self.device.backend(
                 self.torch, self.options.workers)})
         elif any(sync in jobs.PEERS for sync in self.options.syncs):
             self.note("no python3 with PyTorch was found, so there is no DDP column. To get one: "
                       f"{programs.HOW_TO_GET_TORCH}, or pip install torch for the python3 on PATH")
+
+    def _help_openblas(self, torch: programs.Torch) -> None:
+        """All of PyTorch's processes inherit what is set here."""
+        core = programs.known_blas_core(torch.blas_core, machine.instructions())
+        if core is not None and "OPENBLAS_CORETYPE" not in os.environ:
+            os.environ["OPENBLAS_CORETYPE"] = core
+            self.note(f"OpenBLAS takes this processor for a {torch.blas_core}, and would be several times slower: all "
+                      f"of PyTorch's jobs run with OPENBLAS_CORETYPE={core}.")
 
     def part(self, name: str, work: Callable[[], None]) -> None:
         """Runs one part. If it fails, the others go on."""

@@ -57,16 +57,38 @@ def find_python(modules: Sequence[str]) -> str | None:
 
 
 _ASK_TORCH = """
-import json, torch
+import ctypes, json, torch
 with open("/proc/self/maps") as f:
     loaded = f.read()  # Debian's torch uses the BLAS that is installed
+core = ""
+for path in {line.split()[-1] for line in loaded.splitlines() if "openblas" in line}:
+    name = getattr(ctypes.CDLL(path), "openblas_get_corename", None)
+    if name is not None:
+        name.restype = ctypes.c_char_p
+        core = name().decode()
 libraries = [x for x, found in (("MKL", torch.backends.mkl.is_available()), ("OpenBLAS", "openblas" in loaded),
                                 ("oneDNN", torch.backends.mkldnn.is_available())) if found]
 gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
 nccl = ".".join(map(str, torch.cuda.nccl.version())) if gpus and torch.distributed.is_nccl_available() else ""
 print(json.dumps({"version": torch.__version__, "libraries": " + ".join(libraries), "gpus": gpus, "nccl": nccl,
-                  "cuda": torch.version.cuda or ""}))
+                  "cuda": torch.version.cuda or "", "blas_core": core}))
 """
+
+# The processors that OpenBLAS takes for the machine's if it knows nothing better.
+_OLD_CORES = ("Generic", "Katmai", "Coppermine", "Northwood", "Prescott", "Banias", "Core2")
+# By OpenBLAS' name, the instructions that its code for this processor needs.
+_BLAS_CORES = (("SkylakeX", ("avx512f", "avx512bw", "avx512dq", "avx512vl", "fma")), ("Haswell", ("avx2", "fma")))
+
+
+def known_blas_core(taken: str, instructions: Sequence[str]) -> str | None:
+    """The processor that OpenBLAS should be told to compute for, if it takes the machine's for the old one `taken`.
+
+    A release of OpenBLAS that is older than the processor multiplies matrices at a sixth of the speed. A comparison
+    must not gain from that.
+    """
+    if taken not in _OLD_CORES:
+        return None
+    return next((core for core, needed in _BLAS_CORES if set(needed) <= set(instructions)), None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +100,7 @@ class Torch:
     gpus: int = 0  # the number that it can use
     nccl: str = ""  # its version; empty if there is none
     cuda: str = ""
+    blas_core: str = ""  # the processor that OpenBLAS computes for; empty without OpenBLAS
 
     @staticmethod
     def find_all() -> list[Torch]:

@@ -292,6 +292,16 @@ class HostsTest(unittest.TestCase):
 
 @unittest.mock.patch.object(machine, "cores", lambda: CORES)
 @unittest.mock.patch.object(programs, "binary", lambda name: "/bin/" + name)
+class BlasTest(unittest.TestCase):
+    def test_openblas_is_told_what_it_does_not_know(self):
+        skylake = ["sse", "avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl"]
+        self.assertEqual(programs.known_blas_core("Prescott", skylake), "SkylakeX")
+        self.assertEqual(programs.known_blas_core("Generic", ["avx2", "fma", "avx512f"]), "Haswell")
+        self.assertIsNone(programs.known_blas_core("Prescott", ["sse3"]))
+        for known in ("", "Haswell", "Zen", "Cooperlake"):
+            self.assertIsNone(programs.known_blas_core(known, skylake))
+
+
 class PeerSettingsTest(unittest.TestCase):
     """The sweep with a program that is not there, which finds what the test says."""
 
