@@ -1,5 +1,6 @@
 """bench/pictures: the timeline, drawn from a small trace."""
 
+import os
 import unittest
 import xml.etree.ElementTree as ElementTree
 
@@ -48,6 +49,11 @@ class PicturesTest(unittest.TestCase):
         for rect in list(drawing.iter(SVG + "rect"))[1:]:
             self.assertGreaterEqual(float(rect.get("x")), pictures.LEFT)
             self.assertLessEqual(float(rect.get("x")) + float(rect.get("width")), pictures.WIDTH - pictures.RIGHT + 1)
+
+    def test_readmes_picture_shows_the_present_layout(self):
+        with open(os.path.join(pictures.ROOT, "bench/pictures/report.layout"), encoding="utf-8") as file:
+            self.assertEqual(file.read().strip(), pictures.layout_hash(),
+                             "the template of a report has changed: make the picture again, see bench/pictures.py")
 
     def test_a_trace_without_steps_is_refused(self):
         with self.assertRaisesRegex(pictures.PictureError, "no step of worker 0"):

@@ -64,7 +64,8 @@ TEST(MemberLinkTest, AThiefOfTheCoordinatorsPortGetsNothing) {
     EXPECT_THAT(server.heard(), HasSubstr("member"));
     EXPECT_THAT(server.heard(), Not(HasSubstr(kKey.substr(0, 8))));
     // The server hears the member before the member knows that it is connected.
-    EXPECT_TRUE(Eventually([&] { return member.link.disconnected_for() == std::chrono::steady_clock::duration::zero(); }));
+    const auto is_connected = [&] { return member.link.disconnected_for() == std::chrono::steady_clock::duration(); };
+    EXPECT_TRUE(Eventually(is_connected));
   }
 }
 
