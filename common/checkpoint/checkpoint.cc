@@ -40,15 +40,6 @@ uint32_t ExtendCrc32(uint32_t crc, std::span<const std::byte> bytes) {
   return static_cast<uint32_t>(crc32_z(crc, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
 }
 
-// `torch_shape` comes first: a dense layer after a flatten has four axes in memory and two in PyTorch.
-std::vector<int64_t> TorchShape(const TensorSpec& spec) {
-  if (!spec.torch_shape.empty()) return spec.torch_shape;
-  if (spec.torch_axes.empty()) return spec.dims;
-  std::vector<int64_t> shape;
-  for (int axis : spec.torch_axes) shape.push_back(spec.dims[axis]);
-  return shape;
-}
-
 // A file of tensors in PyTorch's order. Tensors are reordered one at a time while the file is written, so writing needs
 // memory for one tensor besides the vectors. The tensors are referred to, not copied: the caller's arrays live until
 // Write returns.

@@ -145,6 +145,15 @@ std::string_view Layout::TensorAt(int64_t element) const {
   return element < tensor.range.end ? std::string_view(tensor.spec.name) : std::string_view();
 }
 
+// `torch_shape` comes first: a dense layer after a flatten has four axes in memory and two in PyTorch.
+std::vector<int64_t> TorchShape(const TensorSpec& spec) {
+  if (!spec.torch_shape.empty()) return spec.torch_shape;
+  if (spec.torch_axes.empty()) return spec.dims;
+  std::vector<int64_t> shape;
+  for (int axis : spec.torch_axes) shape.push_back(spec.dims[axis]);
+  return shape;
+}
+
 void ToTorchOrder(const TensorSpec& spec, std::span<const float> ours, std::span<float> torch) {
   CHECK_EQ(ours.size(), torch.size());
   if (spec.torch_axes.empty()) {

@@ -70,6 +70,9 @@ class Layout {
   std::string hash_;
 };
 
+// PyTorch's shape of the tensor.
+std::vector<int64_t> TorchShape(const TensorSpec& spec);
+
 // Copies a tensor from our memory order (tensor.range of the parameter vector) to PyTorch's, and back.
 // REQUIRES: both spans hold tensor.range.size() elements and do not overlap.
 void ToTorchOrder(const TensorSpec& spec, std::span<const float> ours, std::span<float> torch);

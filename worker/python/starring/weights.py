@@ -1,12 +1,18 @@
 """Safetensors files, as the worker's checkpoints have them: eight bytes for the length of a JSON header, that header,
-and the tensors, with PyTorch's names, shapes and memory order (https://huggingface.co/docs/safetensors)."""
+and the tensors, with PyTorch's names, shapes and memory order (https://huggingface.co/docs/safetensors).
+
+    python3 -m starring.weights IN.pt OUT.safetensors     # for worker --warm_start=OUT.safetensors
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import pickle
 import struct
-from typing import Any, Dict, Mapping
+import sys
+from typing import Any, Dict, Mapping, Sequence
 
 import torch
 
@@ -77,3 +83,52 @@ def write_whole(path: str, content: bytes) -> None:
     with open(temporary, "wb") as file:
         file.write(content)
     os.replace(temporary, path)
+
+
+def from_torch(path: str) -> Dict[str, torch.Tensor]:
+    """The tensors of a file that torch.save has written: a state_dict, or a dictionary that has one under "state_dict",
+    "model_state_dict" or "model". A prefix "module.", which DistributedDataParallel puts before names, is left out.
+
+    Reads tensors only, never code (weights_only).
+    """
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
+        raise WeightsError(f"{path}: cannot be read as a file of tensors alone ({type(error).__name__}): save "
+                           "model.state_dict()") from error
+    for key in ("state_dict", "model_state_dict", "model"):
+        if isinstance(content, dict) and isinstance(content.get(key), dict):
+            content = content[key]
+    if not isinstance(content, dict):
+        raise WeightsError(f"{path}: has a {type(content).__name__}, expected a state_dict: save model.state_dict()")
+    tensors = {name: tensor for name, tensor in content.items()
+               if isinstance(name, str) and isinstance(tensor, torch.Tensor)}
+    if not tensors:
+        raise WeightsError(f"{path}: has no tensors, but {', '.join(map(str, content)) or 'nothing'}: save "
+                           "model.state_dict()")
+    prefix = "module."
+    if all(name.startswith(prefix) for name in tensors):
+        tensors = {name[len(prefix):]: tensor for name, tensor in tensors.items()}
+    return tensors
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python3 -m starring.weights", formatter_class=argparse.RawTextHelpFormatter,
+                                     description="Turns the weights of a PyTorch model into safetensors, from which a "
+                                                 "worker begins:\n\n    python3 -m starring.weights IN.pt "
+                                                 "OUT.safetensors\n    worker --warm_start=OUT.safetensors ...")
+    parser.add_argument("source", metavar="IN", help="a file of torch.save")
+    parser.add_argument("out", metavar="OUT", help="the safetensors file")
+    flags = parser.parse_args(arguments)
+    try:
+        tensors = from_torch(flags.source)
+        save(flags.out, tensors)
+    except (OSError, WeightsError) as error:
+        print(f"starring.weights: error: {error}", file=sys.stderr)
+        return 2
+    print(f"{len(tensors)} tensors in {flags.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
