@@ -223,7 +223,7 @@ void RunFlat(Bench& bench, int64_t batch) {
                                            .channels = 3,
                                            .samples = static_cast<const uint32_t*>(bench.Zeros(batch * 4)),
                                            .images = pixels,
-                                           .labels = pixels,
+                                           .labels = static_cast<const uint16_t*>(bench.Zeros(batch * 2)),
                                            .crop_padding = 4,
                                            .offset = offset,
                                            .scale = scale,

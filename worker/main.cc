@@ -41,6 +41,7 @@
 #include "worker/check/meeting.h"
 #include "worker/checkpoint/checkpoint_writer.h"
 #include "worker/checkpoint/checkpointer.h"
+#include "worker/checkpoint/warm_start.h"
 #include "worker/data/dataset.h"
 #include "worker/data/normalization.h"
 #include "worker/elastic/elastic_run.h"
@@ -507,6 +508,10 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
   // The head is printed before the ranks meet, so that a person who waits for a missing rank sees the job's settings.
   const Progress::Style style = ChooseStyle(options, launcher);
   if (style != Progress::Style::kNone) PrintHead(options, *network, data, choice, gpu_memory);
+  std::optional<WarmStart> warm_start;
+  if (!options.warm_start.empty()) {
+    ASSIGN_OR_RETURN(warm_start, WarmStart::Load(options.warm_start));
+  }
   CheckpointWriter checkpoint_writer(options.checkpoint_deadline);
   JobParts parts{.launcher = &launcher,
                  .choice = &choice,
@@ -522,6 +527,10 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
                               .trace = instruments.trace.get(),
                               .track = track,
                               .state = gpu_hang_watch->state()}};
+  if (warm_start.has_value()) {
+    parts.training.warm_start = &*warm_start;
+    std::ranges::copy(warm_start->facts(), std::back_inserter(parts.training.facts));
+  }
   if (options.elastic) return TrainElastic(std::move(parts), &options);
   parts.training.device_facts = DeviceFactsOf(parts.training, choice.cuda.get());
   ASSIGN_OR_RETURN(const TrainResult result, TrainJob(parts, {.stop = StopRequested}));

@@ -96,7 +96,7 @@ def _add_matrix(add: Callable[..., argparse.Action]) -> None:
     add("--workers", type=_numbers, default=[1, 2], help="numbers of workers, separated by commas")
     add("--model", "--models", dest="models", type=_models, default=["lenet5"],
         help="one or several, separated by commas: names, or paths of layer files")
-    add("--dataset", default="fashion-mnist", choices=["mnist", "fashion-mnist", "cifar10", "synthetic"])
+    add("--dataset", default="fashion-mnist", help="a name that the worker's --dataset takes")
     add("--data_dir", default="", help="the folder with the data set")
     add("--augment", default="none", choices=["none", "crop_flip"])
     add("--scaling", type=_names(("weak", "strong")), default=["weak", "strong"])

@@ -37,7 +37,7 @@ from uneven_verdict import EVEN, HALF_SPEED, KILLS
 
 SLOW_WORKER = 1
 WINDOWS_MAX = 3
-TRAIN_COUNTS = {"synthetic": 60000, "cifar10": 50000}  # of those that have no small test set
+TRAIN_COUNTS = {"synthetic": 60000, "cifar10": 50000, "cifar100": 50000}  # of those that have no small test set
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,20 +1,25 @@
-"""Reads IDX (MNIST, Fashion-MNIST) and CIFAR-10 binary files, plain or gzipped, into arrays.
+"""Reads IDX files (MNIST and its relatives) and CIFAR's binary files, plain or gzipped, into arrays.
 
 Images are uint8 in PyTorch's order (count, channels, height, width), labels int64.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import glob
 import gzip
+import io
 import os
 import struct
-from typing import List
+from typing import List, Sequence
 
 import numpy as np
 import philox
 
+NPY_NAMES = {"train_images": "x_train", "train_labels": "y_train", "test_images": "x_test", "test_labels": "y_test"}
+CLASSES_MIN = {"npy": 1, "emnist-balanced": 47, "emnist-bymerge": 47, "emnist-byclass": 62, "emnist-letters": 27,
+               "cifar100": 100}
 FASHION_MNIST_DIR = "/usr/share/datasets/fashion-mnist"  # the folder of Debian's package dataset-fashion-mnist
 
 
@@ -41,7 +46,8 @@ class Dataset:
         count = planes.shape[1]
         mean = (histogram * values).sum(1) / count
         variance = (histogram * values * values).sum(1) / count - mean * mean
-        deviation = np.sqrt(np.maximum(variance, 0.0))
+        # A channel whose pixels are all equal becomes zero: worker/data/normalization.h.
+        deviation = np.where(variance < 0.5 / count, 255.0, np.sqrt(np.maximum(variance, 0.0)))
         return (mean / 255).astype(np.float32), (deviation / 255).astype(np.float32)
 
 
@@ -69,28 +75,29 @@ def _read_idx(path: str, dimensions: int) -> np.ndarray:
     return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(shape)
 
 
-def _load_idx(folder: str) -> Dataset:
+def _load_idx(folder: str, prefixes: Sequence[str] = ("train", "t10k"), transposed: bool = False) -> Dataset:
     parts: List[np.ndarray] = []
-    for prefix in ("train", "t10k"):
+    for prefix in prefixes:
         images = _read_idx(os.path.join(folder, prefix + "-images-idx3-ubyte"), 3)
         labels = _read_idx(os.path.join(folder, prefix + "-labels-idx1-ubyte"), 1)
         if len(images) != len(labels):
             raise DataError(f"{folder}: {len(images)} {prefix} images but {len(labels)} labels")
+        if transposed:
+            images = np.ascontiguousarray(images.transpose(0, 2, 1))
         parts += [images[:, None], labels.astype(np.int64)]
     return Dataset(parts[0], parts[1], parts[2], parts[3])
 
 
-def _read_cifar(paths: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    records = []
+def _read_cifar(paths: list[str], label_bytes: int = 1, label: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Of the label_bytes labels of a record, number `label`."""
+    records, size = [], label_bytes + 3072
     for path in paths:
         content = _read(path)
-        if len(content) == 0 or len(content) % 3073 != 0:
-            raise DataError(f"{path}: expected a whole number of records of 3073 bytes, found {len(content)} bytes")
-        records.append(np.frombuffer(content, np.uint8).reshape(-1, 3073))
+        if len(content) == 0 or len(content) % size != 0:
+            raise DataError(f"{path}: expected a whole number of records of {size} bytes, found {len(content)} bytes")
+        records.append(np.frombuffer(content, np.uint8).reshape(-1, size))
     rows = np.concatenate(records)
-    if rows[:, 0].max() > 9:
-        raise DataError(f"{paths[0]}: expected labels from 0 to 9, found {rows[:, 0].max()}")
-    return rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0].astype(np.int64)
+    return rows[:, label_bytes:].reshape(-1, 3, 32, 32), rows[:, label].astype(np.int64)
 
 
 def _load_cifar10(folder: str) -> Dataset:
@@ -116,13 +123,75 @@ def _synthetic(seed: int) -> Dataset:
     return Dataset(parts[0], parts[1], parts[2], parts[3], classes)
 
 
-def load(name: str, data_dir: str, seed: int = 0) -> Dataset:
+def _load_cifar100(folder: str, labels: str) -> Dataset:
+    parts = [_read_cifar([os.path.join(folder, name + ".bin")], 2, 0 if labels == "coarse" else 1)
+             for name in ("train", "test")]
+    return Dataset(*parts[0], *parts[1])
+
+
+def _npy(path: str) -> np.ndarray:
+    return np.load(io.BytesIO(_read(path)), allow_pickle=False)
+
+
+def _arrays(folder: str) -> dict[str, np.ndarray]:
+    """The arrays of a folder or an archive, under our names."""
+    if not folder.endswith(".npz"):
+        paths = {name: os.path.join(folder, name + ".npy") for name in NPY_NAMES}
+        return {name: _npy(path) for name, path in paths.items()
+                if os.path.exists(path) or os.path.exists(path + ".gz")}
+    archive = np.load(folder, allow_pickle=False)
+    return {ours: archive[ours if ours in archive else keras] for ours, keras in NPY_NAMES.items()
+            if ours in archive or keras in archive}
+
+
+def _load_npy(folder: str, test_fraction: float, split_seed: int) -> Dataset:
+    arrays = _arrays(folder)
+    wanted = [name for name in NPY_NAMES if test_fraction == 0 or name.startswith("train_")]
+    if sorted(arrays) != sorted(wanted):
+        raise DataError(f"{folder}: expected {', '.join(wanted)}, found {', '.join(arrays) or 'nothing'}")
+    if any(arrays[name].dtype != np.uint8 for name in wanted if name.endswith("_images")):
+        raise DataError(f"{folder}: expected images of type uint8")
+    if test_fraction > 0:
+        count = len(arrays["train_images"])
+        order = philox.permutation(count, split_seed, 0, philox.SPLIT)
+        test_count = int(count * test_fraction)
+        for kind in ("images", "labels"):
+            whole = arrays[f"train_{kind}"]
+            arrays[f"test_{kind}"] = whole[np.sort(order[:test_count])]
+            arrays[f"train_{kind}"] = whole[np.sort(order[test_count:])]
+    for part in ("train", "test"):
+        # Ours are (samples, columns), (samples, height, width) or (samples, height, width, channels).
+        images = arrays[f"{part}_images"]
+        images = images[:, None, None] if images.ndim == 2 else images if images.ndim == 4 else images[..., None]
+        arrays[f"{part}_images"] = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
+        arrays[f"{part}_labels"] = arrays[f"{part}_labels"].reshape(-1).astype(np.int64)
+    return Dataset(arrays["train_images"], arrays["train_labels"], arrays["test_images"], arrays["test_labels"])
+
+
+def _load(flags: argparse.Namespace) -> Dataset:
+    name, data_dir = flags.dataset, flags.data_dir
     if name == "fashion-mnist":
         return _load_idx(data_dir or FASHION_MNIST_DIR)
-    if name == "mnist":
+    if name in ("mnist", "kmnist"):
         return _load_idx(data_dir)
+    if name.startswith("emnist-"):
+        return _load_idx(data_dir, (name + "-train", name + "-test"), transposed=True)
     if name == "cifar10":
         return _load_cifar10(data_dir)
+    if name == "cifar100":
+        return _load_cifar100(data_dir, flags.cifar100_labels)
+    if name == "npy":
+        return _load_npy(data_dir, flags.test_fraction, flags.split_seed)
     if name == "synthetic":
-        return _synthetic(seed)
-    raise DataError(f"--dataset={name} is not one of mnist, fashion-mnist, cifar10, synthetic")
+        return _synthetic(flags.seed)
+    raise DataError(f"--dataset={name} is unknown")
+
+
+def load(flags: argparse.Namespace) -> Dataset:
+    """As the worker's flags of these names have it: worker/data/dataset.h."""
+    data = _load(flags)
+    least = CLASSES_MIN.get(flags.dataset, 10)
+    if flags.dataset == "cifar100" and flags.cifar100_labels == "coarse":
+        least = 20
+    data.classes = max(least, 1 + int(max(data.train_labels.max(), data.test_labels.max())))
+    return data

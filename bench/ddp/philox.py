@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-INIT, SHUFFLE, AUGMENT, DROPOUT, SYNTHETIC = 1, 2, 3, 4, 5  # RandomPurpose
+INIT, SHUFFLE, AUGMENT, DROPOUT, SYNTHETIC, SPLIT = 1, 2, 3, 4, 5, 7  # RandomPurpose
 _MASK = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 
@@ -33,9 +33,9 @@ def words(seed: int, purpose: int, stream: int, epoch: int, elements: np.ndarray
     return np.stack(counter, axis=1).astype(np.uint32)
 
 
-def permutation(sample_count: int, seed: int, epoch: int) -> np.ndarray:
+def permutation(sample_count: int, seed: int, epoch: int, purpose: int = SHUFFLE) -> np.ndarray:
     """The order in which `epoch` visits the samples: worker/data/sampler.h."""
-    draws = words(seed, SHUFFLE, 0, epoch, np.arange((sample_count + 3) // 4)).reshape(-1)[:sample_count]
+    draws = words(seed, purpose, 0, epoch, np.arange((sample_count + 3) // 4)).reshape(-1)[:sample_count]
     targets = (draws.astype(np.uint64) * np.arange(1, sample_count + 1, dtype=np.uint64) >> _HALF).tolist()
     order = list(range(sample_count))
     for i in range(sample_count - 1, 0, -1):

@@ -54,7 +54,7 @@ class Data:
 
     def __init__(self, flags: argparse.Namespace, rank: int, device: Device) -> None:
         world_size = device.world_size
-        self.dataset = data_files.load(flags.dataset, flags.data_dir, flags.seed)
+        self.dataset = data_files.load(flags)
         self.sampler = Sampler(len(self.dataset.train_labels), flags.global_batch, rank, world_size, flags.seed)
         if flags.data == "dataloader":
             self.batches = DataLoaderBatches(self.dataset, self.sampler, flags.augment, flags.loader_workers,

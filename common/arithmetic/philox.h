@@ -12,7 +12,7 @@
 
 namespace starring {
 
-enum class RandomPurpose : uint32_t { kInit = 1, kShuffle = 2, kAugment = 3, kDropout = 4, kSynthetic = 5 };
+enum class RandomPurpose : uint32_t { kInit = 1, kShuffle = 2, kAugment = 3, kDropout = 4, kSynthetic = 5, kSplit = 7 };
 
 using PhiloxWords = std::array<uint32_t, 4>;
 

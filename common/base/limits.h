@@ -55,6 +55,9 @@ inline constexpr int64_t kManifestBytesMax = int64_t{1} << 24;
 // Complete checkpoints that stay in a folder: the newest, and one to fall back to if the disk returns other bytes.
 inline constexpr int kCheckpointsKept = 2;
 
+// A file of weights to begin with: those of the largest parameter vector that a layer file describes.
+inline constexpr int64_t kWarmStartBytesMax = int64_t{16} << 30;
+
 // Layer files. A person writes them by hand; a name may be as long as a file's name. Widths are channels and units.
 inline constexpr int64_t kLayerFileBytesMax = 1 << 20;
 inline constexpr int kLayerCountMax = 4096;
@@ -72,6 +75,14 @@ inline constexpr int64_t kDatasetBytesMax = int64_t{16} << 30;
 inline constexpr int64_t kDatasetImagesMax = (int64_t{1} << 32) - 1;
 inline constexpr int64_t kImageSideMax = 8192;
 inline constexpr int64_t kImageChannelsMax = 256;
+inline constexpr int64_t kColumnsMax = 1 << 16;  // of a sample that is no image
+
+// NumPy's files: its own writes headers of some hundred bytes, and has at most 32 dimensions, of which data use 4. A
+// zip archive of arrays has a few members.
+inline constexpr int64_t kNpyHeaderBytesMax = 64 << 10;
+inline constexpr int kNpyDimensionsMax = 32;
+inline constexpr int64_t kZipMembersMax = 1024;
+inline constexpr int64_t kZipDirectoryBytesMax = 1 << 20;
 
 // Threads that fill batches, and batches ready ahead of the trainer: each is a buffer of a whole batch.
 inline constexpr int kLoaderThreadsMax = 256;

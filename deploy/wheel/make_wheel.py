@@ -95,6 +95,9 @@ pip install starring[programs] adds the programs, which train without PyTorch.
     extras="""\
 Provides-Extra: torch
 Requires-Dist: torch>=1.13; extra == "torch"
+Provides-Extra: pack
+Requires-Dist: numpy; extra == "pack"
+Requires-Dist: pillow; extra == "pack"
 Provides-Extra: programs
 Requires-Dist: starring-programs==@VERSION@; extra == "programs"
 """)

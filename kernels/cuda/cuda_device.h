@@ -196,7 +196,7 @@ class CudaDevice : public Device {
     int64_t height = 0, width = 0, channels = 0;  // of an image
     const uint32_t* samples = nullptr;            // (batch): numbers in the data set, which are not checked
     const uint8_t* images = nullptr;              // (count, height, width, channels)
-    const uint8_t* labels = nullptr;              // (count)
+    const uint16_t* labels = nullptr;             // (count)
     // If not 0, images are cropped and flipped at random, with so many pixels of zeros on each side.
     int64_t crop_padding = 0;
     uint64_t seed = 0;              // of the random crops

@@ -33,7 +33,7 @@ struct GatherArgs {
   int64_t height = 0, width = 0, channels = 0;  // of an image; batch * height * width * channels < 2^31
   const uint32_t* samples = nullptr;            // (batch): numbers in the data set
   const uint8_t* images = nullptr;              // the data set's
-  const uint8_t* labels = nullptr;              // likewise
+  const uint16_t* labels = nullptr;             // likewise
   int64_t padding = 0;  // if not 0, images are cropped and flipped as by worker/data/crop_flip.h
   uint64_t seed = 0;
   // epoch, unless `bound`, in device memory, has it when the kernel runs.

@@ -260,7 +260,7 @@ class WheelTest(InAFolder):
         wheel = email.message_from_bytes(files["starring-0.1.dist-info/WHEEL"])
         self.assertEqual(wheel["Tag"], "py3-none-manylinux_2_28_x86_64")
         metadata = email.message_from_bytes(files["starring-0.1.dist-info/METADATA"])
-        self.assertEqual(metadata.get_all("Provides-Extra"), ["torch", "programs"])
+        self.assertEqual(metadata.get_all("Provides-Extra"), ["torch", "pack", "programs"])
         self.assertIn('starring-programs==0.1; extra == "programs"', metadata.get_all("Requires-Dist"))
         # The tag's, also if the library needs less.
         self.assertIn("glibc 2.28 or newer", metadata.get_payload())

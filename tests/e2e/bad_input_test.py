@@ -90,16 +90,24 @@ class BadInputTest(JobTest):
         with gzip.open(self.path(name), "wb") as file:
             file.write(struct.pack(">I", magic) + b"".join(struct.pack(">I", d) for d in dims) + data)
 
-    def mnist(self, images=6, labels=6, magic=0x803, pixels=None):
+    def mnist(self, images=6, labels=6, magic=0x803, pixels=None, last_label=0):
         for part in ("train", "t10k"):
             self.idx(part + "-images-idx3-ubyte.gz", magic, (images, 28, 28),
                      bytes(images * 784 if pixels is None else pixels))
-            self.idx(part + "-labels-idx1-ubyte.gz", 0x801, (labels,), bytes(labels))
+            self.idx(part + "-labels-idx1-ubyte.gz", 0x801, (labels,), bytes(labels - 1) + bytes([last_label]))
         return ["--dataset=mnist", "--data_dir=" + self.folder, "--epochs=1"]
 
     def test_files_that_are_right_train(self):
         done = self.run_to_end([WORKER, *self.mnist()])
         self.assertEqual(done.returncode, 0, done.output)
+
+    def test_more_classes_than_digits_train(self):
+        flags = self.mnist(last_label=25)
+        for model in ("logreg", "mlp", "lenet5", "mnist_cnn", "resnet20"):
+            done = self.run_to_end([WORKER, *flags, "--model=" + model, "--record=" + self.path("record.json")])
+            self.assertEqual(done.returncode, 0, done.output)
+            with open(self.path("record.json")) as file:
+                self.assertIn("in 26 classes", json.load(file)["facts"]["data.train"])
 
     def test_truncated_file(self):
         # Six images of 784 bytes are promised, and five are there.

@@ -73,6 +73,23 @@ class ResumeTest(JobTest):
             for field in ("test_loss", "test_accuracy"):
                 self.assertEqual(rest["epochs"][-1][field], whole["epochs"][-1][field])
 
+    def test_a_run_begins_with_the_weights_of_another(self):
+        folder = self.path("first")
+        first = self.train("local", 1, 0, [*SMALL, "--epochs=1", "--checkpoint_dir=" + folder])
+        step, = (name for name in os.listdir(folder) if name.startswith("step-"))
+        # A rate that is too small to change a float32.
+        still = [*SMALL, "--epochs=1", "--max_steps=1", "--learning_rate=1e-38", "--momentum=0"]
+        warm = "--warm_start=%s/%s/model.safetensors" % (folder, step)
+        for sync, workers, servers in (("local", 1, 0), ("ring", 2, 0), ("star", 2, 2)):
+            record = self.train(sync, workers, servers, [*still, warm])
+            self.assertEqual(record["parameter_sha256"], first["parameter_sha256"])
+            self.assertRegex(record["facts"]["warm_start"], "^[0-9a-f]{16}$")
+        self.assertNotEqual(self.train("local", 1, 0, still)["parameter_sha256"], first["parameter_sha256"])
+        # A checkpoint comes first.
+        resumed = self.train("local", 1, 0, [*SMALL, "--epochs=1", "--checkpoint_dir=" + folder, "--resume", warm])
+        self.assertEqual(resumed["steps"], 0)
+        self.assertEqual(resumed["parameter_sha256"], first["parameter_sha256"])
+
     def test_a_signal_checkpoints_in_the_middle_of_an_epoch(self):
         for number, sync in ((signal.SIGINT, "star"), (signal.SIGTERM, "ring"), (signal.SIGTERM, "local")):
             workers = 1 if sync == "local" else 2

@@ -15,6 +15,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   CHECK_GE(dataset->count, 1);
   CHECK_EQ(dataset->count, std::ssize(dataset->labels));
   CHECK_EQ(dataset->count * dataset->image_bytes(), std::ssize(dataset->images));
-  for (const uint8_t label : dataset->labels) CHECK_LT(label, dataset->classes);
+  for (const uint16_t label : dataset->labels) CHECK_LT(label, dataset->classes);
   return 0;
 }

@@ -150,9 +150,10 @@ void ExpectGatherOfTheHost(CudaDevice* device, const GatherCase& c, int64_t offs
   constexpr int64_t kCount = 11, kEpoch = 3;
   constexpr uint64_t kSeed = 0x1234567890;
   const int64_t values = c.height * c.width * c.channels;
-  std::vector<uint8_t> images(static_cast<size_t>(kCount * values)), labels(kCount);
+  std::vector<uint8_t> images(static_cast<size_t>(kCount * values));
+  std::vector<uint16_t> labels(kCount);
   for (size_t i = 0; i < images.size(); ++i) images[i] = static_cast<uint8_t>(1 + i * 37 % 255);
-  for (size_t i = 0; i < labels.size(); ++i) labels[i] = static_cast<uint8_t>(i * 7);
+  for (size_t i = 0; i < labels.size(); ++i) labels[i] = static_cast<uint16_t>(i * 1007);
   std::vector<uint32_t> samples(static_cast<size_t>(c.batch));
   for (size_t i = 0; i < samples.size(); ++i) samples[i] = static_cast<uint32_t>(i * 5 % kCount);
   const auto upload = [device](const auto& host) {
@@ -172,7 +173,7 @@ void ExpectGatherOfTheHost(CudaDevice* device, const GatherCase& c, int64_t offs
                          .channels = c.channels,
                          .samples = static_cast<const uint32_t*>(gpu_samples->data()),
                          .images = static_cast<const uint8_t*>(gpu_images->data()),
-                         .labels = static_cast<const uint8_t*>(gpu_labels->data()),
+                         .labels = static_cast<const uint16_t*>(gpu_labels->data()),
                          .crop_padding = c.crop_padding,
                          .seed = kSeed,
                          .epoch = kEpoch,

@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
+#include <memory>
 #include <optional>
+#include <span>
 #include <system_error>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -16,8 +19,13 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "common/arithmetic/philox.h"
 #include "common/base/status.h"
+#include "common/checkpoint/crc32c.h"
 #include "worker/data/dataset_readers.h"
+#include "worker/data/files/data_memory.h"
+#include "worker/data/files/file_stream.h"
+#include "worker/data/sampler.h"
 
 namespace starring {
 namespace {
@@ -25,6 +33,47 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr absl::string_view kDebianFashionMnist = "/usr/share/datasets/fashion-mnist";
+constexpr absl::string_view kEmnistCure =
+    "get EMNIST's gzip.zip from https://www.nist.gov/itl/products-and-services/emnist-dataset";
+
+enum class Format { kIdx, kCifar10, kCifar100, kNpy, kSynthetic };
+
+// One name of --dataset.
+struct NamedDataset {
+  absl::string_view name;
+  Format format;
+  int64_t classes_min;
+  absl::string_view folder;       // that torchvision or the data set's own archive makes
+  absl::string_view train, test;  // kIdx: the beginnings of the files' names
+  absl::string_view cure;         // where the files come from
+  bool transposed = false;
+};
+
+constexpr NamedDataset kDatasets[] = {
+    {"mnist", Format::kIdx, 10, "MNIST/raw", "train", "t10k", "fetch them with deploy/get_data.sh mnist"},
+    {"fashion-mnist", Format::kIdx, 10, "FashionMNIST/raw", "train", "t10k",
+     "install Debian's package dataset-fashion-mnist (deploy/setup.sh does) and give no --data_dir, or get them from "
+     "https://github.com/zalandoresearch/fashion-mnist"},
+    {"kmnist", Format::kIdx, 10, "KMNIST/raw", "train", "t10k", "get them from https://github.com/rois-codh/kmnist"},
+    {"emnist-balanced", Format::kIdx, 47, "EMNIST/raw", "emnist-balanced-train", "emnist-balanced-test", kEmnistCure,
+     true},
+    {"emnist-byclass", Format::kIdx, 62, "EMNIST/raw", "emnist-byclass-train", "emnist-byclass-test", kEmnistCure,
+     true},
+    {"emnist-bymerge", Format::kIdx, 47, "EMNIST/raw", "emnist-bymerge-train", "emnist-bymerge-test", kEmnistCure,
+     true},
+    {"emnist-digits", Format::kIdx, 10, "EMNIST/raw", "emnist-digits-train", "emnist-digits-test", kEmnistCure, true},
+    // Its labels are 1 to 26, so class 0 is empty, as in torchvision.
+    {"emnist-letters", Format::kIdx, 27, "EMNIST/raw", "emnist-letters-train", "emnist-letters-test", kEmnistCure,
+     true},
+    {"emnist-mnist", Format::kIdx, 10, "EMNIST/raw", "emnist-mnist-train", "emnist-mnist-test", kEmnistCure, true},
+    {"cifar10", Format::kCifar10, 10, "cifar-10-batches-bin", "", "", "fetch them with deploy/get_data.sh cifar10"},
+    {"cifar100", Format::kCifar100, 100, "cifar-100-binary", "", "",
+     "get CIFAR-100's binary version from https://www.cs.toronto.edu/~kriz/cifar.html"},
+    {"npy", Format::kNpy, 1, "", "train", "test",
+     "write them with numpy.save, or all into one FILE.npz with numpy.savez"},
+    {"synthetic", Format::kSynthetic, 1, "", "", "", ""},
+};
+constexpr int64_t kCifar100CoarseClasses = 20;
 
 // An entry of any type counts: one with the right name that cannot be read should be reported, not passed over.
 bool Exists(const std::string& path) {
@@ -44,23 +93,27 @@ std::optional<std::string> FindFile(const std::string& folder, absl::string_view
   return std::nullopt;
 }
 
-absl::Status NotFound(const DatasetOptions& options, const std::vector<std::string>& folders, absl::string_view files,
-                      absl::string_view cure) {
+absl::Status NotFound(const DatasetOptions& options, const NamedDataset& named, const std::vector<std::string>& folders,
+                      absl::string_view files) {
   const std::string where = absl::StrCat(", not found in ", absl::StrJoin(folders, ", "));
   return absl::NotFoundError(absl::StrCat("--dataset=", options.name, " needs ", files,
                                           " (each plain or with .gz after it)", folders.empty() ? "" : where, ": ",
-                                          cure, ", and give their folder as --data_dir"));
+                                          named.cure, ", and give their folder as --data_dir"));
 }
 
-// Where to look: data_dir, its folder with the name of the data set, and its folder `other`.
-std::vector<std::string> Folders(const DatasetOptions& options, absl::string_view other) {
+// Where to look: data_dir, its folder with the name of the data set, and the one that others make.
+std::vector<std::string> Folders(const DatasetOptions& options, const NamedDataset& named) {
+  // Debian's folder is read only without --data_dir: data from there would surprise a person who has named another
+  // folder.
+  if (options.data_dir.empty() && named.name == "fashion-mnist") return {std::string(kDebianFashionMnist)};
   if (options.data_dir.empty()) return {};
-  return {options.data_dir, absl::StrCat(options.data_dir, "/", options.name),
-          absl::StrCat(options.data_dir, "/", other)};
+  if (named.folder.empty()) return {options.data_dir};
+  return {options.data_dir, absl::StrCat(options.data_dir, "/", named.name),
+          absl::StrCat(options.data_dir, "/", named.folder)};
 }
 
-absl::StatusOr<Dataset> ReadIdxSet(const DatasetOptions& options, const std::vector<std::string>& folders,
-                                   absl::string_view prefix, absl::string_view cure) {
+absl::StatusOr<Dataset> ReadIdxSet(const DatasetOptions& options, const NamedDataset& named, absl::string_view prefix) {
+  const std::vector<std::string> folders = Folders(options, named);
   const std::string images = absl::StrCat(prefix, "-images-idx3-ubyte");
   const std::string labels = absl::StrCat(prefix, "-labels-idx1-ubyte");
   // Both files must come from one folder: otherwise a job could train with the images of one data set and the labels of
@@ -68,23 +121,16 @@ absl::StatusOr<Dataset> ReadIdxSet(const DatasetOptions& options, const std::vec
   for (const std::string& folder : folders) {
     const auto images_path = FindFile(folder, images);
     const auto labels_path = FindFile(folder, labels);
-    if (images_path && labels_path) return ReadIdx({.images = *images_path, .labels = *labels_path});
+    if (!images_path || !labels_path) continue;
+    return ReadIdx({.images = *images_path, .labels = *labels_path, .transposed = named.transposed});
   }
-  return NotFound(options, folders, absl::StrCat(images, " and ", labels), cure);
+  return NotFound(options, named, folders, absl::StrCat(images, " and ", labels));
 }
 
-absl::StatusOr<TrainAndTest> LoadIdx(const DatasetOptions& options, const std::vector<std::string>& folders,
-                                     absl::string_view cure) {
+absl::StatusOr<TrainAndTest> LoadIdx(const DatasetOptions& options, const NamedDataset& named) {
   TrainAndTest sets;
-  ASSIGN_OR_RETURN(sets.train, ReadIdxSet(options, folders, "train", cure));
-  ASSIGN_OR_RETURN(sets.test, ReadIdxSet(options, folders, "t10k", cure));
-  const auto size = [](const Dataset& set) { return absl::StrCat(set.height, " x ", set.width); };
-  // The network is built for one shape of image.
-  if (size(sets.train) != size(sets.test)) {
-    return absl::DataLossError(absl::StrCat("training images have ", size(sets.train), " pixels, test images ",
-                                            size(sets.test), ": expected one size, look into ",
-                                            absl::StrJoin(folders, ", ")));
-  }
+  ASSIGN_OR_RETURN(sets.train, ReadIdxSet(options, named, named.train));
+  ASSIGN_OR_RETURN(sets.test, ReadIdxSet(options, named, named.test));
   return sets;
 }
 
@@ -111,20 +157,75 @@ std::vector<std::string> FindTrainingBatches(const std::string& folder) {
   return paths;
 }
 
-absl::StatusOr<TrainAndTest> LoadCifar10(const DatasetOptions& options) {
-  const std::vector<std::string> folders = Folders(options, "cifar-10-batches-bin");
+absl::StatusOr<TrainAndTest> LoadCifar(const DatasetOptions& options, const NamedDataset& named) {
+  const bool is_100 = named.format == Format::kCifar100;
+  const std::vector<std::string> folders = Folders(options, named);
   for (const std::string& folder : folders) {
-    const std::vector<std::string> train = FindTrainingBatches(folder);
-    const auto test = FindFile(folder, "test_batch.bin");
+    CifarFiles train, test;
+    if (is_100) {
+      train =
+          test = {.paths = {}, .label_bytes = 2, .label = options.cifar100_labels == Cifar100Labels::kCoarse ? 0 : 1};
+      if (const auto path = FindFile(folder, "train.bin")) train.paths = {*path};
+    } else {
+      train.paths = FindTrainingBatches(folder);
+    }
+    const auto path = FindFile(folder, is_100 ? "test.bin" : "test_batch.bin");
     // Both come from one folder, as IDX files do.
-    if (train.empty() || !test) continue;
+    if (train.paths.empty() || !path) continue;
+    test.paths = {*path};
     TrainAndTest sets;
-    ASSIGN_OR_RETURN(sets.train, ReadCifar10({.paths = train}));
-    ASSIGN_OR_RETURN(sets.test, ReadCifar10({.paths = {*test}}));
+    ASSIGN_OR_RETURN(sets.train, ReadCifar(train));
+    ASSIGN_OR_RETURN(sets.test, ReadCifar(test));
     return sets;
   }
-  return NotFound(options, folders, "data_batch_1.bin to data_batch_5.bin (fewer will do) and test_batch.bin",
-                  "fetch them with deploy/get_data.sh cifar10");
+  return NotFound(
+      options, named, folders,
+      is_100 ? "train.bin and test.bin" : "data_batch_1.bin to data_batch_5.bin (fewer will do) and test_batch.bin");
+}
+
+// A test set that is not there has no samples.
+absl::StatusOr<Dataset> ReadNpySet(const DatasetOptions& options, const NamedDataset& named, absl::string_view prefix) {
+  const std::string images = absl::StrCat(prefix, "_images.npy"), labels = absl::StrCat(prefix, "_labels.npy");
+  const auto images_path = FindFile(options.data_dir, images);
+  const auto labels_path = FindFile(options.data_dir, labels);
+  if (!images_path && !labels_path && prefix == named.test) return Dataset();
+  if (options.data_dir.empty() || !images_path || !labels_path) {
+    return NotFound(options, named, Folders(options, named), absl::StrCat(images, " and ", labels));
+  }
+  ASSIGN_OR_RETURN(const std::unique_ptr<FileStream> images_stream, FileStream::Open(*images_path));
+  ASSIGN_OR_RETURN(const std::unique_ptr<FileStream> labels_stream, FileStream::Open(*labels_path));
+  return ReadNpy(*images_stream, *labels_stream);
+}
+
+absl::StatusOr<TrainAndTest> LoadNpy(const DatasetOptions& options, const NamedDataset& named) {
+  TrainAndTest sets;
+  if (absl::EndsWith(options.data_dir, ".npz")) {
+    ASSIGN_OR_RETURN(sets, ReadNpz(options.data_dir));
+  } else {
+    ASSIGN_OR_RETURN(sets.train, ReadNpySet(options, named, named.train));
+    ASSIGN_OR_RETURN(sets.test, ReadNpySet(options, named, named.test));
+  }
+  return sets;
+}
+
+absl::StatusOr<TrainAndTest> Read(const DatasetOptions& options, const NamedDataset& named) {
+  switch (named.format) {
+    case Format::kIdx:
+      return LoadIdx(options, named);
+    case Format::kCifar10:
+    case Format::kCifar100:
+      return LoadCifar(options, named);
+    case Format::kNpy:
+      return LoadNpy(options, named);
+    case Format::kSynthetic:
+      break;
+  }
+  return MakeSynthetic(options);
+}
+
+int64_t ClassesMin(const DatasetOptions& options, const NamedDataset& named) {
+  const bool is_coarse = named.format == Format::kCifar100 && options.cifar100_labels == Cifar100Labels::kCoarse;
+  return is_coarse ? kCifar100CoarseClasses : named.classes_min;
 }
 
 std::string FactsOf(const Dataset& set) {
@@ -134,30 +235,88 @@ std::string FactsOf(const Dataset& set) {
                          set.labels_crc32c);
 }
 
+// The samples whose numbers are in `samples`, in this order.
+absl::StatusOr<Dataset> Select(const Dataset& all, std::span<const int64_t> samples) {
+  Dataset part{.count = std::ssize(samples),
+               .height = all.height,
+               .width = all.width,
+               .channels = all.channels,
+               .classes = all.classes,
+               .images = {},
+               .labels = {}};
+  RETURN_IF_ERROR(CheckDataFits("a part of the data set", part.count * (part.image_bytes() + 2)));
+  part.images.reserve(static_cast<size_t>(part.count * part.image_bytes()));
+  for (const int64_t sample : samples) {
+    const auto image = all.images.begin() + sample * all.image_bytes();
+    part.images.insert(part.images.end(), image, image + all.image_bytes());
+    part.labels.push_back(all.labels[static_cast<size_t>(sample)]);
+  }
+  part.images_crc32c = ExtendCrc32c(0, std::as_bytes(std::span(part.images)));
+  part.labels_crc32c = ExtendCrc32c(0, std::as_bytes(std::span(part.labels)));
+  return part;
+}
+
+absl::StatusOr<TrainAndTest> Split(const DatasetOptions& options, const Dataset& all) {
+  const auto test_count = static_cast<int64_t>(static_cast<double>(all.count) * options.test_fraction);
+  if (test_count < 1 || test_count >= all.count) {
+    return absl::InvalidArgumentError(absl::StrCat("--test_fraction=", options.test_fraction, " of ", all.count,
+                                                   " samples are ", test_count,
+                                                   ": expected one sample or more in each set"));
+  }
+  std::vector<int64_t> order = RandomOrder(all.count, {.seed = options.split_seed, .purpose = RandomPurpose::kSplit});
+  const auto test_end = order.begin() + test_count;
+  // Samples that were together in the file stay near each other in memory.
+  std::sort(order.begin(), test_end);
+  std::sort(test_end, order.end());
+  TrainAndTest sets;
+  ASSIGN_OR_RETURN(sets.test, Select(all, {order.begin(), test_end}));
+  ASSIGN_OR_RETURN(sets.train, Select(all, {test_end, order.end()}));
+  return sets;
+}
+
 }  // namespace
 
 std::vector<std::pair<std::string, std::string>> DatasetFacts(const TrainAndTest& sets) {
   return {{"data.train", FactsOf(sets.train)}, {"data.test", FactsOf(sets.test)}};
 }
 
+std::vector<std::string> DatasetNames() {
+  std::vector<std::string> names;
+  for (const NamedDataset& named : kDatasets) names.emplace_back(named.name);
+  return names;
+}
+
 absl::StatusOr<TrainAndTest> LoadDataset(const DatasetOptions& options) {
-  if (options.name == "mnist") {
-    return LoadIdx(options, Folders(options, "MNIST/raw"), "fetch them with deploy/get_data.sh mnist");
+  const auto* const named = std::ranges::find(kDatasets, options.name, &NamedDataset::name);
+  if (named == std::end(kDatasets)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--dataset=", options.name, " is unknown: give one of ", absl::StrJoin(DatasetNames(), ", ")));
   }
-  if (options.name == "fashion-mnist") {
-    auto folders = Folders(options, "FashionMNIST/raw");
-    // Debian's folder is read only without --data_dir: data from there would surprise a person who has named another
-    // folder.
-    if (folders.empty()) folders = {std::string(kDebianFashionMnist)};
-    return LoadIdx(
-        options, folders,
-        "install Debian's package dataset-fashion-mnist (deploy/setup.sh does) and give no --data_dir, or get "
-        "them from https://github.com/zalandoresearch/fashion-mnist");
+  ASSIGN_OR_RETURN(TrainAndTest sets, Read(options, *named));
+  if (sets.test.count > 0 && options.test_fraction > 0) {
+    return absl::InvalidArgumentError(absl::StrCat("--dataset=", options.name, " has a test set of ", sets.test.count,
+                                                   " samples: leave --test_fraction out"));
   }
-  if (options.name == "cifar10") return LoadCifar10(options);
-  if (options.name == "synthetic") return MakeSynthetic(options);
-  return absl::InvalidArgumentError(
-      absl::StrCat("--dataset=", options.name, " is unknown: give mnist, fashion-mnist, cifar10 or synthetic"));
+  if (sets.test.count == 0 && options.test_fraction == 0) {
+    return absl::NotFoundError(absl::StrCat(options.data_dir,
+                                            " has no test set: give --test_fraction=0.1 to test on a "
+                                            "tenth of its samples, or write a test set beside it"));
+  }
+  if (sets.test.count == 0) {
+    ASSIGN_OR_RETURN(sets, Split(options, sets.train));
+  }
+  const auto size = [](const Dataset& set) { return absl::StrCat(set.height, " x ", set.width, " x ", set.channels); };
+  // The network is built for one shape of image.
+  if (size(sets.train) != size(sets.test)) {
+    return absl::DataLossError(absl::StrCat("training images have ", size(sets.train), " pixels, test images ",
+                                            size(sets.test), ": expected one size, look into ",
+                                            absl::StrJoin(Folders(options, *named), ", ")));
+  }
+  // A class that is in one of the sets alone is a class of both.
+  // With a split both sets have those of the whole.
+  sets.train.classes = std::max({sets.train.classes, sets.test.classes, ClassesMin(options, *named)});
+  sets.test.classes = sets.train.classes;
+  return sets;
 }
 
 }  // namespace starring

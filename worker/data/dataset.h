@@ -1,4 +1,4 @@
-// A data set in memory: images and labels as uint8, as they were in the files.
+// A data set in memory: images as uint8, as they were in the files, and a label for each.
 //
 // Thread safety: a Dataset is not changed after it was read; functions may be called by any thread.
 #ifndef STARRING_WORKER_DATA_DATASET_H_
@@ -15,10 +15,11 @@ namespace starring {
 
 struct Dataset {
   int64_t count = 0, height = 0, width = 0, channels = 0;
-  int64_t classes = 0;
-  std::vector<uint8_t> images;  // (count, height, width, channels); the reader interleaves CIFAR's planes
-  std::vector<uint8_t> labels;  // (count), below `classes`
-  uint32_t images_crc32c = 0;   // checksums of the two arrays above, computed while they were read
+  int64_t classes = 0;           // a test set has those of its training set
+  std::vector<uint8_t> images;   // (count, height, width, channels); the reader interleaves CIFAR's planes
+  std::vector<uint16_t> labels;  // (count), below `classes`
+  // Checksums of pixels and labels, computed while they were read. Labels that are bytes in their file count as bytes.
+  uint32_t images_crc32c = 0;
   uint32_t labels_crc32c = 0;
   int64_t image_bytes() const { return height * width * channels; }
 };
@@ -34,9 +35,19 @@ struct TrainAndTest {
   Dataset test;
 };
 
+// CIFAR-100 has two labels for each image: one of 100 classes, and the one of 20 to which that class belongs.
+enum class Cifar100Labels { kFine, kCoarse };
+
 struct DatasetOptions {
-  std::string name;  // mnist, fashion-mnist, cifar10 or synthetic
+  std::string name;  // one of DatasetNames()
   std::string data_dir = "";
+  Cifar100Labels cifar100_labels = Cifar100Labels::kFine;
+  // Above 0: the data has no test set, and this part of its samples becomes one. They are the first floor(count *
+  // test_fraction) of RandomOrder(count, {split_seed, kSplit}) (worker/data/sampler.h), and keep their order, as those
+  // of the training set do. split_seed is not the seed of the training: another run must not train on what this one
+  // tests.
+  double test_fraction = 0;
+  uint64_t split_seed = 1;
   // Only for synthetic.
   int64_t synthetic_train_count = 60000;
   int64_t synthetic_test_count = 10000;
@@ -44,14 +55,22 @@ struct DatasetOptions {
   uint64_t seed = 0;
 };
 
+// The names that LoadDataset knows.
+std::vector<std::string> DatasetNames();
+
 // Looks for the files in data_dir, in data_dir's folder with the name of the data set (deploy/get_data.sh makes it),
-// and in the folder that torchvision or the data set's own archive makes: MNIST/raw, FashionMNIST/raw,
-// cifar-10-batches-bin. Without a data_dir, fashion-mnist is read from where Debian's package dataset-fashion-mnist
+// and in the folder that torchvision or the data set's own archive makes: MNIST/raw, FashionMNIST/raw, KMNIST/raw,
+// EMNIST/raw, cifar-10-batches-bin, cifar-100-binary. EMNIST's images, which its files have lying on their side, are
+// turned upright. Without a data_dir, fashion-mnist is read from where Debian's package dataset-fashion-mnist
 // installs it; synthetic needs no files. A plain file is preferred to a gzipped one. CIFAR-10's training set is every
 // data_batch_N.bin that exists, in the order of N.
 //
-// InvalidArgument for an unknown name or an impossible synthetic size; NotFound says which files were looked for,
-// where, and how to get them; DataLoss names the file, what was expected and what was found.
+// The classes are as many as the largest label of both sets needs, but no fewer than the data set is known to have: a
+// part of it without the last class trains the same model.
+//
+// InvalidArgument for an unknown name, an impossible synthetic size, a test_fraction of data that has a test set, or
+// one that leaves a set empty; NotFound says which files were looked for, where, and how to get them; DataLoss names
+// the file, what was expected and what was found.
 absl::StatusOr<TrainAndTest> LoadDataset(const DatasetOptions& options);
 
 // Counts, shapes and checksums of both sets, for JobSpec::agreed_flags: all ranks of a job must have read the same

@@ -1,4 +1,6 @@
-// Where the images of LoadDataset come from: IDX files, CIFAR-10's files, and random numbers.
+// Where the images of LoadDataset come from: IDX files, CIFAR's files, NumPy's arrays, and random numbers.
+//
+// A set from files has as many classes as its largest label needs.
 //
 // A reader allocates nothing that a header promises before the file is known to be long enough for it, and computes the
 // checksums of images and labels while it reads. DataLoss names the file, what was expected and what was found.
@@ -14,33 +16,46 @@
 #include "absl/status/statusor.h"
 #include "common/base/limits.h"
 #include "worker/data/dataset.h"
+#include "worker/data/files/byte_stream.h"
 
 namespace starring {
 
 struct IdxFiles {
   std::string images;  // paths; each file is plain or gzipped
   std::string labels;
-  int64_t classes = 10;
+  // The files have the pixels of an image column by column, as EMNIST's do; the images are turned upright.
+  bool transposed = false;
 };
 
 // IDX files, the format of MNIST and Fashion-MNIST (http://yann.lecun.com/exdb/mnist): big-endian 32-bit words, then
 // unsigned bytes. Images: 0x00000803, count, rows, columns, then pixels. Labels: 0x00000801, count, then labels.
 // The images have one channel. The files must contain exactly what their headers say. DataLoss: a wrong magic number,
-// no images or more than common/base/limits.h allows, data that ends early or is too long, counts that disagree, a
-// label that is not below `classes`.
+// no images or more than common/base/limits.h allows, data that ends early or is too long, counts that disagree.
 absl::StatusOr<Dataset> ReadIdx(const IdxFiles& files);
 
 struct CifarFiles {
   std::vector<std::string> paths;  // each file is plain or gzipped; read in this order
+  int64_t label_bytes = 1;         // of a record: 1 in CIFAR-10, 2 in CIFAR-100 (coarse, then fine)
+  int64_t label = 0;               // which of them is the class
   int64_t bytes_max = kDatasetBytesMax;
 };
 
-// CIFAR-10's binary version (https://www.cs.toronto.edu/~kriz/cifar.html): records of 3073 bytes, one label, then 1024
-// red, 1024 green and 1024 blue pixels, each plane row by row. Returns images (32, 32, 3), with the planes interleaved.
-// Each file has one record or more. DataLoss: a part of a record at the end, a label above 9, more than bytes_max bytes
-// of images in all files together.
-// REQUIRES: at least one path.
-absl::StatusOr<Dataset> ReadCifar10(const CifarFiles& files);
+// CIFAR's binary version (https://www.cs.toronto.edu/~kriz/cifar.html): records of one label or two, then 1024 red,
+// 1024 green and 1024 blue pixels, each plane row by row. Returns images (32, 32, 3), with the planes interleaved. Each
+// file has one record or more. DataLoss: a part of a record at the end, more than bytes_max bytes of images in all
+// files together. REQUIRES: at least one path; label < label_bytes.
+absl::StatusOr<Dataset> ReadCifar(const CifarFiles& files);
+
+// NumPy's arrays (worker/data/files/npy_array.h): pixels as uint8, (samples, height, width), (samples, height, width,
+// channels) or (samples, columns), the last as images of one pixel; labels as integers, (samples) or (samples, 1).
+// DataLoss: another type or shape, a size that common/base/limits.h forbids, a label that is not 0 to 65535, and all
+// that ReadNpyHeader refuses. Images whose channels seem to come second are read as they are, with a warning.
+absl::StatusOr<Dataset> ReadNpy(ByteStream& images, ByteStream& labels);
+
+// The same arrays of both sets in one archive (numpy.savez, numpy.savez_compressed) under the keys train_images,
+// train_labels, test_images and test_labels, or Keras' x_train, y_train, x_test and y_test. A test set that is not
+// there has no samples. NotFound lists the keys that are there.
+absl::StatusOr<TrainAndTest> ReadNpz(const std::string& path);
 
 // Random images for benchmarks and tests: any size, any number of classes, and something to learn.
 //

@@ -10,10 +10,11 @@
 #include "common/base/limits.h"
 #include "common/base/status.h"
 #include "common/checkpoint/crc32c.h"
-#include "worker/data/data_memory.h"
 #include "worker/data/dataset_readers.h"
-#include "worker/data/file_kind.h"
-#include "worker/data/file_stream.h"
+#include "worker/data/files/data_memory.h"
+#include "worker/data/files/file_kind.h"
+#include "worker/data/files/file_stream.h"
+
 namespace starring {
 namespace {
 
@@ -111,6 +112,25 @@ absl::Status ReadBody(FileStream& stream, const Expected& expected, IdxFile& fil
   return absl::OkStatus();
 }
 
+// Exchanges rows and columns of every image.
+void TurnUpright(IdxFile& images) {
+  auto& [count, rows, columns] = images.dims;
+  std::vector<uint8_t> lying(static_cast<size_t>(rows * columns));
+  images.crc32c = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const auto image = std::span(images.bytes).subspan(static_cast<size_t>(i) * lying.size(), lying.size());
+    std::ranges::copy(image, lying.begin());
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t column = 0; column < columns; ++column) {
+        image[static_cast<size_t>(column * rows + row)] = lying[static_cast<size_t>(row * columns + column)];
+      }
+    }
+    // The checksum is that of the images as they are used.
+    images.crc32c = ExtendCrc32c(images.crc32c, std::as_bytes(image));
+  }
+  std::swap(rows, columns);
+}
+
 absl::StatusOr<IdxFile> ReadFile(const std::string& path, const Expected& expected) {
   ASSIGN_OR_RETURN(const std::unique_ptr<FileStream> stream, FileStream::Open(path));
   IdxFile file;
@@ -130,23 +150,17 @@ absl::StatusOr<Dataset> ReadIdx(const IdxFiles& files) {
         absl::StrFormat("%s holds %d images, %s holds %d labels: expected as many labels as images", files.images,
                         images.dims[0], files.labels, labels.dims[0]));
   }
-  // The loss uses a label as an index among the logits. A wrong file must be an error here and not a CHECK there.
-  for (size_t i = 0; i < labels.bytes.size(); ++i) {
-    if (labels.bytes[i] >= files.classes) {
-      return absl::DataLossError(absl::StrFormat("%s: label of image %d is %d, expected 0 to %d", files.labels, i,
-                                                 labels.bytes[i], files.classes - 1));
-    }
-  }
+  if (files.transposed) TurnUpright(images);
   Dataset dataset;
   dataset.count = images.dims[0];
   dataset.height = images.dims[1];
   dataset.width = images.dims[2];
   dataset.channels = 1;
-  dataset.classes = files.classes;
+  dataset.classes = 1 + int64_t{*std::ranges::max_element(labels.bytes)};
   dataset.images_crc32c = images.crc32c;
   dataset.labels_crc32c = labels.crc32c;
   dataset.images = std::move(images.bytes);
-  dataset.labels = std::move(labels.bytes);
+  dataset.labels.assign(labels.bytes.begin(), labels.bytes.end());
   return dataset;
 }
 

@@ -8,8 +8,9 @@
 #include "common/base/limits.h"
 #include "common/base/status.h"
 #include "common/checkpoint/crc32c.h"
-#include "worker/data/data_memory.h"
 #include "worker/data/dataset_readers.h"
+#include "worker/data/files/data_memory.h"
+
 namespace starring {
 namespace {
 
@@ -66,7 +67,7 @@ Dataset MakeSet(const DatasetOptions& options, const std::vector<uint8_t>& patte
   for (int64_t i = 0; i < count; ++i) {
     // The classes take turns, so the numbers of their images differ by one at most.
     const int64_t label = i % set.classes;
-    set.labels[static_cast<size_t>(i)] = static_cast<uint8_t>(label);
+    set.labels[static_cast<size_t>(i)] = static_cast<uint16_t>(label);
     const uint8_t* pattern = patterns.data() + label * set.image_bytes();
     uint8_t* image = set.images.data() + i * set.image_bytes();
     // An image is one quarter of its class's pattern and three quarters of noise, so that a network can learn the
@@ -75,7 +76,8 @@ Dataset MakeSet(const DatasetOptions& options, const std::vector<uint8_t>& patte
     // The checksum is extended while the image is in the cache. In the end it is that of the whole array.
     set.images_crc32c = ExtendCrc32c(set.images_crc32c, std::as_bytes(std::span(image, set.image_bytes())));
   }
-  set.labels_crc32c = ExtendCrc32c(0, std::as_bytes(std::span(set.labels)));
+  const std::vector<uint8_t> bytes(set.labels.begin(), set.labels.end());
+  set.labels_crc32c = ExtendCrc32c(0, std::as_bytes(std::span(bytes)));
   return set;
 }
 

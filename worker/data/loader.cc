@@ -195,6 +195,9 @@ absl::StatusOr<std::unique_ptr<Loader>> Loader::Create(const Options& options) {
                                                    " means and ", options.normalization.deviation.size(),
                                                    " deviations, the images have ", channels, " channels"));
   }
+  if (options.augment == Augment::kCropFlip && options.dataset->height * options.dataset->width == 1) {
+    return absl::InvalidArgumentError("crop_flip needs images, the data set has columns: leave --augment out");
+  }
   Options completed = options;
   if (completed.parts.empty()) completed.parts = {options.sampler.rank};
   std::unique_ptr<Loader> loader(new Loader(completed));

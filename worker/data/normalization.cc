@@ -9,9 +9,13 @@
 namespace starring {
 namespace {
 
-// There is one accumulator for each byte of a row of kSumRowPixels pixels, so that the inner loop has neither a
-// dependence from one iteration to the next nor channel arithmetic.
-constexpr int64_t kSumRowPixels = 64;
+// Values in a row of whole pixels, which is what the loops below run over: long enough for vectors, short enough for
+// the L1 cache. A pixel of many channels is a row by itself.
+int64_t PixelsOfRow(int64_t channels, int64_t values) { return std::max<int64_t>(1, values / channels); }
+
+// There is one accumulator for each byte of a row, so that the inner loop has neither a dependence from one iteration
+// to the next nor channel arithmetic.
+constexpr int64_t kSumRowValues = 192;
 
 // A 32-bit accumulator holds the sum of this many squares of 255.
 constexpr int64_t kRowsMax = (int64_t{1} << 32) / (255 * 255);
@@ -40,8 +44,8 @@ struct AddRowsArgs {
 }
 STARRING_DEFINE_CLONES(kAddRows, AddRowsLoop, AddRowsArgs);
 
-// Long enough to make the outer loop cheap; the constants of three channels still take only 6 KiB of the L1 cache.
-constexpr int64_t kNormalizeRowPixels = 256;
+// Long enough to make the outer loop cheap; the constants take 6 KiB.
+constexpr int64_t kNormalizeRowValues = 768;
 
 struct NormalizeArgs {
   const uint8_t* pixels;
@@ -71,7 +75,7 @@ std::vector<double> PixelSums(const Dataset& dataset, int64_t begin, int64_t end
   CHECK_LE(begin, end);
   CHECK_LE(end, dataset.count);
   const int64_t channels = dataset.channels;
-  const int64_t row_bytes = kSumRowPixels * channels;
+  const int64_t row_bytes = PixelsOfRow(channels, kSumRowValues) * channels;
   const uint8_t* bytes = dataset.images.data() + begin * dataset.image_bytes();
   int64_t left = (end - begin) * dataset.image_bytes();
   std::vector<uint64_t> totals(static_cast<size_t>(2 * channels));
@@ -132,7 +136,8 @@ PixelNormalizer::PixelNormalizer(const Normalization& normalization, Instruction
   const PixelConstants constants = PixelConstantsOf(normalization);
   // The constants are repeated for a row of pixels, so that value i of a row needs constant i and no channel
   // arithmetic.
-  for (int64_t pixel = 0; pixel < kNormalizeRowPixels; ++pixel) {
+  const int64_t pixels = PixelsOfRow(std::ssize(constants.offset), kNormalizeRowValues);
+  for (int64_t pixel = 0; pixel < pixels; ++pixel) {
     offset_.insert(offset_.end(), constants.offset.begin(), constants.offset.end());
     scale_.insert(scale_.end(), constants.scale.begin(), constants.scale.end());
   }

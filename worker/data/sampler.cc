@@ -7,7 +7,6 @@
 #include <set>
 #include <utility>
 
-#include "common/arithmetic/philox.h"
 #include "common/base/check.h"
 
 namespace starring {
@@ -60,15 +59,19 @@ BatchPlan Sampler::Plan(int64_t step, int rank) {
   return plan;
 }
 
-// Fisher and Yates's shuffle, from the end: position i takes one of the i + 1 samples that are left. O(sample_count).
 std::vector<int64_t> Sampler::Permutation(int64_t sample_count, uint64_t seed, int64_t epoch) {
-  std::vector<int64_t> order(static_cast<size_t>(sample_count));
-  std::iota(order.begin(), order.end(), int64_t{0});
   // The rank is not in the key: all ranks draw one order and take their parts of it.
-  const RandomKey key{.seed = seed, .purpose = RandomPurpose::kShuffle, .epoch = static_cast<uint32_t>(epoch)};
+  return RandomOrder(sample_count,
+                     {.seed = seed, .purpose = RandomPurpose::kShuffle, .epoch = static_cast<uint32_t>(epoch)});
+}
+
+// Fisher and Yates's shuffle, from the end: position i takes one of the i + 1 samples that are left. O(count).
+std::vector<int64_t> RandomOrder(int64_t count, const RandomKey& key) {
+  std::vector<int64_t> order(static_cast<size_t>(count));
+  std::iota(order.begin(), order.end(), int64_t{0});
   // Philox makes four words at a time; each block serves the positions 4 * block to 4 * block + 3.
   PhiloxWords words{};
-  for (int64_t i = sample_count - 1, block = -1; i >= 1; --i) {
+  for (int64_t i = count - 1, block = -1; i >= 1; --i) {
     if (i / 4 != block) {
       block = i / 4;
       words = key.At(static_cast<uint64_t>(block));

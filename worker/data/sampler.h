@@ -25,6 +25,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "common/arithmetic/philox.h"
+
 namespace starring {
 
 struct BatchPlan {
@@ -61,7 +63,7 @@ class Sampler {
   // The same for another rank. REQUIRES: 0 <= rank < world_size.
   BatchPlan Plan(int64_t step, int rank);
 
-  // The shuffled order of `epoch`.
+  // The shuffled order of `epoch`: RandomOrder of (seed, kShuffle, epoch).
   static std::vector<int64_t> Permutation(int64_t sample_count, uint64_t seed, int64_t epoch);
 
  private:
@@ -69,6 +71,9 @@ class Sampler {
   int64_t epoch_ = -1;                // the epoch that permutation_ is of
   std::vector<int64_t> permutation_;  // empty with kSequential
 };
+
+// The numbers 0 .. count - 1 in the order of the shuffle above. REQUIRES: 0 <= count < 2^32.
+std::vector<int64_t> RandomOrder(int64_t count, const RandomKey& key);
 
 }  // namespace starring
 

@@ -141,9 +141,11 @@ LayerFile::LayerFile(std::shared_ptr<const Content> content) : content_(std::mov
 const v1::ModelDefinition& LayerFile::definition() const { return content_->definition; }
 const std::string& LayerFile::file_name() const { return content_->file_name; }
 
-std::string LayerFile::Digest() const {
+std::string LayerFile::Digest(int64_t outputs) const {
   v1::ModelDefinition layers = content_->definition;
   layers.clear_name();
+  v1::Layer& last = *layers.mutable_layer(layers.layer_size() - 1);
+  if (last.has_dense() && last.dense().units() == 0) last.mutable_dense()->set_units(static_cast<int32_t>(outputs));
   // A message without maps has one serialisation: fields in the order of their numbers.
   const std::string bytes = layers.SerializeAsString();
   return Sha256Hex(std::as_bytes(std::span(bytes)));
@@ -177,7 +179,7 @@ absl::StatusOr<LayerFile> LayerFile::Parse(absl::string_view text, absl::string_
     return ErrorAt(file_name, {}, "not a layer file");
   }
   if (content->definition.layer_size() == 0) {
-    return ErrorAt(file_name, {}, "there is no layer: write layer { name: \"fc1\" dense { units: 10 } }");
+    return ErrorAt(file_name, {}, "there is no layer: write layer { name: \"fc1\" dense {} }");
   }
   content->positions = PositionsOf(content->definition, tree);
   LayerFile file(std::move(content));

@@ -7,6 +7,7 @@
 #ifndef STARRING_WORKER_MODEL_LAYER_FILE_H_
 #define STARRING_WORKER_MODEL_LAYER_FILE_H_
 
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
@@ -34,9 +35,10 @@ class LayerFile {
   const v1::ModelDefinition& definition() const;
   const std::string& file_name() const;
 
-  // SHA-256 (hexadecimal) of what the file means: its layers. Files that differ in comments, in the order of fields or
-  // in the model's own name have the same digest.
-  std::string Digest() const;
+  // SHA-256 (hexadecimal) of what the file means for data that need `outputs` outputs: its layers. Files that differ in
+  // comments, in the order of fields or in the model's own name have the same digest. So have a last layer that leaves
+  // `units` to the data, and one that says their number.
+  std::string Digest(int64_t outputs) const;
 
   // InvalidArgument "FILE:LINE:COLUMN: layer NAME: `reason`". The position is that of `field` ("kernel", "input", ...)
   // if the file sets it, otherwise that of the layer's kind, otherwise that of the layer.

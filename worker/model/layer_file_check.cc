@@ -20,6 +20,7 @@ using LayerNumbers = std::map<std::string, int, std::less<>>;
 struct Place {
   const LayerFile* file;
   int layer;
+  bool is_last() const { return layer + 1 == file->definition().layer_size(); }
   absl::Status Error(absl::string_view field, absl::string_view reason) const {
     return file->LayerError(layer, field, reason);
   }
@@ -104,6 +105,8 @@ absl::Status CheckKind(const Place& place, const v1::Layer& layer) {
       RETURN_IF_ERROR(CheckNumber(place, "stride", layer.conv2d().stride(), kStrideBounds));
       return CheckNumber(place, "padding", layer.conv2d().padding(), kPaddingBounds);
     case v1::Layer::kDense:
+      // The last layer may leave its units to the data.
+      if (layer.dense().units() == 0 && place.is_last()) return absl::OkStatus();
       return CheckNumber(place, "units", layer.dense().units(), kChannelBounds);
     case v1::Layer::kMaxPool:
       RETURN_IF_ERROR(CheckNumber(place, "kernel", layer.max_pool().kernel(), kKernelBounds));

@@ -21,7 +21,9 @@ Activation ActivationOf(bool relu) { return relu ? Activation::kRelu : Activatio
 class GraphBuilder {
  public:
   GraphBuilder(const LayerFile& file, const NetworkGraph::DataShape& data)
-      : file_(file), image_{.height = data.height, .width = data.width, .channels = data.channels} {}
+      : file_(file),
+        image_{.height = data.height, .width = data.width, .channels = data.channels},
+        outputs_(data.classes) {}
 
   absl::Status AddLayer(int number) {
     const v1::Layer& proto = file_.definition().layer(number);
@@ -115,19 +117,21 @@ class GraphBuilder {
     layer->kind = LayerKind::kDense;
     layer->activation = ActivationOf(dense.relu());
     layer->bias = dense.no_bias() ? Bias::kNone : Bias::kAdded;
-    layer->out = {.height = 1, .width = 1, .channels = dense.units(), .flat = true};
+    // The layer file's check has found that only the last layer leaves its units to the data.
+    const int64_t units = dense.units() == 0 ? outputs_ : dense.units();
+    layer->out = {.height = 1, .width = 1, .channels = units, .flat = true};
     const SampleShape& in = layer->in;
     TensorSpec weight{
-        .name = layer->name + ".weight", .dims = {dense.units(), in.elements()}, .torch_axes = {}, .torch_shape = {}};
+        .name = layer->name + ".weight", .dims = {units, in.elements()}, .torch_axes = {}, .torch_shape = {}};
     if (in.channels > 1 && in.height * in.width > 1) {
       // PyTorch flattens (channels, height, width), this program (height, width, channels). The weight keeps the axes
       // of the image apart, so that it can be reordered when a checkpoint or the initial values change between the two.
-      weight.dims = {dense.units(), in.height, in.width, in.channels};
+      weight.dims = {units, in.height, in.width, in.channels};
       weight.torch_axes = {0, 3, 1, 2};
-      weight.torch_shape = {dense.units(), in.elements()};
+      weight.torch_shape = {units, in.elements()};
     }
     AddTensor(std::move(weight));
-    AddBias(dense.units(), layer);
+    AddBias(units, layer);
   }
 
   absl::Status FillMaxPool(int number, const v1::MaxPool2d& pool, GraphLayer* layer) {
@@ -202,6 +206,7 @@ class GraphBuilder {
 
   const LayerFile& file_;
   const SampleShape image_;
+  const int64_t outputs_;
   std::vector<GraphLayer> layers_;
   std::vector<TensorSpec> tensors_;
   std::map<std::string, int> numbers_;
@@ -213,12 +218,13 @@ absl::Status CheckLast(const LayerFile& file, const GraphLayer& last, int64_t cl
   if (last.out.height * last.out.width != 1) {
     return file.LayerError(number, "",
                            absl::StrCat("is the last layer, its output must be ", classes, " numbers a sample, it is ",
-                                        ToString(last.out), ": end with dense { units: ", classes, " }"));
+                                        ToString(last.out), ": end with dense {}"));
   }
   if (last.out.channels == classes) return absl::OkStatus();
-  return file.LayerError(number, last.kind == LayerKind::kDense ? "units" : "",
-                         absl::StrCat("is the last layer and has ", last.out.channels, " outputs, the data set has ",
-                                      classes, " classes: both must be equal"));
+  return file.LayerError(
+      number, last.kind == LayerKind::kDense ? "units" : "",
+      absl::StrCat("is the last layer and has ", last.out.channels, " outputs, the data set has ", classes,
+                   " classes: both must be equal", last.kind == LayerKind::kDense ? ", so leave `units` out" : ""));
 }
 
 // The number of inputs that one output is computed from.

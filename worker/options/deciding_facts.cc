@@ -10,12 +10,12 @@ constexpr size_t kDigestDigits = 16;       // 64 bits: no two files of one user 
 constexpr size_t kVariableBytesMax = 100;  // the agreement travels, and a variable may be of any length
 
 // A copy of a shipped model has its name too: the value must not depend on where the file is.
-std::string ModelOf(const LayerFile& layers) {
-  const std::string digest = layers.Digest();
+std::string ModelOf(const LayerFile& layers, int64_t outputs) {
+  const std::string digest = layers.Digest(outputs);
   std::string name = "a layer file";
   for (const ShippedModel& shipped : ShippedModels()) {
     const absl::StatusOr<LayerFile> file = LayerFile::Load(shipped.name);
-    if (file.ok() && file->Digest() == digest) name = std::string(shipped.name);
+    if (file.ok() && file->Digest(outputs) == digest) name = std::string(shipped.name);
   }
   return absl::StrCat(name, " with digest ", digest.substr(0, kDigestDigits));
 }
@@ -23,7 +23,7 @@ std::string ModelOf(const LayerFile& layers) {
 }  // namespace
 
 Facts DecidingFacts(const LayerFile& layers, const TrainAndTest& data, const LauncherEnvironment& environment) {
-  Facts facts = {{"model", ModelOf(layers)}};
+  Facts facts = {{"model", ModelOf(layers, data.train.classes)}};
   for (auto& fact : DatasetFacts(data)) facts.push_back(std::move(fact));
   for (const auto& [name, value] : environment.arithmetic) {
     facts.emplace_back(absl::StrCat("environment.", name), absl::CHexEscape(value.substr(0, kVariableBytesMax)));

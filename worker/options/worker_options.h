@@ -45,6 +45,8 @@ inline constexpr Choice<SameHost> kResolvedSameHosts[] = {{"shared_memory", Same
                                                           {"socket", SameHost::kSocket}};
 inline constexpr Choice<std::optional<SameHost>> kSameHosts[] = {
     {"auto", std::nullopt}, {"shared_memory", SameHost::kSharedMemory}, {"socket", SameHost::kSocket}};
+inline constexpr Choice<Cifar100Labels> kCifar100Labels[] = {{"fine", Cifar100Labels::kFine},
+                                                             {"coarse", Cifar100Labels::kCoarse}};
 inline constexpr Choice<Augment> kAugments[] = {{"none", Augment::kNone}, {"crop_flip", Augment::kCropFlip}};
 inline constexpr Choice<OptimizerKind> kOptimizers[] = {{"sgd", OptimizerKind::kSgd}, {"adamw", OptimizerKind::kAdamW}};
 inline constexpr Choice<ScheduleKind> kSchedules[] = {
@@ -142,6 +144,7 @@ struct WorkerOptions {
   int64_t checkpoint_every_steps = 0;
   absl::Duration checkpoint_deadline = absl::Seconds(300);
   bool resume = false;
+  std::string warm_start;
 
   std::string record;
   bool record_losses = false;
@@ -273,11 +276,16 @@ inline constexpr FlagRow kRows[] = {
     {"model", "model", "logreg, mlp, lenet5, mnist_cnn, resnet20, or the path of a layer file",
      TextAt<&W::model>("name or file"), kSameContent | kPeerTakes},
 
-    {"dataset", "data", "what to train on",
-     ValueAt<&W::dataset, &Data::name>(OneOf("mnist", "fashion-mnist", "cifar10", "synthetic")),
-     kSameOnAllRanks | kSameWhenResumed | kPeerTakes},
-    {"data_dir", "data", "folder of the data set's files; fashion-mnist is found by itself on Debian",
+    {"dataset", "data", "mnist, fashion-mnist, kmnist, emnist-SPLIT, cifar10, cifar100, npy, synthetic",
+     TextAt<&W::dataset, &Data::name>("name"), kSameOnAllRanks | kSameWhenResumed | kPeerTakes},
+    {"data_dir", "data", "folder of the files, or an .npz; Debian's fashion-mnist is found by itself",
      TextAt<&W::dataset, &Data::data_dir>("folder"), kSameContent | kPeerTakes},
+    {"cifar100_labels", "data", "cifar100: classes, 100 or the 20 to which they belong",
+     OneOfAt<kCifar100Labels, &W::dataset, &Data::cifar100_labels>(), kSameContent | kPeerTakes},
+    {"test_fraction", "data", "npy without a test set: the part of the samples that becomes one",
+     ValueAt<&W::dataset, &Data::test_fraction>(RealBelow(0, 1)), kSameContent | kPeerTakes},
+    {"split_seed", "data", "--test_fraction: the seed by which its samples are drawn",
+     WholeAt<&W::dataset, &Data::split_seed>(0, std::numeric_limits<uint64_t>::max()), kSameContent | kPeerTakes},
     {"augment", "data", "crop_flip: random crop with padding 4, and horizontal flip", OneOfAt<kAugments, &W::augment>(),
      kSameOnAllRanks | kSameWhenResumed | kPeerTakes},
     {"synthetic_train_count", "data", "synthetic: training images",
@@ -348,14 +356,13 @@ inline constexpr FlagRow kRows[] = {
      "cuda: who computes convolutions; cudnn: deterministic engines that its heuristics choose, never by timing, in "
      "tf32 with --math=bf16; own: Starring's kernels and cuBLASLt; auto: own in fp32, else cudnn where it is found",
      OneOfAt<kConvolutions, &W::conv>(), kSameOnAllRanks | kSaidWhenResumed},
-    {"share_gpus", "processor",
-     "cuda: workers may share a GPU; without this flag, a machine with more workers than GPUs refuses them",
+    {"share_gpus", "processor", "cuda: workers may share a GPU; else more workers than GPUs are refused",
      SwitchAt<&W::share_gpus>(), kPeerTakes},
     {"cuda_graph", "processor", "cuda: a step is captured once and launched as a whole; does not change the bits",
      SwitchAt<&W::cuda_graph>()},
     {"data_on_gpu", "processor",
-     "cuda: the data set is copied to the GPU, which makes the batches itself; auto: if the data set takes at most "
-     "half of the free memory; does not change the bits",
+     "cuda: the GPU has the data set and makes the batches; auto: if it takes at most half of the free memory; does "
+     "not change the bits",
      OneOfAt<kDataOnGpus, &W::data_on_gpu>()},
     {"cuda_aware_mpi", "processor",
      "cuda over mpi; auto: MPI sends from GPU to GPU if the library says that it can and passes a test at the start; "
@@ -373,11 +380,13 @@ inline constexpr FlagRow kRows[] = {
     {"checkpoint_deadline_s", "checkpoint",
      "seconds that all ranks wait at the end, or at a stop, for the checkpoint to be on the disk",
      SecondsAt<&W::checkpoint_deadline>(1, kDeadlineSecondsMax)},
-    {"resume", "checkpoint", "continue from the newest complete checkpoint in --checkpoint_dir, if there is one",
+    {"resume", "checkpoint", "continue from the newest whole checkpoint in --checkpoint_dir, if any",
      SwitchAt<&W::resume>()},
+    {"warm_start", "checkpoint", "safetensors to begin with; with --resume a checkpoint comes first",
+     TextAt<&W::warm_start>("file"), kSameContent},
 
     {"record", "output", "rank 0 writes the run record, JSON, to this file", TextAt<&W::record>("file"), kPeerTakes},
-    {"record_losses", "output", "the run record has the loss of every step; give this flag to all workers or to none",
+    {"record_losses", "output", "the record has the loss of every step; all workers have this flag or none",
      SwitchAt<&W::record_losses>(), kSameOnAllRanks | kPeerTakes},
     {"trace", "output",
      "every worker writes a timeline (Chrome trace events) at the end; trace.json becomes trace.worker-RANK.json",

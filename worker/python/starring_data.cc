@@ -72,6 +72,12 @@ absl::Status CheckRange(absl::string_view name, int64_t value, int64_t least, in
 absl::StatusOr<std::unique_ptr<st_dataset>> OpenDataset(const st_dataset_options& options) {
   RETURN_IF_ERROR(CheckSize("st_dataset_options", options.struct_bytes, sizeof options));
   if (options.name == nullptr) return absl::InvalidArgumentError("the data set has no name");
+  // The negation also refuses NaN.
+  if (!(options.test_fraction >= 0 && options.test_fraction < 1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("test_fraction is ", options.test_fraction, ", it must be 0 or more and below 1"));
+  }
+  RETURN_IF_ERROR(CheckRange("cifar100_labels", options.cifar100_labels, ST_CIFAR100_FINE, ST_CIFAR100_COARSE));
   DatasetOptions dataset{
       .name = options.name, .data_dir = options.data_dir == nullptr ? "" : options.data_dir, .seed = options.seed};
   const auto set = [](int64_t given, int64_t* value) { *value = given == 0 ? *value : given; };
@@ -81,6 +87,9 @@ absl::StatusOr<std::unique_ptr<st_dataset>> OpenDataset(const st_dataset_options
   set(options.synthetic_width, &dataset.synthetic_width);
   set(options.synthetic_channels, &dataset.synthetic_channels);
   set(options.synthetic_classes, &dataset.synthetic_classes);
+  dataset.test_fraction = options.test_fraction;
+  dataset.split_seed = options.split_seed;
+  if (options.cifar100_labels == ST_CIFAR100_COARSE) dataset.cifar100_labels = Cifar100Labels::kCoarse;
   ASSIGN_OR_RETURN(TrainAndTest sets, LoadDataset(dataset));
   auto opened = std::make_unique<st_dataset>();
   opened->normalization = NormalizationFromSums(PixelSums(sets.train, 0, sets.train.count));

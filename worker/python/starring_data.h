@@ -37,6 +37,7 @@ extern "C" {
 #endif
 
 enum { ST_TRAIN = 0, ST_TEST = 1 };
+enum { ST_CIFAR100_FINE = 0, ST_CIFAR100_COARSE = 1 };   // as the worker's --cifar100_labels
 enum { ST_AUGMENT_NONE = 0, ST_AUGMENT_CROP_FLIP = 1 };  // as the worker's --augment
 
 typedef struct st_dataset st_dataset;
@@ -44,7 +45,7 @@ typedef struct st_loader st_loader;
 
 typedef struct st_dataset_options {
   uint32_t struct_bytes;  // sizeof(st_dataset_options)
-  const char* name;       // "mnist", "fashion-mnist", "cifar10" or "synthetic"
+  const char* name;       // a name that the worker's --dataset takes, as "mnist"
   const char* data_dir;   // the folder of the files, as the worker's --data_dir; may be null
   uint64_t seed;          // of "synthetic", and its sizes; 0: the worker's defaults
   int64_t synthetic_train_count;
@@ -53,6 +54,9 @@ typedef struct st_dataset_options {
   int64_t synthetic_width;
   int64_t synthetic_channels;
   int64_t synthetic_classes;
+  int32_t cifar100_labels;  // ST_CIFAR100_...
+  double test_fraction;     // as the worker's --test_fraction
+  uint64_t split_seed;      // as the worker's --split_seed
 } st_dataset_options;
 
 // Reads both sets of images into memory, as bytes.

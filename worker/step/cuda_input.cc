@@ -13,6 +13,7 @@ namespace {
 
 constexpr int64_t kLabelBytes = sizeof(int32_t);  // and those of a sample's number
 static_assert(sizeof(uint32_t) == kLabelBytes);
+constexpr int64_t kResidentLabelBytes = sizeof(uint16_t);  // in the data set
 
 // The larger of a training batch and one of an evaluation.
 int64_t SamplesMax(const CudaInput::Options& options) {
@@ -21,7 +22,7 @@ int64_t SamplesMax(const CudaInput::Options& options) {
 
 }  // namespace
 
-// Images and labels are bytes, as in the data set on the host. They are widened when a batch is gathered, so the whole
+// Images and labels are as in the data set on the host. They are widened when a batch is gathered, so the whole
 // set takes a quarter of the memory that normalised images would.
 struct CudaInput::Resident {
   std::unique_ptr<DeviceBuffer> images, labels;
@@ -51,8 +52,7 @@ int64_t CudaInput::BatchBytes(const Options& options) {
 int64_t CudaInput::DataBytes(const Options& options) {
   if (!options.data_on_gpu) return 0;
   const TrainAndTest& data = *options.data;
-  // A label is one byte.
-  return (data.train.count + data.test.count) * (data.train.image_bytes() + 1);
+  return (data.train.count + data.test.count) * (data.train.image_bytes() + kResidentLabelBytes);
 }
 
 absl::Status CudaInput::Allocate() {
@@ -77,10 +77,10 @@ absl::Status CudaInput::Allocate() {
 absl::StatusOr<std::unique_ptr<CudaInput::Resident>> CudaInput::Upload(const Dataset& dataset) {
   auto resident = std::make_unique<Resident>();
   ASSIGN_OR_RETURN(resident->images, device_.Allocate(std::ssize(dataset.images)));
-  ASSIGN_OR_RETURN(resident->labels, device_.Allocate(std::ssize(dataset.labels)));
+  ASSIGN_OR_RETURN(resident->labels, device_.Allocate(std::ssize(dataset.labels) * kResidentLabelBytes));
   // The copy from pageable memory is slower than one from pinned memory, but it happens once.
   device_.CopyToDevice(dataset.images.data(), resident->images->data(), std::ssize(dataset.images));
-  device_.CopyToDevice(dataset.labels.data(), resident->labels->data(), std::ssize(dataset.labels));
+  device_.CopyToDevice(dataset.labels.data(), resident->labels->data(), resident->labels->size_bytes());
   RETURN_IF_ERROR(device_.Synchronize());
   return resident;
 }
@@ -145,7 +145,7 @@ NetworkInput CudaInput::Gathered(const Resident& data, const uint32_t* samples, 
                          .channels = shape_.channels,
                          .samples = samples,
                          .images = static_cast<const uint8_t*>(data.images->data()),
-                         .labels = static_cast<const uint8_t*>(data.labels->data()),
+                         .labels = static_cast<const uint16_t*>(data.labels->data()),
                          .crop_padding = augment == Loader::Augment::kCropFlip ? kCropPadding : 0,
                          .seed = options_.seed,
                          .offset = offset_->floats(),

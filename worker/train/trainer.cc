@@ -25,6 +25,7 @@
 #include "common/job/leaf_shares.h"
 #include "common/security/sha256.h"
 #include "worker/checkpoint/checkpointer.h"
+#include "worker/checkpoint/warm_start.h"
 #include "worker/data/loader.h"
 #include "worker/data/sampler.h"
 #include "worker/step/in_flight_buckets.h"
@@ -258,6 +259,13 @@ absl::Status Trainer::StartExchange() {
                                                      *segment_.first_step, ": start the whole job again"));
     }
   }
+  // A later step has the parameters of a checkpoint or of the owners.
+  if (options_.warm_start != nullptr && job.first_step == 0 && !job.owners_have_parameters) {
+    ASSIGN_OR_RETURN(const std::vector<std::string> lines, options_.warm_start->Apply(&network_, parameters));
+    for (const std::string& line : lines) {
+      if (worker_.rank == 0) progress_.Message(line);
+    }
+  }
   step_ = job.first_step;
   leaves_ = LeavesOf(job);
   RETURN_IF_ERROR(buckets_.Plan(end_step_ - step_, checkpointer_.get(), &job));
@@ -324,7 +332,7 @@ absl::StatusOr<Normalization> Trainer::MeasurePixels() {
   // Each rank reads only its part of the pixels. The sums are integers, so the result does not depend on the division.
   const ElementRange part = PartOf(data_.train.count, worker_.rank, worker_.world_size);
   std::vector<double> sums = PixelSums(data_.train, part.begin, part.end);
-  RETURN_IF_ERROR(exchange_.Sum(SumPurpose::kPixels, sums));
+  RETURN_IF_ERROR(SumInParts(SumPurpose::kPixels, sums, &exchange_));
   return NormalizationFromSums(sums);
 }
 

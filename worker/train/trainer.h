@@ -34,6 +34,7 @@ namespace starring {
 inline constexpr int64_t kEvaluationBatch = 256;
 
 class CheckpointWriter;
+class WarmStart;
 
 struct TrainOptions {
   const WorkerOptions* worker = nullptr;  // this and the next six outlive the call
@@ -56,6 +57,7 @@ struct TrainOptions {
   Trace* trace = nullptr;                      // null without a trace
   TraceTrack* track = nullptr;                 // the calling thread's track of that trace
   ProgressState* state = nullptr;              // told what the calling thread is doing, for stall reports; may be null
+  const WarmStart* warm_start = nullptr;       // the first values of step 0, if a file has them; outlives the call
   Segment segment;                             // a generation's; the default: a run that is not elastic
   std::optional<Normalization> normalization;  // if it is known already; otherwise the ranks measure it together
 };

@@ -51,13 +51,32 @@ def smooth_images(generator, count, channels, height, width):
     return pictures[labels] + generator.integers(0, 56, (count, channels, height, width)), labels
 
 
+def write_idx(folder, prefix, images, labels):
+    count = len(images)
+    with open(f"{folder}/{prefix}-images-idx3-ubyte", "wb") as file:
+        file.write(bytes([0, 0, 8, 3]) + np.array([count, 28, 28], ">u4").tobytes() + images.astype("u1").tobytes())
+    with open(f"{folder}/{prefix}-labels-idx1-ubyte", "wb") as file:
+        file.write(bytes([0, 0, 8, 1]) + np.array([count], ">u4").tobytes() + labels.astype("u1").tobytes())
+
+
 def write_mnist(folder, generator):
     for prefix, count in (("train", 150), ("t10k", 40)):
+        write_idx(folder, prefix, *smooth_images(generator, count, 1, 28, 28))
+
+
+def write_letters(folder, generator):
+    """EMNIST's files: its images lie on their side, and class 0 is empty."""
+    for prefix, count in (("train", 150), ("test", 40)):
         images, labels = smooth_images(generator, count, 1, 28, 28)
-        with open(f"{folder}/{prefix}-images-idx3-ubyte", "wb") as file:
-            file.write(bytes([0, 0, 8, 3]) + np.array([count, 28, 28], ">u4").tobytes() + images.astype("u1").tobytes())
-        with open(f"{folder}/{prefix}-labels-idx1-ubyte", "wb") as file:
-            file.write(bytes([0, 0, 8, 1]) + np.array([count], ">u4").tobytes() + labels.astype("u1").tobytes())
+        write_idx(folder, f"emnist-letters-{prefix}", images.transpose(0, 1, 3, 2), 1 + labels * 2)
+
+
+def write_cifar100(folder, generator):
+    for name, count in (("train", 150), ("test", 40)):
+        images, labels = smooth_images(generator, count, 3, 32, 32)
+        records = np.concatenate([labels[:, None] + 1, labels[:, None] * 11, images.reshape(count, -1)], axis=1)
+        with open(f"{folder}/{name}.bin", "wb") as file:
+            file.write(records.astype("u1").tobytes())
 
 
 def write_cifar10(folder, generator):
@@ -75,6 +94,8 @@ class SameTrainingTest(unittest.TestCase):
         generator = np.random.default_rng(11)
         write_mnist(cls.folder.name, generator)
         write_cifar10(cls.folder.name, generator)
+        write_letters(cls.folder.name, generator)
+        write_cifar100(cls.folder.name, generator)
 
     @classmethod
     def tearDownClass(cls):
@@ -82,7 +103,9 @@ class SameTrainingTest(unittest.TestCase):
 
     def epochs(self, command, flags):
         record = f"{self.folder.name}/record.json"
-        subprocess.run(command + [f"--data_dir={self.folder.name}", f"--record={record}"] + flags, check=True,
+        if not any(flag.startswith("--data_dir=") for flag in flags):
+            flags = flags + [f"--data_dir={self.folder.name}"]
+        subprocess.run(command + [f"--record={record}"] + flags, check=True,
                        timeout=200, stdout=subprocess.DEVNULL)
         with open(record, encoding="utf-8") as file:
             return json.load(file)["epochs"]
@@ -128,6 +151,35 @@ class SameTrainingTest(unittest.TestCase):
     def test_lenet5_with_adamw_and_steps(self):
         self.compare("--model=lenet5", "--optimizer=adamw", "--learning_rate=0.001", "--weight_decay=0.05",
                      "--schedule=step", "--decay_steps=4", "--decay_gamma=0.5")
+
+    def test_letters_of_emnist(self):
+        self.compare("--model=lenet5", "--dataset=emnist-letters", "--learning_rate=0.02")
+
+    def test_classes_of_cifar100(self):
+        for labels in ("fine", "coarse"):
+            self.compare("--model=mlp", "--dataset=cifar100", f"--cifar100_labels={labels}", "--learning_rate=0.01",
+                         "--augment=crop_flip")
+
+    def test_arrays_of_numpy(self):
+        generator = np.random.default_rng(7)
+        for shape in ((20,), (24, 18), (12, 20, 2)):
+            arrays = {}
+            for part, count in (("train", 150), ("test", 40)):
+                labels = generator.integers(0, 37, count)
+                pictures = np.random.default_rng(1).integers(0, 200, (37, *shape))
+                images = (pictures[labels] + generator.integers(0, 56, (count, *shape))).astype(np.uint8)
+                images[..., 0] = 7  # a constant column
+                arrays |= {part + "_images": images, part + "_labels": labels}
+            with tempfile.TemporaryDirectory() as folder:
+                for name, array in arrays.items():
+                    np.save(f"{folder}/{name}.npy", array)
+                np.savez_compressed(f"{folder}/all.npz", **arrays)
+                flags = ["--model=mlp", "--dataset=npy", "--learning_rate=0.02"]
+                for place in (folder, f"{folder}/all.npz"):
+                    self.compare(*flags, f"--data_dir={place}")
+                os.remove(f"{folder}/test_images.npy")
+                os.remove(f"{folder}/test_labels.npy")
+                self.compare(*flags, f"--data_dir={folder}", "--test_fraction=0.2", "--split_seed=3")
 
     def test_resnet20_with_crops(self):
         self.compare("--model=resnet20", "--dataset=cifar10", "--augment=crop_flip", "--learning_rate=0.01",

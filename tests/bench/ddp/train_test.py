@@ -23,6 +23,7 @@ import data
 import learning_rate
 import models
 import numpy as np
+import options
 import philox
 import run_record
 import train
@@ -52,11 +53,15 @@ def proto_fields(message):
     return set(re.findall(r"^\s*(?:repeated )?[\w<>, ]+ (\w+) = \d+;", body, re.MULTILINE))
 
 
+def load(name, folder):
+    return data.load(options.parse([f"--dataset={name}", f"--data_dir={folder}"]))
+
+
 class DataTest(unittest.TestCase):
     def test_reads_plain_and_gzipped_idx(self):
         with tempfile.TemporaryDirectory() as folder:
             write_mnist(folder)
-            dataset = data.load("mnist", folder)
+            dataset = load("mnist", folder)
             self.assertEqual(dataset.train_images.shape, (TRAIN_COUNT, 1, 28, 28))
             mean, deviation = dataset.normalization()
             self.assertAlmostEqual(float(mean[0]), dataset.train_images.mean() / 255, places=5)
@@ -68,7 +73,7 @@ class DataTest(unittest.TestCase):
             path = f"{folder}/train-labels-idx1-ubyte"
             os.truncate(path, TRAIN_COUNT)
             with self.assertRaisesRegex(data.DataError, "expected 109 bytes.*found 101"):
-                data.load("mnist", folder)
+                load("mnist", folder)
 
     def test_reads_cifar10_planes(self):
         record = np.arange(3073) % 251
@@ -77,7 +82,7 @@ class DataTest(unittest.TestCase):
             for name in ("data_batch_1.bin", "data_batch_2.bin.gz", "test_batch.bin"):
                 with (gzip.open if name.endswith(".gz") else open)(f"{folder}/{name}", "wb") as file:
                     file.write(record.astype(np.uint8).tobytes())
-            dataset = data.load("cifar10", folder)
+            dataset = load("cifar10", folder)
         self.assertEqual(dataset.train_images.shape, (2, 3, 32, 32))
         self.assertEqual(dataset.train_images[1, 2, 0, 5], (1 + 2048 + 5) % 251)
         self.assertEqual(dataset.train_labels.tolist(), [9, 9])

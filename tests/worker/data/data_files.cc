@@ -76,4 +76,74 @@ std::string CifarRecords(int64_t count, int64_t first) {
   return records;
 }
 
+std::string Npy(std::string_view type, std::string_view shape, std::string_view elements) {
+  std::string header = "{'descr': '";
+  header.append(type).append("', 'fortran_order': False, 'shape': ").append(shape).append(", }\n");
+  std::string file("\x93NUMPY\1\0", 8);
+  file += static_cast<char>(header.size());
+  file += static_cast<char>(header.size() >> 8);
+  return file.append(header).append(elements);
+}
+
+std::string Zip(const std::vector<ZipMember>& members) {
+  std::string file, directory;
+  const auto append = [](std::string& to, uint64_t number, int bytes) {
+    for (; bytes > 0; --bytes, number >>= 8) to.push_back(static_cast<char>(number));
+  };
+  for (const ZipMember& member : members) {
+    // Gzip's header has 10 bytes, its end 8; between them is deflate's data.
+    const std::string zipped = Gzip(member.content);
+    const std::string data = member.deflated ? zipped.substr(10, zipped.size() - 18) : member.content;
+    const auto crc = static_cast<uint32_t>(
+        crc32(0, reinterpret_cast<const Bytef*>(member.content.data()), static_cast<uInt>(member.content.size())));
+    const uint64_t header = file.size();
+    const int method = member.deflated ? 8 : 0;
+    append(file, 0x04034b50, 4);
+    append(file, 20, 2);
+    append(file, 0, 2);
+    append(file, static_cast<uint64_t>(method), 2);
+    append(file, 0, 4);
+    append(file, crc, 4);
+    append(file, data.size(), 4);
+    append(file, member.content.size(), 4);
+    append(file, member.name.size(), 2);
+    append(file, 3, 2);
+    file.append(member.name).append("abc").append(data);
+
+    std::string extra;
+    if (member.zip64) {
+      append(extra, 1, 2);
+      append(extra, 24, 2);
+      append(extra, member.content.size(), 8);
+      append(extra, data.size(), 8);
+      append(extra, header, 8);
+    }
+    constexpr uint64_t kElsewhere = 0xffffffff;
+    append(directory, 0x02014b50, 4);
+    append(directory, 20, 2);
+    append(directory, 20, 2);
+    append(directory, 0, 2);
+    append(directory, static_cast<uint64_t>(method), 2);
+    append(directory, 0, 4);
+    append(directory, crc, 4);
+    append(directory, member.zip64 ? kElsewhere : data.size(), 4);
+    append(directory, member.zip64 ? kElsewhere : member.content.size(), 4);
+    append(directory, member.name.size(), 2);
+    append(directory, extra.size(), 2);
+    append(directory, 0, 10);
+    append(directory, member.zip64 ? kElsewhere : header, 4);
+    directory.append(member.name).append(extra);
+  }
+  const uint64_t begin = file.size();
+  file.append(directory);
+  append(file, 0x06054b50, 4);
+  append(file, 0, 4);
+  append(file, members.size(), 2);
+  append(file, members.size(), 2);
+  append(file, directory.size(), 4);
+  append(file, begin, 4);
+  append(file, 2, 2);
+  return file.append("hi");
+}
+
 }  // namespace starring

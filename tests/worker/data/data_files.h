@@ -28,6 +28,17 @@ std::string IdxLabels(uint32_t count);
 // `count` records: label i mod 10 for record i from `first`; pixel p of plane c is (i + p + 80 c) mod 256.
 std::string CifarRecords(int64_t count, int64_t first = 0);
 
+// An array of NumPy, version 1, with this type ("<i4"), this shape ("(3, 2)") and these elements.
+std::string Npy(std::string_view type, std::string_view shape, std::string_view elements);
+
+struct ZipMember {
+  std::string name;
+  std::string content;
+  bool deflated = false;
+  bool zip64 = false;  // its sizes are in the zip64 field
+};
+std::string Zip(const std::vector<ZipMember>& members);
+
 }  // namespace starring
 
 #endif  // STARRING_TESTS_WORKER_DATA_DATA_FILES_H_

@@ -2,14 +2,18 @@
 
 #include <cmath>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "common/arithmetic/philox.h"
+#include "common/base/check.h"
+#include "common/checkpoint/crc32c.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/worker/data/data_files.h"
+#include "worker/data/files/file_stream.h"
 
 namespace starring {
 namespace {
@@ -21,9 +25,7 @@ using ::testing::HasSubstr;
 class IdxReaderTest : public ::testing::Test {
  protected:
   absl::StatusOr<Dataset> Read(const std::string& images, const std::string& labels) {
-    return ReadIdx({.images = WriteFile(folder_, "images", images),
-                    .labels = WriteFile(folder_, "labels", labels),
-                    .classes = 10});
+    return ReadIdx({.images = WriteFile(folder_, "images", images), .labels = WriteFile(folder_, "labels", labels)});
   }
 
   // The message with which the files are refused.
@@ -43,7 +45,7 @@ TEST_F(IdxReaderTest, ReadsImagesAndLabels) {
   EXPECT_EQ(dataset->height, 2);
   EXPECT_EQ(dataset->width, 4);
   EXPECT_EQ(dataset->channels, 1);
-  EXPECT_EQ(dataset->classes, 10);
+  EXPECT_EQ(dataset->classes, 3);
   EXPECT_THAT(dataset->labels, ElementsAre(0, 1, 2));
   ASSERT_EQ(dataset->images.size(), 24u);
   for (int i = 0; i < 24; ++i) EXPECT_EQ(dataset->images[i], i);
@@ -101,9 +103,21 @@ TEST_F(IdxReaderTest, RefusesCountsThatDisagree) {
               AllOf(HasSubstr("/images holds 3 images"), HasSubstr("/labels holds 4 labels")));
 }
 
-TEST_F(IdxReaderTest, RefusesALabelOutOfRange) {
-  EXPECT_THAT(Refusal(IdxImages(3, 2, 4), Idx(0x801, {3}, std::string("\0\x0a\1", 3))),
-              HasSubstr("/labels: label of image 1 is 10, expected 0 to 9"));
+TEST_F(IdxReaderTest, HasAsManyClassesAsItsLargestLabelNeeds) {
+  EXPECT_EQ(Read(IdxImages(3, 2, 4), Idx(0x801, {3}, std::string("\0\x19\1", 3)))->classes, 26);
+  EXPECT_EQ(Read(IdxImages(3, 2, 4), Idx(0x801, {3}, std::string("\0\xff\1", 3)))->classes, 256);
+  EXPECT_EQ(Read(IdxImages(1, 2, 4), Idx(0x801, {1}, std::string(1, '\0')))->classes, 1);
+}
+
+TEST_F(IdxReaderTest, TurnsImagesUpright) {
+  const std::string images = WriteFile(folder_, "images", Idx(0x803, {2, 2, 3}, "abcdefABCDEF"));
+  const auto dataset =
+      ReadIdx({.images = images, .labels = WriteFile(folder_, "labels", IdxLabels(2)), .transposed = true});
+  ASSERT_TRUE(dataset.ok()) << dataset.status();
+  EXPECT_EQ(dataset->height, 3);
+  EXPECT_EQ(dataset->width, 2);
+  EXPECT_EQ(std::string(dataset->images.begin(), dataset->images.end()), "adbecfADBECF");
+  EXPECT_EQ(dataset->images_crc32c, ExtendCrc32cByTable(0, std::as_bytes(std::span(dataset->images))));
 }
 
 TEST_F(IdxReaderTest, RefusesSizesThatMakeNoSense) {
@@ -140,7 +154,7 @@ TEST_F(IdxReaderTest, NamesAMissingFile) {
 class CifarReaderTest : public ::testing::Test {
  protected:
   std::string Refusal(const std::string& content) {
-    const auto dataset = ReadCifar10({.paths = {WriteFile(folder_, "batch", content)}});
+    const auto dataset = ReadCifar({.paths = {WriteFile(folder_, "batch", content)}});
     EXPECT_EQ(dataset.status().code(), absl::StatusCode::kDataLoss) << dataset.status();
     return std::string(dataset.status().message());
   }
@@ -150,8 +164,8 @@ class CifarReaderTest : public ::testing::Test {
 
 TEST_F(CifarReaderTest, InterleavesPlanesOfEveryRecordOfEveryFile) {
   // 300 records are more than one read takes.
-  const auto dataset = ReadCifar10({.paths = {WriteFile(folder_, "first", CifarRecords(2)),
-                                              WriteFile(folder_, "second", Gzip(CifarRecords(300, 2)))}});
+  const auto dataset = ReadCifar({.paths = {WriteFile(folder_, "first", CifarRecords(2)),
+                                            WriteFile(folder_, "second", Gzip(CifarRecords(300, 2)))}});
   ASSERT_TRUE(dataset.ok()) << dataset.status();
   EXPECT_EQ(dataset->count, 302);
   EXPECT_EQ(dataset->height, 32);
@@ -172,7 +186,7 @@ TEST_F(CifarReaderTest, InterleavesPlanesOfEveryRecordOfEveryFile) {
 
 TEST_F(CifarReaderTest, AnyWholeNumberOfRecordsWillDo) {
   for (const int64_t count : {1, 255, 256, 257, 512}) {  // one read takes 256
-    const auto dataset = ReadCifar10({.paths = {WriteFile(folder_, "batch", CifarRecords(count))}});
+    const auto dataset = ReadCifar({.paths = {WriteFile(folder_, "batch", CifarRecords(count))}});
     ASSERT_TRUE(dataset.ok()) << dataset.status();
     EXPECT_EQ(dataset->count, count);
   }
@@ -198,26 +212,132 @@ TEST_F(CifarReaderTest, RefusesAnEmptyFile) {
   EXPECT_THAT(Refusal(Gzip("")), HasSubstr("/batch is empty"));
 }
 
-TEST_F(CifarReaderTest, RefusesALabelOutOfRange) {
+TEST_F(CifarReaderTest, HasAsManyClassesAsItsLargestLabelNeeds) {
   std::string records = CifarRecords(300);
-  records[290 * 3073] = 10;
-  EXPECT_THAT(Refusal(records), HasSubstr("/batch: label of record 290 is 10, expected 0 to 9"));
+  EXPECT_EQ(ReadCifar({.paths = {WriteFile(folder_, "ten", records)}})->classes, 10);
+  records[290 * 3073] = 99;
+  EXPECT_EQ(ReadCifar({.paths = {WriteFile(folder_, "hundred", records)}})->classes, 100);
+}
+
+// CIFAR-100's records have two labels.
+TEST_F(CifarReaderTest, ReadsEitherOfTwoLabels) {
+  std::string records;
+  for (int64_t i = 0; i < 300; ++i) records += static_cast<char>(i % 20) + CifarRecords(1, i);
+  const std::string path = WriteFile(folder_, "two", records);
+  const auto coarse = ReadCifar({.paths = {path}, .label_bytes = 2, .label = 0});
+  const auto fine = ReadCifar({.paths = {path}, .label_bytes = 2, .label = 1});
+  const auto one = ReadCifar({.paths = {WriteFile(folder_, "one", CifarRecords(300))}});
+  ASSERT_TRUE(coarse.ok() && fine.ok() && one.ok());
+  EXPECT_EQ(coarse->classes, 20);
+  EXPECT_EQ(coarse->labels[275], 15);
+  EXPECT_EQ(fine->labels, one->labels);
+  EXPECT_EQ(fine->images, one->images);
+  EXPECT_EQ(coarse->images, one->images);
+  EXPECT_THAT(Refusal(records), HasSubstr("/batch is truncated: expected a whole number of records of 3073 bytes"));
 }
 
 // A gzip bomb of zeros is made of legal records.
 TEST_F(CifarReaderTest, StopsAtTheLimitOfBytes) {
   const std::string path = WriteFile(folder_, "bomb.gz", Gzip(std::string(3073 * 5000, '\0')));
-  const auto dataset = ReadCifar10({.paths = {path}, .bytes_max = 4999 * 3072});
+  const auto dataset = ReadCifar({.paths = {path}, .bytes_max = 4999 * 3072});
   EXPECT_EQ(dataset.status().code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(dataset.status().message(), HasSubstr("more than the limit of 15356928 bytes"));
-  EXPECT_TRUE(ReadCifar10({.paths = {path}, .bytes_max = 5000 * 3072}).ok());
+  EXPECT_TRUE(ReadCifar({.paths = {path}, .bytes_max = 5000 * 3072}).ok());
   EXPECT_EQ(CifarFiles().bytes_max, int64_t{16} << 30);  // more than a test can write
 }
 
 TEST_F(CifarReaderTest, NamesAMissingFile) {
-  const auto dataset = ReadCifar10({.paths = {folder_ + "/none"}});
+  const auto dataset = ReadCifar({.paths = {folder_ + "/none"}});
   EXPECT_EQ(dataset.status().code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(dataset.status().message(), HasSubstr(folder_ + "/none"));
+}
+
+class NpyReaderTest : public ::testing::Test {
+ protected:
+  absl::StatusOr<Dataset> Read(const std::string& images, const std::string& labels) {
+    const auto images_stream = FileStream::Open(WriteFile(folder_, "images.npy", images)).value();
+    const auto labels_stream = FileStream::Open(WriteFile(folder_, "labels.npy", labels)).value();
+    return ReadNpy(*images_stream, *labels_stream);
+  }
+  std::string Refusal(const std::string& images, const std::string& labels) {
+    const auto dataset = Read(images, labels);
+    EXPECT_EQ(dataset.status().code(), absl::StatusCode::kDataLoss) << dataset.status();
+    return std::string(dataset.status().message());
+  }
+
+  const std::string folder_ = MakeFolder("npy");
+  const std::string images_ = Npy("|u1", "(2, 3)", "abcdef");
+  const std::string labels_ = Npy("|u1", "(2,)", "\1\2");
+};
+
+TEST_F(NpyReaderTest, ShapesAreThoseOfImagesOrColumns) {
+  const auto read = [&](const std::string& shape, size_t bytes) {
+    const auto set = Read(Npy("|u1", shape, std::string(bytes, 'x')), Npy("|u1", "(2,)", "\1\2"));
+    CHECK_OK(set);
+    return std::vector<int64_t>{set->count, set->height, set->width, set->channels};
+  };
+  EXPECT_THAT(read("(2, 5, 7)", 70), ElementsAre(2, 5, 7, 1));
+  EXPECT_THAT(read("(2, 5, 7, 3)", 210), ElementsAre(2, 5, 7, 3));
+  EXPECT_THAT(read("(2, 5)", 10), ElementsAre(2, 1, 1, 5));
+  EXPECT_THAT(read("(2, 65536)", 2 << 16), ElementsAre(2, 1, 1, 65536));
+  // Read as it is, with a warning.
+  EXPECT_THAT(read("(2, 3, 7, 5)", 210), ElementsAre(2, 3, 7, 5));
+}
+
+TEST_F(NpyReaderTest, ReadsMoreThanOnePiece) {
+  std::string pixels;
+  for (int i = 0; i < 700000; ++i) pixels.push_back(static_cast<char>(i * 7 + i / 251));
+  const auto set = Read(Npy("|u1", "(7, 100, 1000)", pixels), Npy("|u1", "(7,)", "abcdefg"));
+  ASSERT_TRUE(set.ok()) << set.status();
+  EXPECT_EQ(std::string(set->images.begin(), set->images.end()), pixels);
+  EXPECT_EQ(set->images_crc32c, ExtendCrc32cByTable(0, std::as_bytes(std::span(set->images))));
+  EXPECT_EQ(set->labels_crc32c, ExtendCrc32cByTable(0, std::as_bytes(std::span(set->labels))));
+}
+
+TEST_F(NpyReaderTest, LabelsAreAnyIntegers) {
+  for (const std::string kind : {"u", "i"}) {
+    for (const int bytes : {1, 2, 4, 8}) {
+      std::string elements(2 * static_cast<size_t>(bytes), '\0');
+      elements[0] = 5;
+      elements[static_cast<size_t>(bytes)] = 100;
+      for (const std::string shape : {"(2,)", "(2, 1)"}) {
+        const auto set = Read(images_, Npy("<" + kind + std::to_string(bytes), shape, elements));
+        ASSERT_TRUE(set.ok()) << set.status();
+        EXPECT_THAT(set->labels, ElementsAre(5, 100));
+        EXPECT_EQ(set->classes, 101);
+      }
+    }
+  }
+}
+
+TEST_F(NpyReaderTest, RefusesOtherLabels) {
+  EXPECT_THAT(Refusal(images_, Npy("<i2", "(2,)", std::string("\1\0\xff\xff", 4))),
+              HasSubstr("/labels.npy: label of sample 1 is -1, expected 0 to 65535"));
+  EXPECT_THAT(Refusal(images_, Npy("<u4", "(2,)", std::string("\0\0\1\0\0\0\0\0", 8))),
+              HasSubstr("/labels.npy: label of sample 0 is 65536, expected 0 to 65535"));
+  EXPECT_THAT(Refusal(images_, Npy("<f4", "(2,)", std::string(8, '\0'))),
+              HasSubstr("/labels.npy has elements of type float32, expected integers"));
+  EXPECT_THAT(Refusal(images_, Npy("|u1", "(3,)", "abc")), HasSubstr("/labels.npy has the shape (3), expected (2)"));
+  EXPECT_THAT(Refusal(images_, Npy("|u1", "(2, 2)", "abcd")), HasSubstr("has the shape (2, 2), expected (2)"));
+}
+
+TEST_F(NpyReaderTest, RefusesOtherPixels) {
+  EXPECT_THAT(Refusal(Npy("<f4", "(2, 3)", std::string(24, 'x')), labels_),
+              HasSubstr("/images.npy has elements of type float32, expected uint8"));
+  EXPECT_THAT(Refusal(Npy("|u1", "(2,)", "ab"), labels_),
+              HasSubstr("/images.npy has the shape (2), expected (samples"));
+  EXPECT_THAT(Refusal(Npy("|u1", "(2, 1, 1, 1, 3)", "abcdef"), labels_), HasSubstr("has the shape (2, 1, 1, 1, 3)"));
+  EXPECT_THAT(Refusal(Npy("|u1", "(1, 1, 1, 500)", std::string(500, 'x')), labels_),
+              HasSubstr("if the channels come second, save numpy.moveaxis(images, 1, -1)"));
+  EXPECT_THAT(Refusal(Npy("|u1", "(1, 65537)", std::string(65537, 'x')), labels_), HasSubstr("1 to 65536 columns"));
+}
+
+TEST_F(NpyReaderTest, RefusesTooFewAndTooMany) {
+  EXPECT_THAT(Refusal(Npy("|u1", "(2, 3)", "abcde"), labels_), HasSubstr("/images.npy is truncated"));
+  EXPECT_THAT(Refusal(Gzip(Npy("|u1", "(2, 3)", "abcde")), labels_),
+              HasSubstr("/images.npy is truncated: expected 6 bytes after the header, found 5"));
+  EXPECT_THAT(Refusal(Npy("|u1", "(2, 3)", "abcdefg"), labels_), HasSubstr("/images.npy is too long"));
+  EXPECT_THAT(Refusal(Npy("|u1", "(2, 1099511627776)", "abcdef"), labels_), HasSubstr("/images.npy is truncated"));
 }
 
 DatasetOptions Options() {

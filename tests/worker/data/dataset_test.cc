@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <numeric>
 #include <span>
 #include <string>
@@ -63,6 +64,132 @@ TEST(DatasetTest, FindsWhatTorchvisionDownloaded) {
   EXPECT_EQ(LoadDataset({.name = "fashion-mnist", .data_dir = folder})->train.count, 7);
 }
 
+TEST(DatasetTest, FindsMnistsRelatives) {
+  const std::string folder = MakeFolder("relatives");
+  WriteIdxSet(folder + "/KMNIST/raw", 5, 2);
+  EXPECT_EQ(LoadDataset({.name = "kmnist", .data_dir = folder})->train.count, 5);
+  const std::string emnist = folder + "/EMNIST/raw";
+  for (const std::string split : {"letters", "balanced", "byclass", "bymerge", "digits", "mnist"}) {
+    WriteFile(emnist, "emnist-" + split + "-train-images-idx3-ubyte", Idx(0x803, {2, 2, 3}, "abcdefABCDEF"));
+    WriteFile(emnist, "emnist-" + split + "-train-labels-idx1-ubyte", Idx(0x801, {2}, "\1\5"));
+    WriteFile(emnist, "emnist-" + split + "-test-images-idx3-ubyte.gz", Gzip(Idx(0x803, {1, 2, 3}, "ghijkl")));
+    WriteFile(emnist, "emnist-" + split + "-test-labels-idx1-ubyte.gz", Gzip(Idx(0x801, {1}, "\2")));
+    const auto sets = LoadDataset({.name = "emnist-" + split, .data_dir = folder});
+    ASSERT_TRUE(sets.ok()) << sets.status();
+    // The files have the images lying on their side.
+    EXPECT_EQ(sets->test.height, 3);
+    EXPECT_EQ(std::string(sets->test.images.begin(), sets->test.images.end()), "gjhkil");
+    const std::map<std::string, int> classes = {{"letters", 27}, {"balanced", 47}, {"byclass", 62}, {"bymerge", 47}};
+    EXPECT_EQ(sets->train.classes, classes.contains(split) ? classes.at(split) : 10);
+  }
+}
+
+TEST(DatasetTest, TheClassesAreThoseOfBothSets) {
+  const std::string folder = MakeFolder("classes");
+  WriteIdxSet(folder, 6, 3);
+  const auto classes = [&](const std::string& train_labels, const std::string& test_labels) {
+    WriteFile(folder, "train-labels-idx1-ubyte", Idx(0x801, {6}, train_labels));
+    std::filesystem::remove(folder + "/train-labels-idx1-ubyte.gz");
+    WriteFile(folder, "t10k-labels-idx1-ubyte", Idx(0x801, {3}, test_labels));
+    const auto sets = LoadDataset({.name = "mnist", .data_dir = folder});
+    CHECK_OK(sets);
+    EXPECT_EQ(sets->train.classes, sets->test.classes);
+    return sets->train.classes;
+  };
+  EXPECT_EQ(classes("\1\1\1\1\1\1", "\2\2\2"), 10);
+  EXPECT_EQ(classes("\1\1\x19\1\1\1", "\2\2\2"), 26);
+  EXPECT_EQ(classes("\1\1\1\1\1\1", "\2\x2d\2"), 46);
+}
+
+TEST(DatasetTest, ReadsCifar100) {
+  for (const std::string place : {"", "/cifar100", "/cifar-100-binary"}) {
+    const std::string folder = MakeFolder("cifar100");
+    WriteFile(folder + place, "train.bin", "\7" + CifarRecords(1, 4) + "\3" + CifarRecords(1, 5));
+    WriteFile(folder + place, "test.bin.gz", Gzip("\1" + CifarRecords(1, 6)));
+    const auto fine = LoadDataset({.name = "cifar100", .data_dir = folder});
+    ASSERT_TRUE(fine.ok()) << fine.status();
+    EXPECT_THAT(fine->train.labels, ElementsAre(4, 5));
+    EXPECT_EQ(fine->test.classes, 100);
+    const auto coarse =
+        LoadDataset({.name = "cifar100", .data_dir = folder, .cifar100_labels = Cifar100Labels::kCoarse});
+    EXPECT_THAT(coarse->train.labels, ElementsAre(7, 3));
+    EXPECT_EQ(coarse->test.classes, 20);
+    EXPECT_EQ(coarse->train.images, fine->train.images);
+  }
+}
+
+TEST(DatasetTest, ReadsArraysOfNumpy) {
+  const std::string folder = MakeFolder("npy");
+  const std::string train = Npy("|u1", "(2, 1, 3)", "abcdef"), train_labels = Npy("<i8", "(2,)", std::string(16, '\0'));
+  const std::string test = Npy("|u1", "(1, 1, 3)", "ghi"), test_labels = Npy("|i1", "(1,)", "\7");
+  WriteFile(folder, "train_images.npy", train);
+  WriteFile(folder, "train_labels.npy.gz", Gzip(train_labels));
+  WriteFile(folder, "test_images.npy", test);
+  WriteFile(folder, "test_labels.npy", test_labels);
+  const auto files = LoadDataset({.name = "npy", .data_dir = folder});
+  ASSERT_TRUE(files.ok()) << files.status();
+  EXPECT_EQ(files->train.classes, 8);
+  const std::string ours = WriteFile(folder, "ours.npz",
+                                     Zip({{"train_images.npy", train},
+                                          {"train_labels.npy", train_labels, true},
+                                          {"test_images.npy", test},
+                                          {"test_labels.npy", test_labels}}));
+  const std::string keras = WriteFile(folder, "keras.npz",
+                                      Zip({{"x_test.npy", test},
+                                           {"x_train.npy", train, true},
+                                           {"y_train.npy", train_labels},
+                                           {"y_test.npy", test_labels}}));
+  for (const std::string& archive : {ours, keras}) {
+    const auto sets = LoadDataset({.name = "npy", .data_dir = archive});
+    ASSERT_TRUE(sets.ok()) << sets.status();
+    EXPECT_EQ(DatasetFacts(*sets), DatasetFacts(*files));
+  }
+  const auto other = LoadDataset(
+      {.name = "npy", .data_dir = WriteFile(folder, "other.npz", Zip({{"a.npy", train}, {"b.npy", test}}))});
+  EXPECT_EQ(other.status().code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(other.status().message(), HasSubstr("other.npz has the arrays a.npy, b.npy: expected train_images"));
+  EXPECT_THAT(LoadDataset({.name = "npy", .data_dir = folder, .test_fraction = 0.5}).status().message(),
+              HasSubstr("has a test set of 1 samples: leave --test_fraction out"));
+  std::filesystem::remove(folder + "/test_labels.npy");
+  EXPECT_THAT(LoadDataset({.name = "npy", .data_dir = folder}).status().message(),
+              AllOf(HasSubstr("test_images.npy and test_labels.npy"), HasSubstr("not found in " + folder)));
+}
+
+TEST(DatasetTest, APartOfTheSamplesBecomesATestSet) {
+  const std::string folder = MakeFolder("split");
+  std::string pixels, labels;
+  for (int i = 0; i < 100; ++i) {
+    pixels.append(6, static_cast<char>(i));
+    labels.push_back(static_cast<char>(i));
+  }
+  WriteFile(folder, "train_images.npy", Npy("|u1", "(100, 2, 3)", pixels));
+  WriteFile(folder, "train_labels.npy", Npy("|u1", "(100,)", labels));
+  const auto load = [&](double fraction, uint64_t seed) {
+    return LoadDataset({.name = "npy", .data_dir = folder, .test_fraction = fraction, .split_seed = seed});
+  };
+  EXPECT_THAT(load(0, 1).status().message(), HasSubstr("has no test set: give --test_fraction=0.1"));
+  EXPECT_THAT(load(0.001, 1).status().message(), HasSubstr("--test_fraction=0.001 of 100 samples are 0"));
+  const auto sets = load(0.25, 1);
+  ASSERT_TRUE(sets.ok()) << sets.status();
+  EXPECT_EQ(sets->test.count, 25);
+  EXPECT_EQ(sets->train.count, 75);
+  // Both sets have the classes of all samples, and their samples keep their order.
+  EXPECT_EQ(sets->train.classes, 100);
+  EXPECT_TRUE(std::ranges::is_sorted(sets->test.labels));
+  EXPECT_TRUE(std::ranges::is_sorted(sets->train.labels));
+  std::vector<uint16_t> all = sets->train.labels;
+  all.insert(all.end(), sets->test.labels.begin(), sets->test.labels.end());
+  std::ranges::sort(all);
+  std::vector<uint16_t> expected(100);
+  std::iota(expected.begin(), expected.end(), uint16_t{0});
+  EXPECT_EQ(all, expected);
+  for (const Dataset* set : {&sets->train, &sets->test}) {
+    for (int64_t i = 0; i < set->count * 6; ++i) EXPECT_EQ(set->images[i], set->labels[i / 6]);
+  }
+  EXPECT_EQ(DatasetFacts(*sets), DatasetFacts(*load(0.25, 1)));
+  EXPECT_NE(DatasetFacts(*sets), DatasetFacts(*load(0.25, 2)));
+}
+
 TEST(DatasetTest, FindsAFolderNamedAfterTheDataSet) {
   const std::string folder = MakeFolder("named");
   WriteIdxSet(folder + "/mnist", 5, 2);
@@ -84,7 +211,7 @@ TEST(DatasetTest, TrainingAndTestImagesMustHaveOneSize) {
   WriteFile(folder, "t10k-images-idx3-ubyte.gz", IdxImages(3, 4, 5));
   const auto sets = LoadDataset({.name = "mnist", .data_dir = folder});
   EXPECT_EQ(sets.status().code(), absl::StatusCode::kDataLoss);
-  EXPECT_THAT(sets.status().message(), HasSubstr("training images have 4 x 4 pixels, test images 4 x 5"));
+  EXPECT_THAT(sets.status().message(), HasSubstr("training images have 4 x 4 x 1 pixels, test images 4 x 5 x 1"));
 }
 
 TEST(DatasetTest, ReadsCifarBatchesInTheOrderOfTheirNumbers) {
@@ -112,7 +239,8 @@ TEST(DatasetTest, FactsTellDataSetsApart) {
     CHECK_OK(sets);
     for (const Dataset* set : {&sets->train, &sets->test}) {
       EXPECT_EQ(set->images_crc32c, ExtendCrc32cByTable(0, std::as_bytes(std::span(set->images))));
-      EXPECT_EQ(set->labels_crc32c, ExtendCrc32cByTable(0, std::as_bytes(std::span(set->labels))));
+      const std::vector<uint8_t> labels(set->labels.begin(), set->labels.end());
+      EXPECT_EQ(set->labels_crc32c, ExtendCrc32cByTable(0, std::as_bytes(std::span(labels))));
     }
     return DatasetFacts(*sets);
   };
@@ -188,7 +316,7 @@ TEST(DatasetTest, PassesAReadersErrorOn) {
 TEST(DatasetTest, RefusesAnUnknownName) {
   const auto sets = LoadDataset({.name = "imagenet"});
   EXPECT_EQ(sets.status().code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(sets.status().message(), HasSubstr("--dataset=imagenet is unknown: give mnist"));
+  EXPECT_THAT(sets.status().message(), HasSubstr("--dataset=imagenet is unknown: give one of mnist, fashion-mnist"));
 }
 
 // The real files, whose facts are known: 6000 and 1000 images of each class.
@@ -202,7 +330,7 @@ TEST(DatasetTest, FindsFashionMnistWhereDebianPutsIt) {
   ASSERT_TRUE(sets.ok()) << sets.status();
   const auto class_counts = [](const Dataset& set) {
     std::vector<int> counts(10);
-    for (const uint8_t label : set.labels) ++counts[label];
+    for (const uint16_t label : set.labels) ++counts[label];
     return counts;
   };
   EXPECT_EQ(sets->train.image_bytes(), 784);

@@ -176,13 +176,13 @@ INSTANTIATE_TEST_SUITE_P(
                   "would have a size below 1"},
         WrongFile{"WrongUnits", "layer { name: \"fc\"\n  dense {\n units: 12 } }",
                   "my.textproto:3:2: layer fc: is the last layer and has 12 outputs, the data set has 10 classes: both "
-                  "must be equal"},
+                  "must be equal, so leave `units` out"},
         WrongFile{"WrongOutputs", "layer { name: \"g\" global_average_pool {} }",
                   "my.textproto:1:19: layer g: is the last layer and has 1 outputs, the data set has 10 classes: both "
                   "must be equal"},
         WrongFile{"LastIsAnImage", "layer { name: \"c\" conv2d { out_channels: 10 kernel: 3 } }",
                   "my.textproto:1:19: layer c: is the last layer, its output must be 10 numbers a sample, it is 26 x "
-                  "26 x 10: end with dense { units: 10 }"},
+                  "26 x 10: end with dense {}"},
         WrongFile{
             "ConvBehindDense",
             "layer { name: \"fc\" dense { units: 10 } }\nlayer { name: \"c\" conv2d { out_channels: 10 kernel: 1 } }",
@@ -214,7 +214,7 @@ INSTANTIATE_TEST_SUITE_P(
         WrongFile{"NoKind", "\n\n  layer { name: \"fc\" }",
                   "my.textproto:3:11: layer fc: has no kind: add conv2d, dense, relu, max_pool, global_average_pool, "
                   "batch_norm, dropout, add or flatten"},
-        WrongFile{"NoUnits", "layer { name: \"fc\" dense {} }",
+        WrongFile{"NoUnits", "layer { name: \"fc\" dense {} }\nlayer { name: \"last\" dense {} }",
                   "my.textproto:1:20: layer fc: units is 0, it must be from 1 to 1048576"},
         WrongFile{"LongKernel", "layer { name: \"c\" conv2d { out_channels: 2 kernel: 4097 } }",
                   "my.textproto:1:44: layer c: kernel is 4097, it must be from 1 to 4096"},

@@ -147,7 +147,7 @@ class RefusalTest(unittest.TestCase):
                 ("layer { name: \"fc\" dense { units: 10 } relu {} }",
                  "1:40: Layer has a \"relu\" besides its \"dense\": it can be one of them"),
                 ("layer { name: \"fc\" name: \"fc\" }", "1:20: Layer has a second \"name\": leave out one of the two"),
-                ("", "1:1: there is no layer: write layer { name: \"fc1\" dense { units: 10 } }"),
+                ("", "1:1: there is no layer: write layer { name: \"fc1\" dense {} }"),
                 (b"\0\xff\x01", "1:1: the byte 0x00, which no text has"),
                 (b"# \xff is well in a comment\n\xff", "2:1: the byte 0xff, which no text has"),
                 (b"name: \"\xff\"", "1:7: a string that is not UTF-8"),

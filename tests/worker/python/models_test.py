@@ -120,8 +120,10 @@ class FromLayerFileTest(unittest.TestCase):
         resnet = models.from_layer_file("resnet20", image=(3, 32, 32), classes=10)
         self.assertIn("layer2.0.downsample.1.running_mean", resnet.state_dict())
         self.assertEqual(resnet.layer_graph.tensor_names, [name for name, _ in resnet.named_parameters()])
-        with self.assertRaisesRegex(models.LayerFileError, ":12:29: layer fc3: .* 10 outputs.* 7 classes"):
-            models.from_layer_file("lenet5", classes=7)
+        self.assertEqual(models.from_layer_file("lenet5", classes=7).fc3.out_features, 7)
+        with self.layer_file("layer { name: \"fc\" dense { units: 10 } }") as path, \
+                self.assertRaisesRegex(models.LayerFileError, ":1:28: layer fc: .* 10 outputs.* 7 classes"):
+            models.from_layer_file(path, classes=7)
 
     def test_computes_what_the_file_says(self):
         with self.layer_file(EVERYTHING) as path:
@@ -156,6 +158,28 @@ class FromLayerFileTest(unittest.TestCase):
     def with_other_fc(self, model):
         model.fc = nn.Linear(64, 10)
         return model
+
+    def test_weights_of_torch_save(self):
+        model = randomize(models.from_layer_file("resnet20", image=(3, 32, 32)))
+        with tempfile.TemporaryDirectory() as folder:
+            source, out = f"{folder}/in.pt", f"{folder}/out.safetensors"
+            state = model.state_dict()
+            wrapped = {"module." + name: tensor for name, tensor in state.items()}
+            for content in (state, {"epoch": 3, "state_dict": wrapped}, {"model": state, "optimizer": {}}):
+                torch.save(content, source)
+                self.assertEqual(weights.main([source, out]), 0)
+                again = models.from_layer_file("resnet20", (3, 32, 32), weights=out)
+                self.assertTrue(same_weights(model, again))
+            for content, error in ((3, "has a int, expected a state_dict"),
+                                   ({"epoch": 3}, "has no tensors, but epoch")):
+                torch.save(content, source)
+                with self.assertRaisesRegex(weights.WeightsError, error):
+                    weights.from_torch(source)
+            for content in (b"", b"PK", b"nothing at all"):
+                with open(source, "wb") as file:
+                    file.write(content)
+                with self.assertRaisesRegex(weights.WeightsError, "in.pt: cannot be read"):
+                    weights.from_torch(source)
 
     def test_weights_of_a_checkpoint(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -238,7 +262,7 @@ class RoundTripTest(unittest.TestCase):
             with self.subTest(name):
                 model = randomize(models.from_layer_file(name, image))
                 again, text = self.round_trip(model, image)
-                self.assertEqual(text, layer_file.load(name).text())
+                self.assertEqual(text, layer_file.load(name).text().replace("dense {}", "dense { units: 10 }"))
                 self.assertEqual(list(again.state_dict()), list(model.state_dict()))
                 self.assertTrue(same_weights(model, again))
                 with torch.no_grad():

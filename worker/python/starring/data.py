@@ -31,6 +31,7 @@ __all__ = ["Dataset", "Facts", "Loader", "StarringError"]
 
 SPLITS = ("train", "test")
 AUGMENTS = ("none", "crop_flip")
+CIFAR100_LABELS = ("fine", "coarse")
 ARRAYS = ("torch", "numpy")
 
 # So that Ctrl-C is seen while a batch is late.
@@ -52,6 +53,9 @@ class _DatasetOptions(ctypes.Structure):
         ("synthetic_width", ctypes.c_int64),
         ("synthetic_channels", ctypes.c_int64),
         ("synthetic_classes", ctypes.c_int64),
+        ("cifar100_labels", ctypes.c_int32),
+        ("test_fraction", ctypes.c_double),
+        ("split_seed", ctypes.c_uint64),
     ]
 
 
@@ -150,16 +154,19 @@ class Facts:
 class Dataset:
     """The images and labels of a data set in memory, as bytes; loaders share it.
 
-    `name` is mnist, fashion-mnist, cifar10 or synthetic, and `data_dir` the folder with the files, plain or gzipped, as
-    the worker's flags of these names (`worker --help`). Without a data_dir, fashion-mnist is Debian's package
+    `name` is as the worker's flag --dataset, the other arguments as its flags of their names (`worker --help`);
+    `data_dir` is the folder with the files, plain or gzipped. Without a data_dir, fashion-mnist is Debian's package
     dataset-fashion-mnist. `synthetic` sets the sizes of synthetic data: train_count, test_count, height, width,
     channels, classes.
 
     Raises StarringError with the name of a file that is missing or damaged, and with what was expected and found.
     """
 
-    def __init__(self, name: str, data_dir: str = "", seed: int = 0, **synthetic: int) -> None:
+    def __init__(self, name: str, data_dir: str = "", seed: int = 0, cifar100_labels: str = "fine",
+                 test_fraction: float = 0.0, split_seed: int = 1, **synthetic: int) -> None:
         options = _DatasetOptions(ctypes.sizeof(_DatasetOptions), name.encode(), os.fsencode(data_dir), seed)
+        options.cifar100_labels = _index("cifar100_labels", cifar100_labels, CIFAR100_LABELS)
+        options.test_fraction, options.split_seed = test_fraction, split_seed
         for field, value in synthetic.items():
             if name != "synthetic" or not hasattr(options, "synthetic_" + field):
                 raise TypeError(f"Dataset(\"{name}\") takes no argument {field}")

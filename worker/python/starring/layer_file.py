@@ -154,7 +154,7 @@ def parse(content: bytes, file_name: str) -> LayerFile:
     except _text_format.TextFormatError as error:
         raise LayerFileError(f"{file_name}:{error}") from error
     if not message.values.get("layer"):
-        raise LayerFileError(f"{file_name}:1:1: there is no layer: write layer {{ name: \"fc1\" dense {{ units: 10 }} "
+        raise LayerFileError(f"{file_name}:1:1: there is no layer: write layer {{ name: \"fc1\" dense {{}} "
                              "}")
     file = LayerFile(file_name, message.values.get("name", ""), [_layer_of(one) for one in message.values["layer"]])
     check(file)
@@ -248,6 +248,9 @@ class _Place:
         self._check_range("padding", 0, kernel_max)
 
     def _check_dense(self) -> None:
+        # The last layer may leave its units to the data.
+        if self.layer.get("units") == 0 and self.number + 1 == len(self.file.layers):
+            return
         self._check_range("units", 1, LIMITS["kLayerWidthMax"])
 
     def _check_max_pool(self) -> None:

@@ -12,6 +12,7 @@ from typing import Dict, List, NoReturn, Tuple
 from .layer_file import IMAGE, Layer, LayerFile, LayerFileError, LIMITS
 
 READS_IMAGE = -1  # instead of a layer's number
+DEFAULT_OUTPUTS = 10  # of a last layer that leaves them to the data, where there are no data
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,13 +85,14 @@ class LayerGraph:
 
 
 def build(file: LayerFile, image: Shape, classes: int | None = None) -> LayerGraph:
-    """The graph of `file` for images of this shape. With `classes`, the last layer must have so many outputs.
+    """The graph of `file` for images of this shape. With `classes`, the last layer must have so many outputs. Without,
+    a last layer that leaves its units to the data has DEFAULT_OUTPUTS.
 
     Raises LayerFileError.
     """
     if min(image.height, image.width, image.channels) < 1 or (classes is not None and classes < 1):
         raise LayerFileError(f"the images have {image} values and {classes} classes: every number must be 1 or more")
-    builder = _Builder(file, image)
+    builder = _Builder(file, image, DEFAULT_OUTPUTS if classes is None else classes)
     for number in range(len(file.layers)):
         builder.add(number)
     _check_last(file, builder.layers[-1], classes)
@@ -106,19 +108,19 @@ def _check_last(file: LayerFile, last: GraphLayer, classes: int | None) -> None:
     # The loss takes one number for each class.
     if last.after.height * last.after.width != 1:
         raise file.error(number, "", f"is the last layer, its output must be {wanted} numbers a sample, it is "
-                                     f"{last.after}: end with dense {{ units: {wanted} }}")
+                                     f"{last.after}: end with dense {{}}")
     if last.after.channels != wanted:
         raise file.error(number, "units" if last.kind == "dense" else "",
                          f"is the last layer and has {last.after.channels} outputs, the data set has {wanted} classes: "
-                         "both must be equal")
+                         "both must be equal" + (", so leave `units` out" if last.kind == "dense" else ""))
 
 
 class _Builder:
     """Adds layers in file order, so that the shape of every input is known when a layer needs it."""
 
-    def __init__(self, file: LayerFile, image: Shape) -> None:
+    def __init__(self, file: LayerFile, image: Shape, outputs: int) -> None:
         self.layers: List[GraphLayer] = []
-        self._file, self._image = file, image
+        self._file, self._image, self._outputs = file, image, outputs
         self._numbers: Dict[str, int] = {IMAGE: READS_IMAGE}
 
     def add(self, number: int) -> None:
@@ -172,8 +174,9 @@ class _Builder:
     def _add_dense(self, number: int, source: Layer, layer: GraphLayer) -> None:
         del number
         layer.relu, layer.has_bias = source.get("relu"), not source.get("no_bias")
-        layer.after = Shape(1, 1, source.get("units"), flat=True)
-        layer.weight_shape = (source.get("units"), layer.before.elements)
+        units = source.get("units") or self._outputs
+        layer.after = Shape(1, 1, units, flat=True)
+        layer.weight_shape = (units, layer.before.elements)
 
     def _add_relu(self, number: int, source: Layer, layer: GraphLayer) -> None:
         del number, source

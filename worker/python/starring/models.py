@@ -37,8 +37,9 @@ def from_layer_file(path: str, image: Image = (1, 28, 28), classes: int | None =
                     weights: str | None = None) -> LayerFileModel:
     """The module of a layer file: a path, or the name of a shipped model such as "lenet5".
 
-    `classes`: how many outputs the last layer must have; None: as many as the file says. `weights`: a safetensors file
-    with all tensors, such as a checkpoint's model.safetensors; None: PyTorch's initial values.
+    `classes`: how many outputs the last layer must have; None: as many as the file says, and 10 if it leaves them to
+    the data, as the shipped models do. `weights`: a safetensors file with all tensors, such as a checkpoint's
+    model.safetensors; None: PyTorch's initial values.
 
     Raises LayerFileError, with line and column, for a file that the worker would refuse as well, and
     starring.weights.WeightsError for weights of another model.

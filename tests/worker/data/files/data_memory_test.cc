@@ -1,4 +1,4 @@
-#include "worker/data/data_memory.h"
+#include "worker/data/files/data_memory.h"
 
 #include <sys/resource.h>
 #include <unistd.h>

@@ -1,8 +1,8 @@
 // Reads a file from front to back, and unzips it if it begins with gzip's magic number, whatever its name.
 //
 // Thread safety: one thread.
-#ifndef STARRING_WORKER_DATA_FILE_STREAM_H_
-#define STARRING_WORKER_DATA_FILE_STREAM_H_
+#ifndef STARRING_WORKER_DATA_FILES_FILE_STREAM_H_
+#define STARRING_WORKER_DATA_FILES_FILE_STREAM_H_
 
 #include <cstdint>
 #include <memory>
@@ -11,26 +11,20 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "worker/data/files/byte_stream.h"
 
 namespace starring {
 
-class FileStream {
+class FileStream final : public ByteStream {
  public:
   // NotFound if there is no such file; another code with the system's text if it cannot be read; InvalidArgument if it
   // is not a regular file (opening a pipe could wait for ever).
   static absl::StatusOr<std::unique_ptr<FileStream>> Open(const std::string& path);
-  ~FileStream();
+  ~FileStream() override;
 
-  // Fills `out` unless the data ends first, and returns the number of bytes written. Fewer than out.size() means that
-  // the file was read to its end and, if gzipped, that its checksum and length are right. DataLoss, naming the file, if
-  // gzip's data is damaged or ends early.
-  absl::StatusOr<int64_t> Read(std::span<uint8_t> out);
-
-  // An upper bound of the bytes that Read can return in all: the file's size, or 1032 times that (deflate's largest
-  // ratio) if gzipped. A reader refuses a header that promises more before it allocates.
-  int64_t size_bytes_max() const;
-
-  const std::string& path() const { return path_; }
+  absl::StatusOr<int64_t> Read(std::span<uint8_t> out) override;
+  int64_t size_bytes_max() const override;
+  const std::string& path() const override { return path_; }
 
  private:
   struct Inflater;
@@ -53,4 +47,4 @@ class FileStream {
 
 }  // namespace starring
 
-#endif  // STARRING_WORKER_DATA_FILE_STREAM_H_
+#endif  // STARRING_WORKER_DATA_FILES_FILE_STREAM_H_

@@ -1,4 +1,4 @@
-#include "worker/data/file_stream.h"
+#include "worker/data/files/file_stream.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -19,8 +19,6 @@ namespace starring {
 namespace {
 
 constexpr size_t kBufferBytes = 256 << 10;
-// Deflate needs at least two bits for 258 bytes; see zlib's technical notes.
-constexpr int64_t kDeflateRatioMax = 1032;
 constexpr int kGzipWindow = 15 + 16;  // a window of 32 KiB, and gzip's header instead of zlib's
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "worker/data/file_kind.h"
+#include "worker/data/files/file_kind.h"
 
 #include <algorithm>
 #include <iterator>
@@ -30,7 +30,7 @@ constexpr Kind kKinds[] = {
     {"7z\xbc\xaf\x27\x1c", "a 7-Zip archive", kUnpack},
     {"\x89PNG", "a PNG image", kConvert},
     {"\xff\xd8\xff", "a JPEG image", kConvert},
-    {"\x93NUMPY", "an array of NumPy", kConvert},
+    {"\x93NUMPY", "an array of NumPy", "read it by --dataset=npy"},
     {"\x89HDF", "an HDF5 file", kConvert},
     {"PAR1", "a Parquet file", kConvert},
 };

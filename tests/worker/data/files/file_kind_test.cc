@@ -1,4 +1,4 @@
-#include "worker/data/file_kind.h"
+#include "worker/data/files/file_kind.h"
 
 #include <cstdint>
 #include <string>

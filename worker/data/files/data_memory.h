@@ -2,8 +2,8 @@
 // grants is killed without a word.
 //
 // Thread safety: any thread.
-#ifndef STARRING_WORKER_DATA_DATA_MEMORY_H_
-#define STARRING_WORKER_DATA_DATA_MEMORY_H_
+#ifndef STARRING_WORKER_DATA_FILES_DATA_MEMORY_H_
+#define STARRING_WORKER_DATA_FILES_DATA_MEMORY_H_
 
 #include <cstdint>
 #include <string>
@@ -19,4 +19,4 @@ absl::Status CheckDataFits(const std::string& path, int64_t bytes, const std::st
 
 }  // namespace starring
 
-#endif  // STARRING_WORKER_DATA_DATA_MEMORY_H_
+#endif  // STARRING_WORKER_DATA_FILES_DATA_MEMORY_H_

@@ -1,4 +1,4 @@
-#include "worker/data/file_stream.h"
+#include "worker/data/files/file_stream.h"
 
 #include <sys/stat.h>
 

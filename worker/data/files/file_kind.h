@@ -1,8 +1,8 @@
 // Tells by its first bytes what a file is that is no data file: failed downloads, archives, files of other programs.
 //
 // Thread safety: pure functions.
-#ifndef STARRING_WORKER_DATA_FILE_KIND_H_
-#define STARRING_WORKER_DATA_FILE_KIND_H_
+#ifndef STARRING_WORKER_DATA_FILES_FILE_KIND_H_
+#define STARRING_WORKER_DATA_FILES_FILE_KIND_H_
 
 #include <cstdint>
 #include <span>
@@ -18,4 +18,4 @@ absl::Status RefuseOtherKind(const std::string& path, std::span<const uint8_t> f
 
 }  // namespace starring
 
-#endif  // STARRING_WORKER_DATA_FILE_KIND_H_
+#endif  // STARRING_WORKER_DATA_FILES_FILE_KIND_H_

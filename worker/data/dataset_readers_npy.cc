@@ -1,0 +1,196 @@
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "common/base/limits.h"
+#include "common/base/status.h"
+#include "common/checkpoint/crc32c.h"
+#include "common/host/log.h"
+#include "worker/data/dataset_readers.h"
+#include "worker/data/files/data_memory.h"
+#include "worker/data/files/npy_array.h"
+#include "worker/data/files/zip_file.h"
+
+namespace starring {
+namespace {
+
+constexpr int64_t kPieceBytes = 256 << 10;  // fits the second-level cache
+constexpr int64_t kLabelMax = 65535;
+constexpr size_t kNamesShown = 10;
+
+std::string ShapeText(const NpyArray& array) { return absl::StrCat("(", absl::StrJoin(array.shape, ", "), ")"); }
+
+// Calls take(piece, index of its first element) for the elements that follow the header, whole elements at a time, and
+// makes sure that nothing follows them.
+template <class Take>
+absl::Status ForEachPiece(ByteStream& stream, const NpyArray& array, Take take) {
+  std::vector<uint8_t> buffer(kPieceBytes);
+  const int64_t bytes = array.element_count() * array.element_bytes;
+  for (int64_t read = 0; read < bytes;) {
+    const auto piece = std::span(buffer).first(static_cast<size_t>(std::min(kPieceBytes, bytes - read)));
+    ASSIGN_OR_RETURN(const int64_t piece_bytes, stream.Read(piece));
+    if (piece_bytes < std::ssize(piece)) {
+      return absl::DataLossError(absl::StrCat(stream.path(), " is truncated: expected ", bytes,
+                                              " bytes after the header, found ", read + piece_bytes,
+                                              ": copy or save it again"));
+    }
+    RETURN_IF_ERROR(take(std::span<const uint8_t>(piece), read / array.element_bytes));
+    read += piece_bytes;
+  }
+  // The read also checks a compressed file's checksum, which comes after the data.
+  uint8_t extra = 0;
+  ASSIGN_OR_RETURN(const int64_t extra_bytes, stream.Read(std::span(&extra, 1)));
+  if (extra_bytes == 0) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(stream.path(), " is too long: expected ", bytes,
+                                          " bytes after the header, found more: save it again"));
+}
+
+absl::Status ReadPixels(ByteStream& stream, Dataset& dataset) {
+  ASSIGN_OR_RETURN(const NpyArray array, ReadNpyHeader(stream));
+  if (array.kind != 'u' || array.element_bytes != 1) {
+    return absl::DataLossError(
+        absl::StrCat(stream.path(), " has elements of type ", array.type(),
+                     ", expected uint8: give pixels from 0 to 255, as images.astype(numpy.uint8)"));
+  }
+  const std::vector<int64_t>& shape = array.shape;
+  if (shape.size() < 2 || shape.size() > 4) {
+    return absl::DataLossError(
+        absl::StrCat(stream.path(), " has the shape ", ShapeText(array),
+                     ", expected (samples, height, width), (samples, height, width, channels) or (samples, columns)"));
+  }
+  dataset.count = shape[0];
+  dataset.height = shape.size() > 2 ? shape[1] : 1;
+  dataset.width = shape.size() > 2 ? shape[2] : 1;
+  dataset.channels = shape.size() == 2 ? shape[1] : shape.size() == 3 ? 1 : shape[3];
+  const int64_t channels_max = shape.size() == 2 ? kColumnsMax : kImageChannelsMax;
+  if (dataset.height > kImageSideMax || dataset.width > kImageSideMax || dataset.channels > channels_max) {
+    return absl::DataLossError(
+        absl::StrFormat("%s has the shape %s, expected sides of 1 to %d, and 1 to %d channels, or 1 to %d columns: if "
+                        "the channels come "
+                        "second, save numpy.moveaxis(images, 1, -1)",
+                        stream.path(), ShapeText(array), kImageSideMax, kImageChannelsMax, kColumnsMax));
+  }
+  const auto may_be_channels = [](int64_t size) { return size == 1 || size == 3 || size == 4; };
+  if (shape.size() == 4 && may_be_channels(shape[1]) && !may_be_channels(shape[3])) {
+    Log(absl::StrCat(stream.path(), " has the shape ", ShapeText(array), ", read as ", shape[3],
+                     " channels: the channels come last; if they come second, save numpy.moveaxis(images, 1, -1)"),
+        LogLevel::kWarning);
+  }
+  const int64_t bytes = array.element_count();
+  if (bytes > kDatasetBytesMax || dataset.count > kDatasetImagesMax) {
+    return absl::DataLossError(absl::StrFormat("%s holds %d samples, %d bytes, the limits are %d and %d", stream.path(),
+                                               dataset.count, bytes, kDatasetImagesMax, kDatasetBytesMax));
+  }
+  RETURN_IF_ERROR(CheckDataFits(stream.path(), bytes));
+  dataset.images.resize(static_cast<size_t>(bytes));
+  return ForEachPiece(stream, array, [&](std::span<const uint8_t> piece, int64_t first) {
+    dataset.images_crc32c = ExtendCrc32c(dataset.images_crc32c, std::as_bytes(piece));
+    std::ranges::copy(piece, dataset.images.begin() + first);
+    return absl::OkStatus();
+  });
+}
+
+// The element at `bytes`, little-endian; what 63 bits do not hold is -1 or below.
+int64_t Integer(const NpyArray& array, const uint8_t* bytes) {
+  uint64_t value = 0;
+  for (int i = array.element_bytes; i-- > 0;) value = value << 8 | bytes[i];
+  const int unused = 64 - 8 * array.element_bytes;
+  if (array.kind == 'i') return static_cast<int64_t>(value << unused) >> unused;
+  return static_cast<int64_t>(value);
+}
+
+std::string ShownLabel(const NpyArray& array, int64_t label) {
+  return array.kind == 'u' ? absl::StrCat(static_cast<uint64_t>(label)) : absl::StrCat(label);
+}
+
+absl::Status ReadLabels(ByteStream& stream, Dataset& dataset) {
+  ASSIGN_OR_RETURN(const NpyArray array, ReadNpyHeader(stream));
+  if (array.kind != 'u' && array.kind != 'i') {
+    return absl::DataLossError(absl::StrCat(stream.path(), " has elements of type ", array.type(),
+                                            ", expected integers, the numbers of classes"));
+  }
+  // A column of labels is as good as a row of them.
+  const bool is_column = array.shape.size() == 2 && array.shape[1] == 1;
+  if ((array.shape.size() != 1 && !is_column) || array.shape[0] != dataset.count) {
+    return absl::DataLossError(absl::StrCat(stream.path(), " has the shape ", ShapeText(array), ", expected (",
+                                            dataset.count, "), a label for each sample"));
+  }
+  RETURN_IF_ERROR(CheckDataFits(stream.path(), dataset.count * 2));
+  dataset.labels.resize(static_cast<size_t>(dataset.count));
+  RETURN_IF_ERROR(ForEachPiece(stream, array, [&](std::span<const uint8_t> piece, int64_t first) -> absl::Status {
+    const int64_t count = std::ssize(piece) / array.element_bytes;
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t label = Integer(array, piece.data() + i * array.element_bytes);
+      if (label < 0 || label > kLabelMax) {
+        return absl::DataLossError(absl::StrCat(stream.path(), ": label of sample ", first + i, " is ",
+                                                ShownLabel(array, label), ", expected 0 to ", kLabelMax));
+      }
+      dataset.labels[static_cast<size_t>(first + i)] = static_cast<uint16_t>(label);
+    }
+    return absl::OkStatus();
+  }));
+  dataset.labels_crc32c = ExtendCrc32c(0, std::as_bytes(std::span(dataset.labels)));
+  dataset.classes = 1 + int64_t{*std::ranges::max_element(dataset.labels)};
+  return absl::OkStatus();
+}
+
+struct Names {
+  absl::string_view images, labels;
+};
+
+// The member of an archive that has `name`; numpy.savez adds .npy to a key.
+absl::StatusOr<std::unique_ptr<ByteStream>> OpenArray(const ZipFile& zip, absl::string_view name) {
+  const std::string with_ending = absl::StrCat(name, ".npy");
+  return zip.OpenMember(zip.Has(with_ending) ? with_ending : std::string(name));
+}
+
+absl::StatusOr<Dataset> ReadFromZip(const ZipFile& zip, const Names& names) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<ByteStream> images, OpenArray(zip, names.images));
+  ASSIGN_OR_RETURN(const std::unique_ptr<ByteStream> labels, OpenArray(zip, names.labels));
+  return ReadNpy(*images, *labels);
+}
+
+}  // namespace
+
+absl::StatusOr<Dataset> ReadNpy(ByteStream& images, ByteStream& labels) {
+  Dataset dataset;
+  RETURN_IF_ERROR(ReadPixels(images, dataset));
+  RETURN_IF_ERROR(ReadLabels(labels, dataset));
+  return dataset;
+}
+
+absl::StatusOr<TrainAndTest> ReadNpz(const std::string& path) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<ZipFile> zip, ZipFile::Open(path));
+  // Ours, and those of Keras.
+  constexpr std::array<std::pair<Names, Names>, 2> kKeys = {{
+      {{"train_images", "train_labels"}, {"test_images", "test_labels"}},
+      {{"x_train", "y_train"}, {"x_test", "y_test"}},
+  }};
+  const auto has = [&](absl::string_view name) { return zip->Has(name) || zip->Has(absl::StrCat(name, ".npy")); };
+  for (const auto& [train, test] : kKeys) {
+    if (!has(train.images) || !has(train.labels)) continue;
+    TrainAndTest sets;
+    ASSIGN_OR_RETURN(sets.train, ReadFromZip(*zip, train));
+    // One without the other is not found, and named.
+    if (has(test.images) || has(test.labels)) {
+      ASSIGN_OR_RETURN(sets.test, ReadFromZip(*zip, test));
+    }
+    return sets;
+  }
+  std::vector<std::string> names = zip->names();
+  names.resize(std::min(names.size(), kNamesShown));
+  for (std::string& name : names) name = absl::CHexEscape(name);
+  return absl::NotFoundError(absl::StrCat(path, " has the arrays ", absl::StrJoin(names, ", "),
+                                          ": expected train_images and train_labels, or x_train and y_train, and the "
+                                          "same of a test set if there is one"));
+}
+
+}  // namespace starring
