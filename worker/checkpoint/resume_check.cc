@@ -39,7 +39,9 @@ std::string Shown(absl::string_view name, const std::string& value) {
 absl::Status Refuse(absl::string_view name, absl::string_view mine, absl::string_view written,
                     const std::string& folder) {
   absl::string_view way_out = "give the same value, or train without --resume";
-  if (name == "model") way_out = "give the same layer file, or train without --resume in another folder";
+  if (name == "model") {
+    way_out = "give the same layer file, and data of as many classes, or train without --resume in another folder";
+  }
   if (name == "data.train") way_out = "give the same training data, or train without --resume in another folder";
   return absl::InvalidArgumentError(absl::StrCat(WorkerFlags().Find(name) != nullptr ? "flag " : "", Named(name),
                                                  " is ", mine, ", ", folder, " was written with ", written, ": ",

@@ -56,9 +56,10 @@ absl::Status ForEachPiece(ByteStream& stream, const NpyArray& array, Take take) 
 absl::Status ReadPixels(ByteStream& stream, Dataset& dataset) {
   ASSIGN_OR_RETURN(const NpyArray array, ReadNpyHeader(stream));
   if (array.kind != 'u' || array.element_bytes != 1) {
-    return absl::DataLossError(
-        absl::StrCat(stream.path(), " has elements of type ", array.type(),
-                     ", expected uint8: give pixels from 0 to 255, as images.astype(numpy.uint8)"));
+    return absl::DataLossError(absl::StrCat(
+        stream.path(), " has elements of type ", array.type(),
+        ", expected uint8: give images.astype(numpy.uint8) of pixels from 0 to 255; multiply those from 0 to "
+        "1 by 255 before"));
   }
   const std::vector<int64_t>& shape = array.shape;
   if (shape.size() < 2 || shape.size() > 4) {

@@ -92,7 +92,7 @@ TEST(ResumeCheckTest, WhatIsAnotherRunIsRefusedWithBothValues) {
   run.facts[0].second = "a layer file with digest 02";
   EXPECT_THAT(Refusal(Written(Job()), run),
               HasSubstr("flag --model is a layer file with digest 02, ck/step-000000014 was written with lenet5 with "
-                        "digest 01: give the same layer file"));
+                        "digest 01: give the same layer file, and data of as many classes"));
   run = Job();
   run.facts[1].second = "50000 images";
   EXPECT_THAT(Refusal(Written(Job()), run),

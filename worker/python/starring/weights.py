@@ -93,7 +93,7 @@ def from_torch(path: str) -> Dict[str, torch.Tensor]:
     """
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
+    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
         raise WeightsError(f"{path}: cannot be read as a file of tensors alone ({type(error).__name__}): save "
                            "model.state_dict()") from error
     for key in ("state_dict", "model_state_dict", "model"):
