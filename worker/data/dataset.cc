@@ -280,17 +280,13 @@ std::vector<std::pair<std::string, std::string>> DatasetFacts(const TrainAndTest
   return {{"data.train", FactsOf(sets.train)}, {"data.test", FactsOf(sets.test)}};
 }
 
-std::vector<std::string> DatasetNames() {
-  std::vector<std::string> names;
-  for (const NamedDataset& named : kDatasets) names.emplace_back(named.name);
-  return names;
-}
-
 absl::StatusOr<TrainAndTest> LoadDataset(const DatasetOptions& options) {
   const auto* const named = std::ranges::find(kDatasets, options.name, &NamedDataset::name);
   if (named == std::end(kDatasets)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("--dataset=", options.name, " is unknown: give one of ", absl::StrJoin(DatasetNames(), ", ")));
+        absl::StrCat("--dataset=", options.name, " is unknown: give one of ",
+                     absl::StrJoin(kDatasets, ", ",
+                                   [](std::string* out, const NamedDataset& one) { absl::StrAppend(out, one.name); })));
   }
   ASSIGN_OR_RETURN(TrainAndTest sets, Read(options, *named));
   if (sets.test.count > 0 && options.test_fraction > 0) {

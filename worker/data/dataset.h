@@ -39,7 +39,7 @@ struct TrainAndTest {
 enum class Cifar100Labels { kFine, kCoarse };
 
 struct DatasetOptions {
-  std::string name;  // one of DatasetNames()
+  std::string name;  // --dataset
   std::string data_dir = "";
   Cifar100Labels cifar100_labels = Cifar100Labels::kFine;
   // Above 0: the data has no test set, and this part of its samples becomes one. They are the first floor(count *
@@ -54,9 +54,6 @@ struct DatasetOptions {
   int64_t synthetic_height = 28, synthetic_width = 28, synthetic_channels = 1, synthetic_classes = 10;
   uint64_t seed = 0;
 };
-
-// The names that LoadDataset knows.
-std::vector<std::string> DatasetNames();
 
 // Looks for the files in data_dir, in data_dir's folder with the name of the data set (deploy/get_data.sh makes it),
 // and in the folder that torchvision or the data set's own archive makes: MNIST/raw, FashionMNIST/raw, KMNIST/raw,

@@ -63,13 +63,13 @@ absl::Status AppendFile(const CifarFiles& files, const std::string& path, Datase
   // ends the loop.
   std::vector<uint8_t> buffer(std::min(kRecordsAtOnce, stream->size_bytes_max() / record_bytes + 1) * record_bytes);
   int64_t record = 0;
-  absl::Status kind;  // of the file, if it is none of records
+  absl::Status other_kind;  // names what the file is instead, if its beginning shows that
   for (int64_t bytes = std::ssize(buffer); bytes == std::ssize(buffer);) {
     ASSIGN_OR_RETURN(bytes, stream->Read(buffer));
-    if (record == 0) kind = RefuseOtherKind(path, std::span(buffer).first(static_cast<size_t>(bytes)));
+    if (record == 0) other_kind = RefuseOtherKind(path, std::span(buffer).first(static_cast<size_t>(bytes)));
     if (bytes % record_bytes != 0) {
       // Only now: whole records may begin as another kind of file does.
-      RETURN_IF_ERROR(kind);
+      RETURN_IF_ERROR(other_kind);
       return absl::DataLossError(absl::StrFormat(
           "%s is truncated: expected a whole number of records of %d bytes, found %d records and %d bytes: copy or "
           "download it again",

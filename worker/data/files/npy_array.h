@@ -27,11 +27,12 @@ struct NpyArray {
   std::string type() const;  // as NumPy names it: "uint8"
 };
 
-// Reads `stream` up to the first element. DataLoss, naming the file, what was expected and what was found, for: another
-// magic number or version, a header that is longer than kNpyHeaderBytesMax (common/base/limits.h), ends early or is no
-// such dictionary, an array in Fortran's order or big-endian, elements of a type that is none of the four kinds
-// (objects, which are Python's pickles, above all), no dimension, a dimension of 0, more than kNpyDimensionsMax
-// dimensions, and more elements than the file can hold.
+// Reads `stream` up to the first element. DataLoss names the file, what was expected and what was found. It refuses
+//   - another magic number or version, and a header that ends early, is longer than kNpyHeaderBytesMax
+//     (common/base/limits.h), or is no such dictionary;
+//   - big-endian numbers, Fortran's order, and elements of any other kind, such as objects, which are Python's pickles;
+//   - an array without dimensions, with a dimension of 0, or with more than kNpyDimensionsMax of them;
+//   - more elements than the file can hold.
 absl::StatusOr<NpyArray> ReadNpyHeader(ByteStream& stream);
 
 // The dictionary alone; `path` is for messages. DataLoss as above, but for what depends on the file.
