@@ -6,15 +6,16 @@ import os
 import re
 
 
-def mapped_files(pid: str) -> tuple[str | None, set[str]]:
-    """The program of a process and the files that it maps as code; nothing if the process has ended."""
-    try:
-        with open(f"/proc/{pid}/maps", encoding="utf-8") as file:
-            lines = [line.rstrip("\n").split(maxsplit=5) for line in file]
-        return os.readlink(f"/proc/{pid}/exe"), {line[5] for line in lines
-                                                 if len(line) == 6 and "x" in line[1] and line[5].startswith("/")}
-    except OSError:
-        return None, set()
+def mapped_files(pid: str) -> set[str]:
+    """The files that a process maps as code."""
+    with open(f"/proc/{pid}/maps", encoding="utf-8") as file:
+        lines = [line.rstrip("\n").split(maxsplit=5) for line in file]
+    return {line[5] for line in lines if len(line) == 6 and "x" in line[1] and line[5].startswith("/")}
+
+
+def name_in_ps(pid: str) -> str:
+    with open(f"/proc/{pid}/comm", encoding="utf-8") as file:
+        return file.read().strip()
 
 
 def started_as(file: str) -> str:
@@ -33,13 +34,16 @@ class LoadedFiles:
     def look(self) -> None:
         """Looks at every process of this machine."""
         for pid in filter(str.isdigit, os.listdir("/proc")):
-            program, files = mapped_files(pid)
-            if program is None or not program.startswith(self._folder):
+            try:
+                program = os.readlink(f"/proc/{pid}/exe")
+                files, name = mapped_files(pid), name_in_ps(pid)
+                # A process that started another program meanwhile would show one's path and the other's name.
+                if program != os.readlink(f"/proc/{pid}/exe"):
+                    continue
+            except OSError:  # the process has ended
+                continue
+            if not program.startswith(self._folder):
                 continue
             place = started_as(os.path.relpath(program, self._folder))
             self.by_program.setdefault(place, set()).update(files)
-            try:
-                with open(f"/proc/{pid}/comm", encoding="utf-8") as file:
-                    self.names.setdefault(place, set()).add(file.read().strip())
-            except OSError:  # the process has ended
-                pass
+            self.names.setdefault(place, set()).add(name)
