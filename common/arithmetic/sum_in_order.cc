@@ -108,9 +108,10 @@ class BlockTree {
   }
 
  private:
+  // Not initialised: a call would spend more on the stack of them than on a small block.
   struct Subtree {
-    const AnywhereFloat* values = nullptr;
-    size_t leaves = 0;
+    const AnywhereFloat* values;
+    size_t leaves;
   };
   Subtree& top() { return stack_[depth_ - 1]; }
   const AnywhereFloat* Input(size_t input) const { return Floats(inputs_[input] + begin_ * sizeof(float)); }

@@ -28,6 +28,7 @@ Star::Star(const Options& options)
       transport_(*options.transport),
       sink_(*options.sink),
       rank_(transport_.rank()),
+      worker_count_(transport_.world_size() - options.server_count),
       slot_count_(static_cast<int>(std::min<int64_t>(options.slot_count, TagCount(options) / 2))),
       window_bytes_(slot_count_ * options.window_bytes),
       asked_(owner_count(), std::vector<Asked>(slot_count_)),
@@ -94,20 +95,27 @@ void Star::Submit(const StarSum& sum) {
   in_flight.tag_set = static_cast<int64_t>(sum.tag_key % static_cast<uint64_t>(tag_sets_));
   if (options_.track != nullptr) in_flight.submitted_ns = TraceNow();
   in_flight.unready = std::ssize(asking_) + (owner_.has_value() ? 1 : 0);
-  Proceed();
+  Proceed(asking_);
 }
 
 // Receives come first: a message for which no receive is posted would be copied, or would wait. Answers come before
 // contributions, because others wait for them.
-void Star::Proceed() {
+void Star::Proceed(std::span<Cursor> asking) {
   while (owner_.has_value() && BeginNextPiece()) {
   }
   while (!answers_.empty() && SendAnswer()) {
   }
-  for (Cursor& cursor : asking_) {
+  for (Cursor& cursor : asking) {
     while (AskNext(cursor)) {
     }
   }
+}
+
+// A star of a thousand ranks would otherwise look at a thousand owners for each message of one.
+std::span<Star::Cursor> Star::AskingOf(const Operation& completed) {
+  if (completed.kind == Kind::kContributionReceive || completed.kind == Kind::kAnswerSend) return {};
+  if (window_bytes_ > 0) return asking_;
+  return std::span(asking_).subspan(PlaceOf(completed.peer), 1);
 }
 
 Star::InFlight* Star::SumAt(Cursor& cursor) {
@@ -122,6 +130,11 @@ Star::InFlight* Star::SumAt(Cursor& cursor) {
 int Star::OwnerAt(int i) const {
   if (options_.server_count > 0) return (rank_ + i) % owner_count();
   return (rank_ - 1 - i + owner_count()) % owner_count();
+}
+
+int Star::PlaceOf(int owner) const {
+  const int distance = options_.server_count > 0 ? owner - rank_ : rank_ - 1 - owner;
+  return (distance % owner_count() + owner_count()) % owner_count();
 }
 
 int Star::AnswerRank(int i) const { return (is_worker() ? rank_ + 1 + i : own_number_ + i) % worker_count(); }
@@ -207,7 +220,7 @@ void Star::OnCompletion(uint64_t operation) {
       OnAnswerSent(completed.slot, completed.peer);
       break;
   }
-  Proceed();
+  Proceed(AskingOf(completed));
 }
 
 void Star::OnContributionSent(int owner, int slot) {
@@ -308,7 +321,7 @@ void Star::OnContribution(int slot, int arrival) {
 void Star::OnFinished(int piece) {
   if (is_stopped_) return;
   OnState(piece, owner_->OnFinished(piece));
-  Proceed();
+  Proceed({});
 }
 
 void Star::OnState(int slot, Owner::State state) {

@@ -163,7 +163,10 @@ class Star final : public Transport::Poster {
   };
 
   void AllocateMemory();
-  void Proceed();
+  // Posts what can be posted, as a worker only at these cursors.
+  void Proceed(std::span<Cursor> asking);
+  // The cursors that may go on now.
+  std::span<Cursor> AskingOf(const Operation& completed);
 
   // This process as a worker.
   bool AskNext(Cursor& cursor);
@@ -204,13 +207,14 @@ class Star final : public Transport::Poster {
   int64_t& PostedNs(Operation operation);
   void TraceFlight(const StarSum& sum, int rank, Operation operation);
 
-  int worker_count() const { return transport_.world_size() - options_.server_count; }
+  int worker_count() const { return worker_count_; }
   bool is_worker() const { return rank_ < worker_count(); }
   int owner_count() const { return options_.server_count > 0 ? options_.server_count : worker_count(); }
   int RankOf(int owner) const { return options_.server_count > 0 ? worker_count() + owner : owner; }
   int own_rank_of(int owner) const { return options_.server_count > 0 ? -1 : owner; }
   // The i-th owner of a stride, in this worker's order; without this process.
   int OwnerAt(int i) const;
+  int PlaceOf(int owner) const;  // i of OwnerAt(i)
   int other_owner_count() const { return owner_count() - (options_.server_count > 0 ? 0 : 1); }
   // The rank of the i-th answer.
   int AnswerRank(int i) const;
@@ -220,6 +224,7 @@ class Star final : public Transport::Poster {
   Transport& transport_;
   StarSink& sink_;
   const int rank_;
+  const int worker_count_;
   const int slot_count_;
   const int64_t window_bytes_;
   std::vector<int> own_contributors_;  // by this worker's nodes: the contributor
