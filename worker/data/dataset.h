@@ -1,4 +1,4 @@
-// A data set in memory: images as uint8, as they were in the files, and a label for each.
+// A data set in memory: samples as they were in the files, and a label for each. A sample has pixels or numbers.
 //
 // Thread safety: a Dataset is not changed after it was read; functions may be called by any thread.
 #ifndef STARRING_WORKER_DATA_DATASET_H_
@@ -13,15 +13,26 @@
 
 namespace starring {
 
+// What a value of a sample is. kPixels: uint8. kNumbers: float32, finite.
+enum class FieldType { kPixels, kNumbers };
+
+// The columns of a table are the channels of an image of one pixel.
 struct Dataset {
   int64_t count = 0, height = 0, width = 0, channels = 0;
-  int64_t classes = 0;           // a test set has those of its training set
-  std::vector<uint8_t> images;   // (count, height, width, channels); the reader interleaves CIFAR's planes
+  int64_t classes = 0;  // a test set has those of its training set
+  FieldType type = FieldType::kPixels;
+  // The bytes of the values, (count, height, width, channels), in this machine's order; the reader interleaves CIFAR's
+  // planes.
+  std::vector<uint8_t> images;
   std::vector<uint16_t> labels;  // (count), below `classes`
-  // Checksums of pixels and labels, computed while they were read. Labels that are bytes in their file count as bytes.
+  // Checksums of values and labels, computed while they were read. Labels that are bytes in their file count as bytes.
   uint32_t images_crc32c = 0;
   uint32_t labels_crc32c = 0;
-  int64_t image_bytes() const { return height * width * channels; }
+
+  int64_t value_bytes() const { return type == FieldType::kPixels ? 1 : static_cast<int64_t>(sizeof(float)); }
+  // Of one sample.
+  int64_t image_values() const { return height * width * channels; }
+  int64_t image_bytes() const { return image_values() * value_bytes(); }
 };
 
 // The changes to a training image. kCropFlip: zero-pad by 4, random crop to size, flip left-right with probability 1/2.
@@ -30,9 +41,15 @@ enum class Augment { kNone, kCropFlip };
 // Whether a worker with a GPU copies its data set there. kAuto: if it takes at most half of the free memory.
 enum class DataOnGpu { kOff, kAuto, kOn };
 
+// How the loader treats values. kChannels: they get mean 0 and deviation 1, by channel. kNone: numbers stay, pixels are
+// divided by 255.
+enum class Normalize { kChannels, kNone };
+
 struct TrainAndTest {
   Dataset train;
   Dataset test;
+  // By class, its label in the files; empty where those are the classes' numbers.
+  std::vector<std::string> class_names;
 };
 
 // CIFAR-100 has two labels for each image: one of 100 classes, and the one of 20 to which that class belongs.
@@ -42,6 +59,7 @@ struct DatasetOptions {
   std::string name;  // --dataset
   std::string data_dir = "";
   Cifar100Labels cifar100_labels = Cifar100Labels::kFine;
+  std::string csv_label = "";  // the column of a table with the labels: its name, or its number from 1 on
   // Above 0: the data has no test set, and this part of its samples becomes one. They are the first floor(count *
   // test_fraction) of RandomOrder(count, {split_seed, kSplit}) (worker/data/sampler.h), and keep their order, as those
   // of the training set do. split_seed is not the seed of the training: another run must not train on what this one
