@@ -213,10 +213,10 @@ void RunFlat(Bench& bench, int64_t batch) {
                [&] { (*loss)->Run(a, labels, 1, b); });
   const auto* const pixels = static_cast<const uint8_t*>(bench.Zeros(batch * 32 * 32 * 3));
   float *offset = bench.Floats(3), *scale = bench.Floats(3);
-  const CudaDevice::Pixels images = {
-      .pixels = pixels, .count = batch * 32 * 32 * 3, .channels = 3, .offset = offset, .scale = scale, .out = y};
+  const CudaDevice::Values images = {
+      .values = pixels, .count = batch * 32 * 32 * 3, .channels = 3, .offset = offset, .scale = scale, .out = y};
   bench.Report("normalize pixels 32x32x3", {.bytes = (1 + kElementBytes) * static_cast<double>(images.count)},
-               [&] { device->NormalizePixels(images); });
+               [&] { device->NormalizeValues(images); });
   const CudaDevice::SampleGather gather = {.batch = batch,
                                            .height = 32,
                                            .width = 32,

@@ -45,10 +45,6 @@ const Dataset& Cifar() {
   return *dataset;
 }
 
-Normalization NormalizationOf(const Dataset& dataset) {
-  return NormalizationFromSums(PixelSums(dataset, 0, dataset.count));
-}
-
 void CountSamples(benchmark::State& state, const Dataset& dataset) {
   const int64_t samples = state.iterations() * kBatch;
   state.SetItemsProcessed(samples);
@@ -101,7 +97,7 @@ BENCHMARK(BM_MemcpyOfCifarBatch);
 
 void BM_Normalize(benchmark::State& state) {
   if (state.range(0) > static_cast<int64_t>(BestInstructionSet())) return state.SkipWithError("not on this CPU");
-  const PixelNormalizer normalizer(NormalizationOf(Cifar()), static_cast<InstructionSet>(state.range(0)));
+  const Normalizer normalizer(NormalizationOf(Cifar()), static_cast<InstructionSet>(state.range(0)));
   std::vector<float> out(static_cast<size_t>(Cifar().image_bytes()));
   for (auto _ : state) {
     normalizer.Run(Cifar().images.data(), Cifar().image_bytes(), out.data());
@@ -111,7 +107,7 @@ void BM_Normalize(benchmark::State& state) {
 }
 BENCHMARK(BM_Normalize)->ArgName("isa")->DenseRange(0, kInstructionSetCount - 1);
 
-// The alternative to PixelNormalizer's arithmetic: a table of 256 values for each channel.
+// The alternative to Normalizer's arithmetic: a table of 256 values for each channel.
 void BM_NormalizeByTable(benchmark::State& state) {
   std::vector<float> table(3 * 256);
   for (size_t i = 0; i < table.size(); ++i) table[i] = static_cast<float>(i);

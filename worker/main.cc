@@ -461,7 +461,7 @@ absl::Status TrainElastic(JobParts parts, WorkerOptions* options) {
   training.device_facts = [facts] { return facts; };
   std::ranges::copy(training.facts, std::back_inserter(facts));
   // All workers have shown the same data, so each of them computes the normalization alone.
-  training.normalization = NormalizationFromSums(PixelSums(training.data->train, 0, training.data->train.count));
+  training.normalization = NormalizationOf(training.data->train, options->normalize);
   int64_t first_step = 0;
   if (options->resume) {
     ASSIGN_OR_RETURN(first_step, Checkpointer::NewestStep(*options, training.network));

@@ -47,14 +47,16 @@ class Sampler:
 
 
 class Normalization:
-    """Turns uint8 pixels (..., c, h, w) into normalised float32."""
+    """Turns uint8 pixels or float32 numbers (..., c, h, w) into normalised float32."""
 
     def __init__(self, dataset: Dataset, device: torch.device | str = "cpu") -> None:
         self.mean, self.deviation = (torch.from_numpy(values).view(-1, 1, 1).to(device)
                                      for values in dataset.normalization())
 
-    def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
-        return pixels.float().div_(255).sub_(self.mean).div_(self.deviation)
+    def __call__(self, values: torch.Tensor) -> torch.Tensor:
+        if values.dtype == torch.uint8:
+            return values.float().div_(255).sub_(self.mean).div_(self.deviation)
+        return values.sub(self.mean).div_(self.deviation)
 
 
 def crop_flip(images: torch.Tensor, top: torch.Tensor, left: torch.Tensor, flip: torch.Tensor) -> torch.Tensor:

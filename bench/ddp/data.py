@@ -1,6 +1,6 @@
-"""Reads IDX files (MNIST and its relatives) and CIFAR's binary files, plain or gzipped, into arrays.
+"""Reads IDX files (MNIST and its relatives), CIFAR's binary files and NumPy's arrays, plain or gzipped, into arrays.
 
-Images are uint8 in PyTorch's order (count, channels, height, width), labels int64.
+Images are uint8 pixels or float32 numbers in PyTorch's order (count, channels, height, width), labels int64.
 """
 
 from __future__ import annotations
@@ -35,11 +35,19 @@ class Dataset:
     test_images: np.ndarray
     test_labels: np.ndarray
     classes: int = 10
+    normalize: str = "channels"  # as the worker's flag
 
     def normalization(self) -> tuple[np.ndarray, np.ndarray]:
-        """The mean and deviation of each channel of the training set, of pixel / 255, from exact integer sums."""
+        """The mean and deviation of each channel of the training set: of pixel / 255, from exact integer sums, or of
+        numbers."""
         channels = self.train_images.shape[1]
+        if self.normalize == "none":
+            return np.zeros(channels, np.float32), np.ones(channels, np.float32)
         planes = self.train_images.transpose(1, 0, 2, 3).reshape(channels, -1)
+        if self.train_images.dtype != np.uint8:
+            spread = planes.std(1, dtype=np.float64).astype(np.float32)
+            spread[spread < np.finfo(np.float32).tiny] = 1  # as worker/data/normalization.h
+            return planes.mean(1, dtype=np.float64).astype(np.float32), spread
         # A histogram has 256 terms per channel and needs no temporary array of the data set's size.
         histogram = np.stack([np.bincount(plane, minlength=256) for plane in planes]).astype(np.int64)
         values = np.arange(256, dtype=np.int64)
@@ -149,8 +157,12 @@ def _load_npy(folder: str, test_fraction: float, split_seed: int) -> Dataset:
     wanted = [name for name in NPY_NAMES if test_fraction == 0 or name.startswith("train_")]
     if sorted(arrays) != sorted(wanted):
         raise DataError(f"{folder}: expected {', '.join(wanted)}, found {', '.join(arrays) or 'nothing'}")
-    if any(arrays[name].dtype != np.uint8 for name in wanted if name.endswith("_images")):
-        raise DataError(f"{folder}: expected images of type uint8")
+    for name in wanted:
+        kind = arrays[name].dtype.kind
+        if name.endswith("_images") and kind == "f":
+            arrays[name] = arrays[name].astype(np.float32)
+        elif name.endswith("_images") and arrays[name].dtype != np.uint8:
+            raise DataError(f"{folder}: expected images of type uint8, float16, float32 or float64")
     if test_fraction > 0:
         count = len(arrays["train_images"])
         order = philox.permutation(count, split_seed, 0, philox.SPLIT)
@@ -193,5 +205,6 @@ def load(flags: argparse.Namespace) -> Dataset:
     least = CLASSES_MIN.get(flags.dataset, 10)
     if flags.dataset == "cifar100" and flags.cifar100_labels == "coarse":
         least = 20
+    data.normalize = flags.normalize
     data.classes = max(least, 1 + int(max(data.train_labels.max(), data.test_labels.max())))
     return data

@@ -202,14 +202,15 @@ class CudaDeviceOnCublasLt : public CudaDevice {
   void ApplyOptimizer(const OptimizerConfig& config, const UpdateArgs& args) override {
     context_.Keep(EnqueueUpdate(context_.stream, config, args, context_.bound, context_.bound_result), "optimizer");
   }
-  void NormalizePixels(const Pixels& p) override {
-    context_.Keep(cuda::NormalizePixels(context_.stream, {.count = p.count,
-                                                          .channels = p.channels,
-                                                          .pixels = p.pixels,
-                                                          .offset = p.offset,
-                                                          .scale = p.scale,
-                                                          .out = p.out}),
-                  "normalize pixels");
+  void NormalizeValues(const Values& v) override {
+    context_.Keep(cuda::NormalizeValues(context_.stream, {.count = v.count,
+                                                          .channels = v.channels,
+                                                          .value_bytes = v.value_bytes,
+                                                          .values = v.values,
+                                                          .offset = v.offset,
+                                                          .scale = v.scale,
+                                                          .out = v.out}),
+                  "normalize values");
   }
   void GatherSamples(const SampleGather& g) override {
     cuda::GatherArgs args{.batch = g.batch,
@@ -217,6 +218,7 @@ class CudaDeviceOnCublasLt : public CudaDevice {
                           .width = g.width,
                           .channels = g.channels,
                           .samples = g.samples,
+                          .value_bytes = g.value_bytes,
                           .images = g.images,
                           .labels = g.labels,
                           .padding = g.crop_padding,

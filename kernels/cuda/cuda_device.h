@@ -178,16 +178,17 @@ class CudaDevice : public Device {
   // common/arithmetic/optimizer.h's ApplyOptimizer over spans of device memory, with the same bits. See BindStepResult.
   virtual void ApplyOptimizer(const OptimizerConfig& config, const UpdateArgs& args) = 0;
 
-  // out = (pixel - offset[channel]) * scale[channel], as worker/data/normalization.h. All device memory;
+  // out = (value - offset[channel]) * scale[channel], as worker/data/normalization.h. All device memory;
   // `channels` interleaved, `count` values in all, below 2^31.
-  struct Pixels {
-    const uint8_t* pixels = nullptr;
+  struct Values {
+    const void* values = nullptr;
+    int64_t value_bytes = 1;  // 1: uint8, 4: float32
     int64_t count = 0, channels = 0;
     const float* offset = nullptr;  // (channels)
     const float* scale = nullptr;   // (channels)
     float* out = nullptr;
   };
-  virtual void NormalizePixels(const Pixels& pixels) = 0;
+  virtual void NormalizeValues(const Values& values) = 0;
 
   // Takes a batch from a data set that is on the GPU: images go to out_images, cropped, flipped and normalised as by
   // worker/data/loader.h, with the same bits, and their labels to out_labels. All pointers are device memory.
@@ -195,7 +196,8 @@ class CudaDevice : public Device {
     int64_t batch = 0;
     int64_t height = 0, width = 0, channels = 0;  // of an image
     const uint32_t* samples = nullptr;            // (batch): numbers in the data set, which are not checked
-    const uint8_t* images = nullptr;              // (count, height, width, channels)
+    int64_t value_bytes = 1;                      // of the images, as in Values
+    const void* images = nullptr;                 // (count, height, width, channels)
     const uint16_t* labels = nullptr;             // (count)
     // If not 0, images are cropped and flipped at random, with so many pixels of zeros on each side.
     int64_t crop_padding = 0;

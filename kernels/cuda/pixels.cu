@@ -6,12 +6,13 @@ namespace starring::cuda {
 namespace {
 
 // The CPU's formula. A subtraction and then a multiplication cannot be fused, so the bits are the CPU's too.
-struct PixelBody {
-  PixelArgs g;
+template <typename Value>
+struct NormalizeBody {
+  NormalizeArgs g;
   Divisor channels;
   template <int kWidth>
   __device__ void Run(int64_t i) const {
-    const Pack<uint8_t, kWidth> in = LoadPack<kWidth>(g.pixels + i);
+    const Pack<Value, kWidth> in = LoadPack<kWidth>(static_cast<const Value*>(g.values) + i);
     Pack<float, kWidth> out;
     // One division serves a pack. Its values may belong to several pixels, because 4 need not divide the channels.
     uint32_t c = channels.Split(static_cast<uint32_t>(i)).remainder;
@@ -46,7 +47,7 @@ __device__ inline Crop DrawCrop(const GatherArgs& g, uint32_t sample) {
 }
 
 // A block treats a piece of one image, so that all of its threads draw the same crop.
-template <int kWidth>
+template <typename Value, int kWidth>
 __global__ void __launch_bounds__(kBlockThreads)
     GatherKernel(GatherArgs g, Divisor pieces, Divisor channels, Divisor width, int64_t image_values) {
   const auto [b, piece] = pieces.Split(blockIdx.x);
@@ -58,7 +59,7 @@ __global__ void __launch_bounds__(kBlockThreads)
   Crop crop;
   // Without crops the fields of Crop are zeros: the value comes from where it goes.
   if (g.padding > 0) crop = DrawCrop(g, sample);
-  const uint8_t* const image = g.images + int64_t{sample} * image_values;
+  const Value* const image = static_cast<const Value*>(g.images) + int64_t{sample} * image_values;
   const auto [pixel, channel] = channels.Split(static_cast<uint32_t>(first));
   const auto [row, column] = width.Split(pixel);
   // This is the place of the first value; the loop steps from value to value without another division.
@@ -69,7 +70,7 @@ __global__ void __launch_bounds__(kBlockThreads)
     const int64_t from_y = y + crop.down, from_x = crop.flip ? crop.right_end - x : crop.right + x;
     const bool inside = from_y >= 0 && from_y < g.height && from_x >= 0 && from_x < g.width;
     // Outside of the image is a pixel of zeros, which is normalised like any other, as on the CPU.
-    const uint8_t value = inside ? image[(from_y * g.width + from_x) * g.channels + c] : uint8_t{0};
+    const Value value = inside ? image[(from_y * g.width + from_x) * g.channels + c] : Value{0};
     out.v[k] = (static_cast<float>(value) - g.offset[c]) * g.scale[c];
     if (++c < g.channels) continue;
     c = 0;
@@ -80,26 +81,37 @@ __global__ void __launch_bounds__(kBlockThreads)
   StorePack(out, g.out_images + b * image_values + first);
 }
 
-template <int kWidth>
+template <typename Value, int kWidth>
 cudaError_t LaunchGather(cudaStream_t stream, const GatherArgs& args) {
   const int64_t values = args.height * args.width * args.channels;
   // No block crosses from one image to the next, so the last block of each image may be partly idle.
   const int64_t pieces = CeilDivide(values, kWidth * kBlockThreads);
-  return Launch(stream, {.blocks = args.batch * pieces}, GatherKernel<kWidth>, args, Divisor(pieces),
+  return Launch(stream, {.blocks = args.batch * pieces}, GatherKernel<Value, kWidth>, args, Divisor(pieces),
                 Divisor(args.channels), Divisor(args.width), values);
+}
+
+template <typename Value>
+cudaError_t Gather(cudaStream_t stream, const GatherArgs& args) {
+  const bool packs = args.height * args.width * args.channels % kPackFloats == 0 && AlignedForPacks(args.out_images);
+  return packs ? LaunchGather<Value, kPackFloats>(stream, args) : LaunchGather<Value, 1>(stream, args);
+}
+
+template <typename Value>
+cudaError_t Normalize(cudaStream_t stream, const NormalizeArgs& args) {
+  const bool aligned =
+      reinterpret_cast<uintptr_t>(args.values) % (kPackFloats * sizeof(Value)) == 0 && AlignedForPacks(args.out);
+  return ForEach(stream, args.count, aligned ? Alignment::kPacks : Alignment::kElements,
+                 NormalizeBody<Value>{args, Divisor(args.channels)});
 }
 
 }  // namespace
 
 cudaError_t GatherSamples(cudaStream_t stream, const GatherArgs& args) {
-  const bool packs = args.height * args.width * args.channels % kPackFloats == 0 && AlignedForPacks(args.out_images);
-  return packs ? LaunchGather<kPackFloats>(stream, args) : LaunchGather<1>(stream, args);
+  return args.value_bytes == 1 ? Gather<uint8_t>(stream, args) : Gather<float>(stream, args);
 }
 
-cudaError_t NormalizePixels(cudaStream_t stream, const PixelArgs& args) {
-  const bool aligned = reinterpret_cast<uintptr_t>(args.pixels) % kPackFloats == 0 && AlignedForPacks(args.out);
-  return ForEach(stream, args.count, aligned ? Alignment::kPacks : Alignment::kElements,
-                 PixelBody{args, Divisor(args.channels)});
+cudaError_t NormalizeValues(cudaStream_t stream, const NormalizeArgs& args) {
+  return args.value_bytes == 1 ? Normalize<uint8_t>(stream, args) : Normalize<float>(stream, args);
 }
 
 }  // namespace starring::cuda

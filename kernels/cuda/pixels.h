@@ -1,4 +1,5 @@
-// uint8 pixels to normalised float32: for a batch that the loader filled, or one gathered from a data set on the GPU.
+// The values of a data set, uint8 pixels or float32 numbers, to normalised float32: for a batch that the loader filled,
+// or one gathered from a data set on the GPU.
 #ifndef STARRING_KERNELS_CUDA_PIXELS_H_
 #define STARRING_KERNELS_CUDA_PIXELS_H_
 
@@ -10,29 +11,32 @@
 
 namespace starring::cuda {
 
-struct PixelArgs {
+struct NormalizeArgs {
   int64_t count = 0, channels = 0;  // count < 2^31
-  const uint8_t* pixels = nullptr;
+  int64_t value_bytes = 1;          // 1: uint8, 4: float32
+  const void* values = nullptr;
   const float* offset = nullptr;
   const float* scale = nullptr;
   float* out = nullptr;
 };
 
-// out = (pixel - offset[channel]) * scale[channel]: the formula of worker/data/normalization.h.
-// Shapes:      pixels, out: (count), channels interleaved, beginning with channel 0; offset, scale: (channels).
+// out = (value - offset[channel]) * scale[channel]: the formula of worker/data/normalization.h.
+// Shapes:      values, out: (count), channels interleaved, beginning with channel 0; offset, scale: (channels).
 // Writes:      out is overwritten (=).
 // Launch:      256 threads a block, one thread per 4 values, no shared memory.
-// Requires:    4-byte alignment of pixels and 16-byte of out for the vector path, scalar path otherwise (both tested).
-// Cost:        5 bytes moved per value: bandwidth-bound.
-// Determinism: bitwise. Reference: PixelNormalizer, tolerance 0.
-[[nodiscard]] cudaError_t NormalizePixels(cudaStream_t stream, const PixelArgs& args);
+// Requires:    alignment of values to four of them and 16-byte of out for the vector path, scalar path otherwise (both
+//              tested).
+// Cost:        5 or 8 bytes moved per value: bandwidth-bound.
+// Determinism: bitwise. Reference: Normalizer, tolerance 0.
+[[nodiscard]] cudaError_t NormalizeValues(cudaStream_t stream, const NormalizeArgs& args);
 
 // Samples of a data set on the GPU, and where they go.
 struct GatherArgs {
   int64_t batch = 0;
   int64_t height = 0, width = 0, channels = 0;  // of an image; batch * height * width * channels < 2^31
   const uint32_t* samples = nullptr;            // (batch): numbers in the data set
-  const uint8_t* images = nullptr;              // the data set's
+  int64_t value_bytes = 1;                      // as in NormalizeArgs
+  const void* images = nullptr;                 // the data set's
   const uint16_t* labels = nullptr;             // likewise
   int64_t padding = 0;  // if not 0, images are cropped and flipped as by worker/data/crop_flip.h
   uint64_t seed = 0;
@@ -52,9 +56,9 @@ struct GatherArgs {
 // Writes:      both outputs are overwritten (=).
 // Launch:      256 threads a block, one block per piece of an image, one thread per 4 values, no shared memory.
 // Requires:    16-byte alignment of out_images and 4 | height * width * channels for 16-byte stores, 4-byte ones
-//              otherwise (both tested). Pixels are read byte by byte, because a crop may begin at any address.
-// Cost:        5 bytes moved and, with crops, some 30 integer instructions per value: bandwidth-bound.
-// Determinism: bitwise. Reference: DrawCropFlip, ApplyCropFlip and PixelNormalizer, tolerance 0.
+//              otherwise (both tested). Values are read one by one, because a crop may begin at any address.
+// Cost:        5 or 8 bytes moved and, with crops, some 30 integer instructions per value: bandwidth-bound.
+// Determinism: bitwise. Reference: DrawCropFlip, ApplyCropFlip and Normalizer, tolerance 0.
 [[nodiscard]] cudaError_t GatherSamples(cudaStream_t stream, const GatherArgs& args);
 
 }  // namespace starring::cuda

@@ -111,30 +111,38 @@ TEST_P(CudaDeviceTest, OptimizersGiveTheBitsOfTheCpu) {
   }
 }
 
-TEST_P(CudaDeviceTest, PixelsAreNormalisedByTheFormulaOfTheCpu) {
+// `count` values of type Value, which begin `offset` values after an aligned address.
+template <class Value>
+void ExpectNormalisedAsOnTheCpu(CudaDevice* device, int64_t channels, int64_t offset, int64_t count) {
+  std::vector<Value> values(static_cast<size_t>(offset + count));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<Value>(static_cast<uint8_t>(i * 37));
+  const std::vector<float> shift = RandomFloats(1, channels), scale = RandomFloats(2, channels);
+  auto on_device = device->Allocate(std::ssize(values) * static_cast<int64_t>(sizeof(Value)));
+  ASSERT_TRUE(on_device.ok()) << on_device.status();
+  device->CopyToDevice(values.data(), (*on_device)->data(), (*on_device)->size_bytes());
+  DeviceTensor shifts(device, shift), scales(device, scale), out(device, count);
+  device->NormalizeValues({.values = static_cast<const Value*>((*on_device)->data()) + offset,
+                           .value_bytes = sizeof(Value),
+                           .count = count,
+                           .channels = channels,
+                           .offset = shifts.data(),
+                           .scale = scales.data(),
+                           .out = out.data()});
+  const std::vector<float> got = out.Host();
+  for (int64_t i = 0; i < count; ++i) {
+    const auto c = static_cast<size_t>(i % channels);
+    const float distance = static_cast<float>(values[static_cast<size_t>(offset + i)]) - shift[c];
+    ASSERT_EQ(got[static_cast<size_t>(i)], distance * scale[c]) << "value " << i;
+  }
+}
+
+TEST_P(CudaDeviceTest, ValuesAreNormalisedByTheFormulaOfTheCpu) {
   for (const int64_t channels : {1, 3, 4, 5}) {
     for (const int64_t offset : {0, 1}) {
       for (const int64_t count : {channels, 7 * channels, 1024 * channels + 3 * channels}) {
         SCOPED_TRACE(absl::StrCat(count, " values of ", channels, " channels from ", offset));
-        std::vector<uint8_t> pixels(static_cast<size_t>(offset + count));
-        for (size_t i = 0; i < pixels.size(); ++i) pixels[i] = static_cast<uint8_t>(i * 37);
-        const std::vector<float> shift = RandomFloats(1, channels), scale = RandomFloats(2, channels);
-        auto on_device = device()->Allocate(offset + count);
-        ASSERT_TRUE(on_device.ok()) << on_device.status();
-        device()->CopyToDevice(pixels.data(), (*on_device)->data(), offset + count);
-        DeviceTensor shifts(device(), shift), scales(device(), scale), out(device(), count);
-        device()->NormalizePixels({.pixels = static_cast<const uint8_t*>((*on_device)->data()) + offset,
-                                   .count = count,
-                                   .channels = channels,
-                                   .offset = shifts.data(),
-                                   .scale = scales.data(),
-                                   .out = out.data()});
-        const std::vector<float> got = out.Host();
-        for (int64_t i = 0; i < count; ++i) {
-          const auto c = static_cast<size_t>(i % channels);
-          const float distance = static_cast<float>(pixels[static_cast<size_t>(offset + i)]) - shift[c];
-          ASSERT_EQ(got[static_cast<size_t>(i)], distance * scale[c]) << "value " << i;
-        }
+        ExpectNormalisedAsOnTheCpu<uint8_t>(device(), channels, offset, count);
+        ExpectNormalisedAsOnTheCpu<float>(device(), channels, offset, count);
       }
     }
   }
@@ -146,13 +154,14 @@ struct GatherCase {
 };
 
 // The loader's functions on the host give the expected values.
+template <class Value>
 void ExpectGatherOfTheHost(CudaDevice* device, const GatherCase& c, int64_t offset) {
   constexpr int64_t kCount = 11, kEpoch = 3;
   constexpr uint64_t kSeed = 0x1234567890;
   const int64_t values = c.height * c.width * c.channels;
-  std::vector<uint8_t> images(static_cast<size_t>(kCount * values));
+  std::vector<Value> images(static_cast<size_t>(kCount * values));
   std::vector<uint16_t> labels(kCount);
-  for (size_t i = 0; i < images.size(); ++i) images[i] = static_cast<uint8_t>(1 + i * 37 % 255);
+  for (size_t i = 0; i < images.size(); ++i) images[i] = static_cast<Value>(1 + i * 37 % 255);
   for (size_t i = 0; i < labels.size(); ++i) labels[i] = static_cast<uint16_t>(i * 1007);
   std::vector<uint32_t> samples(static_cast<size_t>(c.batch));
   for (size_t i = 0; i < samples.size(); ++i) samples[i] = static_cast<uint32_t>(i * 5 % kCount);
@@ -163,8 +172,9 @@ void ExpectGatherOfTheHost(CudaDevice* device, const GatherCase& c, int64_t offs
   };
   const auto gpu_images = upload(images), gpu_labels = upload(labels), gpu_samples = upload(samples);
   const Normalization normalization{.mean = RandomFloats(1, c.channels),
-                                    .deviation = std::vector<float>(static_cast<size_t>(c.channels), 0.3f)};
-  const PixelConstants constants = PixelConstantsOf(normalization);
+                                    .deviation = std::vector<float>(static_cast<size_t>(c.channels), 0.3f),
+                                    .type = sizeof(Value) == 1 ? FieldType::kPixels : FieldType::kNumbers};
+  const NormalizerConstants constants = NormalizerConstantsOf(normalization);
   DeviceTensor shift(device, constants.offset), scale(device, constants.scale), out(device, offset + c.batch * values);
   auto out_labels = device->Allocate(c.batch * static_cast<int64_t>(sizeof(int32_t))).value();
   device->GatherSamples({.batch = c.batch,
@@ -172,7 +182,8 @@ void ExpectGatherOfTheHost(CudaDevice* device, const GatherCase& c, int64_t offs
                          .width = c.width,
                          .channels = c.channels,
                          .samples = static_cast<const uint32_t*>(gpu_samples->data()),
-                         .images = static_cast<const uint8_t*>(gpu_images->data()),
+                         .value_bytes = sizeof(Value),
+                         .images = gpu_images->data(),
                          .labels = static_cast<const uint16_t*>(gpu_labels->data()),
                          .crop_padding = c.crop_padding,
                          .seed = kSeed,
@@ -186,14 +197,15 @@ void ExpectGatherOfTheHost(CudaDevice* device, const GatherCase& c, int64_t offs
   device->CopyToHost(out_labels->data(), got_labels.data(), out_labels->size_bytes());
   ASSERT_TRUE(device->Synchronize().ok());
 
-  std::vector<uint8_t> cropped(static_cast<size_t>(values));
+  constexpr auto kValueBytes = static_cast<int64_t>(sizeof(Value));
+  std::vector<uint8_t> cropped(static_cast<size_t>(values * kValueBytes));
   std::vector<float> want(static_cast<size_t>(values));
   for (int64_t b = 0; b < c.batch; ++b) {
     const uint32_t sample = samples[static_cast<size_t>(b)];
     const CropFlip crop = c.crop_padding == 0 ? CropFlip{} : DrawCropFlip(kSeed, kEpoch, sample);
-    ApplyCropFlip(crop, {.height = c.height, .width = c.width, .channels = c.channels}, images.data() + sample * values,
-                  cropped.data());
-    PixelNormalizer(normalization).Run(cropped.data(), values, want.data());
+    ApplyCropFlip(crop, {.height = c.height, .width = c.width, .channels = c.channels * kValueBytes},
+                  reinterpret_cast<const uint8_t*>(images.data() + sample * values), cropped.data());
+    Normalizer(normalization).Run(cropped.data(), values, want.data());
     ASSERT_EQ(got_labels[static_cast<size_t>(b)], labels[sample]) << "place " << b;
     ASSERT_TRUE(std::equal(want.begin(), want.end(), got.begin() + offset + b * values)) << "place " << b;
   }
@@ -210,7 +222,10 @@ TEST_P(CudaDeviceTest, SamplesAreGatheredAsTheLoaderDoes) {
   };
   for (const GatherCase& c : cases) {
     SCOPED_TRACE(absl::StrCat(c.batch, " of ", c.height, "x", c.width, "x", c.channels));
-    for (const int64_t offset : {0, 1}) ExpectGatherOfTheHost(device(), c, offset);
+    for (const int64_t offset : {0, 1}) {
+      ExpectGatherOfTheHost<uint8_t>(device(), c, offset);
+      ExpectGatherOfTheHost<float>(device(), c, offset);
+    }
   }
 }
 

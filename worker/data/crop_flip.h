@@ -24,7 +24,8 @@ struct CropFlip {
 CropFlip DrawCropFlip(uint64_t seed, int64_t epoch, int64_t sample);
 
 struct ImageShape {
-  int64_t height = 0, width = 0, channels = 0;
+  int64_t height = 0, width = 0;
+  int64_t channels = 0;  // bytes of a pixel
 };
 
 // `in` and `out` have shape.height * shape.width * shape.channels bytes each and do not overlap.

@@ -230,8 +230,9 @@ int64_t ClassesMin(const DatasetOptions& options, const NamedDataset& named) {
 
 std::string FactsOf(const Dataset& set) {
   // The checksums tell apart files of equal size: ranks with other pixels are refused before the first step.
-  return absl::StrFormat("%d images of %d x %d x %d in %d classes, CRC-32C %08x of images and %08x of labels",
-                         set.count, set.height, set.width, set.channels, set.classes, set.images_crc32c,
+  return absl::StrFormat("%d images of %d x %d x %d%s in %d classes, CRC-32C %08x of images and %08x of labels",
+                         set.count, set.height, set.width, set.channels,
+                         set.type == FieldType::kNumbers ? " numbers" : "", set.classes, set.images_crc32c,
                          set.labels_crc32c);
 }
 
@@ -242,6 +243,7 @@ absl::StatusOr<Dataset> Select(const Dataset& all, std::span<const int64_t> samp
                .width = all.width,
                .channels = all.channels,
                .classes = all.classes,
+               .type = all.type,
                .images = {},
                .labels = {}};
   RETURN_IF_ERROR(CheckDataFits("a part of the data set", part.count * (part.image_bytes() + 2)));
@@ -301,11 +303,14 @@ absl::StatusOr<TrainAndTest> LoadDataset(const DatasetOptions& options) {
   if (sets.test.count == 0) {
     ASSIGN_OR_RETURN(sets, Split(options, sets.train));
   }
-  const auto size = [](const Dataset& set) { return absl::StrCat(set.height, " x ", set.width, " x ", set.channels); };
+  const auto size = [](const Dataset& set) {
+    return absl::StrCat(set.height, " x ", set.width, " x ", set.channels,
+                        set.type == FieldType::kPixels ? " pixels" : " numbers");
+  };
   // The network is built for one shape of image.
   if (size(sets.train) != size(sets.test)) {
-    return absl::DataLossError(absl::StrCat("training images have ", size(sets.train), " pixels, test images ",
-                                            size(sets.test), ": expected one size, look into ",
+    return absl::DataLossError(absl::StrCat("training images have ", size(sets.train), ", test images ",
+                                            size(sets.test), ": expected one size and type, look into ",
                                             absl::StrJoin(Folders(options, *named), ", ")));
   }
   // A class that is in one of the sets alone is a class of both.

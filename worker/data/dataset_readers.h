@@ -46,10 +46,11 @@ struct CifarFiles {
 // files together. REQUIRES: at least one path; label < label_bytes.
 absl::StatusOr<Dataset> ReadCifar(const CifarFiles& files);
 
-// NumPy's arrays (worker/data/files/npy_array.h): pixels as uint8, (samples, height, width), (samples, height, width,
-// channels) or (samples, columns), the last as images of one pixel; labels as integers, (samples) or (samples, 1).
-// DataLoss: another type or shape, a size that common/base/limits.h forbids, a label that is not 0 to 65535, and all
-// that ReadNpyHeader refuses. Images whose channels seem to come second are read as they are, with a warning.
+// NumPy's arrays (worker/data/files/npy_array.h): pixels as uint8, or numbers as float16, float32 or float64, which are
+// rounded to float32; (samples, height, width), (samples, height, width, channels) or (samples, columns), the last as
+// images of one pixel; labels as integers, (samples) or (samples, 1). DataLoss: another type or shape, a size that
+// common/base/limits.h forbids, a number that is not finite, a label that is not 0 to 65535, and all that ReadNpyHeader
+// refuses. Images whose channels seem to come second are read as they are, with a warning.
 absl::StatusOr<Dataset> ReadNpy(ByteStream& images, ByteStream& labels);
 
 // The same arrays of both sets in one archive (numpy.savez, numpy.savez_compressed) under the keys train_images,

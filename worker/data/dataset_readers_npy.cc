@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <array>
+#include <cmath>
+#include <cstring>
 #include <memory>
 #include <span>
 #include <utility>
@@ -53,14 +55,29 @@ absl::Status ForEachPiece(ByteStream& stream, const NpyArray& array, Take take) 
                                           " bytes after the header, found more: save it again"));
 }
 
-absl::Status ReadPixels(ByteStream& stream, Dataset& dataset) {
-  ASSIGN_OR_RETURN(const NpyArray array, ReadNpyHeader(stream));
-  if (array.kind != 'u' || array.element_bytes != 1) {
-    return absl::DataLossError(absl::StrCat(
-        stream.path(), " has elements of type ", array.type(),
-        ", expected uint8: give images.astype(numpy.uint8) of pixels from 0 to 255; multiply those from 0 to "
-        "1 by 255 before"));
-  }
+// IEEE 754's binary16, which every float32 holds exactly.
+float FromHalf(uint16_t bits) {
+  constexpr int kFractionBits = 10, kExponentMax = 31, kBias = 15;
+  const int fraction = bits & ((1 << kFractionBits) - 1), exponent = bits >> kFractionBits & kExponentMax;
+  const float sign = bits >> 15 != 0 ? -1.0f : 1.0f;
+  if (exponent == kExponentMax) return fraction == 0 ? sign * HUGE_VALF : NAN;
+  // Without a leading 1 the exponent is that of the smallest number with one.
+  const int leading = exponent == 0 ? 0 : 1 << kFractionBits;
+  return sign * std::ldexp(static_cast<float>(leading + fraction), std::max(exponent, 1) - kBias - kFractionBits);
+}
+
+// The element at `bytes`, before it is rounded to float32.
+double Number(const NpyArray& array, const uint8_t* bytes) {
+  const auto as = [bytes]<class T>(T value) {
+    std::memcpy(&value, bytes, sizeof value);
+    return value;
+  };
+  if (array.element_bytes == 2) return FromHalf(as(uint16_t{}));
+  return array.element_bytes == 4 ? as(float{}) : as(double{});
+}
+
+// How the samples lie in the array.
+absl::Status SetShape(const ByteStream& stream, const NpyArray& array, Dataset& dataset) {
   const std::vector<int64_t>& shape = array.shape;
   if (shape.size() < 2 || shape.size() > 4) {
     return absl::DataLossError(
@@ -85,16 +102,55 @@ absl::Status ReadPixels(ByteStream& stream, Dataset& dataset) {
                      " channels: the channels come last; if they come second, save numpy.moveaxis(images, 1, -1)"),
         LogLevel::kWarning);
   }
-  const int64_t bytes = array.element_count();
+  return absl::OkStatus();
+}
+
+// Writes the numbers of `piece`, whose first is the set's number `first`, as float32.
+absl::Status TakeNumbers(const ByteStream& stream, const NpyArray& array, std::span<const uint8_t> piece, int64_t first,
+                         Dataset& dataset) {
+  for (int64_t i = 0; i < std::ssize(piece) / array.element_bytes; ++i) {
+    const double number = Number(array, piece.data() + i * array.element_bytes);
+    const auto rounded = static_cast<float>(number);
+    if (!std::isfinite(rounded)) {
+      const int64_t sample = (first + i) / dataset.image_values(), place = (first + i) % dataset.image_values();
+      return absl::DataLossError(absl::StrFormat("%s: value %d of sample %d is %g, expected a finite float32",
+                                                 stream.path(), place, sample, number));
+    }
+    std::memcpy(dataset.images.data() + (first + i) * sizeof(float), &rounded, sizeof rounded);
+  }
+  return absl::OkStatus();
+}
+
+// Pixels or numbers.
+absl::Status ReadValues(ByteStream& stream, Dataset& dataset) {
+  ASSIGN_OR_RETURN(const NpyArray array, ReadNpyHeader(stream));
+  const bool are_pixels = array.kind == 'u' && array.element_bytes == 1;
+  if (!are_pixels && array.kind != 'f') {
+    return absl::DataLossError(absl::StrCat(
+        stream.path(), " has elements of type ", array.type(),
+        ", expected uint8 for pixels, or float16, float32 or float64: save array.astype(numpy.float32) of other "
+        "numbers"));
+  }
+  dataset.type = are_pixels ? FieldType::kPixels : FieldType::kNumbers;
+  RETURN_IF_ERROR(SetShape(stream, array, dataset));
+  // The header promises fewer elements than the file has bytes, so the product does not overflow.
+  const int64_t bytes = array.element_count() * dataset.value_bytes();
   if (bytes > kDatasetBytesMax || dataset.count > kDatasetImagesMax) {
     return absl::DataLossError(absl::StrFormat("%s holds %d samples, %d bytes, the limits are %d and %d", stream.path(),
                                                dataset.count, bytes, kDatasetImagesMax, kDatasetBytesMax));
   }
   RETURN_IF_ERROR(CheckDataFits(stream.path(), bytes));
   dataset.images.resize(static_cast<size_t>(bytes));
-  return ForEachPiece(stream, array, [&](std::span<const uint8_t> piece, int64_t first) {
-    dataset.images_crc32c = ExtendCrc32c(dataset.images_crc32c, std::as_bytes(piece));
-    std::ranges::copy(piece, dataset.images.begin() + first);
+  return ForEachPiece(stream, array, [&](std::span<const uint8_t> piece, int64_t first) -> absl::Status {
+    const int64_t elements = std::ssize(piece) / array.element_bytes;
+    if (are_pixels) {
+      std::ranges::copy(piece, dataset.images.begin() + first);
+    } else {
+      RETURN_IF_ERROR(TakeNumbers(stream, array, piece, first, dataset));
+    }
+    const auto taken =
+        std::span(dataset.images).subspan(first * dataset.value_bytes(), elements * dataset.value_bytes());
+    dataset.images_crc32c = ExtendCrc32c(dataset.images_crc32c, std::as_bytes(taken));
     return absl::OkStatus();
   });
 }
@@ -163,7 +219,7 @@ absl::StatusOr<Dataset> ReadFromZip(const ZipFile& zip, const Names& names) {
 
 absl::StatusOr<Dataset> ReadNpy(ByteStream& images, ByteStream& labels) {
   Dataset dataset;
-  RETURN_IF_ERROR(ReadPixels(images, dataset));
+  RETURN_IF_ERROR(ReadValues(images, dataset));
   RETURN_IF_ERROR(ReadLabels(labels, dataset));
   return dataset;
 }

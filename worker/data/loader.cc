@@ -30,13 +30,13 @@ void PrefetchBytes(const uint8_t* bytes, int64_t count) {
   for (int64_t i = 0; i < count; i += kCacheLineBytes) __builtin_prefetch(bytes + i, kForReading, kSecondLevel);
 }
 
-// Bytes of a pixel's value in a batch; 0 if the batch has no pixels.
-int64_t ValueBytes(Loader::Format format) {
+// Bytes of an image in a batch; 0 if the batch has no images.
+int64_t ImageBytes(const Dataset& dataset, Loader::Format format) {
   switch (format) {
     case Loader::Format::kNormalized:
-      return sizeof(float);
-    case Loader::Format::kPixels:
-      return sizeof(uint8_t);
+      return dataset.image_values() * static_cast<int64_t>(sizeof(float));
+    case Loader::Format::kStored:
+      return dataset.image_bytes();
     case Loader::Format::kSamples:
       break;
   }
@@ -120,7 +120,7 @@ void Loader::ReplaceMemory(std::byte* fresh) {
 
 // A slot has room for the largest share of any step, so that no later batch needs an allocation.
 BatchLayout Loader::Layout() const {
-  return LayOutBatch(sampler_.local_batch_max(), dataset_.image_bytes() * ValueBytes(options_.format));
+  return LayOutBatch(sampler_.local_batch_max(), ImageBytes(dataset_, options_.format));
 }
 
 absl::Status Loader::Allocate(BatchMemory* memory, Slot& slot) {
@@ -142,7 +142,7 @@ void Loader::Place(std::byte* memory, Slot& slot) const {
   }
   slot.labels = reinterpret_cast<int32_t*>(memory);
   if (options_.format == Format::kNormalized) slot.images = reinterpret_cast<float*>(values);
-  if (options_.format == Format::kPixels) slot.pixels = reinterpret_cast<uint8_t*>(values);
+  if (options_.format == Format::kStored) slot.stored = reinterpret_cast<uint8_t*>(values);
 }
 
 void Loader::Fill(Slot& slot) const {
@@ -156,27 +156,29 @@ void Loader::Fill(Slot& slot) const {
     slot.batch.samples = {slot.samples, samples.size()};
     return;
   }
-  const int64_t image_bytes = dataset_.image_bytes();
-  const ImageShape shape{.height = dataset_.height, .width = dataset_.width, .channels = dataset_.channels};
-  const size_t values = samples.size() * static_cast<size_t>(image_bytes);
-  slot.batch.images = {slot.images, slot.images == nullptr ? 0 : values};
-  slot.batch.pixels = {slot.pixels, slot.pixels == nullptr ? 0 : values};
+  const int64_t image_bytes = dataset_.image_bytes(), image_values = dataset_.image_values();
+  // Pixels move as a whole, so the bytes of their channels are as good as channels.
+  const ImageShape shape{
+      .height = dataset_.height, .width = dataset_.width, .channels = dataset_.channels * dataset_.value_bytes()};
+  const auto size = [&](const void* data, int64_t one) { return data == nullptr ? 0 : samples.size() * one; };
+  slot.batch.images = {slot.images, size(slot.images, image_values)};
+  slot.batch.stored = {slot.stored, size(slot.stored, image_bytes)};
   slot.batch.labels = {slot.labels, samples.size()};
   for (size_t i = 0; i < samples.size(); ++i) {
     const uint8_t* pixels = dataset_.images.data() + samples[i] * image_bytes;
     if (i + kImagesAhead < samples.size()) {
       PrefetchBytes(dataset_.images.data() + samples[i + kImagesAhead] * image_bytes, image_bytes);
     }
-    const auto offset = static_cast<int64_t>(i) * image_bytes;
+    const auto number = static_cast<int64_t>(i);
     // For a GPU the augmented pixels are the batch; on a CPU they go through one image's buffer, which stays in the
     // cache until it is normalised.
-    uint8_t* const out = options_.format == Format::kPixels ? slot.pixels + offset : slot.augmented;
+    uint8_t* const out = options_.format == Format::kStored ? slot.stored + number * image_bytes : slot.augmented;
     if (options_.augment == Augment::kCropFlip) {
       ApplyCropFlip(DrawCropFlip(options_.sampler.seed, slot.batch.plan.epoch, samples[i]), shape, pixels, out);
       pixels = out;
     }
     if (options_.format == Format::kNormalized) {
-      normalizer_.Run(pixels, image_bytes, slot.images + offset);
+      normalizer_.Run(pixels, image_values, slot.images + number * image_values);
     } else if (pixels != out) {
       std::memcpy(out, pixels, static_cast<size_t>(image_bytes));
     }
@@ -194,6 +196,9 @@ absl::StatusOr<std::unique_ptr<Loader>> Loader::Create(const Options& options) {
     return absl::InvalidArgumentError(absl::StrCat("normalization has ", options.normalization.mean.size(),
                                                    " means and ", options.normalization.deviation.size(),
                                                    " deviations, the images have ", channels, " channels"));
+  }
+  if (options.normalization.type != options.dataset->type) {
+    return absl::InvalidArgumentError("the normalization is of another type of values than the data set");
   }
   if (options.augment == Augment::kCropFlip && options.dataset->height * options.dataset->width == 1) {
     return absl::InvalidArgumentError("crop_flip needs images, the data set has columns: leave --augment out");

@@ -31,10 +31,10 @@
 
 namespace starring {
 
-// A batch is one block of memory, so that one copy can bring it to a GPU: labels, then images or pixels. Both begin on
+// A batch is one block of memory, so that one copy can bring it to a GPU: labels, then values. Both begin on
 // a cache line's boundary, for vector instructions.
 struct BatchLayout {
-  int64_t values = 0;  // offset of the images or pixels
+  int64_t values = 0;  // offset of `images` or `stored`
   int64_t size_bytes = 0;
 };
 constexpr BatchLayout LayOutBatch(int64_t samples_max, int64_t sample_bytes) {
@@ -55,8 +55,9 @@ class BatchMemory {
 
 struct Batch {
   BatchPlan plan;
-  std::span<const float> images;    // (plan.samples.size(), height, width, channels), normalised, 64-byte aligned
-  std::span<const uint8_t> pixels;  // the same shape, not normalised; either `images` or `pixels` is empty
+  std::span<const float> images;  // (plan.samples.size(), height, width, channels), normalised, 64-byte aligned
+  // The bytes of the same values as the data set has them; either `images` or `stored` is empty.
+  std::span<const uint8_t> stored;
   std::span<const int32_t> labels;
   std::span<const uint32_t> samples;  // only with Format::kSamples, then instead of the three above: plan.samples
   const std::byte* memory = nullptr;  // the whole batch, by LayOutBatch of the largest batch: offsets never change
@@ -65,9 +66,9 @@ struct Batch {
 class Loader {
  public:
   using Augment = starring::Augment;
-  // kPixels leaves the normalising to a GPU, with PixelConstants: a quarter of the bytes travel there. kSamples leaves
-  // everything to a GPU that has the data set.
-  enum class Format { kNormalized, kPixels, kSamples };
+  // kStored leaves the normalising to a GPU, with NormalizerConstants: a quarter of the bytes of an image of pixels
+  // travel there. kSamples leaves everything to a GPU that has the data set.
+  enum class Format { kNormalized, kStored, kSamples };
   struct Options {
     const Dataset* dataset = nullptr;  // outlives the loader
     Sampler::Options sampler;          // its seed also decides the augmentation
@@ -87,7 +88,7 @@ class Loader {
 
   // Allocates everything, prefetch_depth + 1 times the memory of the largest batch: images and labels are not allocated
   // later. InvalidArgument for threads or prefetch_depth outside common/base/limits.h, or a normalization of another
-  // number of channels; ResourceExhausted with the number of bytes if the batches do not fit.
+  // type or number of channels; ResourceExhausted with the number of bytes if the batches do not fit.
   // REQUIRES: dataset; sampler.sample_count <= dataset->count.
   static absl::StatusOr<std::unique_ptr<Loader>> Create(const Options& options);
 
@@ -115,7 +116,7 @@ class Loader {
     int32_t* labels = nullptr;
     uint32_t* samples = nullptr;
     float* images = nullptr;
-    uint8_t* pixels = nullptr;
+    uint8_t* stored = nullptr;
     uint8_t* augmented = nullptr;  // one image, before it is normalised
     TraceTrack* track = nullptr;   // of the thread that fills the slot
   };
@@ -130,7 +131,7 @@ class Loader {
   const Options options_;
   const Dataset& dataset_;
   Sampler sampler_;  // only the prefetcher's `plan` uses it
-  const PixelNormalizer normalizer_;
+  const Normalizer normalizer_;
   const std::unique_ptr<OwnMemory> own_memory_;
   std::vector<Slot> slots_;
   Slot* taken_ = nullptr;                   // the slot of the batch that the last Next has returned

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "common/arithmetic/instruction_set.h"
 #include "common/base/check.h"
@@ -13,7 +14,7 @@ namespace {
 // the L1 cache. A pixel of many channels is a row by itself.
 int64_t PixelsOfRow(int64_t channels, int64_t values) { return std::max<int64_t>(1, values / channels); }
 
-// There is one accumulator for each byte of a row, so that the inner loop has neither a dependence from one iteration
+// There is one accumulator for each value of a row, so that the inner loop has neither a dependence from one iteration
 // to the next nor channel arithmetic.
 constexpr int64_t kSumRowValues = 192;
 
@@ -47,33 +48,138 @@ STARRING_DEFINE_CLONES(kAddRows, AddRowsLoop, AddRowsArgs);
 // Long enough to make the outer loop cheap; the constants take 6 KiB.
 constexpr int64_t kNormalizeRowValues = 768;
 
-struct NormalizeArgs {
-  const uint8_t* pixels;
+// Numbers are bytes in a data set, and so may be at any address.
+using AnywhereFloat = float __attribute__((aligned(1), may_alias));
+
+struct RowConstants {
+  const float* offset;  // (values)
+  const float* scale;   // (values)
+  int64_t values;
+};
+struct PixelArgs {
+  const uint8_t* values;
   int64_t count;
-  const float* offset;  // (row_values)
-  const float* scale;   // (row_values)
-  int64_t row_values;
+  RowConstants row;
+  float* out;
+};
+struct NumberArgs {
+  const AnywhereFloat* values;
+  int64_t count;
+  RowConstants row;
   float* out;
 };
 
-[[gnu::always_inline]] inline void NormalizeLoop(const NormalizeArgs& args) {
-  const auto [pixels, count, offset, scale, row_values, out] = args;
+template <class Args>
+[[gnu::always_inline]] inline void NormalizeLoop(const Args& args) {
+  const auto [in, count, constants, out] = args;
+  const auto [offset, scale, row_values] = constants;
   for (int64_t row = 0; row < count; row += row_values) {
     const int64_t values = std::min(row_values, count - row);
 #pragma GCC ivdep
     for (int64_t i = 0; i < values; ++i) {
-      out[row + i] = (static_cast<float>(pixels[row + i]) - offset[i]) * scale[i];
+      out[row + i] = (static_cast<float>(in[row + i]) - offset[i]) * scale[i];
     }
   }
 }
-STARRING_DEFINE_CLONES(kNormalize, NormalizeLoop, NormalizeArgs);
+STARRING_DEFINE_CLONES(kNormalizePixels, NormalizeLoop, PixelArgs);
+STARRING_DEFINE_CLONES(kNormalizeNumbers, NormalizeLoop, NumberArgs);
+
+// Of some blocks of samples, by channel.
+struct Moments {
+  int64_t blocks = 0;
+  double count = 0;             // of values per channel
+  std::vector<double> mean;     // (channels)
+  std::vector<double> squares;  // (channels): the sum of the squared distances from the mean
+};
+
+constexpr int64_t kMomentSamples = 256;  // of a block
+
+// The sums of f(value, channel) over `count` values, by channel. There is one accumulator for each value of a row, as
+// in PixelSums.
+template <class F>
+std::vector<double> ChannelSums(const AnywhereFloat* values, int64_t count, int64_t channels, F f) {
+  const int64_t row_values = PixelsOfRow(channels, kSumRowValues) * channels;
+  std::vector<double> row(static_cast<size_t>(row_values)), sums(static_cast<size_t>(channels));
+  for (int64_t begin = 0; begin < count; begin += row_values) {
+    const int64_t width = std::min(row_values, count - begin);
+    for (int64_t i = 0; i < width; ++i) row[i] += f(static_cast<double>(values[begin + i]), i);
+  }
+  for (int64_t i = 0; i < row_values; ++i) sums[i % channels] += row[i];
+  return sums;
+}
+
+Moments MomentsOf(const AnywhereFloat* values, int64_t count, int64_t channels) {
+  Moments moments = {.blocks = 1,
+                     .count = static_cast<double>(count / channels),
+                     .mean = ChannelSums(values, count, channels, [](double x, int64_t) { return x; }),
+                     .squares = {}};
+  for (double& mean : moments.mean) mean /= moments.count;
+  // A row begins with channel 0. Its values' means are repeated, so that the loop needs no channel arithmetic.
+  std::vector<double> mean(static_cast<size_t>(PixelsOfRow(channels, kSumRowValues) * channels));
+  for (size_t i = 0; i < mean.size(); ++i) mean[i] = moments.mean[i % static_cast<size_t>(channels)];
+  moments.squares =
+      ChannelSums(values, count, channels, [&mean](double x, int64_t i) { return (x - mean[i]) * (x - mean[i]); });
+  return moments;
+}
+
+void Join(Moments& left, const Moments& right) {
+  const double count = left.count + right.count;
+  for (size_t c = 0; c < left.mean.size(); ++c) {
+    const double distance = right.mean[c] - left.mean[c];
+    left.mean[c] += distance * (right.count / count);
+    left.squares[c] += right.squares[c] + distance * distance * (left.count * right.count / count);
+  }
+  left.count = count;
+  left.blocks += right.blocks;
+}
+
+// Blocks are joined as a binary counter adds ones; those left at the end from the right.
+Moments MomentsOf(const Dataset& dataset) {
+  std::vector<Moments> tree;
+  const auto join_last = [&tree] {
+    Join(tree[tree.size() - 2], tree.back());
+    tree.pop_back();
+  };
+  for (int64_t begin = 0; begin < dataset.count; begin += kMomentSamples) {
+    const int64_t samples = std::min(kMomentSamples, dataset.count - begin);
+    const uint8_t* const bytes = dataset.images.data() + begin * dataset.image_bytes();
+    tree.push_back(
+        MomentsOf(reinterpret_cast<const AnywhereFloat*>(bytes), samples * dataset.image_values(), dataset.channels));
+    while (tree.size() > 1 && tree[tree.size() - 2].blocks == tree.back().blocks) join_last();
+  }
+  while (tree.size() > 1) join_last();
+  return std::move(tree.front());
+}
+
+Normalization NormalizationOfNumbers(const Dataset& dataset) {
+  const Moments moments = MomentsOf(dataset);
+  Normalization normalization = {.mean = {}, .deviation = {}, .type = FieldType::kNumbers};
+  for (size_t c = 0; c < moments.mean.size(); ++c) {
+    const auto deviation = static_cast<float>(std::sqrt(moments.squares[c] / moments.count));
+    normalization.mean.push_back(static_cast<float>(moments.mean[c]));
+    normalization.deviation.push_back(deviation < std::numeric_limits<float>::min() ? 1.0f : deviation);
+  }
+  return normalization;
+}
 
 }  // namespace
+
+Normalization NormalizationOf(const Dataset& dataset, Normalize normalize) {
+  if (normalize == Normalize::kNone) {
+    const auto channels = static_cast<size_t>(dataset.channels);
+    return {.mean = std::vector<float>(channels, 0.0f),
+            .deviation = std::vector<float>(channels, 1.0f),
+            .type = dataset.type};
+  }
+  if (dataset.type == FieldType::kNumbers) return NormalizationOfNumbers(dataset);
+  return NormalizationFromSums(PixelSums(dataset, 0, dataset.count));
+}
 
 std::vector<double> PixelSums(const Dataset& dataset, int64_t begin, int64_t end) {
   CHECK_GE(begin, 0);
   CHECK_LE(begin, end);
   CHECK_LE(end, dataset.count);
+  CHECK(dataset.type == FieldType::kPixels);
   const int64_t channels = dataset.channels;
   const int64_t row_bytes = PixelsOfRow(channels, kSumRowValues) * channels;
   const uint8_t* bytes = dataset.images.data() + begin * dataset.image_bytes();
@@ -120,20 +226,21 @@ Normalization NormalizationFromSums(std::span<const double> sums) {
   return normalization;
 }
 
-PixelConstants PixelConstantsOf(const Normalization& normalization) {
-  PixelConstants constants;
+NormalizerConstants NormalizerConstantsOf(const Normalization& normalization) {
+  const double unit = normalization.type == FieldType::kPixels ? 255.0 : 1.0;
+  NormalizerConstants constants;
   for (size_t c = 0; c < normalization.mean.size(); ++c) {
-    constants.offset.push_back(static_cast<float>(255.0 * normalization.mean[c]));
-    constants.scale.push_back(static_cast<float>(1.0 / (255.0 * normalization.deviation[c])));
+    constants.offset.push_back(static_cast<float>(unit * normalization.mean[c]));
+    constants.scale.push_back(static_cast<float>(1.0 / (unit * normalization.deviation[c])));
   }
   return constants;
 }
 
-PixelNormalizer::PixelNormalizer(const Normalization& normalization, InstructionSet instruction_set)
-    : instruction_set_(instruction_set) {
+Normalizer::Normalizer(const Normalization& normalization, InstructionSet instruction_set)
+    : type_(normalization.type), instruction_set_(instruction_set) {
   CHECK_EQ(normalization.mean.size(), normalization.deviation.size());
   CHECK(!normalization.mean.empty());
-  const PixelConstants constants = PixelConstantsOf(normalization);
+  const NormalizerConstants constants = NormalizerConstantsOf(normalization);
   // The constants are repeated for a row of pixels, so that value i of a row needs constant i and no channel
   // arithmetic.
   const int64_t pixels = PixelsOfRow(std::ssize(constants.offset), kNormalizeRowValues);
@@ -143,13 +250,15 @@ PixelNormalizer::PixelNormalizer(const Normalization& normalization, Instruction
   }
 }
 
-void PixelNormalizer::Run(const uint8_t* pixels, int64_t count, float* out) const {
-  kNormalize[static_cast<int>(instruction_set_)]({.pixels = pixels,
-                                                  .count = count,
-                                                  .offset = offset_.data(),
-                                                  .scale = scale_.data(),
-                                                  .row_values = static_cast<int64_t>(offset_.size()),
-                                                  .out = out});
+void Normalizer::Run(const uint8_t* values, int64_t count, float* out) const {
+  const RowConstants row = {.offset = offset_.data(), .scale = scale_.data(), .values = std::ssize(offset_)};
+  const int clone = static_cast<int>(instruction_set_);
+  if (type_ == FieldType::kPixels) {
+    kNormalizePixels[clone]({.values = values, .count = count, .row = row, .out = out});
+  } else {
+    const auto* const numbers = reinterpret_cast<const AnywhereFloat*>(values);
+    kNormalizeNumbers[clone]({.values = numbers, .count = count, .row = row, .out = out});
+  }
 }
 
 }  // namespace starring

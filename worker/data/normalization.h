@@ -1,4 +1,4 @@
-// Mean and deviation of a data set's pixels, and the step from uint8 pixels to normalised float32.
+// Mean and deviation of a data set's values, and the step from pixels or numbers to normalised float32.
 #ifndef STARRING_WORKER_DATA_NORMALIZATION_H_
 #define STARRING_WORKER_DATA_NORMALIZATION_H_
 
@@ -11,43 +11,52 @@
 
 namespace starring {
 
-// By channel, in units of pixel / 255.
+// By channel. Those of pixels are in units of pixel / 255.
 struct Normalization {
   std::vector<float> mean;
   std::vector<float> deviation;
+  FieldType type = FieldType::kPixels;
 };
+
+// Of the whole set. The deviation is the population's: divided by the number of values. A channel whose values are all
+// equal gets deviation 1, so that it becomes zero; so does one of numbers whose deviation has no inverse in float32.
+// With Normalize::kNone means are 0 and deviations 1.
+//
+// The moments of numbers are float64: those of 256 samples at a time, joined in pairs (Chan, Golub and LeVeque 1979,
+// "Updating formulae and a pairwise algorithm for computing sample variances"). So every worker finds the same bits.
+Normalization NormalizationOf(const Dataset& dataset, Normalize normalize = Normalize::kChannels);
 
 // Sums over the pixels of images [begin, end), in one pass: the sum of each channel, the sum of squares of each
 // channel, then the number of pixels per channel; 2 * channels + 1 values. They are integers, which a double holds
 // exactly up to 2^53 (10^11 pixels), so the sum over ranks does not depend on how the images were divided among them.
-// REQUIRES: 0 <= begin <= end <= dataset.count.
+// REQUIRES: 0 <= begin <= end <= dataset.count; a set of pixels.
 std::vector<double> PixelSums(const Dataset& dataset, int64_t begin, int64_t end);
 
-// The deviation is the population's: divided by the number of pixels. A channel whose pixels are all equal gets
-// deviation 1, so that it becomes zero. REQUIRES: `sums` as PixelSums returns them, added over disjoint ranges with at
-// least one pixel.
+// As NormalizationOf. REQUIRES: `sums` as PixelSums returns them, added over disjoint ranges with at least one pixel.
 Normalization NormalizationFromSums(std::span<const double> sums);
 
 // By channel.
-struct PixelConstants {
+struct NormalizerConstants {
   std::vector<float> offset, scale;
 };
-PixelConstants PixelConstantsOf(const Normalization& normalization);
+NormalizerConstants NormalizerConstantsOf(const Normalization& normalization);
 
-// out = (pixel - offset) * scale = (pixel - 255 mean) * (1 / (255 deviation)), where each constant is rounded to float
-// once. No compiler can fuse a subtraction and a multiplication, so every instruction set and a GPU give the same bits.
-// A 256-entry table per channel gives the same values but is slower: 16 lookups against one vector of arithmetic
-// (bench/loader_bench.cc measures both).
+// out = (value - offset) * scale: (pixel - 255 mean) * (1 / (255 deviation)), or (number - mean) * (1 / deviation),
+// where each constant is rounded to float once. No compiler can fuse a subtraction and a multiplication, so every
+// instruction set and a GPU give the same bits. A 256-entry table per channel gives the same values of pixels but is
+// slower: 16 lookups against one vector of arithmetic (bench/loader_bench.cc measures both).
 //
 // Thread safety: immutable; any thread may call Run.
-class PixelNormalizer {
+class Normalizer {
  public:
-  explicit PixelNormalizer(const Normalization& normalization, InstructionSet instruction_set = BestInstructionSet());
+  explicit Normalizer(const Normalization& normalization, InstructionSet instruction_set = BestInstructionSet());
 
-  // `count` values, channels interleaved, beginning with channel 0.
-  void Run(const uint8_t* pixels, int64_t count, float* out) const;
+  // `count` values of the normalization's type, as the data set has them: at any address, channels interleaved,
+  // beginning with channel 0.
+  void Run(const uint8_t* values, int64_t count, float* out) const;
 
  private:
+  FieldType type_;
   InstructionSet instruction_set_;
   // The channels' constants repeated over a row of pixels, so that the loop over values needs no channel arithmetic.
   std::vector<float> offset_;

@@ -48,6 +48,7 @@ inline constexpr Choice<std::optional<SameHost>> kSameHosts[] = {
 inline constexpr Choice<Cifar100Labels> kCifar100Labels[] = {{"fine", Cifar100Labels::kFine},
                                                              {"coarse", Cifar100Labels::kCoarse}};
 inline constexpr Choice<Augment> kAugments[] = {{"none", Augment::kNone}, {"crop_flip", Augment::kCropFlip}};
+inline constexpr Choice<Normalize> kNormalizes[] = {{"channels", Normalize::kChannels}, {"none", Normalize::kNone}};
 inline constexpr Choice<OptimizerKind> kOptimizers[] = {{"sgd", OptimizerKind::kSgd}, {"adamw", OptimizerKind::kAdamW}};
 inline constexpr Choice<ScheduleKind> kSchedules[] = {
     {"constant", ScheduleKind::kConstant}, {"step", ScheduleKind::kStep}, {"cosine", ScheduleKind::kCosine}};
@@ -117,6 +118,7 @@ struct WorkerOptions {
   std::string model = "lenet5";
   DatasetOptions dataset = {.name = "fashion-mnist"};
   Augment augment = Augment::kNone;
+  Normalize normalize = Normalize::kChannels;
 
   int64_t epochs = 5;
   int64_t max_steps = 0;  // 0: no limit
@@ -269,25 +271,28 @@ inline constexpr FlagRow kRows[] = {
      TextAt<&W::coordinator>("host:port")},
     {"exchange_deadline_s", "exchange", "seconds for any one bucket to be exchanged, or for a GPU to answer",
      SecondsAt<&W::exchange_deadline>(1, kDeadlineSecondsMax)},
-    {"stall_report_s", "exchange",
-     "seconds of waiting for peers after which a process names the one that keeps it waiting",
+    {"stall_report_s", "exchange", "seconds until a process that waits for a peer names it",
      SecondsAt<&W::stall_report>(1, kDeadlineSecondsMax)},
 
     {"model", "model", "logreg, mlp, lenet5, mnist_cnn, resnet20, or the path of a layer file",
      TextAt<&W::model>("name or file"), kSameContent | kPeerTakes},
 
-    {"dataset", "data", "mnist, fashion-mnist, kmnist, emnist-SPLIT, cifar10, cifar100, npy, synthetic",
+    {"dataset", "data", "mnist, fashion-mnist, kmnist, emnist-SPLIT, cifar10, cifar100, npy, csv, libsvm, synthetic",
      TextAt<&W::dataset, &Data::name>("name"), kSameOnAllRanks | kSameWhenResumed | kPeerTakes},
-    {"data_dir", "data", "folder of the files, or an .npz; Debian's fashion-mnist is found by itself",
+    {"data_dir", "data", "folder of the files, or .npz, .csv, .libsvm; Debian's fashion-mnist needs none",
      TextAt<&W::dataset, &Data::data_dir>("folder"), kSameContent | kPeerTakes},
     {"cifar100_labels", "data", "cifar100: classes, 100 or the 20 to which they belong",
      OneOfAt<kCifar100Labels, &W::dataset, &Data::cifar100_labels>(), kSameContent | kPeerTakes},
-    {"test_fraction", "data", "npy without a test set: the part of the samples that becomes one",
+    {"csv_label", "data", "csv: the column of the labels, by its name or its number from 1 on",
+     TextAt<&W::dataset, &Data::csv_label>("name or number"), kSameContent | kPeerTakes},
+    {"test_fraction", "data", "your files without a test set: the part of samples that becomes one",
      ValueAt<&W::dataset, &Data::test_fraction>(RealBelow(0, 1)), kSameContent | kPeerTakes},
     {"split_seed", "data", "--test_fraction: the seed by which its samples are drawn",
      WholeAt<&W::dataset, &Data::split_seed>(0, std::numeric_limits<uint64_t>::max()), kSameContent | kPeerTakes},
     {"augment", "data", "crop_flip: random crop with padding 4, and horizontal flip", OneOfAt<kAugments, &W::augment>(),
      kSameOnAllRanks | kSameWhenResumed | kPeerTakes},
+    {"normalize", "data", "channels: to mean 0, deviation 1; none: numbers stay, pixels / 255",
+     OneOfAt<kNormalizes, &W::normalize>(), kSameOnAllRanks | kSameWhenResumed | kPeerTakes},
     {"synthetic_train_count", "data", "synthetic: training images",
      WholeAt<&W::dataset, &Data::synthetic_train_count>(1, kDatasetImagesMax), kSameContent},
     {"synthetic_test_count", "data", "synthetic: test images",
@@ -374,11 +379,9 @@ inline constexpr FlagRow kRows[] = {
      TextAt<&W::checkpoint_dir>("folder"), kGivenOnAllRanks},
     {"checkpoint_every_epochs", "checkpoint", "epochs between checkpoints",
      WholeAt<&W::checkpoint_every_epochs>(1, kEpochCountMax), kSameOnAllRanks},
-    {"checkpoint_every_steps", "checkpoint",
-     "steps of the run between checkpoints, in addition to those of --checkpoint_every_epochs; 0: none",
+    {"checkpoint_every_steps", "checkpoint", "steps of the run between further checkpoints; 0: none",
      WholeAt<&W::checkpoint_every_steps>(0, kStepCountMax), kSameOnAllRanks},
-    {"checkpoint_deadline_s", "checkpoint",
-     "seconds that all ranks wait at the end, or at a stop, for the checkpoint to be on the disk",
+    {"checkpoint_deadline_s", "checkpoint", "seconds to wait, at the end or a stop, for the last checkpoint",
      SecondsAt<&W::checkpoint_deadline>(1, kDeadlineSecondsMax)},
     {"resume", "checkpoint", "continue from the newest whole checkpoint in --checkpoint_dir, if any",
      SwitchAt<&W::resume>()},
@@ -386,7 +389,7 @@ inline constexpr FlagRow kRows[] = {
      TextAt<&W::warm_start>("file"), kSameContent},
 
     {"record", "output", "rank 0 writes the run record, JSON, to this file", TextAt<&W::record>("file"), kPeerTakes},
-    {"record_losses", "output", "the record has the loss of every step; all workers have this flag or none",
+    {"record_losses", "output", "--record has every step's loss; all workers have this flag or none",
      SwitchAt<&W::record_losses>(), kSameOnAllRanks | kPeerTakes},
     {"trace", "output",
      "every worker writes a timeline (Chrome trace events) at the end; trace.json becomes trace.worker-RANK.json",

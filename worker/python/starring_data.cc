@@ -89,10 +89,11 @@ absl::StatusOr<std::unique_ptr<st_dataset>> OpenDataset(const st_dataset_options
   set(options.synthetic_classes, &dataset.synthetic_classes);
   dataset.test_fraction = options.test_fraction;
   dataset.split_seed = options.split_seed;
+  if (options.csv_label != nullptr) dataset.csv_label = options.csv_label;
   if (options.cifar100_labels == ST_CIFAR100_COARSE) dataset.cifar100_labels = Cifar100Labels::kCoarse;
   ASSIGN_OR_RETURN(TrainAndTest sets, LoadDataset(dataset));
   auto opened = std::make_unique<st_dataset>();
-  opened->normalization = NormalizationFromSums(PixelSums(sets.train, 0, sets.train.count));
+  opened->normalization = NormalizationOf(sets.train);
   opened->sets = std::make_shared<const TrainAndTest>(std::move(sets));
   return opened;
 }

@@ -57,9 +57,10 @@ typedef struct st_dataset_options {
   int32_t cifar100_labels;  // ST_CIFAR100_...
   double test_fraction;     // as the worker's --test_fraction
   uint64_t split_seed;      // as the worker's --split_seed
+  const char* csv_label;    // as the worker's --csv_label; may be null
 } st_dataset_options;
 
-// Reads both sets of images into memory, as bytes.
+// Reads both sets into memory: pixels as bytes, numbers as float32.
 int st_dataset_open(const st_dataset_options* options, st_dataset** dataset);
 
 typedef struct st_dataset_facts {
@@ -68,7 +69,7 @@ typedef struct st_dataset_facts {
   int64_t width;
   int64_t channels;
   int64_t classes;
-  // The statistics of the training set, by channel, in units of pixel / 255. Valid until the data set is closed.
+  // The statistics of the training set, by channel: of pixel / 255, or of numbers. Valid until the data set is closed.
   const float* mean;
   const float* deviation;
 } st_dataset_facts;
@@ -93,7 +94,7 @@ typedef struct st_loader_options {
   int64_t first_step;      // steps count over all epochs: epoch = step / steps of an epoch
   int64_t end_step;        // one past the last
   double deadline_s;       // of one st_loader_next
-  const float* mean;       // by channel, in units of pixel / 255; null: those of the training set
+  const float* mean;       // by channel, in the units of st_dataset_facts; null: those of the training set
   const float* deviation;
 } st_loader_options;
 

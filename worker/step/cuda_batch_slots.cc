@@ -16,7 +16,7 @@ constexpr int64_t kResultOffset = RoundUp(sizeof(CudaStepValues), kCacheLineByte
 constexpr int64_t kHeaderBytes = kResultOffset + RoundUp(sizeof(CudaStepResult), kCacheLineBytes);
 
 int64_t BatchBytesMax(const CudaBatchSlots::Options& options) {
-  return LayOutBatch(options.batch_max, options.image_values).size_bytes;
+  return LayOutBatch(options.batch_max, options.image_bytes).size_bytes;
 }
 
 }  // namespace
@@ -24,7 +24,7 @@ int64_t BatchBytesMax(const CudaBatchSlots::Options& options) {
 CudaStepResult* CudaBatchSlots::Slot::device_result() const { return At<CudaStepResult>(kResultOffset); }
 const int32_t* CudaBatchSlots::Slot::labels() const { return At<const int32_t>(kHeaderBytes); }
 const uint32_t* CudaBatchSlots::Slot::samples() const { return At<const uint32_t>(kHeaderBytes); }
-const uint8_t* CudaBatchSlots::Slot::pixels() const { return At<const uint8_t>(pixels_); }
+const uint8_t* CudaBatchSlots::Slot::stored() const { return At<const uint8_t>(stored_); }
 
 // The step calls this before it launches a graph, and not in a capture: the wait orders this launch after this batch,
 // whichever call filled the slot.
@@ -109,13 +109,13 @@ absl::Status CudaBatchSlots::Fill(Slot& slot, const Batch& batch, const CudaOpti
   // be -1 before every step, and a memset would be one more node of the graph.
   new (header + kResultOffset) CudaStepResult;
   // The copy ends with the last sample that exists: the batch at the end of an epoch may be smaller than its memory.
-  // Either the samples' numbers follow the header, or labels and then pixels.
+  // Either the samples' numbers follow the header, or labels and then values.
   int64_t size_bytes = kHeaderBytes + static_cast<int64_t>(batch.samples.size_bytes());
-  if (batch.pixels.data() != nullptr) {
+  if (batch.stored.data() != nullptr) {
     // Slot and pinned memory have one layout, so the offset is the same in both. A graph that was captured on the slot
     // holds the address; it stays right, because a loader lays all of its batches out alike.
-    slot.pixels_ = reinterpret_cast<const std::byte*>(batch.pixels.data()) - header;
-    size_bytes = slot.pixels_ + std::ssize(batch.pixels);
+    slot.stored_ = reinterpret_cast<const std::byte*>(batch.stored.data()) - header;
+    size_bytes = slot.stored_ + std::ssize(batch.stored);
   }
   RETURN_IF_ERROR(feed_->CopyToDevice(header, slot.device_->data(), size_bytes));
   RETURN_IF_ERROR(feed_->Record(slot.fed_.get()));

@@ -38,7 +38,7 @@ class CudaBatchSlots final : public BatchMemory {
     CudaDevice* device = nullptr;  // outlives the slots
     int count = 0;                 // at least 2
     int64_t batch_max = 0;
-    int64_t image_values = 0;  // bytes of an image
+    int64_t image_bytes = 0;
   };
   // Bytes of GPU memory that Create allocates; options.device is not used.
   static int64_t DeviceBytes(const Options& options);
@@ -60,8 +60,8 @@ class CudaBatchSlots final : public BatchMemory {
     const CudaStepValues* values() const { return At<const CudaStepValues>(0); }
     CudaStepResult* device_result() const;
     const int32_t* labels() const;
-    const uint8_t* pixels() const;
-    const uint32_t* samples() const;  // instead of labels and pixels, if the loader's format is kSamples
+    const uint8_t* stored() const;    // Batch::stored
+    const uint32_t* samples() const;  // instead of the two above, if the loader's format is kSamples
 
     // Pinned memory, to which the step copies device_result().
     CudaStepResult* result() const { return static_cast<CudaStepResult*>(result_->data()); }
@@ -84,7 +84,7 @@ class CudaBatchSlots final : public BatchMemory {
     std::unique_ptr<PinnedBuffer> result_;
     std::unique_ptr<CudaEvent> fed_;   // the batch has arrived on the GPU
     std::unique_ptr<CudaEvent> done_;  // the step on the slot has ended
-    int64_t pixels_ = 0;               // the offset of the pixels: the same for every batch of a loader
+    int64_t stored_ = 0;               // the offset of the values: the same for every batch of a loader
     BatchPlan plan_;
     bool is_full_ = false, runs_ = false;
   };

@@ -42,7 +42,7 @@ int64_t CudaInput::BatchBytes(const Options& options) {
   // This must count what Allocate allocates, byte for byte: a training that does not fit is refused before anything is
   // allocated, by this sum. tests/worker/step/gpu_memory_test.cc compares both.
   const Dataset& shape = options.data->train;
-  const int64_t images = SamplesMax(options) * shape.image_bytes() * kFloatBytes;
+  const int64_t images = SamplesMax(options) * shape.image_values() * kFloatBytes;
   const int64_t constants = 2 * shape.channels * kFloatBytes;
   const int64_t evaluation_head = options.evaluation_batch_max * kLabelBytes;
   return images + constants + evaluation_head +
@@ -56,9 +56,9 @@ int64_t CudaInput::DataBytes(const Options& options) {
 }
 
 absl::Status CudaInput::Allocate() {
-  const int64_t image_bytes = shape_.image_bytes();
   // One buffer for training and evaluation, which never run at the same time.
-  ASSIGN_OR_RETURN(images_, device_.Allocate(SamplesMax(options_) * image_bytes * kFloatBytes), "a batch of images");
+  ASSIGN_OR_RETURN(images_, device_.Allocate(SamplesMax(options_) * shape_.image_values() * kFloatBytes),
+                   "a batch of images");
   ASSIGN_OR_RETURN(evaluation_head_, device_.Allocate(options_.evaluation_batch_max * kLabelBytes));
   ASSIGN_OR_RETURN(offset_, device_.Allocate(shape_.channels * kFloatBytes));
   ASSIGN_OR_RETURN(scale_, device_.Allocate(shape_.channels * kFloatBytes));
@@ -69,7 +69,7 @@ absl::Status CudaInput::Allocate() {
     ASSIGN_OR_RETURN(train_, Upload(options_.data->train), "the training images");
     ASSIGN_OR_RETURN(test_, Upload(options_.data->test), "the test images");
   } else {
-    ASSIGN_OR_RETURN(evaluation_pixels_, device_.Allocate(options_.evaluation_batch_max * image_bytes));
+    ASSIGN_OR_RETURN(evaluation_values_, device_.Allocate(options_.evaluation_batch_max * shape_.image_bytes()));
   }
   return absl::OkStatus();
 }
@@ -86,15 +86,15 @@ absl::StatusOr<std::unique_ptr<CudaInput::Resident>> CudaInput::Upload(const Dat
 }
 
 Loader::Format CudaInput::format() const {
-  // The format is never kNormalized: pixels are a quarter of the bytes on the bus, and the GPU normalises them with the
-  // same bits (worker/data/normalization.h).
-  return train_ == nullptr ? Loader::Format::kPixels : Loader::Format::kSamples;
+  // The format is never kNormalized: pixels are a quarter of the bytes on the bus, and the GPU normalises all values
+  // with the same bits (worker/data/normalization.h).
+  return train_ == nullptr ? Loader::Format::kStored : Loader::Format::kSamples;
 }
 
 absl::Status CudaInput::Begin(const Normalization& normalization) {
   // This is not part of Create, because the normalisation is a sum over all ranks, which needs an exchange that has
   // started.
-  const PixelConstants constants = PixelConstantsOf(normalization);
+  const NormalizerConstants constants = NormalizerConstantsOf(normalization);
   CHECK_EQ(std::ssize(constants.offset), shape_.channels);
   device_.CopyToDevice(constants.offset.data(), offset_->data(), shape_.channels * kFloatBytes);
   device_.CopyToDevice(constants.scale.data(), scale_->data(), shape_.channels * kFloatBytes);
@@ -103,10 +103,10 @@ absl::Status CudaInput::Begin(const Normalization& normalization) {
 
 NetworkInput CudaInput::Training(const CudaBatchSlots::Slot& slot) {
   // In a capture the kernel's arguments are these addresses and this size, so a graph serves one slot and one batch
-  // size. Nothing else of the batch is read here: pixels, samples, labels and the epoch are read when the kernel runs.
+  // size. Nothing else of the batch is read here: values, samples, labels and the epoch are read when the kernel runs.
   const int64_t batch = std::ssize(slot.plan().samples);
   CHECK_LE(batch, options_.batch_max);
-  if (train_ == nullptr) return Normalized(slot.labels(), slot.pixels(), batch);
+  if (train_ == nullptr) return Normalized(slot.labels(), slot.stored(), batch);
   return Gathered(*train_, slot.samples(), batch, options_.augment);
 }
 
@@ -122,13 +122,14 @@ NetworkInput CudaInput::Evaluation(const Batch& batch) {
     return Gathered(*test_, static_cast<const uint32_t*>(head), count, Loader::Augment::kNone);
   }
   device_.CopyToDevice(batch.labels.data(), head, count * kLabelBytes);
-  device_.CopyToDevice(batch.pixels.data(), evaluation_pixels_->data(), std::ssize(batch.pixels));
-  return Normalized(static_cast<const int32_t*>(head), static_cast<const uint8_t*>(evaluation_pixels_->data()), count);
+  device_.CopyToDevice(batch.stored.data(), evaluation_values_->data(), std::ssize(batch.stored));
+  return Normalized(static_cast<const int32_t*>(head), evaluation_values_->data(), count);
 }
 
-NetworkInput CudaInput::Normalized(const int32_t* labels, const uint8_t* pixels, int64_t batch) {
-  device_.NormalizePixels({.pixels = pixels,
-                           .count = batch * shape_.image_bytes(),
+NetworkInput CudaInput::Normalized(const int32_t* labels, const void* values, int64_t batch) {
+  device_.NormalizeValues({.values = values,
+                           .value_bytes = shape_.value_bytes(),
+                           .count = batch * shape_.image_values(),
                            .channels = shape_.channels,
                            .offset = offset_->floats(),
                            .scale = scale_->floats(),
@@ -144,7 +145,8 @@ NetworkInput CudaInput::Gathered(const Resident& data, const uint32_t* samples, 
                          .width = shape_.width,
                          .channels = shape_.channels,
                          .samples = samples,
-                         .images = static_cast<const uint8_t*>(data.images->data()),
+                         .value_bytes = shape_.value_bytes(),
+                         .images = data.images->data(),
                          .labels = static_cast<const uint16_t*>(data.labels->data()),
                          .crop_padding = augment == Loader::Augment::kCropFlip ? kCropPadding : 0,
                          .seed = options_.seed,

@@ -1,9 +1,9 @@
 // The network's input on a GPU: normalised images and labels of the step or evaluation that runs.
 //
-// There are two ways. Either the loader brings pixels, which travel to the GPU with every batch and are normalised
+// There are two ways. Either the loader brings values, which travel to the GPU with every batch and are normalised
 // there. Or the whole data set is in the GPU's memory, the loader brings the numbers of the samples, and the GPU
 // gathers, crops, flips and normalises. Both give the same bits; the second moves 4 bytes a sample through the bus
-// instead of all pixels, and saves the loader's processor time.
+// instead of all values, and saves the loader's processor time.
 //
 // One buffer of images serves every step: on the device's stream a step overwrites it after the step before has read
 // it.
@@ -63,7 +63,7 @@ class CudaInput {
   explicit CudaInput(const Options& options);
   absl::Status Allocate();
   absl::StatusOr<std::unique_ptr<Resident>> Upload(const Dataset& dataset);
-  NetworkInput Normalized(const int32_t* labels, const uint8_t* pixels, int64_t batch);
+  NetworkInput Normalized(const int32_t* labels, const void* values, int64_t batch);
   NetworkInput Gathered(const Resident& data, const uint32_t* samples, int64_t batch, Loader::Augment augment);
 
   const Options options_;
@@ -72,9 +72,9 @@ class CudaInput {
   std::unique_ptr<Resident> train_, test_;  // both are set, or neither
   std::unique_ptr<DeviceBuffer> images_;    // normalised
   std::unique_ptr<DeviceBuffer> labels_;    // set if the data set is on the GPU
-  // For an evaluation: its labels or the numbers of its samples, and its pixels if the loader brings them.
-  std::unique_ptr<DeviceBuffer> evaluation_head_, evaluation_pixels_;
-  std::unique_ptr<DeviceBuffer> offset_, scale_;  // PixelConstants
+  // For an evaluation: its labels or the numbers of its samples, and its values if the loader brings them.
+  std::unique_ptr<DeviceBuffer> evaluation_head_, evaluation_values_;
+  std::unique_ptr<DeviceBuffer> offset_, scale_;  // NormalizerConstants
 };
 
 }  // namespace starring

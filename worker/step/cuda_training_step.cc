@@ -43,11 +43,11 @@ CudaInput::Options InputOf(const CudaTrainingStepOptions& options) {
 }
 
 CudaBatchSlots::Options SlotsOf(const CudaTrainingStepOptions& options) {
-  // With the data set on the GPU a slot holds samples' numbers, which take no more room than labels do, and no pixels.
+  // With the data set on the GPU a slot holds samples' numbers, which take no more room than labels do, and no values.
   return {.device = options.device,
           .count = options.batch_slots,
           .batch_max = options.batch_max,
-          .image_values = options.data_on_gpu ? 0 : options.data->train.image_bytes()};
+          .image_bytes = options.data_on_gpu ? 0 : options.data->train.image_bytes()};
 }
 
 class CudaTrainingStep final : public TrainingStep {

@@ -57,7 +57,7 @@ absl::Status CheckGpuMemory(const GpuMemoryNeed& need, const CudaDevice& device)
 absl::StatusOr<GpuMemoryNeed> PlanGpuMemory(const LayerFile& file, const NetworkOptions& network, DataOnGpu data_on_gpu,
                                             const CudaDevice& device, CudaTrainingStepOptions* step) {
   // kOn and kAuto are computed with the data set on the GPU first. It changes more than one part: batches then hold
-  // samples' numbers instead of pixels.
+  // samples' numbers instead of values.
   step->data_on_gpu = data_on_gpu != DataOnGpu::kOff;
   ASSIGN_OR_RETURN(GpuMemoryNeed need, GpuMemoryNeedOf(file, network, *step));
   if (data_on_gpu == DataOnGpu::kAuto) {
@@ -65,7 +65,7 @@ absl::StatusOr<GpuMemoryNeed> PlanGpuMemory(const LayerFile& file, const Network
     // The other half is for libraries and graphs, which allocate later, and for the next process on this GPU.
     const int64_t left_bytes = free_bytes - (need.total_bytes() - need.data_bytes);
     if (need.data_bytes > left_bytes / 2) {
-      // The need is computed again and not only corrected by data_bytes, since batches now hold pixels.
+      // The need is computed again and not only corrected by data_bytes, since batches now hold values.
       step->data_on_gpu = false;
       ASSIGN_OR_RETURN(need, GpuMemoryNeedOf(file, network, *step));
     }

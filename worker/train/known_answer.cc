@@ -24,7 +24,7 @@ absl::StatusOr<KnownAnswer> ComputeKnownAnswer(const WorkerOptions& worker, cons
   ASSIGN_OR_RETURN(const std::unique_ptr<Loader> first,
                    Loader::Create({.dataset = &data.train,
                                    .sampler = sampler,
-                                   .normalization = NormalizationFromSums(PixelSums(data.train, 0, data.train.count)),
+                                   .normalization = NormalizationOf(data.train, worker.normalize),
                                    .augment = worker.augment,
                                    .prefetch_depth = 0,
                                    .end_step = 1}));

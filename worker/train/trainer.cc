@@ -89,7 +89,7 @@ class Trainer {
   Sampler::Options TrainSampler() const;
   Sampler::Options TestSampler() const;
   absl::Status PlanEveryShape();
-  absl::StatusOr<Normalization> MeasurePixels();
+  absl::StatusOr<Normalization> MeasureValues();
   absl::Status StartSteps();
   absl::Status TrainSteps();
   absl::Status TrainStep();
@@ -176,7 +176,7 @@ absl::StatusOr<TrainResult> Trainer::Run() {
 
 absl::Status Trainer::RunToEnd() {
   RETURN_IF_ERROR(StartExchange());
-  ASSIGN_OR_RETURN(normalization_, MeasurePixels());
+  ASSIGN_OR_RETURN(normalization_, MeasureValues());
   RETURN_IF_ERROR(StartSteps());
   RETURN_IF_ERROR(TrainSteps());
   if (!result_.segment_over) return FinishRun();
@@ -327,8 +327,11 @@ absl::Status Trainer::PlanEveryShape() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Normalization> Trainer::MeasurePixels() {
+absl::StatusOr<Normalization> Trainer::MeasureValues() {
   if (options_.normalization.has_value()) return *options_.normalization;
+  if (worker_.normalize == Normalize::kNone || data_.train.type == FieldType::kNumbers) {
+    return NormalizationOf(data_.train, worker_.normalize);
+  }
   // Each rank reads only its part of the pixels. The sums are integers, so the result does not depend on the division.
   const ElementRange part = PartOf(data_.train.count, worker_.rank, worker_.world_size);
   std::vector<double> sums = PixelSums(data_.train, part.begin, part.end);

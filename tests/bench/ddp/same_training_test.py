@@ -181,6 +181,25 @@ class SameTrainingTest(unittest.TestCase):
                 os.remove(f"{folder}/test_labels.npy")
                 self.compare(*flags, f"--data_dir={folder}", "--test_fraction=0.2", "--split_seed=3")
 
+    def test_numbers_of_numpy(self):
+        generator = np.random.default_rng(8)
+        scales = 10.0 ** np.arange(-3, 3)  # of the last axis: far from the mean and deviation of pixels
+        for dtype, shape, model in (("f4", (6,), "mlp"), ("f8", (16, 16, 6), "lenet5"), ("f2", (6,), "logreg")):
+            arrays = {}
+            for part, count in (("train", 150), ("test", 40)):
+                labels = generator.integers(0, 5, count)
+                centres = np.random.default_rng(1).normal(size=(5, *shape))
+                numbers = (centres[labels] + generator.normal(size=(count, *shape)) / 2 + 3) * scales
+                arrays |= {part + "_images": numbers.astype(dtype), part + "_labels": labels}
+            with tempfile.TemporaryDirectory() as folder:
+                np.savez(f"{folder}/all.npz", **arrays)
+                flags = [f"--model={model}", "--dataset=npy", f"--data_dir={folder}/all.npz"]
+                self.compare(*flags, "--learning_rate=0.02", tolerance=5e-4)
+                if dtype == "f8":
+                    self.compare(*flags, "--learning_rate=0.02", "--augment=crop_flip", tolerance=5e-4)
+                if dtype == "f2":
+                    self.compare(*flags, "--learning_rate=1e-6", "--normalize=none")
+
     def test_resnet20_with_crops(self):
         self.compare("--model=resnet20", "--dataset=cifar10", "--augment=crop_flip", "--learning_rate=0.01",
                      "--weight_decay=0.0001", tolerance=5e-3)  # batch norm magnifies rounding

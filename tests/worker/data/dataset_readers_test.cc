@@ -2,6 +2,8 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
+#include <initializer_list>
 #include <span>
 #include <string>
 #include <vector>
@@ -321,9 +323,61 @@ TEST_F(NpyReaderTest, RefusesOtherLabels) {
   EXPECT_THAT(Refusal(images_, Npy("|u1", "(2, 2)", "abcd")), HasSubstr("has the shape (2, 2), expected (2)"));
 }
 
+// The bytes of values, little-endian.
+template <class T>
+std::string Bytes(std::initializer_list<T> values) {
+  return {reinterpret_cast<const char*>(std::data(values)), values.size() * sizeof(T)};
+}
+
+std::vector<float> NumbersOf(const Dataset& set) {
+  std::vector<float> numbers(set.images.size() / sizeof(float));
+  std::memcpy(numbers.data(), set.images.data(), set.images.size());
+  return numbers;
+}
+
+TEST_F(NpyReaderTest, NumbersAreOfThreeTypes) {
+  const auto read = [&](const std::string& images) {
+    auto set = Read(images, labels_);
+    EXPECT_TRUE(set.ok()) << set.status();
+    EXPECT_EQ(set->type, FieldType::kNumbers);
+    EXPECT_EQ(set->image_bytes(), 12);
+    EXPECT_EQ(set->images_crc32c, ExtendCrc32c(0, std::as_bytes(std::span(set->images))));
+    return NumbersOf(*set);
+  };
+  EXPECT_THAT(read(Npy("<f4", "(2, 3)", Bytes<float>({1.5f, -2, 0, 3e38f, 1e-45f, 0.1f}))),
+              ElementsAre(1.5f, -2, 0, 3e38f, 1e-45f, 0.1f));
+  EXPECT_THAT(read(Npy("<f8", "(2, 1, 3)", Bytes<double>({0.1, -1e300 / 1e299, 1 + 1e-9, 1e-50, 3.4e38, 7}))),
+              ElementsAre(0.1f, -10, 1, 0, 3.4e38f, 7));
+  // 1, -2, the largest, the smallest normal one, the smallest one, 1/3.
+  EXPECT_THAT(read(Npy("<f2", "(2, 3)", Bytes<uint16_t>({0x3c00, 0xc000, 0x7bff, 0x0400, 0x0001, 0x3555}))),
+              ElementsAre(1, -2, 65504, std::ldexp(1.0f, -14), std::ldexp(1.0f, -24), 0.333251953125f));
+}
+
+TEST_F(NpyReaderTest, RefusesNumbersThatAreNotFinite) {
+  const auto refusal = [&](const std::string& images) { return Refusal(images, labels_); };
+  EXPECT_THAT(refusal(Npy("<f4", "(2, 3)", Bytes<float>({0, 0, 0, 0, NAN, 0}))),
+              HasSubstr("/images.npy: value 1 of sample 1 is nan, expected a finite float32"));
+  EXPECT_THAT(refusal(Npy("<f8", "(2, 3)", Bytes<double>({0, 0, 1e39, 0, 0, 0}))),
+              HasSubstr("/images.npy: value 2 of sample 0 is 1e+39, expected a finite float32"));
+  EXPECT_THAT(refusal(Npy("<f2", "(2, 3)", Bytes<uint16_t>({0xfc00, 0, 0, 0, 0, 0}))),
+              HasSubstr("/images.npy: value 0 of sample 0 is -inf, expected a finite float32"));
+  EXPECT_THAT(refusal(Npy("<f2", "(2, 3)", Bytes<uint16_t>({0, 0x7c01, 0, 0, 0, 0}))), HasSubstr("is nan"));
+}
+
+TEST_F(NpyReaderTest, ReadsMoreNumbersThanOnePiece) {
+  std::vector<double> numbers(100'000);
+  for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = static_cast<double>(i);
+  const std::string bytes(reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(double));
+  const auto set = Read(Npy("<f8", "(2, 50000)", bytes), labels_);
+  ASSERT_TRUE(set.ok()) << set.status();
+  EXPECT_EQ(set->images_crc32c, ExtendCrc32c(0, std::as_bytes(std::span(set->images))));
+  const std::vector<float> read = NumbersOf(*set);
+  for (size_t i = 0; i < numbers.size(); ++i) ASSERT_EQ(read[i], numbers[i]);
+}
+
 TEST_F(NpyReaderTest, RefusesOtherPixels) {
-  EXPECT_THAT(Refusal(Npy("<f4", "(2, 3)", std::string(24, 'x')), labels_),
-              HasSubstr("/images.npy has elements of type float32, expected uint8"));
+  EXPECT_THAT(Refusal(Npy("<i4", "(2, 3)", std::string(24, 'x')), labels_),
+              HasSubstr("/images.npy has elements of type int32, expected uint8"));
   EXPECT_THAT(Refusal(Npy("|u1", "(2,)", "ab"), labels_),
               HasSubstr("/images.npy has the shape (2), expected (samples"));
   EXPECT_THAT(Refusal(Npy("|u1", "(2, 1, 1, 1, 3)", "abcdef"), labels_), HasSubstr("has the shape (2, 1, 1, 1, 3)"));

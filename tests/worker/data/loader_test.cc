@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <new>
 #include <span>
@@ -24,14 +25,32 @@ using ::testing::Eq;
 using ::testing::HasSubstr;
 using ::testing::Pointwise;
 
+// The value at `place` of all values.
+double ValueAt(const Dataset& dataset, int64_t place) {
+  if (dataset.type == FieldType::kPixels) return dataset.images[static_cast<size_t>(place)];
+  float number = 0;
+  std::memcpy(&number, dataset.images.data() + place * static_cast<int64_t>(sizeof number), sizeof number);
+  return number;
+}
+
+// The pixels become numbers between -25 and 39.
+void MakeNumbers(Dataset& dataset) {
+  std::vector<float> numbers;
+  for (const uint8_t pixel : dataset.images) numbers.push_back(0.25f * static_cast<float>(pixel) - 25);
+  dataset.type = FieldType::kNumbers;
+  dataset.images.resize(numbers.size() * sizeof(float));
+  std::memcpy(dataset.images.data(), numbers.data(), dataset.images.size());
+}
+
 // The size depends on `channels` too, so that odd and even rows occur.
-Dataset MakeDataset(int64_t count, int64_t channels) {
+Dataset MakeDataset(int64_t count, int64_t channels, FieldType type = FieldType::kPixels) {
   DatasetOptions options{.name = "synthetic", .synthetic_train_count = count, .synthetic_test_count = 1};
   options.synthetic_height = 5 + channels;
   options.synthetic_width = 7 + channels;
   options.synthetic_channels = channels;
   auto sets = LoadDataset(options);
   EXPECT_TRUE(sets.ok()) << sets.status();
+  if (type == FieldType::kNumbers) MakeNumbers(sets->train);
   return std::move(sets)->train;
 }
 
@@ -45,9 +64,11 @@ Normalization MakeNormalization(int64_t channels) {
 }
 
 Loader::Options MakeOptions(const Dataset& dataset, int64_t global_batch) {
+  Normalization normalization = MakeNormalization(dataset.channels);
+  normalization.type = dataset.type;
   return {.dataset = &dataset,
           .sampler = {.sample_count = dataset.count, .global_batch = global_batch, .seed = 11},
-          .normalization = MakeNormalization(dataset.channels),
+          .normalization = normalization,
           .end_step = 1 << 20};
 }
 
@@ -57,7 +78,7 @@ std::unique_ptr<Loader> MakeLoader(const Loader::Options& options) {
   return std::move(loader).value();
 }
 
-// The reference for a batch, from the contract: padding of zero pixels, then normalisation in double precision.
+// The reference for a batch, from the contract: padding of zeros, then normalisation in double precision.
 std::vector<double> ReferenceImage(const Dataset& dataset, int64_t sample, const Normalization& normalization,
                                    const CropFlip& crop) {
   std::vector<double> image;
@@ -69,19 +90,20 @@ std::vector<double> ReferenceImage(const Dataset& dataset, int64_t sample, const
       const bool inside = from_y >= 0 && from_y < dataset.height && from_x >= 0 && from_x < dataset.width;
       for (int64_t c = 0; c < dataset.channels; ++c) {
         const int64_t at = ((sample * dataset.height + from_y) * dataset.width + from_x) * dataset.channels + c;
-        const double pixel = inside ? dataset.images[static_cast<size_t>(at)] : 0;
-        image.push_back((pixel / 255 - normalization.mean[c]) / normalization.deviation[c]);
+        const double value = inside ? ValueAt(dataset, at) : 0;
+        const double unit = dataset.type == FieldType::kPixels ? 255 : 1;
+        image.push_back((value / unit - normalization.mean[c]) / normalization.deviation[c]);
       }
     }
   }
   return image;
 }
 
-class LoaderContentTest : public ::testing::TestWithParam<std::tuple<int64_t, Loader::Augment>> {};
+class LoaderContentTest : public ::testing::TestWithParam<std::tuple<int64_t, Loader::Augment, FieldType>> {};
 
 TEST_P(LoaderContentTest, ABatchHoldsThePlannedSamplesNormalised) {
-  const auto [channels, augment] = GetParam();
-  const Dataset dataset = MakeDataset(50, channels);
+  const auto [channels, augment, type] = GetParam();
+  const Dataset dataset = MakeDataset(50, channels, type);
   Loader::Options options = MakeOptions(dataset, 16);
   options.augment = augment;
   const auto loader = MakeLoader(options);
@@ -93,15 +115,15 @@ TEST_P(LoaderContentTest, ABatchHoldsThePlannedSamplesNormalised) {
     EXPECT_EQ((*batch)->plan.step, step);
     EXPECT_EQ((*batch)->plan.samples, plan.samples);
     ASSERT_EQ((*batch)->labels.size(), plan.samples.size());
-    ASSERT_EQ(std::ssize((*batch)->images), std::ssize(plan.samples) * dataset.image_bytes());
+    ASSERT_EQ(std::ssize((*batch)->images), std::ssize(plan.samples) * dataset.image_values());
     EXPECT_EQ(reinterpret_cast<uintptr_t>((*batch)->images.data()) % 64, 0u);
     for (size_t i = 0; i < plan.samples.size(); ++i) {
       const int64_t sample = plan.samples[i];
       const CropFlip crop =
           augment == Loader::Augment::kNone ? CropFlip{} : DrawCropFlip(options.sampler.seed, plan.epoch, sample);
       const auto expected = ReferenceImage(dataset, sample, options.normalization, crop);
-      const auto image = (*batch)->images.subspan(i * dataset.image_bytes(), dataset.image_bytes());
-      EXPECT_THAT(image, Pointwise(::testing::DoubleNear(1e-5), expected)) << "sample " << sample;
+      const auto image = (*batch)->images.subspan(i * dataset.image_values(), dataset.image_values());
+      EXPECT_THAT(image, Pointwise(::testing::DoubleNear(1e-4), expected)) << "sample " << sample;
       EXPECT_EQ((*batch)->labels[i], dataset.labels[static_cast<size_t>(sample)]);
     }
   }
@@ -109,30 +131,32 @@ TEST_P(LoaderContentTest, ABatchHoldsThePlannedSamplesNormalised) {
 
 INSTANTIATE_TEST_SUITE_P(AllChannels, LoaderContentTest,
                          ::testing::Combine(::testing::Values(1, 2, 3, 4, 5, 17),
-                                            ::testing::Values(Loader::Augment::kNone, Loader::Augment::kCropFlip)));
+                                            ::testing::Values(Loader::Augment::kNone, Loader::Augment::kCropFlip),
+                                            ::testing::Values(FieldType::kPixels, FieldType::kNumbers)));
 
-// A GPU that normalises the loader's pixels gets the same bits as the loader.
-TEST_P(LoaderContentTest, PixelsNormaliseToTheImagesOfTheOtherFormat) {
-  const auto [channels, augment] = GetParam();
-  const Dataset dataset = MakeDataset(23, channels);
+// A GPU that normalises the stored values gets the same bits as the loader.
+TEST_P(LoaderContentTest, StoredValuesNormaliseToTheImagesOfTheOtherFormat) {
+  const auto [channels, augment, type] = GetParam();
+  const Dataset dataset = MakeDataset(23, channels, type);
   Loader::Options options = MakeOptions(dataset, 16);
   options.augment = augment;
   const auto normalized = MakeLoader(options);
-  options.format = Loader::Format::kPixels;
-  const auto raw = MakeLoader(options);
-  const PixelConstants constants = PixelConstantsOf(options.normalization);
+  options.format = Loader::Format::kStored;
+  const auto stored = MakeLoader(options);
+  const NormalizerConstants constants = NormalizerConstantsOf(options.normalization);
   for (int64_t step = 0; step < 4; ++step) {
     const auto expected = normalized->Next();
-    const auto batch = raw->Next();
+    const auto batch = stored->Next();
     ASSERT_TRUE(batch.ok() && expected.ok());
-    EXPECT_TRUE((*expected)->pixels.empty());
+    EXPECT_TRUE((*expected)->stored.empty());
     EXPECT_TRUE((*batch)->images.empty());
     EXPECT_EQ((*batch)->plan.samples, (*expected)->plan.samples);
     EXPECT_TRUE(std::equal((*batch)->labels.begin(), (*batch)->labels.end(), (*expected)->labels.begin()));
-    ASSERT_EQ((*batch)->pixels.size(), (*expected)->images.size());
-    for (size_t i = 0; i < (*batch)->pixels.size(); ++i) {
+    ASSERT_EQ(std::ssize((*batch)->stored), std::ssize((*expected)->images) * dataset.value_bytes());
+    const Dataset values{.type = type, .images = {(*batch)->stored.begin(), (*batch)->stored.end()}, .labels = {}};
+    for (size_t i = 0; i < (*expected)->images.size(); ++i) {
       const auto c = i % static_cast<size_t>(channels);
-      const float distance = static_cast<float>((*batch)->pixels[i]) - constants.offset[c];
+      const float distance = static_cast<float>(ValueAt(values, static_cast<int64_t>(i))) - constants.offset[c];
       ASSERT_EQ(distance * constants.scale[c], (*expected)->images[i]) << "value " << i;
     }
   }
@@ -140,8 +164,8 @@ TEST_P(LoaderContentTest, PixelsNormaliseToTheImagesOfTheOtherFormat) {
 
 // A GPU that has the data set needs only the samples' numbers.
 TEST_P(LoaderContentTest, SamplesAreThoseOfTheOtherFormats) {
-  const auto [channels, augment] = GetParam();
-  const Dataset dataset = MakeDataset(23, channels);
+  const auto [channels, augment, type] = GetParam();
+  const Dataset dataset = MakeDataset(23, channels, type);
   Loader::Options options = MakeOptions(dataset, 16);
   options.augment = augment;
   const auto normalized = MakeLoader(options);
@@ -152,7 +176,7 @@ TEST_P(LoaderContentTest, SamplesAreThoseOfTheOtherFormats) {
     const auto batch = numbers->Next();
     ASSERT_TRUE(batch.ok() && expected.ok());
     EXPECT_TRUE((*expected)->samples.empty());
-    EXPECT_TRUE((*batch)->images.empty() && (*batch)->pixels.empty() && (*batch)->labels.empty());
+    EXPECT_TRUE((*batch)->images.empty() && (*batch)->stored.empty() && (*batch)->labels.empty());
     EXPECT_TRUE(std::equal((*batch)->samples.begin(), (*batch)->samples.end(), (*expected)->plan.samples.begin(),
                            (*expected)->plan.samples.end()));
     EXPECT_EQ(reinterpret_cast<const std::byte*>((*batch)->samples.data()), (*batch)->memory);
@@ -166,7 +190,7 @@ std::vector<std::byte> AllBytes(const Loader::Options& options, int64_t steps) {
     const auto batch = loader->Next();
     EXPECT_TRUE(batch.ok()) << batch.status();
     for (const auto part :
-         {std::as_bytes((*batch)->images), std::as_bytes((*batch)->pixels), std::as_bytes((*batch)->labels)}) {
+         {std::as_bytes((*batch)->images), std::as_bytes((*batch)->stored), std::as_bytes((*batch)->labels)}) {
       bytes.insert(bytes.end(), part.begin(), part.end());
     }
   }
@@ -341,7 +365,7 @@ class GuardedMemory final : public BatchMemory {
 
 TEST(LoaderTest, BatchesAreInTheMemoryThatIsGiven) {
   const Dataset dataset = MakeDataset(40, 3);
-  for (const auto format : {Loader::Format::kNormalized, Loader::Format::kPixels}) {
+  for (const auto format : {Loader::Format::kNormalized, Loader::Format::kStored}) {
     Loader::Options options = MakeOptions(dataset, 17);
     options.augment = Loader::Augment::kCropFlip;
     options.format = format;
@@ -355,10 +379,10 @@ TEST(LoaderTest, BatchesAreInTheMemoryThatIsGiven) {
       EXPECT_EQ(AllBytes(options, 12), expected) << threads << " threads, depth " << depth;
       EXPECT_EQ(memory.block_count(), depth + 1);  // the trainer's batch, and those ahead of it
       const auto loader = MakeLoader(options);
-      const BatchLayout layout = LayOutBatch(17, dataset.image_bytes() * (format == Loader::Format::kPixels ? 1 : 4));
+      const BatchLayout layout = LayOutBatch(17, dataset.image_bytes() * (format == Loader::Format::kStored ? 1 : 4));
       for (int step = 0; step < 12; ++step) {
         const Batch& batch = **loader->Next();
-        const auto values = batch.images.empty() ? std::as_bytes(batch.pixels) : std::as_bytes(batch.images);
+        const auto values = batch.images.empty() ? std::as_bytes(batch.stored) : std::as_bytes(batch.images);
         EXPECT_EQ(reinterpret_cast<uintptr_t>(batch.memory) % kCacheLineBytes, 0u);
         EXPECT_EQ(std::as_bytes(batch.labels).data(), batch.memory);
         EXPECT_EQ(values.data(), batch.memory + layout.values);
@@ -374,7 +398,7 @@ TEST(LoaderTest, BatchesAreInTheMemoryThatIsGiven) {
 
 TEST(LoaderTest, ABatchWhoseMemoryIsTakenOutStaysUntouched) {
   const Dataset dataset = MakeDataset(40, 3);
-  for (const auto format : {Loader::Format::kNormalized, Loader::Format::kPixels, Loader::Format::kSamples}) {
+  for (const auto format : {Loader::Format::kNormalized, Loader::Format::kStored, Loader::Format::kSamples}) {
     for (const int depth : {0, 1, 3}) {
       GuardedMemory memory;  // outlives the loader
       Loader::Options options = MakeOptions(dataset, 17);
@@ -394,7 +418,7 @@ TEST(LoaderTest, ABatchWhoseMemoryIsTakenOutStaysUntouched) {
       for (const Batch& batch : kept) {
         const Batch& same = **expected->Next();
         EXPECT_THAT(batch.images, Pointwise(Eq(), same.images));
-        EXPECT_THAT(batch.pixels, Pointwise(Eq(), same.pixels));
+        EXPECT_THAT(batch.stored, Pointwise(Eq(), same.stored));
         EXPECT_THAT(batch.labels, Pointwise(Eq(), same.labels));
         EXPECT_THAT(batch.samples, Pointwise(Eq(), same.samples));
       }

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <tuple>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -98,6 +99,69 @@ TEST(NormalizationTest, AConstantChannelGetsDeviationOne) {
   EXPECT_LT(NormalizationFromSums(PixelSums(dataset, 0, 1000)).deviation[0], 1e-4);
 }
 
+// (count, pixels, channels) numbers.
+Dataset MakeNumbers(int64_t count, int64_t pixels, int64_t channels, const std::vector<float>& numbers) {
+  Dataset dataset{.count = count,
+                  .height = 1,
+                  .width = pixels,
+                  .channels = channels,
+                  .type = FieldType::kNumbers,
+                  .images = std::vector<uint8_t>(numbers.size() * sizeof(float)),
+                  .labels = {}};
+  EXPECT_EQ(std::ssize(dataset.images), count * dataset.image_bytes());
+  std::memcpy(dataset.images.data(), numbers.data(), dataset.images.size());
+  return dataset;
+}
+
+TEST(NormalizationTest, MomentsOfNumbersAreThoseInLongDouble) {
+  for (const auto& [count, pixels, channels] :
+       {std::tuple{1, 1, 1}, {1, 3, 2}, {255, 1, 5}, {256, 1, 1}, {257, 2, 3}, {1300, 7, 300}, {2048, 1, 28}}) {
+    SCOPED_TRACE(::testing::Message() << count << " x " << pixels << " x " << channels);
+    std::vector<float> numbers(static_cast<size_t>(count * pixels * channels));
+    // A mean far from zero: a sum of squares in float64 would lose the deviation of channel 1.
+    uint32_t state = 1;
+    for (size_t i = 0; i < numbers.size(); ++i) {
+      state = state * 1664525 + 1013904223;
+      const size_t c = i % static_cast<size_t>(channels);
+      numbers[i] = static_cast<float>(state >> 16 & 255) + (c == 1 ? 1e7f : static_cast<float>(c) * -3);
+    }
+    const Normalization normalization = NormalizationOf(MakeNumbers(count, pixels, channels, numbers));
+    ASSERT_EQ(std::ssize(normalization.mean), channels);
+    for (int64_t c = 0; c < channels; ++c) {
+      const auto values = static_cast<long double>(count * pixels);
+      long double sum = 0, squares = 0;
+      for (size_t i = c; i < numbers.size(); i += channels) sum += numbers[i];
+      for (size_t i = c; i < numbers.size(); i += channels) {
+        squares += (numbers[i] - sum / values) * (numbers[i] - sum / values);
+      }
+      const auto deviation = static_cast<float>(std::sqrt(squares / values));
+      EXPECT_FLOAT_EQ(normalization.mean[c], static_cast<float>(sum / values)) << "channel " << c;
+      EXPECT_FLOAT_EQ(normalization.deviation[c], deviation == 0 ? 1 : deviation) << "channel " << c;
+    }
+  }
+}
+
+TEST(NormalizationTest, ConstantNumbersGetDeviationOne) {
+  for (const float number : {0.0f, 0.1f, -7e30f, 1e-40f}) {
+    const auto dataset = MakeNumbers(1000, 3, 1, std::vector<float>(3000, number));
+    EXPECT_THAT(NormalizationOf(dataset).deviation, ElementsAre(1.0f)) << number;
+  }
+  // A deviation without an inverse in float32 counts as none, the largest is one.
+  EXPECT_THAT(NormalizationOf(MakeNumbers(2, 1, 1, {0, 1e-39f})).deviation, ElementsAre(1.0f));
+  EXPECT_THAT(NormalizationOf(MakeNumbers(2, 1, 1, {-3e38f, 3e38f})).deviation, ElementsAre(3e38f));
+}
+
+TEST(NormalizationTest, NoneLeavesNumbersAndDividesPixels) {
+  const Dataset numbers = MakeNumbers(2, 1, 2, {-1, 0.3f, 1e9f, 4});
+  std::vector<float> out(4);
+  Normalizer(NormalizationOf(numbers, Normalize::kNone)).Run(numbers.images.data(), 4, out.data());
+  EXPECT_THAT(out, ElementsAre(-1, 0.3f, 1e9f, 4));
+  const Dataset pixels = MakeDataset(2, 3, 3, 1);
+  out.resize(18);
+  Normalizer(NormalizationOf(pixels, Normalize::kNone)).Run(pixels.images.data(), 18, out.data());
+  for (size_t i = 0; i < out.size(); ++i) EXPECT_FLOAT_EQ(out[i], static_cast<float>(pixels.images[i]) / 255);
+}
+
 Normalization MakeNormalization(size_t channels) {
   Normalization normalization;
   for (size_t c = 0; c < channels; ++c) {
@@ -114,10 +178,10 @@ std::vector<uint8_t> Pixels(int64_t count) {
 }
 
 // Every pixel value in every channel, around the lengths where the loops end.
-TEST(PixelNormalizerTest, IsPixelMinusMeanOverDeviation) {
+TEST(NormalizerTest, IsPixelMinusMeanOverDeviation) {
   for (const size_t channels : {1u, 2u, 3u, 4u, 10u}) {
     const Normalization normalization = MakeNormalization(channels);
-    const PixelNormalizer normalizer(normalization);
+    const Normalizer normalizer(normalization);
     for (const int64_t pixel_count : {0, 1, 3, 15, 16, 17, 255, 256, 257, 1024, 3000}) {
       const auto pixels = Pixels(pixel_count * static_cast<int64_t>(channels));
       std::vector<float> out(pixels.size() + 1, -77);
@@ -131,21 +195,35 @@ TEST(PixelNormalizerTest, IsPixelMinusMeanOverDeviation) {
   }
 }
 
-TEST(PixelNormalizerTest, EveryInstructionSetGivesTheSameBits) {
+TEST(NormalizerTest, EveryInstructionSetGivesTheSameBits) {
   const auto pixels = Pixels(3 * 1111);
   const Normalization normalization = MakeNormalization(3);
   std::vector<float> expected(pixels.size());
-  PixelNormalizer(normalization, InstructionSet::kBaseline).Run(pixels.data(), std::ssize(pixels), expected.data());
+  Normalizer(normalization, InstructionSet::kBaseline).Run(pixels.data(), std::ssize(pixels), expected.data());
   for (int set = 0; set <= static_cast<int>(BestInstructionSet()); ++set) {
     std::vector<float> out(pixels.size());
-    PixelNormalizer(normalization, static_cast<InstructionSet>(set)).Run(pixels.data(), std::ssize(pixels), out.data());
+    Normalizer(normalization, static_cast<InstructionSet>(set)).Run(pixels.data(), std::ssize(pixels), out.data());
     EXPECT_EQ(std::memcmp(out.data(), expected.data(), out.size() * sizeof(float)), 0) << set;
   }
 }
 
-TEST(PixelNormalizerTest, ValuesDoNotDependOnAlignment) {
+TEST(NormalizerTest, NumbersAreAtAnyAddress) {
+  const std::vector<float> numbers = {-3, 5, 0.5f, 1e20f, 7, -0.25f};
+  const Normalization normalization = {.mean = {0.5f, 2}, .deviation = {4, 0.5f}, .type = FieldType::kNumbers};
+  for (int set = 0; set <= static_cast<int>(BestInstructionSet()); ++set) {
+    for (size_t shift = 0; shift < 8; ++shift) {
+      std::vector<uint8_t> bytes(shift + numbers.size() * sizeof(float));
+      std::memcpy(bytes.data() + shift, numbers.data(), numbers.size() * sizeof(float));
+      std::vector<float> out(numbers.size());
+      Normalizer(normalization, static_cast<InstructionSet>(set)).Run(bytes.data() + shift, 6, out.data());
+      EXPECT_THAT(out, ElementsAre(-0.875f, 6, 0, 2e20f, 1.625f, -4.5f));
+    }
+  }
+}
+
+TEST(NormalizerTest, ValuesDoNotDependOnAlignment) {
   const auto pixels = Pixels(200);
-  const PixelNormalizer normalizer(MakeNormalization(1));
+  const Normalizer normalizer(MakeNormalization(1));
   std::vector<float> expected(200);
   normalizer.Run(pixels.data(), 200, expected.data());
   for (int shift = 1; shift < 16; ++shift) {

@@ -32,7 +32,7 @@ class CudaBatchSlotsTest : public ::testing::Test {
     device_ = CreateCudaDevice({}).value();
     slots_ =
         CudaBatchSlots::Create(
-            {.device = device_.get(), .count = 2, .batch_max = kGlobalBatch, .image_values = dataset_.image_bytes()})
+            {.device = device_.get(), .count = 2, .batch_max = kGlobalBatch, .image_bytes = dataset_.image_bytes()})
             .value();
     labels_ = device_->AllocatePinned(kGlobalBatch * static_cast<int64_t>(sizeof(int32_t))).value();
     pixels_ = device_->AllocatePinned(kGlobalBatch * dataset_.image_bytes()).value();
@@ -52,7 +52,7 @@ class CudaBatchSlotsTest : public ::testing::Test {
             .sampler = {.sample_count = kSamples, .global_batch = kGlobalBatch, .seed = 3},
             .normalization = {.mean = {0, 0, 0}, .deviation = {1, 1, 1}},
             .augment = Loader::Augment::kCropFlip,
-            .format = Loader::Format::kPixels,
+            .format = Loader::Format::kStored,
             .end_step = 1000};
   }
 
@@ -72,7 +72,7 @@ class CudaBatchSlotsTest : public ::testing::Test {
     ASSERT_TRUE(stream.CopyToHost(slot.values(), values_->data(), values_->size_bytes()).ok());
     ASSERT_TRUE(stream.CopyToHost(slot.device_result(), slot.result(), sizeof(CudaStepResult)).ok());
     ASSERT_TRUE(stream.CopyToHost(slot.labels(), labels_->data(), count * 4).ok());
-    ASSERT_TRUE(stream.CopyToHost(slot.pixels(), pixels_->data(), count * dataset_.image_bytes()).ok());
+    ASSERT_TRUE(stream.CopyToHost(slot.stored(), pixels_->data(), count * dataset_.image_bytes()).ok());
     ASSERT_TRUE(slot.EndStep(&stream).ok());
   }
 
@@ -89,7 +89,7 @@ class CudaBatchSlotsTest : public ::testing::Test {
     const auto* const labels = static_cast<const int32_t*>(labels_->data());
     EXPECT_TRUE(std::equal(expected.labels.begin(), expected.labels.end(), labels));
     const auto* const pixels = static_cast<const uint8_t*>(pixels_->data());
-    EXPECT_TRUE(std::equal(expected.pixels.begin(), expected.pixels.end(), pixels));
+    EXPECT_TRUE(std::equal(expected.stored.begin(), expected.stored.end(), pixels));
   }
 
   Dataset dataset_;

@@ -2,6 +2,7 @@
 #include "worker/step/cuda_input.h"
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
@@ -56,7 +57,7 @@ class CudaInputTest : public ::testing::Test {
   };
   Read ReadBack(const NetworkInput& input) {
     Read read;
-    read.images.resize(static_cast<size_t>(input.batch * data_.train.image_bytes()));
+    read.images.resize(static_cast<size_t>(input.batch * data_.train.image_values()));
     read.labels.resize(static_cast<size_t>(input.batch));
     device_->CopyToHost(input.images, read.images.data(), std::ssize(read.images) * 4);
     device_->CopyToHost(input.labels, read.labels.data(), std::ssize(read.labels) * 4);
@@ -68,11 +69,12 @@ class CudaInputTest : public ::testing::Test {
   std::vector<Read> ReadAll(bool data_on_gpu) {
     std::vector<Read> all;
     const auto input = Create(data_on_gpu).value();
-    const Normalization normalization{.mean = {0.1f, 0.2f, 0.3f}, .deviation = {0.5f, 0.6f, 0.7f}};
+    const Normalization normalization{
+        .mean = {0.1f, 0.2f, 0.3f}, .deviation = {0.5f, 0.6f, 0.7f}, .type = data_.train.type};
     EXPECT_TRUE(input->Begin(normalization).ok());
-    const int64_t image_bytes = input->format() == Loader::Format::kPixels ? data_.train.image_bytes() : 0;
+    const int64_t image_bytes = input->format() == Loader::Format::kStored ? data_.train.image_bytes() : 0;
     const auto slots =
-        CudaBatchSlots::Create({.device = device_.get(), .count = 4, .batch_max = kBatch, .image_values = image_bytes})
+        CudaBatchSlots::Create({.device = device_.get(), .count = 4, .batch_max = kBatch, .image_bytes = image_bytes})
             .value();
     Loader::Options options{.dataset = &data_.train,
                             .sampler = {.sample_count = kTrain, .global_batch = kBatch, .seed = kSeed},
@@ -106,11 +108,25 @@ class CudaInputTest : public ::testing::Test {
   std::unique_ptr<CudaDevice> device_;
 };
 
+// The pixels become numbers of the same values.
+void MakeNumbers(Dataset& dataset) {
+  const std::vector<float> numbers(dataset.images.begin(), dataset.images.end());
+  dataset.type = FieldType::kNumbers;
+  dataset.images.resize(numbers.size() * sizeof(float));
+  std::memcpy(dataset.images.data(), numbers.data(), dataset.images.size());
+}
+
 TEST_F(CudaInputTest, TheDataSetsPlaceChangesNoBit) {
-  const std::vector<Read> host = ReadAll(false), gpu = ReadAll(true);
-  ASSERT_EQ(host.size(), gpu.size());
-  for (size_t i = 0; i < host.size(); ++i) EXPECT_TRUE(host[i] == gpu[i]) << "batch " << i;
-  EXPECT_FALSE(host[0] == host[5]);  // the second epoch's
+  for (const auto type : {FieldType::kPixels, FieldType::kNumbers}) {
+    if (type == FieldType::kNumbers) {
+      MakeNumbers(data_.train);
+      MakeNumbers(data_.test);
+    }
+    const std::vector<Read> host = ReadAll(false), gpu = ReadAll(true);
+    ASSERT_EQ(host.size(), gpu.size());
+    for (size_t i = 0; i < host.size(); ++i) EXPECT_TRUE(host[i] == gpu[i]) << "batch " << i;
+    EXPECT_FALSE(host[0] == host[5]);  // the second epoch's
+  }
 }
 
 TEST_F(CudaInputTest, NoMemoryIsRefusedWithNumbers) {

@@ -117,7 +117,7 @@ class CudaTrainingStepTest : public testing::Test {
     const auto values = static_cast<size_t>(count);
     const std::span<const uint8_t> pixels(data_.test.images.data(), 16 * values);
     const std::vector<int32_t> labels(data_.test.labels.begin(), data_.test.labels.begin() + count);
-    return step_->Evaluate({.pixels = pixels, .labels = labels}).value().loss_sum;
+    return step_->Evaluate({.stored = pixels, .labels = labels}).value().loss_sum;
   }
 
   // The results of a training that was settled in the middle.

@@ -56,6 +56,7 @@ class _DatasetOptions(ctypes.Structure):
         ("cifar100_labels", ctypes.c_int32),
         ("test_fraction", ctypes.c_double),
         ("split_seed", ctypes.c_uint64),
+        ("csv_label", ctypes.c_char_p),
     ]
 
 
@@ -152,7 +153,7 @@ class Facts:
 
 
 class Dataset:
-    """The images and labels of a data set in memory, as bytes; loaders share it.
+    """The images or numbers of a data set, and its labels, in memory; loaders share it.
 
     `name` is as the worker's flag --dataset, the other arguments as its flags of their names (`worker --help`);
     `data_dir` is the folder with the files, plain or gzipped. Without a data_dir, fashion-mnist is Debian's package
@@ -163,10 +164,11 @@ class Dataset:
     """
 
     def __init__(self, name: str, data_dir: str = "", seed: int = 0, cifar100_labels: str = "fine",
-                 test_fraction: float = 0.0, split_seed: int = 1, **synthetic: int) -> None:
+                 test_fraction: float = 0.0, split_seed: int = 1, csv_label: str = "", **synthetic: int) -> None:
         options = _DatasetOptions(ctypes.sizeof(_DatasetOptions), name.encode(), os.fsencode(data_dir), seed)
         options.cifar100_labels = _index("cifar100_labels", cifar100_labels, CIFAR100_LABELS)
         options.test_fraction, options.split_seed = test_fraction, split_seed
+        options.csv_label = csv_label.encode()
         for field, value in synthetic.items():
             if name != "synthetic" or not hasattr(options, "synthetic_" + field):
                 raise TypeError(f"Dataset(\"{name}\") takes no argument {field}")
@@ -188,7 +190,7 @@ class Dataset:
         return Facts(facts.count, facts.channels, facts.height, facts.width, facts.classes)
 
     def normalization(self) -> Tuple[Tuple[float, ...], Tuple[float, ...]]:
-        """Mean and deviation of each channel of the training set, in units of pixel / 255."""
+        """Mean and deviation of each channel of the training set: of pixel / 255, or of numbers."""
         facts = self._facts("train")
         return tuple(facts.mean[:facts.channels]), tuple(facts.deviation[:facts.channels])
 
