@@ -5,8 +5,11 @@
 #ifndef STARRING_WORKER_DATA_FILES_DATA_MEMORY_H_
 #define STARRING_WORKER_DATA_FILES_DATA_MEMORY_H_
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 
@@ -16,6 +19,22 @@ namespace starring {
 // memory of the machine and of its control groups (common/host/machine_limits.h), and by its own limit (ulimit -v).
 // `root` is as of AvailableMemoryBytes.
 absl::Status CheckDataFits(const std::string& path, int64_t bytes, const std::string& root = "");
+
+// Makes room in `data` for `more` elements of the content of `path`, whose length is not known before its end. The room
+// doubles, and CheckDataFits is asked each time if it is a MiB or more.
+template <class T>
+absl::Status MakeRoom(const std::string& path, int64_t more, std::vector<T>& data) {
+  constexpr size_t kRoomMin = 64, kAskedBytesMin = 1 << 20;
+  const size_t needed = data.size() + static_cast<size_t>(more);
+  if (needed <= data.capacity()) return absl::OkStatus();
+  const size_t room = std::max({needed, 2 * data.size(), kRoomMin});
+  if (room * sizeof(T) >= kAskedBytesMin) {
+    // The old elements keep their memory until the new one has them.
+    if (absl::Status fits = CheckDataFits(path, static_cast<int64_t>(room * sizeof(T))); !fits.ok()) return fits;
+  }
+  data.reserve(room);
+  return absl::OkStatus();
+}
 
 }  // namespace starring
 

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -37,6 +38,23 @@ TEST(DataMemoryTest, TheLimitOfAddressesIsNamed) {
   EXPECT_TRUE(small.ok()) << small;
   EXPECT_EQ(large.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(large.message()), HasSubstr("raise ulimit -v"));
+}
+
+TEST(DataMemoryTest, RoomDoubles) {
+  std::vector<int32_t> data;
+  ASSERT_TRUE(MakeRoom("f", 1, data).ok());
+  EXPECT_EQ(data.capacity(), 64u);
+  data.assign(64, 7);
+  ASSERT_TRUE(MakeRoom("f", 0, data).ok());
+  EXPECT_EQ(data.capacity(), 64u);
+  ASSERT_TRUE(MakeRoom("f", 1, data).ok());
+  EXPECT_EQ(data.capacity(), 128u);
+  ASSERT_TRUE(MakeRoom("f", 1000, data).ok());
+  EXPECT_EQ(data.capacity(), 1064u);
+  EXPECT_EQ(data, std::vector<int32_t>(64, 7));
+  const absl::Status status = MakeRoom("folder/f", int64_t{1} << 50, data);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("folder/f needs 4503599627.4 MB of memory, and"));
 }
 
 // A machine with 8.2 GB to spare, on which this process's control group has 20 MB left.
