@@ -22,7 +22,9 @@
 #include "common/arithmetic/philox.h"
 #include "common/base/status.h"
 #include "common/checkpoint/crc32c.h"
+#include "common/host/log.h"
 #include "worker/data/dataset_readers.h"
+#include "worker/data/files/cell_text.h"
 #include "worker/data/files/data_memory.h"
 #include "worker/data/files/file_stream.h"
 #include "worker/data/sampler.h"
@@ -36,7 +38,7 @@ constexpr absl::string_view kDebianFashionMnist = "/usr/share/datasets/fashion-m
 constexpr absl::string_view kEmnistCure =
     "get EMNIST's gzip.zip from https://www.nist.gov/itl/products-and-services/emnist-dataset";
 
-enum class Format { kIdx, kCifar10, kCifar100, kNpy, kSynthetic };
+enum class Format { kIdx, kCifar10, kCifar100, kNpy, kCsv, kLibsvm, kSynthetic };
 
 // One name of --dataset.
 struct NamedDataset {
@@ -44,7 +46,7 @@ struct NamedDataset {
   Format format;
   int64_t classes_min;
   absl::string_view folder;       // that torchvision or the data set's own archive makes
-  absl::string_view train, test;  // kIdx: the beginnings of the files' names
+  absl::string_view train, test;  // the files' names, or their beginnings
   absl::string_view cure;         // where the files come from
   bool transposed = false;
 };
@@ -71,6 +73,11 @@ constexpr NamedDataset kDatasets[] = {
      "get CIFAR-100's binary version from https://www.cs.toronto.edu/~kriz/cifar.html"},
     {"npy", Format::kNpy, 1, "", "train", "test",
      "write them with numpy.save, or all into one FILE.npz with numpy.savez"},
+    {"csv", Format::kCsv, 1, "", "train.csv", "test.csv",
+     "write them with to_csv(index=False) of pandas, or give one .csv file of all samples as --data_dir"},
+    {"libsvm", Format::kLibsvm, 1, "", "train.libsvm", "test.libsvm",
+     "write them with sklearn.datasets.dump_svmlight_file(..., zero_based=False), or give one file of all samples as "
+     "--data_dir"},
     {"synthetic", Format::kSynthetic, 1, "", "", "", ""},
 };
 constexpr int64_t kCifar100CoarseClasses = 20;
@@ -208,6 +215,24 @@ absl::StatusOr<TrainAndTest> LoadNpy(const DatasetOptions& options, const NamedD
   return sets;
 }
 
+// A folder with the files of both sets, or one file, whatever its name.
+absl::StatusOr<TrainAndTest> LoadTable(const DatasetOptions& options, const NamedDataset& named) {
+  TableFiles files{.label = options.csv_label};
+  std::error_code ignored;
+  if (Exists(options.data_dir) && !fs::is_directory(options.data_dir, ignored)) {
+    files.train = options.data_dir;
+  } else {
+    const auto train = FindFile(options.data_dir, named.train);
+    if (options.data_dir.empty() || !train) {
+      return NotFound(options, named, Folders(options, named),
+                      absl::StrCat(named.train, ", and ", named.test, " if there is a test set"));
+    }
+    files.train = *train;
+    files.test = FindFile(options.data_dir, named.test).value_or("");
+  }
+  return named.format == Format::kCsv ? ReadCsv(files) : ReadLibsvm(files);
+}
+
 absl::StatusOr<TrainAndTest> Read(const DatasetOptions& options, const NamedDataset& named) {
   switch (named.format) {
     case Format::kIdx:
@@ -217,6 +242,9 @@ absl::StatusOr<TrainAndTest> Read(const DatasetOptions& options, const NamedData
       return LoadCifar(options, named);
     case Format::kNpy:
       return LoadNpy(options, named);
+    case Format::kCsv:
+    case Format::kLibsvm:
+      return LoadTable(options, named);
     case Format::kSynthetic:
       break;
   }
@@ -258,7 +286,9 @@ absl::StatusOr<Dataset> Select(const Dataset& all, std::span<const int64_t> samp
   return part;
 }
 
-absl::StatusOr<TrainAndTest> Split(const DatasetOptions& options, const Dataset& all) {
+// `whole` has all samples in its training set.
+absl::StatusOr<TrainAndTest> Split(const DatasetOptions& options, const TrainAndTest& whole) {
+  const Dataset& all = whole.train;
   const auto test_count = static_cast<int64_t>(static_cast<double>(all.count) * options.test_fraction);
   if (test_count < 1 || test_count >= all.count) {
     return absl::InvalidArgumentError(absl::StrCat("--test_fraction=", options.test_fraction, " of ", all.count,
@@ -270,16 +300,34 @@ absl::StatusOr<TrainAndTest> Split(const DatasetOptions& options, const Dataset&
   // Samples that were together in the file stay near each other in memory.
   std::sort(order.begin(), test_end);
   std::sort(test_end, order.end());
-  TrainAndTest sets;
+  TrainAndTest sets{.train = {}, .test = {}, .class_names = whole.class_names};
   ASSIGN_OR_RETURN(sets.test, Select(all, {order.begin(), test_end}));
   ASSIGN_OR_RETURN(sets.train, Select(all, {test_end, order.end()}));
   return sets;
 }
 
+// "class 0 has the label "no", class 1 "yes""
+void LogClassNames(const std::vector<std::string>& names) {
+  if (names.empty()) return;
+  constexpr size_t kShown = 5;
+  std::string line = "class 0 has the label ";
+  for (size_t i = 0; i < std::min(names.size(), kShown); ++i) {
+    absl::StrAppend(&line, i > 0 ? absl::StrCat(", class ", i, " ") : "", ShowCell(names[i]));
+  }
+  if (names.size() > kShown) absl::StrAppend(&line, ", and so on to class ", names.size() - 1);
+  Log(line);
+}
+
 }  // namespace
 
 std::vector<std::pair<std::string, std::string>> DatasetFacts(const TrainAndTest& sets) {
-  return {{"data.train", FactsOf(sets.train)}, {"data.test", FactsOf(sets.test)}};
+  std::string train = FactsOf(sets.train);
+  // The numbers of classes alone do not tell whether two runs mean the same classes.
+  if (!sets.class_names.empty()) {
+    const std::string names = absl::StrJoin(sets.class_names, absl::string_view("\0", 1));
+    absl::StrAppendFormat(&train, ", %08x of classes' labels", Crc32c(names));
+  }
+  return {{"data.train", std::move(train)}, {"data.test", FactsOf(sets.test)}};
 }
 
 absl::StatusOr<TrainAndTest> LoadDataset(const DatasetOptions& options) {
@@ -301,7 +349,7 @@ absl::StatusOr<TrainAndTest> LoadDataset(const DatasetOptions& options) {
                                             "tenth of its samples, or write a test set beside it"));
   }
   if (sets.test.count == 0) {
-    ASSIGN_OR_RETURN(sets, Split(options, sets.train));
+    ASSIGN_OR_RETURN(sets, Split(options, sets));
   }
   const auto size = [](const Dataset& set) {
     return absl::StrCat(set.height, " x ", set.width, " x ", set.channels,
@@ -317,6 +365,7 @@ absl::StatusOr<TrainAndTest> LoadDataset(const DatasetOptions& options) {
   // With a split both sets have those of the whole.
   sets.train.classes = std::max({sets.train.classes, sets.test.classes, ClassesMin(options, *named)});
   sets.test.classes = sets.train.classes;
+  LogClassNames(sets.class_names);
   return sets;
 }
 

@@ -1,4 +1,4 @@
-// Where the images of LoadDataset come from: IDX files, CIFAR's files, NumPy's arrays, and random numbers.
+// Where the samples of LoadDataset come from: IDX files, CIFAR's files, NumPy's arrays, tables, and random numbers.
 //
 // A set from files has as many classes as its largest label needs.
 //
@@ -57,6 +57,27 @@ absl::StatusOr<Dataset> ReadNpy(ByteStream& images, ByteStream& labels);
 // train_labels, test_images and test_labels, or Keras' x_train, y_train, x_test and y_test. A test set that is not
 // there has no samples. NotFound lists the keys that are there.
 absl::StatusOr<TrainAndTest> ReadNpz(const std::string& path);
+
+struct TableFiles {
+  std::string train, test;  // paths; each file is plain or gzipped. Without a path the test set has no samples.
+  std::string label;        // ReadCsv: the label column's name, or its number from 1 on
+  int64_t bytes_max = kDatasetBytesMax;
+};
+
+// CSV (worker/data/files/csv_rows.h): a column of labels, and columns of numbers, which become float32. A sample is an
+// image of one pixel with a channel for each column of numbers. The first line is a header if a cell of it is text;
+// both files have the same header, or none. Without `label` the column is the only one that is called label, target,
+// class or y. A name counts before a number.
+//
+// Labels are numbered over both sets together (worker/data/table_labels.h). DataLoss names file, line and column: rows
+// of different lengths, an empty line before a row, a cell that is no finite float32, more bytes or samples than the
+// limits. InvalidArgument: no such label column, or a column that seems to be a target of regression.
+absl::StatusOr<TrainAndTest> ReadCsv(const TableFiles& files);
+
+// Lines of libsvm: a label, then pairs INDEX:VALUE with rising indices from 1 to kColumnsMax. Values that are not there
+// are 0, and a sample has as many columns as the largest index of both sets. A comment begins with #. Labels, samples
+// and errors are as those of ReadCsv; `qid:` and lists of labels are refused.
+absl::StatusOr<TrainAndTest> ReadLibsvm(const TableFiles& files);
 
 // Random images for benchmarks and tests: any size, any number of classes, and something to learn.
 //

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <filesystem>
 #include <map>
 #include <numeric>
@@ -10,6 +11,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/string_view.h"
 #include "common/base/check.h"
 #include "common/checkpoint/crc32c.h"
 #include "gmock/gmock.h"
@@ -188,6 +192,78 @@ TEST(DatasetTest, APartOfTheSamplesBecomesATestSet) {
   }
   EXPECT_EQ(DatasetFacts(*sets), DatasetFacts(*load(0.25, 1)));
   EXPECT_NE(DatasetFacts(*sets), DatasetFacts(*load(0.25, 2)));
+}
+
+TEST(DatasetTest, ReadsTables) {
+  const std::string folder = MakeFolder("tables");
+  const std::string csv = WriteFile(folder, "train.csv.gz", Gzip("x,kind\n1,yes\n2,no\n3,yes\n"));
+  WriteFile(folder, "test.csv", "x,kind\n4,no\n");
+  const std::string libsvm = WriteFile(folder, "train.libsvm", "1 1:1\n0 1:2\n1 1:3\n");
+  WriteFile(folder, "test.libsvm.gz", Gzip("0 1:4\n"));
+  const auto tables = LoadDataset({.name = "csv", .data_dir = folder, .csv_label = "kind"});
+  const auto lines = LoadDataset({.name = "libsvm", .data_dir = folder});
+  ASSERT_TRUE(tables.ok()) << tables.status();
+  ASSERT_TRUE(lines.ok()) << lines.status();
+  EXPECT_THAT(tables->class_names, ElementsAre("no", "yes"));
+  EXPECT_THAT(lines->class_names, ElementsAre());
+  EXPECT_THAT(tables->train.labels, ElementsAre(1, 0, 1));
+  EXPECT_EQ(tables->test.images, lines->test.images);
+  EXPECT_EQ(tables->test.classes, 2);
+  // The facts say whether both mean the same classes.
+  const std::string facts = DatasetFacts(*lines)[0].second;
+  EXPECT_THAT(facts, testing::StartsWith("3 images of 1 x 1 x 1 numbers in 2 classes, CRC-32C "));
+  EXPECT_THAT(DatasetFacts(*tables)[0].second,
+              facts + absl::StrFormat(", %08x of classes' labels", Crc32c(absl::string_view("no\0yes", 6))));
+  EXPECT_EQ(DatasetFacts(*tables)[1], DatasetFacts(*lines)[1]);
+  // One file, with any name.
+  EXPECT_THAT(LoadDataset({.name = "csv", .data_dir = csv, .csv_label = "2"}).status().message(),
+              HasSubstr("/train.csv.gz has no test set: give --test_fraction=0.1"));
+  const std::string other = WriteFile(folder, "a9a", "1 1:1\n0 1:2\n1 1:3\n");
+  EXPECT_EQ(LoadDataset({.name = "libsvm", .data_dir = other, .test_fraction = 0.4})->test.count, 1);
+  EXPECT_EQ(LoadDataset({.name = "libsvm", .data_dir = libsvm, .test_fraction = 0.4})->train.count, 2);
+}
+
+TEST(DatasetTest, NotFoundSaysHowToWriteATable) {
+  const std::string folder = MakeFolder("no_tables");
+  const auto message = [](const std::string& name, const std::string& data_dir) {
+    const auto sets = LoadDataset({.name = name, .data_dir = data_dir});
+    EXPECT_EQ(sets.status().code(), absl::StatusCode::kNotFound) << sets.status();
+    return std::string(sets.status().message());
+  };
+  EXPECT_EQ(message("csv", folder),
+            "--dataset=csv needs train.csv, and test.csv if there is a test set (each plain or with .gz after it), not "
+            "found in " +
+                folder +
+                ": write them with to_csv(index=False) of pandas, or give one .csv file of all samples as --data_dir, "
+                "and give their folder as --data_dir");
+  EXPECT_THAT(message("libsvm", ""), HasSubstr("--dataset=libsvm needs train.libsvm, and test.libsvm if there is"));
+  EXPECT_THAT(message("csv", folder + "/none.csv"), HasSubstr("not found in " + folder + "/none.csv"));
+}
+
+TEST(DatasetTest, APartOfATableBecomesATestSet) {
+  std::string table = "y,a,b\n";
+  for (int i = 0; i < 100; ++i) absl::StrAppend(&table, i % 2 == 0 ? "+1" : "-1", ",", i, ",", i % 2, "\n");
+  const std::string path = WriteFile(MakeFolder("split_table"), "all.csv", table);
+  const auto sets = LoadDataset({.name = "csv", .data_dir = path, .test_fraction = 0.25});
+  ASSERT_TRUE(sets.ok()) << sets.status();
+  EXPECT_EQ(sets->train.count, 75);
+  EXPECT_EQ(sets->test.count, 25);
+  EXPECT_THAT(sets->class_names, ElementsAre("-1", "+1"));
+  std::vector<bool> seen(100);
+  for (const Dataset* set : {&sets->train, &sets->test}) {
+    EXPECT_EQ(set->type, FieldType::kNumbers);
+    EXPECT_EQ(set->classes, 2);
+    ASSERT_EQ(std::ssize(set->images), set->count * 8);
+    EXPECT_EQ(set->images_crc32c, ExtendCrc32cByTable(0, std::as_bytes(std::span(set->images))));
+    for (int64_t i = 0; i < set->count; ++i) {
+      float numbers[2];
+      std::memcpy(numbers, set->images.data() + 8 * i, sizeof(numbers));
+      EXPECT_EQ(numbers[1], 1 - set->labels[i]);
+      EXPECT_EQ(static_cast<int>(numbers[0]) % 2, numbers[1]);
+      EXPECT_FALSE(seen[static_cast<size_t>(numbers[0])]);
+      seen[static_cast<size_t>(numbers[0])] = true;
+    }
+  }
 }
 
 TEST(DatasetTest, FindsAFolderNamedAfterTheDataSet) {

@@ -284,7 +284,7 @@ class DataTest(unittest.TestCase):
                             ({"batch": 0}, "batch is 0"), ({"mean": (0,)}, "mean has 1 values, the images have 3")):
             with self.assertRaisesRegex(ValueError, error):
                 self.loader(**more)
-        with self.assertRaisesRegex(data.StarringError, "give one of mnist, fashion-mnist, .*, npy, synthetic"):
+        with self.assertRaisesRegex(data.StarringError, "give one of mnist, fashion-mnist, .*, libsvm, synthetic"):
             data.Dataset("imagenet")
         with self.assertRaisesRegex(TypeError, "takes no argument depth"):
             data.Dataset("synthetic", depth=3)

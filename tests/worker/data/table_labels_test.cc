@@ -1,0 +1,112 @@
+#include "worker/data/table_labels.h"
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "common/base/check.h"
+#include "common/checkpoint/crc32c.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace starring {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+using Texts = std::vector<std::string>;
+
+absl::StatusOr<TrainAndTest> Sets(const Texts& train, const Texts& test) {
+  TableLabels labels;
+  TrainAndTest sets;
+  for (const std::string& text : train) sets.train.labels.push_back(labels.Add(text).value());
+  for (const std::string& text : test) sets.test.labels.push_back(labels.Add(text).value());
+  const absl::Status status = labels.SetClasses(sets);
+  if (!status.ok()) return status;
+  return sets;
+}
+
+TEST(TableLabelsTest, IntegersAreTheClasses) {
+  const TrainAndTest sets = Sets({"3", "1.0", "0"}, {"1e0", "+1", "-0", "4"}).value();
+  EXPECT_THAT(sets.train.labels, ElementsAre(3, 1, 0));
+  EXPECT_THAT(sets.test.labels, ElementsAre(1, 1, 0, 4));
+  EXPECT_THAT(sets.class_names, IsEmpty());
+  EXPECT_EQ(sets.train.classes, 5);
+  EXPECT_EQ(sets.test.classes, 5);
+  EXPECT_EQ(sets.test.labels_crc32c, ExtendCrc32cByTable(0, std::as_bytes(std::span(sets.test.labels))));
+  EXPECT_EQ(sets.train.labels_crc32c, ExtendCrc32cByTable(0, std::as_bytes(std::span(sets.train.labels))));
+  EXPECT_EQ(Sets({"65535"}, {})->train.classes, 65536);
+}
+
+TEST(TableLabelsTest, OtherNumbersAreClassesByValue) {
+  const TrainAndTest signs = Sets({"+1", "-1", "1.0"}, {"-1.0", "1"}).value();
+  EXPECT_THAT(signs.train.labels, ElementsAre(1, 0, 1));
+  EXPECT_THAT(signs.test.labels, ElementsAre(0, 1));
+  EXPECT_THAT(signs.class_names, ElementsAre("-1", "+1"));
+  EXPECT_EQ(signs.test.classes, 2);
+  // 10 comes after 9 by value, before by bytes. The test set alone has a class in between.
+  const TrainAndTest sets = Sets({"10", "9"}, {"9.5", "70000"}).value();
+  EXPECT_THAT(sets.train.labels, ElementsAre(2, 0));
+  EXPECT_THAT(sets.test.labels, ElementsAre(1, 3));
+  EXPECT_THAT(sets.class_names, ElementsAre("9", "9.5", "10", "70000"));
+}
+
+TEST(TableLabelsTest, TextsAreClassesByBytes) {
+  const TrainAndTest sets = Sets({"virginica", "Setosa", "10"}, {"9", "\xc3\xa9t\xc3\xa9", "virginica"}).value();
+  EXPECT_THAT(sets.class_names, ElementsAre("10", "9", "Setosa", "virginica", "\xc3\xa9t\xc3\xa9"));
+  EXPECT_THAT(sets.train.labels, ElementsAre(3, 2, 0));
+  EXPECT_THAT(sets.test.labels, ElementsAre(1, 4, 3));
+  EXPECT_EQ(sets.train.classes, 5);
+}
+
+TEST(TableLabelsTest, KnowsWhatWasAdded) {
+  TableLabels labels;
+  EXPECT_EQ(labels.Add("a").value(), 0);
+  EXPECT_EQ(labels.Add("b").value(), 1);
+  EXPECT_EQ(labels.Add("a").value(), 0);
+  EXPECT_TRUE(labels.Contains("b"));
+  EXPECT_FALSE(labels.Contains("c"));
+}
+
+TEST(TableLabelsTest, RefusesWhatIsNoLabel) {
+  TableLabels labels;
+  EXPECT_EQ(labels.Add("").status(), absl::DataLossError("expected a label, found an empty cell"));
+  EXPECT_EQ(labels.Add("NaN").status(), absl::DataLossError("expected a label, found \"NaN\""));
+  EXPECT_EQ(labels.Add("-inf").status(), absl::DataLossError("expected a label, found \"-inf\""));
+  EXPECT_TRUE(labels.Add(std::string(256, 'x')).ok());
+  EXPECT_THAT(std::string(labels.Add(std::string(257, 'x')).status().message()),
+              HasSubstr("expected a label of at most 256 bytes, found 257: \"xxx"));
+}
+
+TEST(TableLabelsTest, RefusesATargetOfRegression) {
+  Texts thousand;
+  for (int i = 0; i < 1000; ++i) thousand.push_back(absl::StrCat(i, ".5"));
+  EXPECT_EQ(Sets(thousand, {})->train.classes, 1000);
+  EXPECT_EQ(Sets(thousand, {"0.50"})->train.classes, 1000);
+  EXPECT_EQ(
+      Sets(thousand, {"7"}).status(),
+      absl::InvalidArgumentError("the labels are 1001 distinct numbers, not all of them integers, expected at most "
+                                 "1000: this looks like a target of regression, which is not read yet: give a "
+                                 "column of classes"));
+  // Integers may be more.
+  Texts negative;
+  for (int i = 0; i < 65536; ++i) negative.push_back(absl::StrCat(-i));
+  EXPECT_EQ(Sets(negative, {})->train.labels[65535], 0);
+  EXPECT_EQ(Sets(negative, {})->train.labels[0], 65535);
+  TableLabels labels;
+  for (const std::string& text : negative) CHECK_OK(labels.Add(text));
+  EXPECT_EQ(labels.Add("1").status(),
+            absl::InvalidArgumentError("the labels are more than 65536 distinct texts, expected at most 65536: this "
+                                       "looks like a target of regression, which is not read yet: give a column of "
+                                       "classes"));
+  EXPECT_TRUE(labels.Add("-7").ok());
+}
+
+}  // namespace
+}  // namespace starring

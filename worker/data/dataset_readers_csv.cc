@@ -1,0 +1,232 @@
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/base/limits.h"
+#include "common/base/status.h"
+#include "common/checkpoint/crc32c.h"
+#include "worker/data/dataset_readers.h"
+#include "worker/data/files/cell_text.h"
+#include "worker/data/files/csv_rows.h"
+#include "worker/data/files/data_memory.h"
+#include "worker/data/files/file_stream.h"
+#include "worker/data/table_labels.h"
+
+namespace starring {
+namespace {
+
+using Cells = std::vector<absl::string_view>;
+
+constexpr size_t kColumnsShown = 10;
+constexpr absl::string_view kLabelNames[] = {"label", "target", "class", "y"};
+
+// The columns of both files: those of the training file.
+struct Columns {
+  std::vector<std::string> names;  // empty: there is no header
+  size_t count = 0;                // 0: not known yet
+  size_t label = 0;
+  bool only_label_is_text = false;  // in the header
+};
+
+// "a", "b", "c" and 4 more
+template <class Texts>
+std::string ShowFirst(const Texts& texts) {
+  const size_t shown = std::min(texts.size(), kColumnsShown);
+  return absl::StrCat(absl::StrJoin(texts.begin(), texts.begin() + static_cast<int64_t>(shown), ", ",
+                                    [](std::string* out, const auto& text) { out->append(ShowCell(text)); }),
+                      texts.size() > shown ? absl::StrCat(" and ", texts.size() - shown, " more") : "");
+}
+
+CellKind KindOf(absl::string_view cell) {
+  float unused = 0;
+  return ReadCell(TrimCell(cell), unused);
+}
+
+bool IsText(absl::string_view cell) { return KindOf(cell) == CellKind::kText; }
+
+// Finds the column of labels by name, or by number; by one of the usual names if `wanted` is empty.
+absl::StatusOr<size_t> FindLabel(const std::string& path, const std::string& wanted, const Cells& first,
+                                 const std::vector<std::string>& names) {
+  std::vector<size_t> found;
+  for (size_t i = 0; i < names.size(); ++i) {
+    const bool is_label = wanted.empty() ? std::ranges::count(kLabelNames, names[i]) > 0 : names[i] == wanted;
+    if (is_label) found.push_back(i);
+  }
+  if (found.size() == 1) return found[0];
+  if (size_t number = 0; found.empty() && absl::SimpleAtoi(wanted, &number) && number >= 1 && number <= first.size()) {
+    return number - 1;
+  }
+  const std::string columns = names.empty() ? absl::StrCat("no header, and the first line ", ShowFirst(first))
+                                            : absl::StrCat("the columns ", ShowFirst(names));
+  const std::string why =
+      wanted.empty() ? absl::StrCat(found.size(),
+                                    " columns called label, target, class or y, expected one: give "
+                                    "--csv_label=NAME|NUMBER, with numbers from 1 on")
+                     : absl::StrCat(found.size(), " columns called ", ShowCell(wanted),
+                                    ", expected one: --csv_label needs a name, or a number from 1 to ", first.size());
+  return absl::InvalidArgumentError(absl::StrCat(path, " has ", why, "; it has ", columns));
+}
+
+// Learns the columns from the first row of the training file, and compares them with that of the test file. True if the
+// row is a header.
+absl::StatusOr<bool> TakeFirstRow(const std::string& path, const TableFiles& files, const Cells& cells,
+                                  Columns& columns) {
+  std::vector<std::string> names;
+  // An empty cell and nan are missing numbers, and no names.
+  const bool has_header = std::ranges::any_of(cells, IsText);
+  if (has_header) {
+    for (const absl::string_view cell : cells) names.emplace_back(TrimCell(cell));
+  }
+  if (columns.count > 0) {
+    if (names == columns.names) return has_header;
+    const auto show = [](const std::vector<std::string>& all) {
+      return all.empty() ? std::string("none") : ShowFirst(all);
+    };
+    // The first difference may be far from the beginning.
+    const auto differ = std::ranges::mismatch(names, columns.names);
+    return absl::DataLossError(absl::StrCat(path, ", line 1: expected the header of ", files.train, ", ",
+                                            show({differ.in2, columns.names.end()}), ", found ",
+                                            show({differ.in1, names.end()}), " from column ",
+                                            differ.in1 - names.begin() + 1, " on: write the same columns into both"));
+  }
+  if (cells.size() < 2) {
+    return absl::DataLossError(absl::StrCat(path,
+                                            ", line 1: expected a label and one column of numbers or more, with "
+                                            "commas between them, found one cell: ",
+                                            ShowCell(cells[0])));
+  }
+  ASSIGN_OR_RETURN(columns.label, FindLabel(path, files.label, cells, names));
+  columns.count = cells.size();
+  columns.names = std::move(names);
+  columns.only_label_is_text =
+      std::ranges::count_if(cells, [](absl::string_view cell) { return KindOf(cell) != CellKind::kNumber; }) == 1 &&
+      IsText(cells[columns.label]);
+  return has_header;
+}
+
+// "PATH, line 7, column 2 (petal width)"
+std::string Place(const std::string& path, int64_t line, size_t column, const Columns& columns) {
+  return absl::StrCat(path, ", line ", line, ", column ", column + 1,
+                      columns.names.empty() ? "" : absl::StrCat(" (", ShowCell(columns.names[column]), ")"));
+}
+
+absl::string_view WayOut(CellKind kind) {
+  switch (kind) {
+    case CellKind::kEmpty:
+      return ", which is an empty cell: fill it, or leave out the row";
+    case CellKind::kNotFinite:
+      return ", which is not finite: replace it, or leave out the row";
+    case CellKind::kTooLarge:
+      return ", which is beyond float32, 3.4e38: scale the column";
+    default:
+      return ": write numbers, or leave out the column";
+  }
+}
+
+// The row of the samples' numbers without the label.
+absl::Status ReadNumbers(const std::string& path, int64_t line, const Cells& cells, const Columns& columns,
+                         std::vector<float>& row) {
+  row.clear();
+  for (size_t i = 0; i < cells.size(); ++i) {
+    if (i == columns.label) continue;
+    const absl::string_view cell = TrimCell(cells[i]);
+    float value = 0;
+    if (const CellKind kind = ReadCell(cell, value); kind != CellKind::kNumber) {
+      return absl::DataLossError(
+          absl::StrCat(Place(path, line, i, columns), ": expected a number, found ", ShowCell(cell), WayOut(kind)));
+    }
+    row.push_back(value);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AppendSample(const std::string& path, const TableFiles& files, const std::vector<float>& row,
+                          uint16_t label, Dataset& set) {
+  const std::span<const std::byte> bytes = std::as_bytes(std::span(row));
+  if (std::ssize(set.images) + std::ssize(bytes) > files.bytes_max || std::ssize(set.labels) == kDatasetImagesMax) {
+    return absl::DataLossError(absl::StrCat(path, " has more samples than the limits of ", kDatasetImagesMax,
+                                            " samples and ", files.bytes_max, " bytes of float32: use fewer"));
+  }
+  RETURN_IF_ERROR(MakeRoom(path, std::ssize(bytes), set.images));
+  RETURN_IF_ERROR(MakeRoom(path, 1, set.labels));
+  const auto* const first = reinterpret_cast<const uint8_t*>(bytes.data());
+  set.images.insert(set.images.end(), first, first + bytes.size());
+  set.images_crc32c = ExtendCrc32c(set.images_crc32c, bytes);
+  set.labels.push_back(label);
+  return absl::OkStatus();
+}
+
+absl::Status ReadRows(const std::string& path, const TableFiles& files, CsvRows& rows, Columns& columns,
+                      TableLabels& labels, Dataset& set) {
+  Cells cells;
+  std::vector<float> row;
+  int64_t empty_line = 0;
+  for (bool first = true;; first = false) {
+    ASSIGN_OR_RETURN(const bool any, rows.Next(cells));
+    if (!any) break;
+    if (cells.empty()) {
+      if (empty_line == 0) empty_line = rows.line();
+      continue;
+    }
+    if (empty_line > 0) {
+      return absl::DataLossError(absl::StrCat(path, ", line ", empty_line, ": found an empty line before line ",
+                                              rows.line(), ", expected a row: remove the empty line"));
+    }
+    if (first) {
+      ASSIGN_OR_RETURN(const bool is_header, TakeFirstRow(path, files, cells, columns));
+      if (is_header) continue;
+    }
+    if (cells.size() != columns.count) {
+      return absl::DataLossError(absl::StrCat(path, ", line ", rows.line(), ": expected ", columns.count,
+                                              " cells as in line 1 of ", files.train, ", found ", cells.size(),
+                                              ": mend or remove the row"));
+    }
+    RETURN_IF_ERROR(ReadNumbers(path, rows.line(), cells, columns, row));
+    ASSIGN_OR_RETURN(const uint16_t label, labels.Add(TrimCell(cells[columns.label])),
+                     Place(path, rows.line(), columns.label, columns));
+    RETURN_IF_ERROR(AppendSample(path, files, row, label, set));
+  }
+  if (set.labels.empty()) return absl::DataLossError(absl::StrCat(path, " has no samples: expected one row or more"));
+  return absl::OkStatus();
+}
+
+absl::Status ReadSet(const std::string& path, const TableFiles& files, Columns& columns, TableLabels& labels,
+                     Dataset& set) {
+  ASSIGN_OR_RETURN(const std::unique_ptr<FileStream> stream, FileStream::Open(path));
+  CsvRows rows(*stream);
+  RETURN_IF_ERROR(rows.Explain(ReadRows(path, files, rows, columns, labels, set)));
+  set.type = FieldType::kNumbers;
+  set.count = std::ssize(set.labels);
+  set.height = set.width = 1;
+  set.channels = static_cast<int64_t>(columns.count) - 1;
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<TrainAndTest> ReadCsv(const TableFiles& files) {
+  TrainAndTest sets;
+  Columns columns;
+  TableLabels labels;
+  RETURN_IF_ERROR(ReadSet(files.train, files, columns, labels, sets.train));
+  if (!files.test.empty()) RETURN_IF_ERROR(ReadSet(files.test, files, columns, labels, sets.test));
+  // A first sample that is taken for a header would be lost without a word.
+  if (columns.only_label_is_text && labels.Contains(columns.names[columns.label])) {
+    return absl::DataLossError(absl::StrCat(files.train, ", line 1: expected a header, because ",
+                                            ShowCell(columns.names[columns.label]),
+                                            " is text, found numbers and a label that other rows have: write a header "
+                                            "into the first line"));
+  }
+  RETURN_IF_ERROR(labels.SetClasses(sets), files.train);
+  return sets;
+}
+
+}  // namespace starring

@@ -1,0 +1,93 @@
+#include "worker/data/table_labels.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <map>
+#include <span>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/status.h"
+#include "common/checkpoint/crc32c.h"
+#include "worker/data/files/cell_text.h"
+
+namespace starring {
+namespace {
+
+constexpr double kClassMax = 65535;
+
+absl::Status Regression(absl::string_view found, size_t limit) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("the labels are ", found, ", expected at most ", limit,
+                   ": this looks like a target of regression, which is not read yet: give a column of classes"));
+}
+
+// The classes of texts in the order of `keys`, which are by text; texts with equal keys have one class.
+template <class Key>
+std::vector<uint16_t> Rank(const std::vector<Key>& keys, const std::vector<std::string>& texts,
+                           std::vector<std::string>& names) {
+  std::map<Key, size_t> first_text;
+  for (size_t i = 0; i < keys.size(); ++i) first_text.try_emplace(keys[i], i);
+  std::map<Key, uint16_t> class_of;
+  for (const auto& [key, text] : first_text) {
+    class_of[key] = static_cast<uint16_t>(names.size());
+    names.push_back(texts[text]);
+  }
+  std::vector<uint16_t> classes;
+  for (const Key& key : keys) classes.push_back(class_of.at(key));
+  return classes;
+}
+
+}  // namespace
+
+absl::StatusOr<uint16_t> TableLabels::Add(absl::string_view text) {
+  if (const auto known = numbers_.find(text); known != numbers_.end()) return known->second;
+  double value = 0;
+  const CellKind kind = ReadCell(text, value);
+  if (kind == CellKind::kEmpty) return absl::DataLossError("expected a label, found an empty cell");
+  if (kind == CellKind::kNotFinite) {
+    return absl::DataLossError(absl::StrCat("expected a label, found ", ShowCell(text)));
+  }
+  if (text.size() > kLabelBytesMax) {
+    return absl::DataLossError(absl::StrCat("expected a label of at most ", kLabelBytesMax, " bytes, found ",
+                                            text.size(), ": ", ShowCell(text)));
+  }
+  if (texts_.size() == kLabelsMax)
+    return Regression(absl::StrCat("more than ", kLabelsMax, " distinct texts"), kLabelsMax);
+  const auto number = static_cast<uint16_t>(texts_.size());
+  numbers_.emplace(text, number);
+  texts_.emplace_back(text);
+  return number;
+}
+
+absl::StatusOr<std::vector<uint16_t>> TableLabels::Classes(std::vector<std::string>& names) const {
+  std::vector<double> values;
+  for (const std::string& text : texts_) {
+    double value = 0;
+    if (ReadCell(text, value) != CellKind::kNumber) return Rank(texts_, texts_, names);
+    values.push_back(value);
+  }
+  const auto is_integer = [](double value) { return std::trunc(value) == value; };
+  const auto is_class = [&](double value) { return is_integer(value) && value >= 0 && value <= kClassMax; };
+  if (std::ranges::all_of(values, is_class)) return std::vector<uint16_t>(values.begin(), values.end());
+  std::vector<uint16_t> classes = Rank(values, texts_, names);
+  if (names.size() > kFractionLabelsMax && !std::ranges::all_of(values, is_integer)) {
+    return Regression(absl::StrCat(names.size(), " distinct numbers, not all of them integers"), kFractionLabelsMax);
+  }
+  return classes;
+}
+
+absl::Status TableLabels::SetClasses(TrainAndTest& sets) const {
+  sets.class_names.clear();
+  ASSIGN_OR_RETURN(const std::vector<uint16_t> classes, Classes(sets.class_names));
+  const int64_t count = classes.empty() ? 0 : 1 + int64_t{*std::ranges::max_element(classes)};
+  for (Dataset* const set : {&sets.train, &sets.test}) {
+    for (uint16_t& label : set->labels) label = classes[label];
+    set->labels_crc32c = ExtendCrc32c(0, std::as_bytes(std::span(set->labels)));
+    set->classes = count;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace starring

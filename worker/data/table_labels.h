@@ -1,0 +1,52 @@
+// The labels of a table's samples, numbers or text, and the classes that they become.
+//
+// If all labels are integers from 0 to 65535, however written (1, 1.0, 1e0), they are the classes. Otherwise the
+// classes are numbered from 0 on: in the order of the labels' values if all labels are numbers, else in the order of
+// their bytes.
+//
+// Thread safety: one thread.
+#ifndef STARRING_WORKER_DATA_TABLE_LABELS_H_
+#define STARRING_WORKER_DATA_TABLE_LABELS_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "worker/data/dataset.h"
+
+namespace starring {
+
+// Distinct labels of both sets together.
+inline constexpr size_t kLabelsMax = 1 << 16;
+// Distinct labels that are numbers, of which one or more is no integer.
+inline constexpr size_t kFractionLabelsMax = 1000;
+inline constexpr size_t kLabelBytesMax = 256;
+
+class TableLabels {
+ public:
+  // The number of `text` until SetClasses: equal texts have one. DataLoss, without a place: an empty or long text, nan,
+  // infinity. InvalidArgument: more than kLabelsMax texts. REQUIRES: `text` is trimmed.
+  absl::StatusOr<uint16_t> Add(absl::string_view text);
+
+  bool Contains(absl::string_view text) const { return numbers_.contains(text); }
+
+  // Replaces the numbers in the labels of both sets by classes; sets classes, class_names and checksums of labels.
+  // The name of a class is the first text that was added for it. InvalidArgument: more than kFractionLabelsMax distinct
+  // numbers, of which one or more is no integer.
+  absl::Status SetClasses(TrainAndTest& sets) const;
+
+ private:
+  // By text its class; the classes' names if those are not their numbers.
+  absl::StatusOr<std::vector<uint16_t>> Classes(std::vector<std::string>& names) const;
+
+  absl::flat_hash_map<std::string, uint16_t> numbers_;
+  std::vector<std::string> texts_;  // by number
+};
+
+}  // namespace starring
+
+#endif  // STARRING_WORKER_DATA_TABLE_LABELS_H_
