@@ -53,6 +53,7 @@
 #include "worker/options/deciding_facts.h"
 #include "worker/options/device_choice.h"
 #include "worker/options/worker_options.h"
+#include "worker/predict/predict.h"
 #include "worker/report/dashboards.h"
 #include "worker/report/run_record.h"
 #include "worker/step/cuda_training_step.h"
@@ -522,6 +523,7 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
                               .data = &data,
                               .network = network.get(),
                               .checkpoint_writer = &checkpoint_writer,
+                              .layer_file = layers.text(),
                               .facts = DecidingFacts(layers, data, launcher),
                               .machine_facts = MachineFacts(options, choice),
                               .trace = instruments.trace.get(),
@@ -535,6 +537,22 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
   parts.training.device_facts = DeviceFactsOf(parts.training, choice.cuda.get());
   ASSIGN_OR_RETURN(const TrainResult result, TrainJob(parts, {.stop = StopRequested}));
   return result.reported;
+}
+
+// --evaluate and --predict.
+absl::Status PredictJob(WorkerOptions options, const LauncherEnvironment& launcher, GpuHangWatch* gpu_hang_watch) {
+  options.dataset.for_prediction = options.evaluate.empty();
+  ASSIGN_OR_RETURN(const TrainAndTest data, LoadDataset(options.dataset));
+  ASSIGN_OR_RETURN(const DeviceChoice choice, ChooseDevice(launcher, &options, gpu_hang_watch->watch()));
+  const std::string& checkpoint = options.predict.empty() ? options.evaluate : options.predict;
+  ASSIGN_OR_RETURN(const Evaluation evaluation,
+                   Predict({.checkpoint = checkpoint, .data = &data, .out = options.out, .device = choice.device()}));
+  if (evaluation.has_labels)
+    std::printf("%s: loss %.6f, accuracy %.2f %%, among the first five %.2f %%, of %lld samples\n",
+                evaluation.folder.c_str(), evaluation.loss, 100 * evaluation.accuracy, 100 * evaluation.top5,
+                static_cast<long long>(evaluation.samples));
+  if (!options.out.empty()) std::printf("predictions in %s\n", options.out.c_str());
+  return absl::OkStatus();
 }
 
 // This machine's GPUs in a few words: "2 x NVIDIA H200". Empty if there are none.
@@ -605,13 +623,15 @@ int Main(int argc, char** argv) {
   if (status.ok() && options->check) {
     return Check(*options, launcher, std::move(mpi), std::move(rendezvous), gpu_hang_watch->watch());
   }
+  const bool predicts = status.ok() && !(options->evaluate.empty() && options->predict.empty());
+  if (predicts) status = PredictJob(*options, launcher, &*gpu_hang_watch);
   Instruments instruments;
-  if (status.ok()) {
+  if (status.ok() && !predicts) {
     absl::StatusOr<Instruments> created = CreateInstruments(*options);
     status = created.status();
     if (status.ok()) instruments = *std::move(created);
   }
-  if (status.ok()) {
+  if (status.ok() && !predicts) {
     status = RunJob(*std::move(options), launcher, mpi.get(), instruments, &*gpu_hang_watch);
     // Write the trace even if training failed; that is when it is needed.
     if (instruments.trace != nullptr) status.Update(NotWritten(instruments.trace->Write(), "the trace"));

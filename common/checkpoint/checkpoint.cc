@@ -3,9 +3,11 @@
 #include <zlib.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <span>
 #include <system_error>
 #include <utility>
@@ -114,6 +116,18 @@ class TensorFile {
   std::map<std::string, Content> contents_;
 };
 
+void Describe(const TrainedModel& model, v1::TrainedModel* out) {
+  out->set_layer_file(model.layer_file);
+  out->set_height(static_cast<int32_t>(model.height));
+  out->set_width(static_cast<int32_t>(model.width));
+  out->set_channels(static_cast<int32_t>(model.channels));
+  out->set_takes_numbers(model.takes_numbers);
+  out->set_outputs(static_cast<int32_t>(model.outputs));
+  out->mutable_mean()->Add(model.mean.begin(), model.mean.end());
+  out->mutable_deviation()->Add(model.deviation.begin(), model.deviation.end());
+  for (const std::string& name : model.class_names) out->add_class_names(name);
+}
+
 v1::CheckpointManifest DescribeCheckpoint(const Layout& layout, const Checkpoint& checkpoint) {
   v1::CheckpointManifest manifest;
   manifest.set_step(checkpoint.step);
@@ -124,6 +138,7 @@ v1::CheckpointManifest DescribeCheckpoint(const Layout& layout, const Checkpoint
   manifest.set_bucket_bytes(static_cast<int32_t>(checkpoint.bucket_bytes));
   manifest.set_version(kCheckpointVersion);
   manifest.set_finished(checkpoint.finished);
+  Describe(checkpoint.model, manifest.mutable_model());
   manifest.set_layout_hash(layout.hash());
   manifest.set_parameter_sha256(Sha256Hex(std::as_bytes(std::span(checkpoint.parameters))));
   size_t range_count = 0;
@@ -391,7 +406,10 @@ absl::StatusOr<Checkpoint> ReadCheckpoint(const std::string& folder, const Layou
   // Both are verified before either is decoded: a damaged folder must be reported as damaged, and passed over, even if
   // it also belongs to another model.
   ASSIGN_OR_RETURN(InputFile model, OpenVerified(folder, manifest, kModel));
-  ASSIGN_OR_RETURN(InputFile optimizer, OpenVerified(folder, manifest, kOptimizer));
+  std::optional<InputFile> optimizer;
+  if (wanted != OptimizerState::kIgnore) {
+    ASSIGN_OR_RETURN(optimizer, OpenVerified(folder, manifest, kOptimizer));
+  }
   Checkpoint checkpoint;
   checkpoint.step = manifest.step();
   checkpoint.epoch = manifest.epoch();
@@ -403,7 +421,8 @@ absl::StatusOr<Checkpoint> ReadCheckpoint(const std::string& folder, const Layou
   checkpoint.finished = manifest.finished();
   if (fits != nullptr) RETURN_IF_ERROR(fits(checkpoint, folder));
   RETURN_IF_ERROR(TakeModel(&model, layout, buffer_sizes, &checkpoint), folder, "/", kModel);
-  RETURN_IF_ERROR(TakeOptimizer(&optimizer, layout, state_names, wanted, &checkpoint), folder, "/", kOptimizer);
+  if (!optimizer.has_value()) return checkpoint;
+  RETURN_IF_ERROR(TakeOptimizer(&*optimizer, layout, state_names, wanted, &checkpoint), folder, "/", kOptimizer);
   return checkpoint;
 }
 
@@ -440,6 +459,37 @@ std::optional<int64_t> StepOfCheckpoint(const std::string& folder) {
   if (!fs::exists(absl::StrCat(folder, "/", kModel), error)) return std::nullopt;
   const absl::StatusOr<v1::CheckpointManifest> manifest = ReadManifest(folder);
   return manifest.ok() ? std::optional<int64_t>(manifest->step()) : std::nullopt;
+}
+
+absl::StatusOr<TrainedModel> ReadTrainedModel(const std::string& folder) {
+  ASSIGN_OR_RETURN(const v1::CheckpointManifest manifest, ReadManifest(folder));
+  if (!manifest.has_model()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(folder,
+                     " was written by a version that kept no model: resume from it, for one step or more, with "
+                     "this one"));
+  }
+  const v1::TrainedModel& model = manifest.model();
+  TrainedModel read = {.layer_file = model.layer_file(),
+                       .height = model.height(),
+                       .width = model.width(),
+                       .channels = model.channels(),
+                       .takes_numbers = model.takes_numbers(),
+                       .outputs = model.outputs(),
+                       .mean = {model.mean().begin(), model.mean().end()},
+                       .deviation = {model.deviation().begin(), model.deviation().end()},
+                       .class_names = {model.class_names().begin(), model.class_names().end()}};
+  const auto is_usable = [](float mean, float deviation) {
+    return std::isfinite(mean) && std::isfinite(deviation) && deviation > 0;
+  };
+  if (std::min({read.height, read.width, read.channels, read.outputs}) < 1 || std::ssize(read.mean) != read.channels ||
+      std::ssize(read.deviation) != read.channels || !std::ranges::equal(read.mean, read.deviation, is_usable)) {
+    return absl::DataLossError(absl::StrCat(folder, "/", kManifest, " has a model of ", read.height, " x ", read.width,
+                                            " x ", read.channels, " values, ", read.outputs, " outputs, ",
+                                            read.mean.size(), " means and ", read.deviation.size(),
+                                            " deviations, expected 1 or more, and a finite one for each channel"));
+  }
+  return read;
 }
 
 bool HasCheckpoint(const std::string& dir) { return !ListCheckpointFolders(dir).empty(); }

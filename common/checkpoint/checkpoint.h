@@ -34,14 +34,25 @@
 namespace starring {
 
 // The version of the manifest. proto/starring/v1/checkpoint.proto says what each version has.
-inline constexpr int kCheckpointVersion = 1;
+inline constexpr int kCheckpointVersion = 2;
+
+// The model of a checkpoint, known without its tensors: proto/starring/v1/checkpoint.proto.
+struct TrainedModel {
+  std::string layer_file;  // the text
+  int64_t height = 0, width = 0, channels = 0;
+  bool takes_numbers = false;
+  int64_t outputs = 0;
+  std::vector<float> mean, deviation;  // by channel
+  std::vector<std::string> class_names;
+};
 
 struct Checkpoint {
-  int64_t step = 0;                                     // the next step of the run
-  int64_t epoch = 0;                                    // number of completed epochs
-  std::map<std::string, std::string> config;            // what decided the numbers: flags and facts
-  int version = kCheckpointVersion;                     // of the manifest
-  bool finished = false;                                // the run had no step left
+  int64_t step = 0;                           // the next step of the run
+  int64_t epoch = 0;                          // number of completed epochs
+  std::map<std::string, std::string> config;  // what decided the numbers: flags and facts
+  int version = kCheckpointVersion;           // of the manifest
+  bool finished = false;                      // the run had no step left
+  TrainedModel model;
   int world_size = 0;                                   // of the run that wrote it; 0: unknown
   int64_t chunk_bytes = 0;                              // ChunkBytesFor(world_size) of that run's build; 0: unknown
   int64_t bucket_bytes = 0;                             // that --bucket_bytes=auto has chosen; 0: none
@@ -60,8 +71,8 @@ struct Checkpoint {
 absl::Status WriteCheckpoint(const std::string& dir, const Layout& layout, const Checkpoint& checkpoint);
 
 // kCheckOnly: the optimizer's file must be whole and fit the run, as with kRead, but its vectors stay empty. For ranks
-// that get the state from rank 0.
-enum class OptimizerState { kRead, kCheckOnly };
+// that get the state from rank 0. kIgnore: the file is not looked at, and may be missing.
+enum class OptimizerState { kRead, kCheckOnly, kIgnore };
 
 // Whether a run can go on from the checkpoint in `folder`, of which all but the tensors is given.
 using CheckpointFits = std::function<absl::Status(const Checkpoint& head, const std::string& folder)>;
@@ -88,6 +99,11 @@ absl::StatusOr<std::optional<FoundCheckpoint>> ReadNewestCheckpoint(const std::s
                                                                     const std::map<std::string, int64_t>& buffer_sizes,
                                                                     OptimizerState wanted = OptimizerState::kRead,
                                                                     const CheckpointFits& fits = nullptr);
+
+// The model of the checkpoint in `folder`, of which only the manifest is read. DataLoss as ReadCheckpoint, and if a
+// size is below 1 or means and deviations are not one for each channel, finite, and deviations above 0. InvalidArgument
+// if the checkpoint is of a version that had no model.
+absl::StatusOr<TrainedModel> ReadTrainedModel(const std::string& folder);
 
 // The step of the checkpoint in `folder`, whatever the folder's name is; nullopt if it holds none. Looks at the
 // manifest only.

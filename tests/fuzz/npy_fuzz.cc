@@ -32,11 +32,16 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto images_stream = starring::FileStream::Open(images.path());
   const auto labels_stream = starring::FileStream::Open(labels.path());
   CHECK(images_stream.ok() && labels_stream.ok());
-  const auto dataset = starring::ReadNpy(**images_stream, **labels_stream);
+  const auto dataset = starring::ReadNpy(**images_stream, labels_stream->get());
   if (!dataset.ok()) return 0;
   CHECK_GE(dataset->count, 1);
   CHECK_EQ(dataset->count, std::ssize(dataset->labels));
   CHECK_EQ(dataset->count * dataset->image_bytes(), std::ssize(dataset->images));
+  for (size_t at = 0; dataset->type == starring::FieldType::kNumbers && at < dataset->images.size(); at += 4) {
+    float number = 0;
+    std::memcpy(&number, dataset->images.data() + at, sizeof number);
+    CHECK(std::isfinite(number));
+  }
   for (const uint16_t label : dataset->labels) CHECK_LT(label, dataset->classes);
   return 0;
 }

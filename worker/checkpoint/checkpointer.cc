@@ -278,6 +278,7 @@ absl::StatusOr<Checkpoint> Checkpointer::Collect(int64_t step, std::span<const f
                         .epoch = step / options_.steps_per_epoch,
                         .config = DecidingValues(*options_.worker, facts_),
                         .finished = step >= options_.end_step,
+                        .model = model_,
                         .world_size = options_.worker->world_size,
                         .chunk_bytes = ChunkBytesFor(options_.worker->world_size),
                         .bucket_bytes = chosen_bucket_bytes_,

@@ -86,6 +86,9 @@ class Checkpointer {
   // of its name.
   void set_facts(Facts facts) { facts_ = std::move(facts); }
 
+  // Sets what checkpoints say of the model.
+  void set_model(TrainedModel model) { model_ = std::move(model); }
+
   // Fills parameters, the network's buffers and `state` from the newest complete checkpoint, and returns the next step;
   // returns 0 if there is no checkpoint. Every rank reads the files. Only rank 0 reads `state`, one vector per state
   // vector of the optimizer: on other ranks, and without a checkpoint, it stays empty. InvalidArgument as CheckResume;
@@ -139,6 +142,7 @@ class Checkpointer {
 
   const Options options_;
   std::vector<std::string> state_names_;
+  TrainedModel model_;
   Facts facts_;
   std::vector<std::string> resume_notes_;
   int64_t chosen_bucket_bytes_ = 0;

@@ -196,20 +196,27 @@ absl::StatusOr<Dataset> ReadNpySet(const DatasetOptions& options, const NamedDat
   const auto images_path = FindFile(options.data_dir, images);
   const auto labels_path = FindFile(options.data_dir, labels);
   if (!images_path && !labels_path && prefix == named.test) return Dataset();
-  if (options.data_dir.empty() || !images_path || !labels_path) {
-    return NotFound(options, named, Folders(options, named), absl::StrCat(images, " and ", labels));
+  const bool needs_labels = !options.for_prediction;
+  if (options.data_dir.empty() || !images_path || (needs_labels && !labels_path)) {
+    return NotFound(options, named, Folders(options, named),
+                    needs_labels ? absl::StrCat(images, " and ", labels) : images);
   }
   ASSIGN_OR_RETURN(const std::unique_ptr<FileStream> images_stream, FileStream::Open(*images_path));
-  ASSIGN_OR_RETURN(const std::unique_ptr<FileStream> labels_stream, FileStream::Open(*labels_path));
-  return ReadNpy(*images_stream, *labels_stream);
+  std::unique_ptr<FileStream> labels_stream;
+  if (labels_path) {
+    ASSIGN_OR_RETURN(labels_stream, FileStream::Open(*labels_path));
+  }
+  return ReadNpy(*images_stream, labels_stream.get());
 }
 
 absl::StatusOr<TrainAndTest> LoadNpy(const DatasetOptions& options, const NamedDataset& named) {
   TrainAndTest sets;
   if (absl::EndsWith(options.data_dir, ".npz")) {
-    ASSIGN_OR_RETURN(sets, ReadNpz(options.data_dir));
+    ASSIGN_OR_RETURN(sets, ReadNpz(options.data_dir, options.for_prediction));
   } else {
-    ASSIGN_OR_RETURN(sets.train, ReadNpySet(options, named, named.train));
+    if (!options.for_prediction) {
+      ASSIGN_OR_RETURN(sets.train, ReadNpySet(options, named, named.train));
+    }
     ASSIGN_OR_RETURN(sets.test, ReadNpySet(options, named, named.test));
   }
   return sets;
@@ -343,7 +350,7 @@ absl::StatusOr<TrainAndTest> LoadDataset(const DatasetOptions& options) {
     return absl::InvalidArgumentError(absl::StrCat("--dataset=", options.name, " has a test set of ", sets.test.count,
                                                    " samples: leave --test_fraction out"));
   }
-  if (sets.test.count == 0 && options.test_fraction == 0) {
+  if (sets.test.count == 0 && (options.test_fraction == 0 || sets.train.count == 0)) {
     return absl::NotFoundError(absl::StrCat(options.data_dir,
                                             " has no test set: give --test_fraction=0.1 to test on a "
                                             "tenth of its samples, or write a test set beside it"));
@@ -351,6 +358,7 @@ absl::StatusOr<TrainAndTest> LoadDataset(const DatasetOptions& options) {
   if (sets.test.count == 0) {
     ASSIGN_OR_RETURN(sets, Split(options, sets));
   }
+  if (sets.train.count == 0) return sets;  // for a prediction
   const auto size = [](const Dataset& set) {
     return absl::StrCat(set.height, " x ", set.width, " x ", set.channels,
                         set.type == FieldType::kPixels ? " pixels" : " numbers");

@@ -13,7 +13,7 @@
 
 namespace starring {
 
-// What a value of a sample is. kPixels: uint8. kNumbers: float32, finite.
+// The type of a sample's values. kPixels: uint8. kNumbers: float32, finite.
 enum class FieldType { kPixels, kNumbers };
 
 // The columns of a table are the channels of an image of one pixel.
@@ -25,12 +25,13 @@ struct Dataset {
   // planes.
   std::vector<uint8_t> images;
   std::vector<uint16_t> labels;  // (count), below `classes`
+  bool has_labels = true;        // else all labels are 0: DatasetOptions::for_prediction
   // Checksums of values and labels, computed while they were read. Labels that are bytes in their file count as bytes.
   uint32_t images_crc32c = 0;
   uint32_t labels_crc32c = 0;
 
   int64_t value_bytes() const { return type == FieldType::kPixels ? 1 : static_cast<int64_t>(sizeof(float)); }
-  // Of one sample.
+  // In one sample.
   int64_t image_values() const { return height * width * channels; }
   int64_t image_bytes() const { return image_values() * value_bytes(); }
 };
@@ -66,6 +67,9 @@ struct DatasetOptions {
   // tests.
   double test_fraction = 0;
   uint64_t split_seed = 1;
+  // Only the test set is wanted, with its labels if they are there. Other files may be missing, if they are npy's; then
+  // the training set has no samples.
+  bool for_prediction = false;
   // Only for synthetic.
   int64_t synthetic_train_count = 60000;
   int64_t synthetic_test_count = 10000;

@@ -51,12 +51,13 @@ absl::StatusOr<Dataset> ReadCifar(const CifarFiles& files);
 // images of one pixel; labels as integers, (samples) or (samples, 1). DataLoss: another type or shape, a size that
 // common/base/limits.h forbids, a number that is not finite, a label that is not 0 to 65535, and all that ReadNpyHeader
 // refuses. Images whose channels seem to come second are read as they are, with a warning.
-absl::StatusOr<Dataset> ReadNpy(ByteStream& images, ByteStream& labels);
+// Without `labels` the set has none.
+absl::StatusOr<Dataset> ReadNpy(ByteStream& images, ByteStream* labels);
 
 // The same arrays of both sets in one archive (numpy.savez, numpy.savez_compressed) under the keys train_images,
 // train_labels, test_images and test_labels, or Keras' x_train, y_train, x_test and y_test. A test set that is not
-// there has no samples. NotFound lists the keys that are there.
-absl::StatusOr<TrainAndTest> ReadNpz(const std::string& path);
+// there has no samples. NotFound lists the keys that are there. `for_prediction`: as DatasetOptions has it.
+absl::StatusOr<TrainAndTest> ReadNpz(const std::string& path, bool for_prediction = false);
 
 struct TableFiles {
   std::string train, test;  // paths; each file is plain or gzipped. Without a path the test set has no samples.

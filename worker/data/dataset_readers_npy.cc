@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -63,7 +64,10 @@ float FromHalf(uint16_t bits) {
   if (exponent == kExponentMax) return fraction == 0 ? sign * HUGE_VALF : NAN;
   // Without a leading 1 the exponent is that of the smallest number with one.
   const int leading = exponent == 0 ? 0 : 1 << kFractionBits;
-  return sign * std::ldexp(static_cast<float>(leading + fraction), std::max(exponent, 1) - kBias - kFractionBits);
+  constexpr int kFloatFractionBits = 23, kFloatBias = 127;
+  const int power = std::max(exponent, 1) - kBias - kFractionBits;
+  const auto scale = std::bit_cast<float>(static_cast<uint32_t>(power + kFloatBias) << kFloatFractionBits);
+  return sign * static_cast<float>(leading + fraction) * scale;
 }
 
 // The element at `bytes`, before it is rounded to float32.
@@ -209,36 +213,50 @@ absl::StatusOr<std::unique_ptr<ByteStream>> OpenArray(const ZipFile& zip, absl::
   return zip.OpenMember(zip.Has(with_ending) ? with_ending : std::string(name));
 }
 
-absl::StatusOr<Dataset> ReadFromZip(const ZipFile& zip, const Names& names) {
+bool Has(const ZipFile& zip, absl::string_view name) { return zip.Has(name) || zip.Has(absl::StrCat(name, ".npy")); }
+
+absl::StatusOr<Dataset> ReadFromZip(const ZipFile& zip, const Names& names, bool needs_labels) {
   ASSIGN_OR_RETURN(const std::unique_ptr<ByteStream> images, OpenArray(zip, names.images));
-  ASSIGN_OR_RETURN(const std::unique_ptr<ByteStream> labels, OpenArray(zip, names.labels));
-  return ReadNpy(*images, *labels);
+  std::unique_ptr<ByteStream> labels;
+  if (needs_labels || Has(zip, names.labels)) {
+    ASSIGN_OR_RETURN(labels, OpenArray(zip, names.labels));
+  }
+  return ReadNpy(*images, labels.get());
 }
 
 }  // namespace
 
-absl::StatusOr<Dataset> ReadNpy(ByteStream& images, ByteStream& labels) {
+absl::StatusOr<Dataset> ReadNpy(ByteStream& images, ByteStream* labels) {
   Dataset dataset;
   RETURN_IF_ERROR(ReadValues(images, dataset));
-  RETURN_IF_ERROR(ReadLabels(labels, dataset));
+  if (labels != nullptr) {
+    RETURN_IF_ERROR(ReadLabels(*labels, dataset));
+    return dataset;
+  }
+  dataset.has_labels = false;
+  dataset.classes = 1;
+  dataset.labels.resize(static_cast<size_t>(dataset.count));
   return dataset;
 }
 
-absl::StatusOr<TrainAndTest> ReadNpz(const std::string& path) {
+absl::StatusOr<TrainAndTest> ReadNpz(const std::string& path, bool for_prediction) {
   ASSIGN_OR_RETURN(const std::unique_ptr<ZipFile> zip, ZipFile::Open(path));
   // Ours, and those of Keras.
   constexpr std::array<std::pair<Names, Names>, 2> kKeys = {{
       {{"train_images", "train_labels"}, {"test_images", "test_labels"}},
       {{"x_train", "y_train"}, {"x_test", "y_test"}},
   }};
-  const auto has = [&](absl::string_view name) { return zip->Has(name) || zip->Has(absl::StrCat(name, ".npy")); };
   for (const auto& [train, test] : kKeys) {
-    if (!has(train.images) || !has(train.labels)) continue;
     TrainAndTest sets;
-    ASSIGN_OR_RETURN(sets.train, ReadFromZip(*zip, train));
+    if (for_prediction && Has(*zip, test.images)) {
+      ASSIGN_OR_RETURN(sets.test, ReadFromZip(*zip, test, /*needs_labels=*/false));
+      return sets;
+    }
+    if (!Has(*zip, train.images) || !Has(*zip, train.labels)) continue;
+    ASSIGN_OR_RETURN(sets.train, ReadFromZip(*zip, train, /*needs_labels=*/true));
     // One without the other is not found, and named.
-    if (has(test.images) || has(test.labels)) {
-      ASSIGN_OR_RETURN(sets.test, ReadFromZip(*zip, test));
+    if (Has(*zip, test.images) || Has(*zip, test.labels)) {
+      ASSIGN_OR_RETURN(sets.test, ReadFromZip(*zip, test, /*needs_labels=*/true));
     }
     return sets;
   }

@@ -84,7 +84,7 @@ template <class Args>
 STARRING_DEFINE_CLONES(kNormalizePixels, NormalizeLoop, PixelArgs);
 STARRING_DEFINE_CLONES(kNormalizeNumbers, NormalizeLoop, NumberArgs);
 
-// Of some blocks of samples, by channel.
+// The moments of some blocks of samples, by channel.
 struct Moments {
   int64_t blocks = 0;
   double count = 0;             // of values per channel

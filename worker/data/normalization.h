@@ -18,9 +18,9 @@ struct Normalization {
   FieldType type = FieldType::kPixels;
 };
 
-// Of the whole set. The deviation is the population's: divided by the number of values. A channel whose values are all
-// equal gets deviation 1, so that it becomes zero; so does one of numbers whose deviation has no inverse in float32.
-// With Normalize::kNone means are 0 and deviations 1.
+// Measures the whole set. The deviation is the population's: divided by the number of values. A channel whose values
+// are all equal gets deviation 1, so that it becomes zero; so does one of numbers whose deviation has no inverse in
+// float32. With Normalize::kNone means are 0 and deviations 1.
 //
 // The moments of numbers are float64: those of 256 samples at a time, joined in pairs (Chan, Golub and LeVeque 1979,
 // "Updating formulae and a pairwise algorithm for computing sample variances"). So every worker finds the same bits.

@@ -132,6 +132,7 @@ absl::StatusOr<std::string> ReadLayerFile(const std::string& path) {
 
 struct LayerFile::Content {
   std::string file_name;
+  std::string text;
   v1::ModelDefinition definition;
   std::vector<LayerPositions> positions;  // by layer
 };
@@ -140,6 +141,7 @@ LayerFile::LayerFile(std::shared_ptr<const Content> content) : content_(std::mov
 
 const v1::ModelDefinition& LayerFile::definition() const { return content_->definition; }
 const std::string& LayerFile::file_name() const { return content_->file_name; }
+const std::string& LayerFile::text() const { return content_->text; }
 
 std::string LayerFile::Digest(int64_t outputs) const {
   v1::ModelDefinition layers = content_->definition;
@@ -168,6 +170,7 @@ absl::StatusOr<LayerFile> LayerFile::Load(absl::string_view model) {
 absl::StatusOr<LayerFile> LayerFile::Parse(absl::string_view text, absl::string_view file_name) {
   auto content = std::make_shared<Content>();
   content->file_name = std::string(file_name);
+  content->text = std::string(text);
   FirstError errors;
   TextFormat::ParseInfoTree tree;
   TextFormat::Parser parser;

@@ -34,6 +34,7 @@ class LayerFile {
 
   const v1::ModelDefinition& definition() const;
   const std::string& file_name() const;
+  const std::string& text() const;
 
   // SHA-256 (hexadecimal) of what the file means for data that need `outputs` outputs: its layers. Files that differ in
   // comments, in the order of fields or in the model's own name have the same digest. So have a last layer that leaves

@@ -127,6 +127,7 @@ class Network::Impl {
     CHECK_EQ(std::ssize(parameters), graph_.layout().element_count());
     CHECK_LE(input.batch, options_.evaluation_batch_max);
     plan_ = nullptr;
+    evaluated_images_ = input.images;
     // The evaluation overwrites the arena, and with it the activations that a Backward would need.
     ready_batch_ = kNoBatch;
     if (input.batch == 0) return absl::OkStatus();
@@ -169,6 +170,14 @@ class Network::Impl {
         }
       }
     }
+  }
+
+  absl::Status ReadOutputs(std::span<float> outputs) {
+    CHECK(plan_ != nullptr && plan_->mode() == NetworkPlan::Mode::kEvaluation);
+    CHECK_EQ(std::ssize(outputs), plan_->batch() * graph_.data().classes);
+    device_->CopyToHost(plan_->Logits({.images = evaluated_images_}), outputs.data(),
+                        static_cast<int64_t>(outputs.size_bytes()));
+    return device_->Synchronize();
   }
 
   LossResult Result() { return plan_ == nullptr ? LossResult{} : plan_->Result(); }
@@ -308,8 +317,9 @@ class Network::Impl {
   // Shared with the callers of operations().
   std::vector<std::shared_ptr<NetworkPlan>> plans_;
   std::shared_ptr<NetworkPlan> plan_;  // the last Forward's or Evaluate's; null after an empty batch
-  int64_t ready_batch_ = kNoBatch;     // size of the batch whose Forward Backward may follow
-  std::vector<float> zeros_;           // in host memory, for ClearGradients
+  const float* evaluated_images_ = nullptr;
+  int64_t ready_batch_ = kNoBatch;                           // size of the batch whose Forward Backward may follow
+  std::vector<float> zeros_;                                 // in host memory, for ClearGradients
   std::vector<const char*> forward_names_, backward_names_;  // of the spans, by layer; empty without a track
 };
 
@@ -358,6 +368,7 @@ absl::Status Network::Backward(const TrainStep& step, absl::FunctionRef<absl::St
 }
 absl::Status Network::PlanTraining(int64_t batch) { return impl_->PlanTraining(batch); }
 absl::Status Network::PlanEvaluation(int64_t batch) { return impl_->PlanEvaluation(batch); }
+absl::Status Network::ReadOutputs(std::span<float> outputs) { return impl_->ReadOutputs(outputs); }
 LossResult Network::Result() { return impl_->Result(); }
 std::shared_ptr<const void> Network::operations() const { return impl_->operations(); }
 absl::Status Network::Evaluate(const NetworkInput& input, std::span<const float> parameters) {

@@ -106,6 +106,9 @@ class Network {
   // backward will touch layer l's parameters or gradients again in this step, and stops with its error.
   absl::Status Backward(const TrainStep& step, absl::FunctionRef<absl::Status(int layer)> after_layer);
   LossResult Result();  // of the last Forward or Evaluate
+  // Copies the outputs of the last Evaluate, before any softmax, to host memory: (batch, classes). REQUIRES: its batch
+  // has samples, and as many values.
+  absl::Status ReadOutputs(std::span<float> outputs);
   // Owns the operations that the last Forward or Evaluate ran, and their device memory; null after an empty batch.
   // A captured graph writes to that memory in every launch, without the network's knowledge. The graph's owner must
   // keep this pointer as long as the graph, or another batch size could be given the same memory.

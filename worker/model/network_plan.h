@@ -62,6 +62,7 @@ class NetworkPlan {
   void RunLoss(const Pointers& pointers);
   void RunBackward(int layer, const Pointers& pointers);
   LossResult Result() { return loss_->Result(); }
+  const float* Logits(const Pointers& pointers) const { return In(parts_.program->logits, pointers); }
 
  private:
   // A layer's operation. Relu, add and flatten have none: they are calls of the device that need no preparation.

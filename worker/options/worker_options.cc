@@ -395,6 +395,17 @@ absl::Status CheckDevice(const WorkerOptions& options) {
   return absl::OkStatus();
 }
 
+absl::Status CheckPrediction(const WorkerOptions& options) {
+  const bool asks = !options.evaluate.empty() || !options.predict.empty();
+  if (options.out.empty() == !options.predict.empty()) {
+    return RefuseFlag("out", options.out, "--predict=CHECKPOINT --out=FILE.csv, or .npy, belong together");
+  }
+  if (!asks || (options.world_size == 1 && !options.elastic)) return absl::OkStatus();
+  return options.predict.empty()
+             ? RefuseFlag("evaluate", options.evaluate, "one process evaluates: start it without launcher and servers")
+             : RefuseFlag("predict", options.predict, "one process predicts: start it without launcher and servers");
+}
+
 }  // namespace
 
 const char* InstructionSetName(std::optional<InstructionSet> isa) { return NameOf(kInstructionSets, isa); }
@@ -455,6 +466,7 @@ absl::StatusOr<WorkerOptions> ParseWorkerOptions(int argc, const char* const* ar
   }
   if (options.resume && options.checkpoint_dir.empty())
     return RefuseFlag("resume", "true", "it needs --checkpoint_dir");
+  RETURN_IF_ERROR(CheckPrediction(options));
   RETURN_IF_ERROR(CheckDevice(options));
   RETURN_IF_ERROR(ResolveOptimizer(options.optimizer));
   if (options.schedule.kind == ScheduleKind::kStep && options.schedule.decay_steps == 0) {

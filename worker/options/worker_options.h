@@ -148,6 +148,10 @@ struct WorkerOptions {
   bool resume = false;
   std::string warm_start;
 
+  std::string evaluate;  // a checkpoint; then nothing is trained
+  std::string predict;   // likewise
+  std::string out;       // of predict
+
   std::string record;
   bool record_losses = false;
   std::string trace;
@@ -387,6 +391,13 @@ inline constexpr FlagRow kRows[] = {
      SwitchAt<&W::resume>()},
     {"warm_start", "checkpoint", "safetensors to begin with; with --resume a checkpoint comes first",
      TextAt<&W::warm_start>("file"), kSameContent},
+
+    {"evaluate", "after training", "instead of training: loss and accuracy of this checkpoint on the test set",
+     TextAt<&W::evaluate>("folder")},
+    {"predict", "after training", "the same, and its probabilities for the test set go to --out",
+     TextAt<&W::predict>("folder")},
+    {"out", "after training", "the predictions, in the order of the samples: FILE.csv or FILE.npy",
+     TextAt<&W::out>("file")},
 
     {"record", "output", "rank 0 writes the run record, JSON, to this file", TextAt<&W::record>("file"), kPeerTakes},
     {"record_losses", "output", "--record has every step's loss; all workers have this flag or none",

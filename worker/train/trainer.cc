@@ -177,6 +177,15 @@ absl::StatusOr<TrainResult> Trainer::Run() {
 absl::Status Trainer::RunToEnd() {
   RETURN_IF_ERROR(StartExchange());
   ASSIGN_OR_RETURN(normalization_, MeasureValues());
+  checkpointer_->set_model({.layer_file = options_.layer_file,
+                            .height = data_.train.height,
+                            .width = data_.train.width,
+                            .channels = data_.train.channels,
+                            .takes_numbers = data_.train.type == FieldType::kNumbers,
+                            .outputs = data_.train.classes,
+                            .mean = normalization_.mean,
+                            .deviation = normalization_.deviation,
+                            .class_names = data_.class_names});
   RETURN_IF_ERROR(StartSteps());
   RETURN_IF_ERROR(TrainSteps());
   if (!result_.segment_over) return FinishRun();

@@ -259,7 +259,7 @@ class NpyReaderTest : public ::testing::Test {
   absl::StatusOr<Dataset> Read(const std::string& images, const std::string& labels) {
     const auto images_stream = FileStream::Open(WriteFile(folder_, "images.npy", images)).value();
     const auto labels_stream = FileStream::Open(WriteFile(folder_, "labels.npy", labels)).value();
-    return ReadNpy(*images_stream, *labels_stream);
+    return ReadNpy(*images_stream, labels_stream.get());
   }
   std::string Refusal(const std::string& images, const std::string& labels) {
     const auto dataset = Read(images, labels);

@@ -563,8 +563,8 @@ TEST(WorkerOptionsTest, WhatDecidesTheBitsIsAgreedOn) {
                             Pair("augment", "crop_flip"), Pair("math", "bf16"), Pair("conv", "own")}));
   EXPECT_THAT(ResumedFlags(WorkerFlags(), &*options),
               UnorderedElementsAre(Pair("dataset", "fashion-mnist"), Pair("augment", "crop_flip"),
-                                   Pair("global_batch", "64"), Pair("seed", "7"), Pair("sum_order", "chain"),
-                                   Pair("micro_batches", "0"), Pair("optimizer", "sgd")));
+                                   Pair("normalize", "channels"), Pair("global_batch", "64"), Pair("seed", "7"),
+                                   Pair("sum_order", "chain"), Pair("micro_batches", "0"), Pair("optimizer", "sgd")));
   EXPECT_THAT(SaidFlags(WorkerFlags(), &*options),
               IsSupersetOf({Pair("learning_rate", "0.05"), Pair("nesterov", "false"), Pair("schedule", "cosine"),
                             Pair("threads", "2"), Pair("isa", "auto"), Pair("math", "bf16")}));

@@ -1,0 +1,179 @@
+#include "worker/predict/predict.h"
+
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/base/check.h"
+#include "common/checkpoint/checkpoint.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/cpu/cpu_device.h"
+#include "worker/model/layer_file.h"
+#include "worker/model/network.h"
+
+namespace starring {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+
+constexpr int64_t kColumns = 2, kOutputs = 7;
+constexpr char kLayers[] = "layer { name: \"fc\" dense {} }";
+
+// Numbers in two columns, and a label.
+Dataset MakeSet(const std::vector<float>& numbers, const std::vector<uint16_t>& labels) {
+  Dataset set{.count = std::ssize(labels),
+              .height = 1,
+              .width = 1,
+              .channels = kColumns,
+              .classes = kOutputs,
+              .type = FieldType::kNumbers,
+              .images = std::vector<uint8_t>(numbers.size() * sizeof(float)),
+              .labels = labels};
+  std::memcpy(set.images.data(), numbers.data(), set.images.size());
+  return set;
+}
+
+class PredictTest : public ::testing::Test {
+ protected:
+  PredictTest() {
+    std::string pattern = ::testing::TempDir() + "/predict.XXXXXX";
+    CHECK(mkdtemp(pattern.data()) != nullptr);
+    dir_ = pattern;
+    device_ = CreateCpuDevice({}).value();
+    data_.test = MakeSet({1, 0, 3, 0, 0, 5}, {0, 1, 6});
+  }
+  ~PredictTest() override { fs::remove_all(dir_); }
+
+  // Output c of (x, y), both normalised, is c x - c c y / 8 + the bias. The model divides x - 1 by 2.
+  void Write(int64_t step, float bias_of_1 = 0, const std::string& layers = kLayers) {
+    const auto network =
+        Network::Create(*LayerFile::Parse(kLayers, "test"),
+                        {.height = 1, .width = 1, .channels = 2, .classes = 7, .batch_max = 1}, device_.get());
+    const Layout& layout = (*network)->layout();
+    Checkpoint checkpoint{.step = step,
+                          .model = {.layer_file = layers,
+                                    .height = 1,
+                                    .width = 1,
+                                    .channels = kColumns,
+                                    .takes_numbers = true,
+                                    .outputs = kOutputs,
+                                    .mean = {1, 0},
+                                    .deviation = {2, 1},
+                                    .class_names = {"a", "b", "c", "d", "e", "f", "g"}},
+                          .parameters = std::vector<float>(static_cast<size_t>(layout.element_count())),
+                          .state_names = {"momentum_buffer"},
+                          .state = {std::vector<float>(static_cast<size_t>(layout.element_count()))}};
+    float* const weight = checkpoint.parameters.data() + layout.tensors()[0].range.begin;
+    float* const bias = checkpoint.parameters.data() + layout.tensors()[1].range.begin;
+    for (int64_t c = 0; c < kOutputs; ++c) {
+      weight[2 * c] = static_cast<float>(c);
+      weight[2 * c + 1] = -static_cast<float>(c * c) / 8;
+    }
+    bias[1] = bias_of_1;
+    ASSERT_TRUE(WriteCheckpoint(dir_, layout, checkpoint).ok());
+  }
+
+  absl::StatusOr<Evaluation> Ask(const std::string& place, const std::string& out = "") {
+    return Predict({.checkpoint = place, .data = &data_, .out = out, .device = device_.get()});
+  }
+  std::string Refusal() { return std::string(Ask(dir_).status().message()); }
+
+  std::string dir_;
+  std::unique_ptr<Device> device_;
+  TrainAndTest data_;
+};
+
+TEST_F(PredictTest, MetricsAndProbabilitiesAreThoseOfTheOutputs) {
+  Write(3);
+  const std::string out = dir_ + "/out.csv";
+  const auto evaluation = Ask(dir_, out);
+  ASSERT_TRUE(evaluation.ok()) << evaluation.status();
+  EXPECT_THAT(evaluation->folder, EndsWith("/step-000000003"));
+  EXPECT_EQ(evaluation->samples, 3);
+  // (0, 0): all outputs are 0, and the first wins. (1, 0): c, and 1 is the sixth. (-0.5, 5): falls with c.
+  EXPECT_DOUBLE_EQ(evaluation->accuracy, 1.0 / 3);
+  EXPECT_DOUBLE_EQ(evaluation->top5, 1.0 / 3);
+  double loss = std::log(7), of_exponentials = 0, second = 0;
+  for (int c = 0; c < 7; ++c) of_exponentials += std::exp(c);
+  for (int c = 0; c < 7; ++c) second += std::exp(-0.5 * c - 5 * c * c / 8.0);
+  loss += std::log(of_exponentials) - 1 + std::log(second) + 3 + 5 * 36 / 8.0;
+  EXPECT_NEAR(evaluation->loss, loss / 3, 1e-5);
+  std::ifstream file(out);
+  std::string line;
+  std::getline(file, line);
+  EXPECT_EQ(line, "index,predicted,name,p0,p1,p2,p3,p4,p5,p6");
+  std::getline(file, line);
+  EXPECT_THAT(line, HasSubstr("0,0,a,0.142857"));
+  std::getline(file, line);
+  EXPECT_THAT(line, HasSubstr("1,6,g,0.0015"));
+}
+
+TEST_F(PredictTest, TheNewestWholeCheckpointAnswers) {
+  Write(3);
+  Write(9, /*bias_of_1=*/100);
+  EXPECT_THAT(Ask(dir_)->folder, EndsWith("/step-000000009"));
+  EXPECT_DOUBLE_EQ(Ask(dir_)->accuracy, 1.0 / 3);  // of the second sample now
+  EXPECT_THAT(Ask(dir_ + "/step-000000003")->folder, EndsWith("/step-000000003"));
+  fs::resize_file(dir_ + "/step-000000009/model.safetensors", 40);
+  EXPECT_THAT(Ask(dir_)->folder, EndsWith("/step-000000003"));
+  // The optimizer's state is not needed.
+  fs::remove(dir_ + "/step-000000003/optimizer.safetensors");
+  EXPECT_TRUE(Ask(dir_).ok());
+  fs::resize_file(dir_ + "/step-000000003/manifest.json", 40);
+  EXPECT_EQ(Ask(dir_).status().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST_F(PredictTest, MoreThanOneBatch) {
+  Write(1);
+  std::vector<float> numbers;
+  std::vector<uint16_t> labels;
+  for (int i = 0; i < 600; ++i) {
+    numbers.insert(numbers.end(), {i % 3 == 0 ? 3.0f : -1.0f, 0.0f});
+    labels.push_back(i % 2 == 0 ? 6 : 0);
+  }
+  data_.test = MakeSet(numbers, labels);
+  EXPECT_DOUBLE_EQ(Ask(dir_)->accuracy, 0.5);  // the classes are 6, 0, 0, 6, 0, 0, ...
+}
+
+TEST_F(PredictTest, RefusesDataOfAnotherShape) {
+  EXPECT_THAT(Refusal(), HasSubstr("holds no checkpoint: give a run's --checkpoint_dir"));
+  Write(1);
+  data_.test.classes = 8;
+  EXPECT_THAT(Refusal(), HasSubstr("the data have 8 classes, the model in"));
+  data_.test.channels = 1;
+  EXPECT_THAT(Refusal(),
+              AllOf(HasSubstr("samples of 1 x 1 x 1 numbers, the model in"), HasSubstr("takes 1 x 1 x 2 numbers")));
+  data_.test.channels = 2;
+  data_.test.type = FieldType::kPixels;
+  EXPECT_THAT(Refusal(), HasSubstr("samples of 1 x 1 x 2 pixels"));
+}
+
+TEST_F(PredictTest, RefusesAModelThatCannotBe) {
+  Write(1, 0, "layer { name: \"fc\" dense { units: 3 } }");
+  EXPECT_THAT(Refusal(), AllOf(HasSubstr("layer file:1:"), HasSubstr("fc")));
+  Write(1);
+  const std::string path = dir_ + "/step-000000001/manifest.json";
+  std::ifstream in(path);
+  const std::string whole{std::istreambuf_iterator<char>(in), {}};
+  const auto rewrite = [&](const std::string& from, const std::string& to) {
+    std::string text = whole;
+    ASSERT_NE(text.find(from), std::string::npos) << text;
+    std::ofstream(path) << text.replace(text.find(from), from.size(), to);
+  };
+  rewrite("\"model\"", "\"other\"");
+  EXPECT_THAT(Refusal(), HasSubstr("was written by a version that kept no model"));
+  rewrite("\"deviation\"", "\"other\"");
+  EXPECT_THAT(Refusal(), HasSubstr("has a model of 1 x 1 x 2 values, 7 outputs, 2 means and 0 deviations, expected"));
+}
+
+}  // namespace
+}  // namespace starring

@@ -1,0 +1,46 @@
+// The answers of a trained model: `worker --evaluate` and `worker --predict`.
+//
+// The model, its input's shape and normalisation, and the names of its classes are a checkpoint's. So no flag of the
+// training is needed again. One process computes, in batches of kPredictionBatch samples in the order of the file, so
+// that the loss is that of an evaluation in training with --micro_batches.
+//
+// Thread safety: one thread.
+#ifndef STARRING_WORKER_PREDICT_PREDICT_H_
+#define STARRING_WORKER_PREDICT_PREDICT_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "kernels/device.h"
+#include "worker/data/dataset.h"
+
+namespace starring {
+
+inline constexpr int64_t kPredictionBatch = 256;
+
+struct PredictOptions {
+  // A folder of checkpoints, of which the newest whole one is taken, or one of them: DIR/step-...
+  std::string checkpoint;
+  const TrainAndTest* data = nullptr;  // its test set is asked about; outlives the call
+  std::string out;                     // of PredictionFile; empty: no file is written
+  Device* device = nullptr;            // outlives the call
+};
+
+struct Evaluation {
+  std::string folder;  // of the checkpoint
+  int64_t samples = 0;
+  bool has_labels = true;  // else the next three say nothing
+  double loss = 0;      // mean over the samples
+  double accuracy = 0;  // part of the samples whose class is the most likely
+  double top5 = 0;      // or among the five most likely; of 5 classes or fewer all
+};
+
+// NotFound if there is no checkpoint; InvalidArgument if data and model do not fit together, with both shapes, or as
+// ReadTrainedModel; DataLoss if every checkpoint is damaged; NotWrittenError for `out`.
+absl::StatusOr<Evaluation> Predict(const PredictOptions& options);
+
+}  // namespace starring
+
+#endif  // STARRING_WORKER_PREDICT_PREDICT_H_

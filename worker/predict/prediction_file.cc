@@ -1,0 +1,93 @@
+#include "worker/predict/prediction_file.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/memory/memory.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
+#include "absl/strings/string_view.h"
+#include "common/base/check.h"
+#include "common/base/not_written.h"
+#include "common/base/status.h"
+
+namespace starring {
+namespace {
+
+constexpr absl::string_view kCsv = ".csv", kNpy = ".npy";
+constexpr size_t kNpyAlignment = 64;  // of the first element
+
+// A cell as RFC 4180 has it.
+std::string Cell(const std::string& text) {
+  if (text.find_first_of(",\"\r\n") == std::string::npos) return text;
+  return absl::StrCat("\"", absl::StrReplaceAll(text, {{"\"", "\"\""}}), "\"");
+}
+
+std::string CsvHeader(const PredictionFile::Options& options) {
+  std::string header = options.class_names.empty() ? "index,predicted" : "index,predicted,name";
+  for (int64_t c = 0; c < options.classes; ++c) absl::StrAppend(&header, ",p", c);
+  return header + "\n";
+}
+
+// Version 1.0 of NumPy's format: magic number, length of the dictionary, dictionary, spaces and a line's end.
+std::string NpyHeader(const PredictionFile::Options& options) {
+  std::string dictionary = absl::StrFormat("{'descr': '<f4', 'fortran_order': False, 'shape': (%d, %d), }",
+                                           options.samples, options.classes);
+  const absl::string_view magic("\x93NUMPY\1\0", 8);
+  const size_t used = magic.size() + 2 + dictionary.size() + 1;
+  dictionary.append((kNpyAlignment - used % kNpyAlignment) % kNpyAlignment, ' ');
+  dictionary += '\n';
+  const std::string length = {static_cast<char>(dictionary.size() & 0xff), static_cast<char>(dictionary.size() >> 8)};
+  return absl::StrCat(magic, length, dictionary);
+}
+
+}  // namespace
+
+PredictionFile::PredictionFile(Options options, std::unique_ptr<AtomicFile> file)
+    : options_(std::move(options)), is_csv_(absl::EndsWith(options_.path, kCsv)), file_(std::move(file)) {}
+
+absl::StatusOr<std::unique_ptr<PredictionFile>> PredictionFile::Create(Options options) {
+  if (!absl::EndsWith(options.path, kCsv) && !absl::EndsWith(options.path, kNpy)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--out=", options.path, ": expected a name that ends in ", kCsv, " or ", kNpy));
+  }
+  absl::StatusOr<std::unique_ptr<AtomicFile>> file = AtomicFile::Create(options.path);
+  RETURN_IF_ERROR(NotWritten(file.status(), "the predictions"));
+  auto predictions = absl::WrapUnique(new PredictionFile(std::move(options), *std::move(file)));
+  const Options& own = predictions->options_;
+  RETURN_IF_ERROR(predictions->Write(predictions->is_csv_ ? CsvHeader(own) : NpyHeader(own)));
+  return predictions;
+}
+
+absl::Status PredictionFile::Write(const std::string& text) {
+  return NotWritten(file_->Append(std::as_bytes(std::span(text))), "the predictions");
+}
+
+std::string PredictionFile::CsvRow(std::span<const float> probabilities) const {
+  // The first of equal ones, as numpy.argmax.
+  const auto best = std::ranges::max_element(probabilities) - probabilities.begin();
+  std::string row = absl::StrCat(rows_, ",", best);
+  if (!options_.class_names.empty()) absl::StrAppend(&row, ",", Cell(options_.class_names[static_cast<size_t>(best)]));
+  for (const float probability : probabilities) absl::StrAppendFormat(&row, ",%.9g", probability);
+  return row + "\n";
+}
+
+absl::Status PredictionFile::Append(std::span<const float> probabilities) {
+  const auto classes = static_cast<size_t>(options_.classes);
+  std::string text;
+  for (std::span<const float> rest = probabilities; !rest.empty(); rest = rest.subspan(classes)) {
+    if (is_csv_) text += CsvRow(rest.first(classes));
+    ++rows_;
+  }
+  if (is_csv_) return Write(text);
+  return NotWritten(file_->Append(std::as_bytes(probabilities)), "the predictions");
+}
+
+absl::Status PredictionFile::Commit() {
+  CHECK_EQ(rows_, options_.samples);
+  return NotWritten(file_->Commit(), "the predictions");
+}
+
+}  // namespace starring

@@ -1,0 +1,55 @@
+// The probabilities of the classes of each sample, as a file: CSV or an array of NumPy.
+//
+//   csv   index,predicted,name,p0,p1,...   a row for each sample, in the order of the input: the number of the class
+//         that is most likely, its name, and the probability of each class; %.9g, so that float32 is exact. Without
+//         names of classes the column `name` is not there. A name is quoted as RFC 4180 says.
+//   npy   float32 (samples, classes)
+//
+// The file appears whole, under its name, when Commit returns, or not at all.
+//
+// Thread safety: one thread.
+#ifndef STARRING_WORKER_PREDICT_PREDICTION_FILE_H_
+#define STARRING_WORKER_PREDICT_PREDICTION_FILE_H_
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/base/atomic_file.h"
+
+namespace starring {
+
+class PredictionFile {
+ public:
+  struct Options {
+    std::string path;  // ends in .csv or .npy
+    int64_t samples = 0;
+    int64_t classes = 0;
+    std::vector<std::string> class_names;  // by class; empty: they have none
+  };
+  // InvalidArgument for another ending; NotWrittenError as the methods below.
+  static absl::StatusOr<std::unique_ptr<PredictionFile>> Create(Options options);
+
+  // The rows after those of the calls before: (rows, classes). NotWrittenError if the disk is full.
+  absl::Status Append(std::span<const float> probabilities);
+  // REQUIRES: all samples have been appended.
+  absl::Status Commit();
+
+ private:
+  PredictionFile(Options options, std::unique_ptr<AtomicFile> file);
+  absl::Status Write(const std::string& text);
+  std::string CsvRow(std::span<const float> probabilities) const;
+
+  const Options options_;
+  const bool is_csv_;
+  const std::unique_ptr<AtomicFile> file_;
+  int64_t rows_ = 0;
+};
+
+}  // namespace starring
+
+#endif  // STARRING_WORKER_PREDICT_PREDICTION_FILE_H_
