@@ -32,9 +32,9 @@ struct Evaluation {
   std::string folder;  // of the checkpoint
   int64_t samples = 0;
   bool has_labels = true;  // else the next three say nothing
-  double loss = 0;      // mean over the samples
-  double accuracy = 0;  // part of the samples whose class is the most likely
-  double top5 = 0;      // or among the five most likely; of 5 classes or fewer all
+  double loss = 0;         // mean over the samples
+  double accuracy = 0;     // part of the samples whose class is the most likely
+  double top5 = 0;         // or among the five most likely; of 5 classes or fewer all
 };
 
 // NotFound if there is no checkpoint; InvalidArgument if data and model do not fit together, with both shapes, or as
