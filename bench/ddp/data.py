@@ -1,4 +1,4 @@
-"""Reads IDX files (MNIST and its relatives), CIFAR's binary files and NumPy's arrays, plain or gzipped, into arrays.
+"""Reads IDX files (MNIST and its relatives), CIFAR's binary files, NumPy's arrays and tables, plain or gzipped.
 
 Images are uint8 pixels or float32 numbers in PyTorch's order (count, channels, height, width), labels int64.
 """
@@ -6,6 +6,7 @@ Images are uint8 pixels or float32 numbers in PyTorch's order (count, channels, 
 from __future__ import annotations
 
 import argparse
+import csv
 import dataclasses
 import glob
 import gzip
@@ -18,7 +19,7 @@ import numpy as np
 import philox
 
 NPY_NAMES = {"train_images": "x_train", "train_labels": "y_train", "test_images": "x_test", "test_labels": "y_test"}
-CLASSES_MIN = {"npy": 1, "emnist-balanced": 47, "emnist-bymerge": 47, "emnist-byclass": 62, "emnist-letters": 27,
+CLASSES_MIN = {"npy": 1, "csv": 1, "libsvm": 1, "emnist-balanced": 47, "emnist-bymerge": 47, "emnist-byclass": 62, "emnist-letters": 27,
                "cifar100": 100}
 FASHION_MNIST_DIR = "/usr/share/datasets/fashion-mnist"  # the folder of Debian's package dataset-fashion-mnist
 
@@ -152,8 +153,85 @@ def _arrays(folder: str) -> dict[str, np.ndarray]:
             if ours in archive or keras in archive}
 
 
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _read_csv(path: str, label: str) -> tuple[np.ndarray, list[str]]:
+    """The columns but that of the labels, and the labels as text."""
+    rows = [row for row in csv.reader(io.StringIO(_read(path).decode("utf-8-sig"))) if row]
+    names = [str(number + 1) for number in range(len(rows[0]))]
+    if not all(map(_is_number, rows[0])):
+        names = rows.pop(0)
+    if label == "":
+        column = next(i for i, name in enumerate(names) if name in ("label", "target", "class", "y"))
+    else:
+        column = names.index(label) if label in names else int(label) - 1
+    numbers = np.array([row[:column] + row[column + 1:] for row in rows], dtype=np.float32)
+    return numbers, [row[column].strip() for row in rows]
+
+
+def _read_libsvm(path: str) -> tuple[list[dict[int, float]], list[str]]:
+    samples, labels = [], []
+    for line in _read(path).decode().splitlines():
+        fields = line.partition("#")[0].split()
+        if fields:
+            labels.append(fields[0])
+            samples.append({int(index): float(value) for index, value in (field.split(":") for field in fields[1:])})
+    return samples, labels
+
+
+def _classes(labels: list[str]) -> np.ndarray:
+    """The class of each label, as worker/data/dataset_readers.h has it; `labels` are those of both sets."""
+    if not all(map(_is_number, labels)):
+        names = sorted(set(labels), key=lambda text: text.encode())
+        return np.array([names.index(label) for label in labels], np.int64)
+    values = np.array([float(label) for label in labels])
+    if np.all((values >= 0) & (values <= 65535) & (values == np.floor(values))):
+        return values.astype(np.int64)
+    return np.unique(values, return_inverse=True)[1].astype(np.int64)
+
+
+def _table_files(data_dir: str, endings: Sequence[str]) -> list[str]:
+    """The files of a folder, or the one that data_dir is, without .gz."""
+    plain = data_dir[:-3] if data_dir.endswith(".gz") else data_dir
+    if plain.endswith(tuple(endings)):
+        return [plain]
+    paths = [os.path.join(data_dir, part + endings[0]) for part in ("train", "test")]
+    return [path for path in paths if os.path.exists(path) or os.path.exists(path + ".gz")]
+
+
+def _load_table(name: str, data_dir: str, csv_label: str, test_fraction: float, split_seed: int) -> Dataset:
+    paths = _table_files(data_dir, [".csv"] if name == "csv" else [".libsvm", ".svm"])
+    if not paths:
+        raise DataError(f"{data_dir}: expected train.{name} and test.{name}")
+    tables, labels = [], []
+    for path in paths:
+        table, of_table = _read_csv(path, csv_label) if name == "csv" else _read_libsvm(path)
+        tables.append(table)
+        labels.append(of_table)
+    if name == "libsvm":
+        width = max(max(sample, default=0) for table in tables for sample in table)
+        for place, table in enumerate(tables):
+            tables[place] = np.zeros((len(table), width), np.float32)
+            for row, sample in enumerate(table):
+                tables[place][row, [index - 1 for index in sample]] = list(sample.values())
+    classes = _classes([label for of_table in labels for label in of_table])
+    arrays = {"train_images": tables[0], "train_labels": classes[:len(tables[0])]}
+    if len(tables) > 1:
+        arrays |= {"test_images": tables[1], "test_labels": classes[len(tables[0]):]}
+    return _from_arrays(arrays, data_dir, test_fraction, split_seed)
+
+
 def _load_npy(folder: str, test_fraction: float, split_seed: int) -> Dataset:
-    arrays = _arrays(folder)
+    return _from_arrays(_arrays(folder), folder, test_fraction, split_seed)
+
+
+def _from_arrays(arrays: dict[str, np.ndarray], folder: str, test_fraction: float, split_seed: int) -> Dataset:
     wanted = [name for name in NPY_NAMES if test_fraction == 0 or name.startswith("train_")]
     if sorted(arrays) != sorted(wanted):
         raise DataError(f"{folder}: expected {', '.join(wanted)}, found {', '.join(arrays) or 'nothing'}")
@@ -194,6 +272,8 @@ def _load(flags: argparse.Namespace) -> Dataset:
         return _load_cifar100(data_dir, flags.cifar100_labels)
     if name == "npy":
         return _load_npy(data_dir, flags.test_fraction, flags.split_seed)
+    if name in ("csv", "libsvm"):
+        return _load_table(name, data_dir, flags.csv_label, flags.test_fraction, flags.split_seed)
     if name == "synthetic":
         return _synthetic(flags.seed)
     raise DataError(f"--dataset={name} is unknown")

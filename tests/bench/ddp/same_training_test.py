@@ -200,6 +200,28 @@ class SameTrainingTest(unittest.TestCase):
                 if dtype == "f2":
                     self.compare(*flags, "--learning_rate=1e-6", "--normalize=none")
 
+    def test_tables(self):
+        generator = np.random.default_rng(9)
+        centres = generator.normal(size=(3, 7))
+        with tempfile.TemporaryDirectory() as folder:
+            for part, count in (("train", 150), ("test", 40)):
+                labels = generator.integers(0, 3, count)
+                numbers = centres[labels] * 5 + generator.normal(size=(count, 7))
+                with open(f"{folder}/{part}.csv", "w", encoding="utf-8") as file:
+                    print("a,b,c,kind,d,e,f,g", file=file)
+                    for label, row in zip(labels, numbers):
+                        kind = ("rose", "\"lily, white\"", "aster")[label]
+                        print(*row[:3], kind, *row[3:], sep=",", file=file)
+                with open(f"{folder}/{part}.libsvm", "w", encoding="utf-8") as file:
+                    for label, row in zip(labels, numbers):
+                        # Some are missing; the last column is in the training set alone.
+                        chosen = [i for i in range(7 if part == "train" else 6) if row[i] > -3]
+                        print(label - 1, *(f"{i + 1}:{row[i]}" for i in chosen), file=file)
+            for flags in (["--dataset=csv", f"--data_dir={folder}", "--csv_label=kind"],
+                          ["--dataset=csv", f"--data_dir={folder}/train.csv", "--csv_label=4", "--test_fraction=0.2"],
+                          ["--dataset=libsvm", f"--data_dir={folder}"]):
+                self.compare("--model=mlp", "--learning_rate=0.02", *flags, tolerance=5e-4)
+
     def test_resnet20_with_crops(self):
         self.compare("--model=resnet20", "--dataset=cifar10", "--augment=crop_flip", "--learning_rate=0.01",
                      "--weight_decay=0.0001", tolerance=5e-3)  # batch norm magnifies rounding
