@@ -2,6 +2,8 @@
 
 import contextlib
 import copy
+import io
+import json
 import os
 import pickle
 import sys
@@ -14,7 +16,7 @@ except ImportError:
     print("SKIPPED: this python3 has no torch, so starring.models was not tested", file=sys.stderr)
     sys.exit(0)
 
-from starring import layer_file, models, weights
+from starring import export, layer_file, models, weights
 from torch import nn
 from torch.nn import functional as F
 
@@ -228,6 +230,82 @@ class WeightsTest(unittest.TestCase):
                     file.write(damaged)
                 with self.assertRaisesRegex(weights.WeightsError, "w.safetensors: "):
                     weights.load(path)
+
+
+SMALL = """layer { name: "conv" conv2d { out_channels: 3 kernel: 2 relu: true } }
+layer { name: "norm" batch_norm {} }
+layer { name: "fc" dense {} }
+"""
+
+
+class CheckpointTest(unittest.TestCase):
+
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.facts = {"layer_file": SMALL, "height": 4, "width": 5, "channels": 2, "takes_numbers": False, "outputs": 6,
+                      "mean": [0.25, 0.5], "deviation": [0.125, 2], "class_names": list("abcdef")}
+
+    def write(self, step, **facts):
+        place = f"{self.folder.name}/step-{step:09}"
+        os.mkdir(place)
+        path = f"{self.folder.name}/small.textproto"
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(SMALL)
+        module = randomize(models.from_layer_file(path, image=(2, 4, 5), classes=6)).eval()
+        weights.save(f"{place}/model.safetensors", module.state_dict())
+        with open(f"{place}/manifest.json", "w", encoding="utf-8") as file:
+            json.dump({"step": step, "model": {**self.facts, **facts}}, file)
+        return place, module
+
+    def test_the_model_takes_what_the_data_have(self):
+        self.write(9)
+        place, module = self.write(100)
+        os.mkdir(f"{self.folder.name}/step-000000200")  # without a manifest
+        pixels = torch.randint(0, 256, (3, 2, 4, 5), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+        mean, deviation = torch.tensor([0.25, 0.5]).view(2, 1, 1), torch.tensor([0.125, 2]).view(2, 1, 1)
+        wanted = module((pixels / 255 - mean) / deviation)
+        for folder in (self.folder.name, place):
+            model = models.from_checkpoint(folder)
+            self.assertFalse(model.training)
+            self.assertEqual((model.image, model.class_names), ((2, 4, 5), list("abcdef")))
+            torch.testing.assert_close(model(pixels), wanted)
+            torch.testing.assert_close(model(pixels.float()), wanted)
+
+    def test_numbers_are_not_divided(self):
+        place, module = self.write(1, takes_numbers=True, mean=[0, 0], deviation=[1, 1])
+        numbers = sample((2, 4, 5))
+        torch.testing.assert_close(models.from_checkpoint(place)(numbers), module(numbers))
+
+    def test_damage_is_named(self):
+        with self.assertRaisesRegex(models.CheckpointError, "holds no checkpoint: give a run's --checkpoint_dir"):
+            models.from_checkpoint(self.folder.name)
+        place, _ = self.write(1, outputs=7)
+        with self.assertRaisesRegex(weights.WeightsError, "model.safetensors does not fit its layer file"):
+            models.from_checkpoint(place)
+        for text, expected in (('{"step": 1}', "a version that kept no model"), ("{", "manifest.json is damaged"),
+                               ('{"model": {"layer_file": 3}}', "is damaged"), ('{"model": {}}', "damaged: KeyError")):
+            with open(f"{place}/manifest.json", "w", encoding="utf-8") as file:
+                file.write(text)
+            with self.assertRaisesRegex(models.CheckpointError, expected):
+                models.from_checkpoint(place)
+
+    def test_onnx(self):
+        _, module = self.write(1)
+        path = f"{self.folder.name}/model.onnx"
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said):
+            self.assertEqual(export.main([self.folder.name, path]), 0)
+        self.assertIn("images (samples, 2, 4, 5), logits", said.getvalue())
+        with open(path, "rb") as file:
+            content = file.read()
+        self.assertTrue(all(name in content for name in (b"images", b"logits", b"samples")))
+        # Batch norm may be folded into what is before it, the last layer stays as it is.
+        self.assertIn(module.fc.bias.detach().numpy().tobytes(), content)
+        self.assertEqual(os.listdir(self.folder.name).count("model.onnx"), 1)
+        with contextlib.redirect_stderr(said):
+            self.assertEqual(export.main([f"{self.folder.name}/nothing", path]), 2)
+        self.assertIn("nothing holds no checkpoint", said.getvalue())
 
 
 class RoundTripTest(unittest.TestCase):

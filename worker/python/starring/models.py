@@ -8,12 +8,19 @@
 Images are (channels, height, width), as PyTorch orders them; a layer file itself says nothing of their shape. Tensors
 have the names, shapes and memory order of the worker's checkpoints, so weights go both ways: model.safetensors of a
 checkpoint is the `weights` of from_layer_file, and what to_layer_file writes loads as a checkpoint's does.
+
+A checkpoint has its layer file, and how its input is normalised:
+
+    model = models.from_checkpoint("checkpoints")
+    logits = model(images)
 """
 
 from __future__ import annotations
 
+import json
 import os
-from typing import Tuple
+import re
+from typing import Any, Dict, List, Tuple
 
 import torch
 from torch import nn
@@ -23,7 +30,8 @@ from ._conversion import NoCounterpartError
 from ._layer_modules import LayerFileModel
 from .layer_file import LayerFileError
 
-__all__ = ["LayerFileError", "LayerFileModel", "NoCounterpartError", "from_layer_file", "to_layer_file"]
+__all__ = ["CheckpointError", "LayerFileError", "LayerFileModel", "NoCounterpartError", "TrainedModel",
+           "from_checkpoint", "from_layer_file", "to_layer_file"]
 
 Image = Tuple[int, int, int]  # channels, height, width
 
@@ -51,6 +59,73 @@ def from_layer_file(path: str, image: Image = (1, 28, 28), classes: int | None =
         except RuntimeError as error:
             raise weight_files.WeightsError(f"{weights} does not fit {path}: {error}") from error
     return model
+
+
+class CheckpointError(ValueError):
+    """A folder has no checkpoint, or one without a model. The message names it, and says what to do."""
+
+
+class TrainedModel(nn.Module):
+    """The model of a checkpoint. Input (samples, channels, height, width) as the data have it, pixels from 0 to 255 or
+    numbers, of any type: it is normalised first, as the worker does. Output (samples, classes): the logits.
+
+    `model` is the module of the layer file. `class_names` has the labels of the data by class, and is empty where those
+    are the classes' numbers.
+    """
+
+    def __init__(self, model: LayerFileModel, facts: Dict[str, Any]) -> None:
+        super().__init__()
+        self.model = model
+        self.image: Image = (facts["channels"], facts["height"], facts["width"])
+        self.class_names: List[str] = list(facts["class_names"])
+        unit = 1.0 if facts["takes_numbers"] else 255.0
+        # In double, and rounded once each: worker/data/normalization.h.
+        mean, deviation = (torch.tensor(facts[name], dtype=torch.float32).double() for name in ("mean", "deviation"))
+        self.register_buffer("offset", (unit * mean).float().view(-1, 1, 1), persistent=False)
+        self.register_buffer("scale", (1 / (unit * deviation)).float().view(-1, 1, 1), persistent=False)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.model((images.float() - self.offset) * self.scale)
+        return logits
+
+
+def _newest_checkpoint(folder: str) -> str:
+    if os.path.exists(os.path.join(folder, "manifest.json")):
+        return folder
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    steps = {int(name[len("step-"):]): name for name in names if re.fullmatch("step-[0-9]+", name)
+             and os.path.exists(os.path.join(folder, name, "manifest.json"))}
+    if not steps:
+        raise CheckpointError(f"{folder} holds no checkpoint: give a run's --checkpoint_dir, or one of the folders in "
+                              "it")
+    return os.path.join(folder, steps[max(steps)])
+
+
+def from_checkpoint(folder: str) -> TrainedModel:
+    """The model of a checkpoint, with its weights, in eval mode. `folder` is a run's --checkpoint_dir, of which the
+    newest checkpoint is taken, or one of the folders in it.
+
+    Raises CheckpointError, and what from_layer_file raises.
+    """
+    place = _newest_checkpoint(folder)
+    path = os.path.join(place, "manifest.json")
+    try:
+        with open(path, encoding="utf-8") as file:
+            facts = json.load(file).get("model")
+        if facts is None:
+            raise CheckpointError(f"{place} was written by a version that kept no model: resume from it, for one step "
+                                  "or more, with this one")
+        file_of_layers = layer_file.parse(facts["layer_file"].encode(), f"{place}: layer file")
+        shape = layer_graph.Shape(height=facts["height"], width=facts["width"], channels=facts["channels"])
+        model = TrainedModel(LayerFileModel(layer_graph.build(file_of_layers, shape, facts["outputs"])), facts)
+    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}") from error
+    weights = os.path.join(place, "model.safetensors")
+    try:
+        model.model.load_state_dict(weight_files.load(weights))
+    except RuntimeError as error:
+        raise weight_files.WeightsError(f"{weights} does not fit its layer file: {error}") from error
+    return model.eval()
 
 
 def to_layer_file(module: nn.Module, path: str, image: Image = (1, 28, 28), weights: str | None = None) -> str:
