@@ -32,19 +32,23 @@ WARMUP_BATCHES = 50
 
 
 class Images:
-    """Random images and labels."""
+    """Random images, of pixels or numbers, and labels."""
 
-    def __init__(self, channels: int, side: int, augment: bool) -> None:
+    def __init__(self, channels: int, side: int, augment: bool, count: int = IMAGES, numbers: bool = False) -> None:
         generator = np.random.default_rng(0)
-        self.pixels = torch.from_numpy(generator.integers(0, 256, (IMAGES, channels, side, side), np.uint8))
-        self.labels = torch.from_numpy(generator.integers(0, 10, IMAGES))
+        shape = (count, channels, side, side)
+        self.pixels = torch.from_numpy(generator.random(shape, np.float32) if numbers else
+                                       generator.integers(0, 256, shape, np.uint8))
+        self.labels = torch.from_numpy(generator.integers(0, 10, count))
         self.mean = torch.full((channels, 1, 1), 0.5)
         self.deviation = torch.full((channels, 1, 1), 0.25)
         self.side = side
         self.augment = augment
 
     def normalized(self, pixels: torch.Tensor) -> torch.Tensor:
-        return pixels.float().div_(255).sub_(self.mean).div_(self.deviation)
+        if pixels.dtype == torch.uint8:
+            return pixels.float().div_(255).sub_(self.mean).div_(self.deviation)
+        return pixels.sub(self.mean).div_(self.deviation)
 
 
 class Samples(Dataset):
@@ -54,7 +58,7 @@ class Samples(Dataset):
         self.images = images
 
     def __len__(self) -> int:
-        return IMAGES
+        return len(self.images.labels)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         images = self.images
@@ -75,7 +79,7 @@ class Batches(Dataset):
         self.images = images
 
     def __len__(self) -> int:
-        return IMAGES
+        return len(self.images.labels)
 
     def __getitem__(self, index: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         images = self.images
