@@ -336,6 +336,7 @@ void PrintHead(const WorkerOptions& options, const Network& network, const Train
   std::printf("%s, %lld parameters, on %s (%lld training images), %s, on %s\n", options.model.c_str(),
               static_cast<long long>(network.layout().parameter_count()), options.dataset.name.c_str(),
               static_cast<long long>(data.train.count), topology.c_str(), choice.device()->name().c_str());
+  if (!data.class_names.empty()) std::printf("%s\n", DescribeClassNames(data.class_names).c_str());
   if (!choice.note.empty()) std::printf("%s\n", choice.note.c_str());
   // A person who asks for a ring or a star hardly means a job of one process.
   if (options.world_size == 1 && options.asked.world_size == 0 && options.cell().Exchanges() && !options.elastic) {

@@ -196,17 +196,16 @@ def _classes(labels: list[str]) -> np.ndarray:
     return np.unique(values, return_inverse=True)[1].astype(np.int64)
 
 
-def _table_files(data_dir: str, endings: Sequence[str]) -> list[str]:
+def _table_files(data_dir: str, name: str) -> list[str]:
     """The files of a folder, or the one that data_dir is, without .gz."""
-    plain = data_dir[:-3] if data_dir.endswith(".gz") else data_dir
-    if plain.endswith(tuple(endings)):
-        return [plain]
-    paths = [os.path.join(data_dir, part + endings[0]) for part in ("train", "test")]
+    if os.path.isfile(data_dir):
+        return [data_dir[:-3] if data_dir.endswith(".gz") else data_dir]
+    paths = [os.path.join(data_dir, f"{part}.{name}") for part in ("train", "test")]
     return [path for path in paths if os.path.exists(path) or os.path.exists(path + ".gz")]
 
 
 def _load_table(name: str, data_dir: str, csv_label: str, test_fraction: float, split_seed: int) -> Dataset:
-    paths = _table_files(data_dir, [".csv"] if name == "csv" else [".libsvm", ".svm"])
+    paths = _table_files(data_dir, name)
     if not paths:
         raise DataError(f"{data_dir}: expected train.{name} and test.{name}")
     tables, labels = [], []

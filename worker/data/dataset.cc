@@ -22,7 +22,6 @@
 #include "common/arithmetic/philox.h"
 #include "common/base/status.h"
 #include "common/checkpoint/crc32c.h"
-#include "common/host/log.h"
 #include "worker/data/dataset_readers.h"
 #include "worker/data/files/cell_text.h"
 #include "worker/data/files/data_memory.h"
@@ -313,19 +312,18 @@ absl::StatusOr<TrainAndTest> Split(const DatasetOptions& options, const TrainAnd
   return sets;
 }
 
-// "class 0 has the label "no", class 1 "yes""
-void LogClassNames(const std::vector<std::string>& names) {
-  if (names.empty()) return;
+}  // namespace
+
+std::string DescribeClassNames(const std::vector<std::string>& names) {
+  if (names.empty()) return "";
   constexpr size_t kShown = 5;
   std::string line = "class 0 has the label ";
   for (size_t i = 0; i < std::min(names.size(), kShown); ++i) {
     absl::StrAppend(&line, i > 0 ? absl::StrCat(", class ", i, " ") : "", ShowCell(names[i]));
   }
   if (names.size() > kShown) absl::StrAppend(&line, ", and so on to class ", names.size() - 1);
-  Log(line);
+  return line;
 }
-
-}  // namespace
 
 std::vector<std::pair<std::string, std::string>> DatasetFacts(const TrainAndTest& sets) {
   std::string train = FactsOf(sets.train);
@@ -373,7 +371,6 @@ absl::StatusOr<TrainAndTest> LoadDataset(const DatasetOptions& options) {
   // With a split both sets have those of the whole.
   sets.train.classes = std::max({sets.train.classes, sets.test.classes, ClassesMin(options, *named)});
   sets.test.classes = sets.train.classes;
-  LogClassNames(sets.class_names);
   return sets;
 }
 

@@ -92,6 +92,9 @@ struct DatasetOptions {
 // the file, what was expected and what was found.
 absl::StatusOr<TrainAndTest> LoadDataset(const DatasetOptions& options);
 
+// A line for people: class 0 has the label "no", class 1 "yes". Empty without names.
+std::string DescribeClassNames(const std::vector<std::string>& names);
+
 // Counts, shapes and checksums of both sets, for JobSpec::agreed_flags: all ranks of a job must have read the same
 // data.
 std::vector<std::pair<std::string, std::string>> DatasetFacts(const TrainAndTest& sets);
