@@ -24,7 +24,7 @@ PACKAGES=(
 # PyTorch uses the BLAS that is installed. With the reference BLAS the peer would be unfairly slow: 6 GFLOP/s instead of
 # 90 with OpenBLAS.
 OPTIONAL_PACKAGES=(python3-torch libopenblas0-pthread python3-mpi4py python3-matplotlib python3-jinja2)
-WITHOUT_SLURM=(clang libclang-rt-14-dev libomp-14-dev python3-venv python3-pil python3-yaml iproute2 mpich)
+WITHOUT_SLURM=(clang libclang-rt-14-dev libomp-14-dev python3-venv python3-h5py python3-pil python3-yaml iproute2 mpich)
 TEST_PACKAGES=("${WITHOUT_SLURM[@]}" slurm-wlm munge)
 # The test of this file sets SYSTEMD.
 if [[ -d ${SYSTEMD:-/run/systemd/system} ]]; then TEST_PACKAGES=("${WITHOUT_SLURM[@]}"); fi
