@@ -16,6 +16,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/base/atomic_file.h"
 #include "common/base/memory.h"
 #include "common/base/not_written.h"
 #include "common/base/status.h"
@@ -542,16 +543,25 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
 
 // --evaluate and --predict.
 absl::Status PredictJob(WorkerOptions options, const LauncherEnvironment& launcher, GpuHangWatch* gpu_hang_watch) {
+  if (!options.out.empty()) RETURN_IF_ERROR(NotWritten(CheckFileWritable(options.out), "the predictions"));
   options.dataset.for_prediction = options.evaluate.empty();
   ASSIGN_OR_RETURN(const TrainAndTest data, LoadDataset(options.dataset));
   ASSIGN_OR_RETURN(const DeviceChoice choice, ChooseDevice(launcher, &options, gpu_hang_watch->watch()));
+  if (choice.cuda != nullptr) gpu_hang_watch->NameGpu(choice.cuda->info());
   const std::string& checkpoint = options.predict.empty() ? options.evaluate : options.predict;
-  ASSIGN_OR_RETURN(const Evaluation evaluation,
-                   Predict({.checkpoint = checkpoint, .data = &data, .out = options.out, .device = choice.device()}));
-  if (evaluation.has_labels)
+  const absl::StatusOr<Evaluation> asked = Predict({.checkpoint = checkpoint,
+                                                    .data = &data,
+                                                    .is_split = options.dataset.test_fraction > 0,
+                                                    .out = options.out,
+                                                    .device = choice.device(),
+                                                    .stop = StopRequested});
+  if (!asked.ok()) return choice.cuda == nullptr ? asked.status() : RefuseIfOutOfGpuMemory(asked.status());
+  if (!asked->note.empty()) std::printf("%s\n", asked->note.c_str());
+  if (asked->has_labels) {
     std::printf("%s: loss %.6f, accuracy %.2f %%, among the first five %.2f %%, of %lld samples\n",
-                evaluation.folder.c_str(), evaluation.loss, 100 * evaluation.accuracy, 100 * evaluation.top5,
-                static_cast<long long>(evaluation.samples));
+                asked->folder.c_str(), asked->loss, 100 * asked->accuracy, 100 * asked->top5,
+                static_cast<long long>(asked->samples));
+  }
   if (!options.out.empty()) std::printf("predictions in %s\n", options.out.c_str());
   return absl::OkStatus();
 }

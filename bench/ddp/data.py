@@ -19,7 +19,8 @@ import numpy as np
 import philox
 
 NPY_NAMES = {"train_images": "x_train", "train_labels": "y_train", "test_images": "x_test", "test_labels": "y_test"}
-CLASSES_MIN = {"npy": 1, "csv": 1, "libsvm": 1, "emnist-balanced": 47, "emnist-bymerge": 47, "emnist-byclass": 62, "emnist-letters": 27,
+CLASSES_MIN = {"npy": 1, "csv": 1, "libsvm": 1,
+               "emnist-balanced": 47, "emnist-bymerge": 47, "emnist-byclass": 62, "emnist-letters": 27,
                "cifar100": 100}
 FASHION_MNIST_DIR = "/usr/share/datasets/fashion-mnist"  # the folder of Debian's package dataset-fashion-mnist
 
@@ -166,7 +167,7 @@ def _read_csv(path: str, label: str) -> tuple[np.ndarray, list[str]]:
     rows = [row for row in csv.reader(io.StringIO(_read(path).decode("utf-8-sig"))) if row]
     names = [str(number + 1) for number in range(len(rows[0]))]
     if not all(map(_is_number, rows[0])):
-        names = rows.pop(0)
+        names = [name.strip() for name in rows.pop(0)]
     if label == "":
         column = next(i for i, name in enumerate(names) if name in ("label", "target", "class", "y"))
     else:
@@ -176,7 +177,8 @@ def _read_csv(path: str, label: str) -> tuple[np.ndarray, list[str]]:
 
 
 def _read_libsvm(path: str) -> tuple[list[dict[int, float]], list[str]]:
-    samples, labels = [], []
+    samples: List[dict[int, float]] = []
+    labels: List[str] = []
     for line in _read(path).decode().splitlines():
         fields = line.partition("#")[0].split()
         if fields:
@@ -188,8 +190,8 @@ def _read_libsvm(path: str) -> tuple[list[dict[int, float]], list[str]]:
 def _classes(labels: list[str]) -> np.ndarray:
     """The class of each label, as worker/data/dataset_readers.h has it; `labels` are those of both sets."""
     if not all(map(_is_number, labels)):
-        names = sorted(set(labels), key=lambda text: text.encode())
-        return np.array([names.index(label) for label in labels], np.int64)
+        numbers = {name: number for number, name in enumerate(sorted(set(labels), key=lambda text: text.encode()))}
+        return np.array([numbers[label] for label in labels], np.int64)
     values = np.array([float(label) for label in labels])
     if np.all((values >= 0) & (values <= 65535) & (values == np.floor(values))):
         return values.astype(np.int64)
@@ -208,17 +210,17 @@ def _load_table(name: str, data_dir: str, csv_label: str, test_fraction: float, 
     paths = _table_files(data_dir, name)
     if not paths:
         raise DataError(f"{data_dir}: expected train.{name} and test.{name}")
-    tables, labels = [], []
-    for path in paths:
-        table, of_table = _read_csv(path, csv_label) if name == "csv" else _read_libsvm(path)
-        tables.append(table)
-        labels.append(of_table)
-    if name == "libsvm":
-        width = max(max(sample, default=0) for table in tables for sample in table)
-        for place, table in enumerate(tables):
-            tables[place] = np.zeros((len(table), width), np.float32)
-            for row, sample in enumerate(table):
-                tables[place][row, [index - 1 for index in sample]] = list(sample.values())
+    if name == "csv":
+        read = [_read_csv(path, csv_label) for path in paths]
+        tables, labels = [table for table, _ in read], [of_table for _, of_table in read]
+    else:
+        sparse = [_read_libsvm(path) for path in paths]
+        labels = [of_table for _, of_table in sparse]
+        width = max(max(sample, default=0) for samples, _ in sparse for sample in samples)
+        tables = [np.zeros((len(samples), width), np.float32) for samples, _ in sparse]
+        for table, (samples, _) in zip(tables, sparse):
+            for row, sample in enumerate(samples):
+                table[row, [index - 1 for index in sample]] = list(sample.values())
     classes = _classes([label for of_table in labels for label in of_table])
     arrays = {"train_images": tables[0], "train_labels": classes[:len(tables[0])]}
     if len(tables) > 1:

@@ -20,6 +20,7 @@
 #include "common/base/check.h"
 #include "common/base/limits.h"
 #include "common/base/status.h"
+#include "common/base/utf8.h"
 #include "common/checkpoint/safetensors.h"
 #include "common/security/sha256.h"
 #include "google/protobuf/util/json_util.h"
@@ -117,7 +118,7 @@ class TensorFile {
 };
 
 void Describe(const TrainedModel& model, v1::TrainedModel* out) {
-  out->set_layer_file(model.layer_file);
+  out->set_layer_file(AsUtf8(model.layer_file));
   out->set_height(static_cast<int32_t>(model.height));
   out->set_width(static_cast<int32_t>(model.width));
   out->set_channels(static_cast<int32_t>(model.channels));
@@ -125,7 +126,10 @@ void Describe(const TrainedModel& model, v1::TrainedModel* out) {
   out->set_outputs(static_cast<int32_t>(model.outputs));
   out->mutable_mean()->Add(model.mean.begin(), model.mean.end());
   out->mutable_deviation()->Add(model.deviation.begin(), model.deviation.end());
-  for (const std::string& name : model.class_names) out->add_class_names(name);
+  size_t names_bytes = 0;
+  for (const std::string& name : model.class_names) names_bytes += name.size();
+  if (names_bytes > kManifestNamesBytesMax) return;  // a reader refuses a manifest of another order
+  for (const std::string& name : model.class_names) out->add_class_names(AsUtf8(name));
 }
 
 v1::CheckpointManifest DescribeCheckpoint(const Layout& layout, const Checkpoint& checkpoint) {
@@ -385,6 +389,20 @@ absl::Status TakeOptimizer(InputFile* file, const Layout& layout, const std::vec
   return source.CheckAllTaken();
 }
 
+// All but the model and the tensors.
+Checkpoint HeadOf(const v1::CheckpointManifest& manifest) {
+  Checkpoint head;
+  head.step = manifest.step();
+  head.epoch = manifest.epoch();
+  head.world_size = manifest.world_size();
+  head.chunk_bytes = manifest.chunk_bytes();
+  head.bucket_bytes = manifest.bucket_bytes();
+  head.config.insert(manifest.config().begin(), manifest.config().end());
+  head.version = manifest.version();
+  head.finished = manifest.finished();
+  return head;
+}
+
 }  // namespace
 
 absl::Status WriteCheckpoint(const std::string& dir, const Layout& layout, const Checkpoint& checkpoint) {
@@ -410,15 +428,7 @@ absl::StatusOr<Checkpoint> ReadCheckpoint(const std::string& folder, const Layou
   if (wanted != OptimizerState::kIgnore) {
     ASSIGN_OR_RETURN(optimizer, OpenVerified(folder, manifest, kOptimizer));
   }
-  Checkpoint checkpoint;
-  checkpoint.step = manifest.step();
-  checkpoint.epoch = manifest.epoch();
-  checkpoint.world_size = manifest.world_size();
-  checkpoint.chunk_bytes = manifest.chunk_bytes();
-  checkpoint.bucket_bytes = manifest.bucket_bytes();
-  checkpoint.config.insert(manifest.config().begin(), manifest.config().end());
-  checkpoint.version = manifest.version();
-  checkpoint.finished = manifest.finished();
+  Checkpoint checkpoint = HeadOf(manifest);
   if (fits != nullptr) RETURN_IF_ERROR(fits(checkpoint, folder));
   RETURN_IF_ERROR(TakeModel(&model, layout, buffer_sizes, &checkpoint), folder, "/", kModel);
   if (!optimizer.has_value()) return checkpoint;
@@ -461,7 +471,7 @@ std::optional<int64_t> StepOfCheckpoint(const std::string& folder) {
   return manifest.ok() ? std::optional<int64_t>(manifest->step()) : std::nullopt;
 }
 
-absl::StatusOr<TrainedModel> ReadTrainedModel(const std::string& folder) {
+absl::StatusOr<Checkpoint> ReadCheckpointHead(const std::string& folder) {
   ASSIGN_OR_RETURN(const v1::CheckpointManifest manifest, ReadManifest(folder));
   if (!manifest.has_model()) {
     return absl::InvalidArgumentError(
@@ -470,17 +480,19 @@ absl::StatusOr<TrainedModel> ReadTrainedModel(const std::string& folder) {
                      "this one"));
   }
   const v1::TrainedModel& model = manifest.model();
-  TrainedModel read = {.layer_file = model.layer_file(),
-                       .height = model.height(),
-                       .width = model.width(),
-                       .channels = model.channels(),
-                       .takes_numbers = model.takes_numbers(),
-                       .outputs = model.outputs(),
-                       .mean = {model.mean().begin(), model.mean().end()},
-                       .deviation = {model.deviation().begin(), model.deviation().end()},
-                       .class_names = {model.class_names().begin(), model.class_names().end()}};
+  Checkpoint head = HeadOf(manifest);
+  TrainedModel& read = head.model;
+  read = {.layer_file = model.layer_file(),
+          .height = model.height(),
+          .width = model.width(),
+          .channels = model.channels(),
+          .takes_numbers = model.takes_numbers(),
+          .outputs = model.outputs(),
+          .mean = {model.mean().begin(), model.mean().end()},
+          .deviation = {model.deviation().begin(), model.deviation().end()},
+          .class_names = {model.class_names().begin(), model.class_names().end()}};
   const auto is_usable = [](float mean, float deviation) {
-    return std::isfinite(mean) && std::isfinite(deviation) && deviation > 0;
+    return std::isfinite(mean) && std::isnormal(deviation) && deviation > 0;
   };
   if (std::min({read.height, read.width, read.channels, read.outputs}) < 1 || std::ssize(read.mean) != read.channels ||
       std::ssize(read.deviation) != read.channels || !std::ranges::equal(read.mean, read.deviation, is_usable)) {
@@ -489,7 +501,7 @@ absl::StatusOr<TrainedModel> ReadTrainedModel(const std::string& folder) {
                                             read.mean.size(), " means and ", read.deviation.size(),
                                             " deviations, expected 1 or more, and a finite one for each channel"));
   }
-  return read;
+  return head;
 }
 
 bool HasCheckpoint(const std::string& dir) { return !ListCheckpointFolders(dir).empty(); }

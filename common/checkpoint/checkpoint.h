@@ -43,8 +43,10 @@ struct TrainedModel {
   bool takes_numbers = false;
   int64_t outputs = 0;
   std::vector<float> mean, deviation;  // by channel
+  // Left out of a checkpoint above kManifestNamesBytesMax. Text that is not UTF-8 is replaced.
   std::vector<std::string> class_names;
 };
+inline constexpr size_t kManifestNamesBytesMax = 4 << 20;
 
 struct Checkpoint {
   int64_t step = 0;                           // the next step of the run
@@ -100,10 +102,10 @@ absl::StatusOr<std::optional<FoundCheckpoint>> ReadNewestCheckpoint(const std::s
                                                                     OptimizerState wanted = OptimizerState::kRead,
                                                                     const CheckpointFits& fits = nullptr);
 
-// The model of the checkpoint in `folder`, of which only the manifest is read. DataLoss as ReadCheckpoint, and if a
-// size is below 1 or means and deviations are not one for each channel, finite, and deviations above 0. InvalidArgument
-// if the checkpoint is of a version that had no model.
-absl::StatusOr<TrainedModel> ReadTrainedModel(const std::string& folder);
+// All of the checkpoint in `folder` but its tensors: only the manifest is read. DataLoss as ReadCheckpoint, and if a
+// size of the model is below 1, or means and deviations are not one for each channel, finite, and deviations normal and
+// above 0. InvalidArgument if the checkpoint is of a later version, or of one that had no model.
+absl::StatusOr<Checkpoint> ReadCheckpointHead(const std::string& folder);
 
 // The step of the checkpoint in `folder`, whatever the folder's name is; nullopt if it holds none. Looks at the
 // manifest only.

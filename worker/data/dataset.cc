@@ -195,7 +195,7 @@ absl::StatusOr<Dataset> ReadNpySet(const DatasetOptions& options, const NamedDat
   const auto images_path = FindFile(options.data_dir, images);
   const auto labels_path = FindFile(options.data_dir, labels);
   if (!images_path && !labels_path && prefix == named.test) return Dataset();
-  const bool needs_labels = !options.for_prediction;
+  const bool needs_labels = !options.for_prediction || prefix == named.train;
   if (options.data_dir.empty() || !images_path || (needs_labels && !labels_path)) {
     return NotFound(options, named, Folders(options, named),
                     needs_labels ? absl::StrCat(images, " and ", labels) : images);
@@ -213,10 +213,10 @@ absl::StatusOr<TrainAndTest> LoadNpy(const DatasetOptions& options, const NamedD
   if (absl::EndsWith(options.data_dir, ".npz")) {
     ASSIGN_OR_RETURN(sets, ReadNpz(options.data_dir, options.for_prediction));
   } else {
-    if (!options.for_prediction) {
+    ASSIGN_OR_RETURN(sets.test, ReadNpySet(options, named, named.test));
+    if (!options.for_prediction || sets.test.count == 0) {
       ASSIGN_OR_RETURN(sets.train, ReadNpySet(options, named, named.train));
     }
-    ASSIGN_OR_RETURN(sets.test, ReadNpySet(options, named, named.test));
   }
   return sets;
 }

@@ -117,8 +117,10 @@ absl::Status TakeNumbers(const ByteStream& stream, const NpyArray& array, std::s
     const auto rounded = static_cast<float>(number);
     if (!std::isfinite(rounded)) {
       const int64_t sample = (first + i) / dataset.image_values(), place = (first + i) % dataset.image_values();
-      return absl::DataLossError(absl::StrFormat("%s: value %d of sample %d is %g, expected a finite float32",
-                                                 stream.path(), place, sample, number));
+      return absl::DataLossError(absl::StrFormat(
+          "%s: value %d of sample %d is %g, expected a finite float32: replace it, scale the column, or leave "
+          "the sample out",
+          stream.path(), place, sample, number));
     }
     std::memcpy(dataset.images.data() + (first + i) * sizeof(float), &rounded, sizeof rounded);
   }

@@ -395,15 +395,31 @@ absl::Status CheckDevice(const WorkerOptions& options) {
   return absl::OkStatus();
 }
 
-absl::Status CheckPrediction(const WorkerOptions& options) {
-  const bool asks = !options.evaluate.empty() || !options.predict.empty();
+// --evaluate and --predict train nothing, so a flag of the training would be ignored.
+absl::Status CheckPrediction(const ParsedFlags& flags, const WorkerOptions& options) {
   if (options.out.empty() == !options.predict.empty()) {
     return RefuseFlag("out", options.out, "--predict=CHECKPOINT --out=FILE.csv, or .npy, belong together");
   }
-  if (!asks || (options.world_size == 1 && !options.elastic)) return absl::OkStatus();
-  return options.predict.empty()
-             ? RefuseFlag("evaluate", options.evaluate, "one process evaluates: start it without launcher and servers")
-             : RefuseFlag("predict", options.predict, "one process predicts: start it without launcher and servers");
+  if (options.evaluate.empty() && options.predict.empty()) return absl::OkStatus();
+  const std::string asks = options.predict.empty() ? "--evaluate" : "--predict";
+  if (!options.evaluate.empty() && !options.predict.empty()) {
+    return RefuseFlag("evaluate", options.evaluate,
+                      "--predict evaluates, too, where there are labels: drop one of the two");
+  }
+  if (!options.out.empty() && !absl::EndsWith(options.out, ".csv") && !absl::EndsWith(options.out, ".npy")) {
+    return RefuseFlag("out", options.out, "expected a name that ends in .csv or .npy");
+  }
+  for (const std::string& name : flags.given) {
+    const FlagRow* const row = WorkerFlags().Find(name);
+    const bool matters = row == nullptr || row->topic == "data" || row->topic == "processor" ||
+                         row->topic == "after training" || name == "log_time" || name == "progress";
+    if (matters) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("--", name, " is for a training, ", asks, " trains nothing: drop it"));
+  }
+  if (options.world_size == 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(asks, " is for one process, the launcher has started ",
+                                                 options.world_size, ": start it without a launcher"));
 }
 
 }  // namespace
@@ -466,7 +482,7 @@ absl::StatusOr<WorkerOptions> ParseWorkerOptions(int argc, const char* const* ar
   }
   if (options.resume && options.checkpoint_dir.empty())
     return RefuseFlag("resume", "true", "it needs --checkpoint_dir");
-  RETURN_IF_ERROR(CheckPrediction(options));
+  RETURN_IF_ERROR(CheckPrediction(flags, options));
   RETURN_IF_ERROR(CheckDevice(options));
   RETURN_IF_ERROR(ResolveOptimizer(options.optimizer));
   if (options.schedule.kind == ScheduleKind::kStep && options.schedule.decay_steps == 0) {

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <functional>
 #include <map>
 #include <memory>
-#include <optional>
 #include <span>
+#include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -32,7 +32,7 @@ constexpr int64_t kTop = 5;
 // A model with its trained parameters.
 struct Model {
   std::string folder;
-  TrainedModel facts;
+  Checkpoint head;
   std::unique_ptr<Network> network;
   std::unique_ptr<DeviceBuffer> parameters;
 };
@@ -45,19 +45,59 @@ absl::Status CheckFits(const TrainedModel& model, const Dataset& data, const std
   const std::string given = shape(data.height, data.width, data.channels, data.type == FieldType::kNumbers);
   if (wanted != given) {
     return absl::InvalidArgumentError(absl::StrCat("the data have samples of ", given, ", the model in ", folder,
-                                                   " takes ", wanted, ": give the --dataset of its training"));
+                                                   " takes ", wanted,
+                                                   ": give the flags of the data as for its training"));
   }
-  if (data.classes <= model.outputs) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("the data have ", data.classes, " classes, the model in ", folder,
-                                                 " has ", model.outputs,
-                                                 " outputs: give the --dataset of its training"));
+  return absl::OkStatus();
+}
+
+// By class of the data that class of the model.
+absl::StatusOr<std::vector<int32_t>> ModelClasses(const Model& model, const TrainAndTest& data) {
+  const TrainedModel& facts = model.head.model;
+  const auto name_of = [](const std::vector<std::string>& names, int64_t c) {
+    return names.empty() ? absl::StrCat(c) : names[static_cast<size_t>(c)];
+  };
+  std::map<std::string, int32_t> known;
+  for (int32_t c = 0; c < facts.outputs; ++c) {
+    // A class without a sample has no name.
+    if (facts.class_names.empty() || c < std::ssize(facts.class_names)) known[name_of(facts.class_names, c)] = c;
+  }
+  std::vector<int32_t> classes(static_cast<size_t>(data.test.classes));
+  for (const uint16_t label : data.test.has_labels ? data.test.labels : std::vector<uint16_t>()) {
+    const std::string name = name_of(data.class_names, label);
+    const auto found = known.find(name);
+    if (found == known.end()) {
+      return absl::InvalidArgumentError(absl::StrCat("the data have the label ", name, ", which the model in ",
+                                                     model.folder, " with its ", facts.outputs,
+                                                     " classes does not know: give the flags of the data as for its "
+                                                     "training"));
+    }
+    classes[label] = found->second;
+  }
+  return classes;
+}
+
+// Whether the data are those of the training.
+absl::Status CheckData(const Model& model, const PredictOptions& options, std::string* note) {
+  if (options.data->train.count == 0) return absl::OkStatus();
+  for (const auto& [name, value] : DatasetFacts(*options.data)) {
+    const auto written = model.head.config.find(name);
+    if (written == model.head.config.end() || written->second == value) continue;
+    if (options.is_split) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          name, " is ", value, ", the model in ", model.folder, " was trained with ", written->second,
+          ": it may have been trained on samples of this test set; give --test_fraction and --split_seed as then"));
+    }
+    *note = absl::StrCat("these are not the data of the training: ", name, " is ", value, ", it was ", written->second);
+  }
+  return absl::OkStatus();
 }
 
 // DataLoss if the checkpoint is damaged.
 absl::StatusOr<Model> Load(const std::string& folder, const PredictOptions& options) {
   Model model{.folder = folder};
-  ASSIGN_OR_RETURN(model.facts, ReadTrainedModel(folder));
-  const TrainedModel& facts = model.facts;
+  ASSIGN_OR_RETURN(model.head, ReadCheckpointHead(folder));
+  const TrainedModel& facts = model.head.model;
   RETURN_IF_ERROR(CheckFits(facts, options.data->test, folder));
   ASSIGN_OR_RETURN(const LayerFile layers, LayerFile::Parse(facts.layer_file, absl::StrCat(folder, ": layer file")));
   ASSIGN_OR_RETURN(model.network, Network::Create(layers,
@@ -84,7 +124,8 @@ absl::StatusOr<Model> Load(const std::string& folder, const PredictOptions& opti
 
 absl::StatusOr<Model> LoadNewest(const PredictOptions& options) {
   const std::string& place = options.checkpoint;
-  if (StepOfCheckpoint(place).has_value()) return Load(place, options);
+  std::error_code ignored;
+  if (std::filesystem::exists(place + "/manifest.json", ignored)) return Load(place, options);
   absl::Status damage = absl::NotFoundError(
       absl::StrCat(place, " holds no checkpoint: give a run's --checkpoint_dir, or one of the folders in it"));
   for (const CheckpointFolder& folder : ListCheckpointFolders(place)) {
@@ -105,6 +146,15 @@ void Softmax(std::span<float> outputs, int64_t classes) {
     for (float& output : row) sum += output = std::exp(output - largest);
     for (float& output : row) output = static_cast<float>(output / sum);
   }
+}
+
+absl::Status CheckFinite(std::span<const float> row, int64_t sample) {
+  for (const float output : row) {
+    if (std::isfinite(output)) continue;
+    return absl::InvalidArgumentError(absl::StrCat("an output of the model for sample ", sample, " is ", output,
+                                                   ", expected finite numbers: look at the values of that sample"));
+  }
+  return absl::OkStatus();
 }
 
 // How many outputs are above that of the label, or equal and before it.
@@ -128,12 +178,13 @@ class Input {
     return input;
   }
 
-  NetworkInput Copy(const Batch& batch) {
+  // `labels` are not used after the evaluation of the batch.
+  NetworkInput Copy(const Batch& batch, std::span<const int32_t> labels) {
     device_->CopyToDevice(batch.images.data(), images_->data(), static_cast<int64_t>(batch.images.size_bytes()));
-    device_->CopyToDevice(batch.labels.data(), labels_->data(), static_cast<int64_t>(batch.labels.size_bytes()));
+    device_->CopyToDevice(labels.data(), labels_->data(), static_cast<int64_t>(labels.size_bytes()));
     return {.images = images_->floats(),
             .labels = static_cast<const int32_t*>(labels_->data()),
-            .batch = std::ssize(batch.labels)};
+            .batch = std::ssize(labels)};
   }
 
  private:
@@ -147,10 +198,10 @@ class Input {
 absl::StatusOr<Evaluation> Predict(const PredictOptions& options) {
   const Dataset& data = options.data->test;
   ASSIGN_OR_RETURN(Model model, LoadNewest(options));
-  const int64_t classes = model.facts.outputs;
+  const int64_t classes = model.head.model.outputs;
   std::unique_ptr<PredictionFile> file;
   if (!options.out.empty()) {
-    std::vector<std::string> names = model.facts.class_names;
+    std::vector<std::string> names = model.head.model.class_names;
     if (!names.empty()) names.resize(static_cast<size_t>(classes));
     ASSIGN_OR_RETURN(
         file, PredictionFile::Create(
@@ -163,28 +214,34 @@ absl::StatusOr<Evaluation> Predict(const PredictOptions& options) {
       Loader::Create(
           {.dataset = &data,
            .sampler = sampler,
-           .normalization = {.mean = model.facts.mean, .deviation = model.facts.deviation, .type = data.type},
+           .normalization = {.mean = model.head.model.mean, .deviation = model.head.model.deviation, .type = data.type},
            .prefetch_depth = 0,
            .end_step = Sampler(sampler).steps_per_epoch()}));
   ASSIGN_OR_RETURN(Input input, Input::Create(options.device, data));
   const std::span<const float> parameters = {model.parameters->floats(),
                                              static_cast<size_t>(model.network->layout().element_count())};
+  ASSIGN_OR_RETURN(const std::vector<int32_t> model_classes, ModelClasses(model, *options.data));
   Evaluation evaluation{.folder = model.folder, .samples = data.count, .has_labels = data.has_labels};
+  RETURN_IF_ERROR(CheckData(model, options, &evaluation.note));
   int64_t correct = 0, among_top = 0;
   std::vector<float> outputs;
-  for (int64_t done = 0; done < data.count;) {
+  std::vector<int32_t> labels;
+  for (int64_t done = 0; done < data.count; done += std::ssize(labels)) {
+    if (options.stop()) return absl::CancelledError("stopped by a signal: nothing was written");
     ASSIGN_OR_RETURN(const Batch* batch, batches->Next());
-    RETURN_IF_ERROR(model.network->Evaluate(input.Copy(*batch), parameters));
+    labels.clear();
+    for (const int32_t label : batch->labels) labels.push_back(model_classes[static_cast<size_t>(label)]);
+    RETURN_IF_ERROR(model.network->Evaluate(input.Copy(*batch, labels), parameters));
     evaluation.loss += model.network->Result().loss_sum;
-    outputs.resize(batch->labels.size() * static_cast<size_t>(classes));
+    outputs.resize(labels.size() * static_cast<size_t>(classes));
     RETURN_IF_ERROR(model.network->ReadOutputs(outputs));
-    for (size_t i = 0; i < batch->labels.size(); ++i) {
+    for (size_t i = 0; i < labels.size(); ++i) {
       const auto row = std::span<const float>(outputs).subspan(i * static_cast<size_t>(classes), classes);
-      const int64_t place = PlaceOf(row, batch->labels[i]);
+      RETURN_IF_ERROR(CheckFinite(row, done + static_cast<int64_t>(i)));
+      const int64_t place = PlaceOf(row, labels[i]);
       correct += place == 0 ? 1 : 0;
       among_top += place < kTop ? 1 : 0;
     }
-    done += std::ssize(batch->labels);
     if (file == nullptr) continue;
     Softmax(outputs, classes);
     RETURN_IF_ERROR(file->Append(outputs));

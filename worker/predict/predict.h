@@ -9,6 +9,7 @@
 #define STARRING_WORKER_PREDICT_PREDICT_H_
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -24,12 +25,15 @@ struct PredictOptions {
   // A folder of checkpoints, of which the newest whole one is taken, or one of them: DIR/step-...
   std::string checkpoint;
   const TrainAndTest* data = nullptr;  // its test set is asked about; outlives the call
+  bool is_split = false;               // the test set is a part of the training's data (--test_fraction)
   std::string out;                     // of PredictionFile; empty: no file is written
   Device* device = nullptr;            // outlives the call
+  std::function<bool()> stop = [] { return false; };
 };
 
 struct Evaluation {
   std::string folder;  // of the checkpoint
+  std::string note;    // what a person should know; may be empty
   int64_t samples = 0;
   bool has_labels = true;  // else the next three say nothing
   double loss = 0;         // mean over the samples
@@ -37,8 +41,11 @@ struct Evaluation {
   double top5 = 0;         // or among the five most likely; of 5 classes or fewer all
 };
 
-// NotFound if there is no checkpoint; InvalidArgument if data and model do not fit together, with both shapes, or as
-// ReadTrainedModel; DataLoss if every checkpoint is damaged; NotWrittenError for `out`.
+// A label means the class of that name, whatever numbers the classes of `data` have.
+//
+// NotFound if there is no checkpoint; InvalidArgument if data and model do not fit together, with both shapes or the
+// label; for another split; for outputs that are not finite, with the sample; or as ReadCheckpointHead. DataLoss if
+// every checkpoint is damaged. NotWrittenError for `out`. Cancelled if `stop` says so, after which there is no `out`.
 absl::StatusOr<Evaluation> Predict(const PredictOptions& options);
 
 }  // namespace starring

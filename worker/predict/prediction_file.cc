@@ -1,6 +1,8 @@
 #include "worker/predict/prediction_file.h"
 
 #include <algorithm>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "absl/memory/memory.h"
@@ -53,7 +55,13 @@ absl::StatusOr<std::unique_ptr<PredictionFile>> PredictionFile::Create(Options o
     return absl::InvalidArgumentError(
         absl::StrCat("--out=", options.path, ": expected a name that ends in ", kCsv, " or ", kNpy));
   }
-  absl::StatusOr<std::unique_ptr<AtomicFile>> file = AtomicFile::Create(options.path);
+  std::error_code error;
+  const std::filesystem::path target = std::filesystem::weakly_canonical(options.path, error);
+  const std::string path = error ? options.path : target.string();
+  if (std::filesystem::exists(path, error) && !std::filesystem::is_regular_file(path, error)) {
+    return absl::InvalidArgumentError(absl::StrCat("--out=", options.path, " is there and no file: give another name"));
+  }
+  absl::StatusOr<std::unique_ptr<AtomicFile>> file = AtomicFile::Create(path);
   RETURN_IF_ERROR(NotWritten(file.status(), "the predictions"));
   auto predictions = absl::WrapUnique(new PredictionFile(std::move(options), *std::move(file)));
   const Options& own = predictions->options_;

@@ -5,7 +5,7 @@
 //         names of classes the column `name` is not there. A name is quoted as RFC 4180 says.
 //   npy   float32 (samples, classes)
 //
-// The file appears whole, under its name, when Commit returns, or not at all.
+// The file appears whole, under its name, when Commit returns, or not at all. A link is followed.
 //
 // Thread safety: one thread.
 #ifndef STARRING_WORKER_PREDICT_PREDICTION_FILE_H_
@@ -31,7 +31,8 @@ class PredictionFile {
     int64_t classes = 0;
     std::vector<std::string> class_names;  // by class; empty: they have none
   };
-  // InvalidArgument for another ending; NotWrittenError as the methods below.
+  // InvalidArgument for another ending, or a path that is there and no regular file; NotWrittenError as the methods
+  // below.
   static absl::StatusOr<std::unique_ptr<PredictionFile>> Create(Options options);
 
   // The rows after those of the calls before: (rows, classes). NotWrittenError if the disk is full.

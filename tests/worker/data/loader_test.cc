@@ -123,7 +123,8 @@ TEST_P(LoaderContentTest, ABatchHoldsThePlannedSamplesNormalised) {
           augment == Loader::Augment::kNone ? CropFlip{} : DrawCropFlip(options.sampler.seed, plan.epoch, sample);
       const auto expected = ReferenceImage(dataset, sample, options.normalization, crop);
       const auto image = (*batch)->images.subspan(i * dataset.image_values(), dataset.image_values());
-      EXPECT_THAT(image, Pointwise(::testing::DoubleNear(1e-4), expected)) << "sample " << sample;
+      const double tolerance = type == FieldType::kPixels ? 1e-5 : 1e-4;
+      EXPECT_THAT(image, Pointwise(::testing::DoubleNear(tolerance), expected)) << "sample " << sample;
       EXPECT_EQ((*batch)->labels[i], dataset.labels[static_cast<size_t>(sample)]);
     }
   }

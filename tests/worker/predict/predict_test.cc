@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -50,6 +51,7 @@ class PredictTest : public ::testing::Test {
     dir_ = pattern;
     device_ = CreateCpuDevice({}).value();
     data_.test = MakeSet({1, 0, 3, 0, 0, 5}, {0, 1, 6});
+    data_.class_names = {"a", "b", "c", "d", "e", "f", "g"};
   }
   ~PredictTest() override { fs::remove_all(dir_); }
 
@@ -60,6 +62,7 @@ class PredictTest : public ::testing::Test {
                         {.height = 1, .width = 1, .channels = 2, .classes = 7, .batch_max = 1}, device_.get());
     const Layout& layout = (*network)->layout();
     Checkpoint checkpoint{.step = step,
+                          .config = config_,
                           .model = {.layer_file = layers,
                                     .height = 1,
                                     .width = 1,
@@ -88,6 +91,7 @@ class PredictTest : public ::testing::Test {
   std::string Refusal() { return std::string(Ask(dir_).status().message()); }
 
   std::string dir_;
+  std::map<std::string, std::string> config_;
   std::unique_ptr<Device> device_;
   TrainAndTest data_;
 };
@@ -130,6 +134,7 @@ TEST_F(PredictTest, TheNewestWholeCheckpointAnswers) {
   EXPECT_TRUE(Ask(dir_).ok());
   fs::resize_file(dir_ + "/step-000000003/manifest.json", 40);
   EXPECT_EQ(Ask(dir_).status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(Ask(dir_ + "/step-000000003").status().code(), absl::StatusCode::kDataLoss);
 }
 
 TEST_F(PredictTest, MoreThanOneBatch) {
@@ -144,11 +149,57 @@ TEST_F(PredictTest, MoreThanOneBatch) {
   EXPECT_DOUBLE_EQ(Ask(dir_)->accuracy, 0.5);  // the classes are 6, 0, 0, 6, 0, 0, ...
 }
 
+TEST_F(PredictTest, ALabelMeansTheClassOfItsName) {
+  Write(1);
+  const double loss = Ask(dir_)->loss;
+  // The same labels, counted otherwise.
+  data_.class_names = {"g", "b", "a"};
+  data_.test.labels = {2, 1, 0};
+  data_.test.classes = 3;
+  EXPECT_DOUBLE_EQ(Ask(dir_)->loss, loss);
+  data_.class_names = {"g", "x", "a"};
+  EXPECT_THAT(Refusal(), AllOf(HasSubstr("the data have the label x, which the model in"),
+                               HasSubstr("with its 7 classes does not know")));
+  // A label that no sample has does not matter.
+  data_.test.labels = {2, 2, 0};
+  EXPECT_TRUE(Ask(dir_).ok());
+}
+
+TEST_F(PredictTest, AnotherSplitIsRefused) {
+  const auto ask = [&](bool is_split) {
+    return Predict({.checkpoint = dir_, .data = &data_, .is_split = is_split, .out = "", .device = device_.get()});
+  };
+  data_.train = data_.test;
+  config_ = {{"data.train", DatasetFacts(data_)[0].second}, {"data.test", "other"}};
+  Write(1);
+  EXPECT_THAT(ask(false)->note,
+              AllOf(HasSubstr("not the data of the training: data.test is 3 images"), HasSubstr("it was other")));
+  EXPECT_THAT(ask(true).status().message(), HasSubstr("give --test_fraction and --split_seed as then"));
+  config_["data.test"] = DatasetFacts(data_)[1].second;
+  Write(2);
+  EXPECT_EQ(ask(true)->note, "");
+}
+
+TEST_F(PredictTest, OutputsThatAreNotFiniteAreRefused) {
+  Write(1);
+  data_.test = MakeSet({1, 0, 3e38f, 3e38f}, {0, 1});
+  EXPECT_THAT(Refusal(), HasSubstr("an output of the model for sample 1 is "));
+}
+
+TEST_F(PredictTest, AStopLeavesNoFile) {
+  Write(1);
+  const std::string out = dir_ + "/out.csv";
+  const auto asked =
+      Predict({.checkpoint = dir_, .data = &data_, .out = out, .device = device_.get(), .stop = [] { return true; }});
+  EXPECT_EQ(asked.status().code(), absl::StatusCode::kCancelled);
+  for (const auto& entry : fs::directory_iterator(dir_)) EXPECT_THAT(entry.path().string(), HasSubstr("/step-"));
+}
+
 TEST_F(PredictTest, RefusesDataOfAnotherShape) {
   EXPECT_THAT(Refusal(), HasSubstr("holds no checkpoint: give a run's --checkpoint_dir"));
   Write(1);
-  data_.test.classes = 8;
-  EXPECT_THAT(Refusal(), HasSubstr("the data have 8 classes, the model in"));
+  data_.class_names.clear();
+  EXPECT_THAT(Refusal(), HasSubstr("the data have the label 0, which the model in"));
   data_.test.channels = 1;
   EXPECT_THAT(Refusal(),
               AllOf(HasSubstr("samples of 1 x 1 x 1 numbers, the model in"), HasSubstr("takes 1 x 1 x 2 numbers")));

@@ -9,6 +9,7 @@ import pickle
 import sys
 import tempfile
 import unittest
+import zlib
 
 try:
     import torch
@@ -254,8 +255,11 @@ class CheckpointTest(unittest.TestCase):
             file.write(SMALL)
         module = randomize(models.from_layer_file(path, image=(2, 4, 5), classes=6)).eval()
         weights.save(f"{place}/model.safetensors", module.state_dict())
+        with open(f"{place}/model.safetensors", "rb") as file:
+            content = file.read()
+        entry = {"name": "model.safetensors", "size_bytes": str(len(content)), "crc32": zlib.crc32(content)}
         with open(f"{place}/manifest.json", "w", encoding="utf-8") as file:
-            json.dump({"step": step, "model": {**self.facts, **facts}}, file)
+            json.dump({"step": step, "version": 2, "files": [entry], "model": {**self.facts, **facts}}, file)
         return place, module
 
     def test_the_model_takes_what_the_data_have(self):
@@ -271,6 +275,8 @@ class CheckpointTest(unittest.TestCase):
             self.assertEqual((model.image, model.class_names), ((2, 4, 5), list("abcdef")))
             torch.testing.assert_close(model(pixels), wanted)
             torch.testing.assert_close(model(pixels.float()), wanted)
+        with self.assertRaisesRegex(ValueError, r"shape \(2, 5, 4\), the model takes \(2, 4, 5\)"):
+            model(pixels.transpose(2, 3))
 
     def test_numbers_are_not_divided(self):
         place, module = self.write(1, takes_numbers=True, mean=[0, 0], deviation=[1, 1])
@@ -283,12 +289,24 @@ class CheckpointTest(unittest.TestCase):
         place, _ = self.write(1, outputs=7)
         with self.assertRaisesRegex(weights.WeightsError, "model.safetensors does not fit its layer file"):
             models.from_checkpoint(place)
-        for text, expected in (('{"step": 1}', "a version that kept no model"), ("{", "manifest.json is damaged"),
-                               ('{"model": {"layer_file": 3}}', "is damaged"), ('{"model": {}}', "damaged: KeyError")):
+        for text, expected in (('{"version": 2}', "a version that kept no model"), ("{", "manifest.json is damaged"),
+                               ('{"version": 2, "model": {"layer_file": 3}}', "is damaged"),
+                               ('{"version": 2, "model": {}}', "damaged: KeyError"), ("[]", "is damaged"),
+                               ('{"version": 3}', "has version 3, this package reads up to 2")):
             with open(f"{place}/manifest.json", "w", encoding="utf-8") as file:
                 file.write(text)
             with self.assertRaisesRegex(models.CheckpointError, expected):
                 models.from_checkpoint(place)
+
+    def test_a_damaged_one_is_passed_over(self):
+        self.write(1)
+        place, _ = self.write(2)
+        with open(f"{place}/model.safetensors", "r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            file.write(b"?")
+        with self.assertRaisesRegex(models.CheckpointError, "model.safetensors is damaged: it has .* the CRC-32"):
+            models.from_checkpoint(place)
+        self.assertEqual(models.from_checkpoint(self.folder.name).image, (2, 4, 5))
 
     def test_onnx(self):
         _, module = self.write(1)
@@ -302,7 +320,10 @@ class CheckpointTest(unittest.TestCase):
         self.assertTrue(all(name in content for name in (b"images", b"logits", b"samples")))
         # Batch norm may be folded into what is before it, the last layer stays as it is.
         self.assertIn(module.fc.bias.detach().numpy().tobytes(), content)
-        self.assertEqual(os.listdir(self.folder.name).count("model.onnx"), 1)
+        model = models.from_checkpoint(self.folder.name)
+        self.assertIn(model.offset.numpy().tobytes(), content)
+        self.assertIn(model.scale.numpy().tobytes(), content)
+        self.assertEqual(sorted(os.listdir(self.folder.name)), ["model.onnx", "small.textproto", "step-000000001"])
         with contextlib.redirect_stderr(said):
             self.assertEqual(export.main([f"{self.folder.name}/nothing", path]), 2)
         self.assertIn("nothing holds no checkpoint", said.getvalue())

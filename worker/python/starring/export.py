@@ -45,12 +45,12 @@ def export(checkpoint: str, path: str) -> models.TrainedModel:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python3 -m starring.export", formatter_class=argparse.RawTextHelpFormatter,
                                      description=(__doc__ or "").partition("\n\n")[2])
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a run's --checkpoint_dir, or one of the folders in it")
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a run's --checkpoint_dir, or a folder in it")
     parser.add_argument("out", metavar="MODEL.onnx", help="the file")
     flags = parser.parse_args(arguments)
     try:
         model = export(flags.checkpoint, flags.out)
-    except (OSError, models.CheckpointError, models.LayerFileError, WeightsError) as error:
+    except (OSError, RuntimeError, models.CheckpointError, models.LayerFileError, WeightsError) as error:
         print(f"starring.export: error: {error}", file=sys.stderr)
         return 2
     print(f"{flags.out}: images (samples, {', '.join(map(str, model.image))}), logits")

@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import zlib
 from typing import Any, Dict, List, Tuple
 
 import torch
@@ -34,6 +35,7 @@ __all__ = ["CheckpointError", "LayerFileError", "LayerFileModel", "NoCounterpart
            "from_checkpoint", "from_layer_file", "to_layer_file"]
 
 Image = Tuple[int, int, int]  # channels, height, width
+_VERSION = 2  # of a checkpoint's manifest
 
 
 def _shape_of(image: Image) -> layer_graph.Shape:
@@ -66,8 +68,9 @@ class CheckpointError(ValueError):
 
 
 class TrainedModel(nn.Module):
-    """The model of a checkpoint. Input (samples, channels, height, width) as the data have it, pixels from 0 to 255 or
-    numbers, of any type: it is normalised first, as the worker does. Output (samples, classes): the logits.
+    """The model of a checkpoint. Input (samples, channels, height, width), or (samples, columns) for a table, as the
+    data have it, pixels from 0 to 255 or numbers, of any type: it is normalised first, as the worker does. Output
+    (samples, classes): the logits. Raises ValueError for another shape.
 
     `model` is the module of the layer file. `class_names` has the labels of the data by class, and is empty where those
     are the classes' numbers.
@@ -85,42 +88,83 @@ class TrainedModel(nn.Module):
         self.register_buffer("scale", (1 / (unit * deviation)).float().view(-1, 1, 1), persistent=False)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if images.dim() == 2 and self.image[1:] == (1, 1):
+            images = images[:, :, None, None]
+        if not torch.jit.is_tracing() and tuple(images.shape[1:]) != self.image:
+            raise ValueError(f"the samples have the shape {tuple(images.shape[1:])}, the model takes {self.image}: "
+                             "channels, height, width")
         logits: torch.Tensor = self.model((images.float() - self.offset) * self.scale)
         return logits
 
 
-def _newest_checkpoint(folder: str) -> str:
+def _checkpoints(folder: str) -> List[str]:
+    """The folder itself, or those in it, the newest first."""
     if os.path.exists(os.path.join(folder, "manifest.json")):
-        return folder
+        return [folder]
     names = os.listdir(folder) if os.path.isdir(folder) else []
     steps = {int(name[len("step-"):]): name for name in names if re.fullmatch("step-[0-9]+", name)
              and os.path.exists(os.path.join(folder, name, "manifest.json"))}
     if not steps:
         raise CheckpointError(f"{folder} holds no checkpoint: give a run's --checkpoint_dir, or one of the folders in "
                               "it")
-    return os.path.join(folder, steps[max(steps)])
+    return [os.path.join(folder, steps[step]) for step in sorted(steps, reverse=True)]
 
 
 def from_checkpoint(folder: str) -> TrainedModel:
     """The model of a checkpoint, with its weights, in eval mode. `folder` is a run's --checkpoint_dir, of which the
-    newest checkpoint is taken, or one of the folders in it.
+    newest whole checkpoint is taken, or one of the folders in it.
 
     Raises CheckpointError, and what from_layer_file raises.
     """
-    place = _newest_checkpoint(folder)
+    damage: CheckpointError | None = None
+    for place in _checkpoints(folder):
+        try:
+            return _read_checkpoint(place)
+        except _DamagedError as error:
+            damage = damage or error
+    assert damage is not None
+    raise damage
+
+
+class _DamagedError(CheckpointError):
+    """An older checkpoint may be whole."""
+
+
+def _whole(place: str, name: str, files: Any) -> str:
+    """The path of a file whose size and checksum are those of the manifest."""
+    path = os.path.join(place, name)
+    entry = next(entry for entry in files if entry["name"] == name)
+    with open(path, "rb") as file:
+        content = file.read()
+    if len(content) != int(entry["size_bytes"]) or zlib.crc32(content) != entry["crc32"]:
+        raise _DamagedError(f"{path} is damaged: it has {len(content)} bytes and the CRC-32 {zlib.crc32(content):08x}, "
+                            f"expected {entry['size_bytes']} and {entry['crc32']:08x}")
+    return path
+
+
+def _read_checkpoint(place: str) -> TrainedModel:
     path = os.path.join(place, "manifest.json")
     try:
         with open(path, encoding="utf-8") as file:
-            facts = json.load(file).get("model")
+            manifest = json.load(file)
+        if manifest["version"] > _VERSION:
+            raise CheckpointError(f"{path} has version {manifest['version']}, this package reads up to {_VERSION}: "
+                                  "install the one that belongs to the worker")
+        facts = manifest.get("model")
         if facts is None:
             raise CheckpointError(f"{place} was written by a version that kept no model: resume from it, for one step "
                                   "or more, with this one")
         file_of_layers = layer_file.parse(facts["layer_file"].encode(), f"{place}: layer file")
         shape = layer_graph.Shape(height=facts["height"], width=facts["width"], channels=facts["channels"])
         model = TrainedModel(LayerFileModel(layer_graph.build(file_of_layers, shape, facts["outputs"])), facts)
-    except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}") from error
-    weights = os.path.join(place, "model.safetensors")
+        if not len(facts["mean"]) == len(facts["deviation"]) == facts["channels"]:
+            raise _DamagedError(f"{path} has {len(facts['mean'])} means and {len(facts['deviation'])} deviations of "
+                                f"{facts['channels']} channels")
+        weights = _whole(place, "model.safetensors", manifest["files"])
+    except (LayerFileError, CheckpointError):
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
+        raise _DamagedError(f"{path} is damaged: {type(error).__name__}: {error}") from error
     try:
         model.model.load_state_dict(weight_files.load(weights))
     except RuntimeError as error:

@@ -1,0 +1,72 @@
+"""From a file to predictions: the worker's, and those of the module that the checkpoint becomes."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+try:
+    import torch
+except ImportError:
+    print("SKIPPED: this python3 has no torch, so checkpoints of the worker were not read", file=sys.stderr)
+    sys.exit(0)
+
+from starring import models
+
+WORKER = os.path.realpath("worker/worker")
+NAMES = ("aster", "lily", "rose \"red\"")
+
+
+class AfterTrainingTest(unittest.TestCase):
+
+    def run_worker(self, *flags):
+        return subprocess.run([WORKER, *flags], capture_output=True, text=True, timeout=60, check=False)
+
+    def test_a_table_with_names(self):
+        with tempfile.TemporaryDirectory() as folder:
+            generator = torch.Generator().manual_seed(3)
+            tests = []
+            for part, count in (("train", 90), ("test", 30)):
+                with open(f"{folder}/{part}.csv", "w", encoding="utf-8", newline="") as file:
+                    rows = csv.writer(file)
+                    rows.writerow(["a", "kind", "b", "c"])
+                    for number in range(count):
+                        values = (torch.randn(3, generator=generator) * 10 + number % 3 * 20).tolist()
+                        rows.writerow([values[0], NAMES[number % 3], *values[1:]])
+                        tests.append(values)
+            tests = torch.tensor(tests[90:])
+            data = ["--dataset=csv", f"--data_dir={folder}", "--csv_label=kind"]
+            done = self.run_worker(*data, "--model=mlp", "--epochs=2", "--global_batch=16", "--micro_batches=2",
+                                   f"--checkpoint_dir={folder}/run", f"--record={folder}/record.json")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("class 0 has the label", done.stdout)
+            with open(f"{folder}/record.json", encoding="utf-8") as file:
+                last = json.load(file)["epochs"][-1]
+            done = self.run_worker(*data, f"--evaluate={folder}/run")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn(f"loss {last['test_loss']:.6f}, accuracy {100 * last['test_accuracy']:.2f} %", done.stdout)
+            self.assertNotIn("not the data", done.stdout)
+
+            done = self.run_worker(*data, f"--predict={folder}/run", f"--out={folder}/out.csv")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            with open(f"{folder}/out.csv", encoding="utf-8", newline="") as file:
+                rows = list(csv.DictReader(file))
+            self.assertEqual(len(rows), 30)
+            model = models.from_checkpoint(f"{folder}/run")
+            self.assertEqual(model.class_names, list(NAMES))
+            with torch.no_grad():
+                wanted = model(tests).softmax(1)
+            got = torch.tensor([[float(row[f"p{c}"]) for c in range(3)] for row in rows])
+            torch.testing.assert_close(got, wanted, atol=1e-5, rtol=0)
+            self.assertEqual([row["name"] for row in rows], [NAMES[c] for c in got.argmax(1)])
+
+            refused = self.run_worker(*data, f"--evaluate={folder}/run", "--epochs=3")
+            self.assertEqual((refused.returncode, "--epochs is for a training, --evaluate trains nothing" in
+                              refused.stderr), (2, True), refused.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
