@@ -132,17 +132,20 @@ class Dropout {
   virtual void Backward(const float* dy, float* dx) = 0;  // with the last Forward's mask; dx may alias dy
 };
 
+// Each sample's target is a probability for every class: target(label)[c] = (1 - label_smoothing) * onehot(label)[c] +
+// label_smoothing / classes.
 struct SoftmaxCrossEntropySpec {
   int64_t batch = 0, classes = 0;
+  float label_smoothing = 0;  // 0 or more, below 1; at 0 the target is onehot(label)
 };
 struct LossResult {
-  double loss_sum = 0;  // of -log softmax(logits)[label] over the batch
+  double loss_sum = 0;  // of -sum over c of target(label)[c] * log softmax(logits)[c] over the batch
   int64_t correct = 0;  // argmax == label; the first of equal maxima
 };
 class SoftmaxCrossEntropy {
  public:
   virtual ~SoftmaxCrossEntropy() = default;
-  // dlogits = scale * (softmax(logits) - onehot(label)); dlogits may be null (evaluation) or alias logits.
+  // dlogits = scale * (softmax(logits) - target(label)); dlogits may be null (evaluation) or alias logits.
   virtual void Run(const float* logits, const int32_t* labels, float scale, float* dlogits) = 0;
   // Waits for the last Run.
   virtual LossResult Result() = 0;

@@ -54,21 +54,34 @@ class CpuSoftmaxCrossEntropy : public SoftmaxCrossEntropy {
     const float maximum = logits[best];
     const float label_logit = logits[label];  // read before the first write: dlogits may alias logits
     double sum = 0;
+    double logarithm_sum = 0;  // of log(power), over the classes
     for (int64_t c = 0; c < spec_.classes; ++c) {
       // The largest exponent is 0: without the subtraction, logits above 88 would overflow.
-      const float power = std::exp(logits[c] - maximum);
+      const float shifted = logits[c] - maximum;
+      const float power = std::exp(shifted);
       sum += power;
+      logarithm_sum += shifted;
       if (dlogits != nullptr) dlogits[c] = power;
     }
     // This is -log(softmax) without the softmax: a probability so small that it is 0 in float has a finite loss here.
     // The loss is in double, because the losses of all samples are added.
     sample.loss = std::log(sum) - static_cast<double>(label_logit - maximum);
+    const double smoothing = spec_.label_smoothing;
+    const double other = smoothing / static_cast<double>(spec_.classes);  // the target of a class that is not the label
+    if (smoothing > 0) {
+      // The targets' sum is 1, so log(sum) has the factor 1. Without smoothing this would be NaN for a logit of
+      // -infinity, whose factor is 0.
+      sample.loss =
+          std::log(sum) - (1 - smoothing) * static_cast<double>(label_logit - maximum) - other * logarithm_sum;
+    }
     sample.correct = best == label ? 1 : 0;
     if (dlogits == nullptr) return;
     // dlogits hold the powers, so no exp is computed twice.
     const float factor = static_cast<float>(scale / sum);
-    for (int64_t c = 0; c < spec_.classes; ++c) dlogits[c] *= factor;
-    dlogits[label] -= scale;
+    // Without smoothing, this 0 and this scale leave the bits as they are.
+    const float scaled_other = static_cast<float>(scale * other);
+    for (int64_t c = 0; c < spec_.classes; ++c) dlogits[c] = dlogits[c] * factor - scaled_other;
+    dlogits[label] -= static_cast<float>(scale * (1 - smoothing));
   }
 
   const CpuContext* const context_;

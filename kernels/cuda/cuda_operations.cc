@@ -157,6 +157,7 @@ class CudaSoftmaxCrossEntropy : public SoftmaxCrossEntropy {
     CudaStepResult* const bound = context_->bound_result;
     context_->Keep(cuda::SoftmaxCrossEntropy(context_->stream, {.batch = spec_.batch,
                                                                 .classes = spec_.classes,
+                                                                .label_smoothing = spec_.label_smoothing,
                                                                 .logits = logits,
                                                                 .labels = labels,
                                                                 .dlogits = dlogits,

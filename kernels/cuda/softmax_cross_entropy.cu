@@ -58,9 +58,19 @@ __device__ inline void TreatSample(const SoftmaxCrossEntropyArgs& g, int64_t sam
   const float nan = __int_as_float(0x7fffffff);
   // Read before the first write: dlogits may alias logits. The __syncwarp below keeps other lanes from writing earlier.
   const float label_logit = known ? logits[label] : nan;
+  const double smoothing = g.label_smoothing;
+  const double other = smoothing / static_cast<double>(g.classes);  // the target of a class that is not the label
+  double smoothed = 0;                                              // the other targets' part of the loss
+  if (smoothing > 0) {
+    // Without smoothing this would be NaN for a logit of -infinity, whose factor is 0.
+    double logarithm_sum = 0;
+    for (int64_t c = lane; c < g.classes; c += kWarpThreads) logarithm_sum += logits[c] - best.value;
+    smoothed = other * SumOfWarp(logarithm_sum);
+  }
   if (lane == 0) {
     // This is -log(softmax) without the softmax: a probability so small that it is 0 in float has a finite loss here.
-    g.samples[sample] = {log(sum) - static_cast<double>(label_logit - best.value), best.index == label ? 1 : 0};
+    const double label_part = (1 - smoothing) * static_cast<double>(label_logit - best.value);
+    g.samples[sample] = {log(sum) - label_part - smoothed, best.index == label ? 1 : 0};
   }
   if (g.dlogits == nullptr) return;
   __syncwarp();
@@ -68,9 +78,12 @@ __device__ inline void TreatSample(const SoftmaxCrossEntropyArgs& g, int64_t sam
   const float scale = g.bound != nullptr ? g.bound->loss_scale : g.loss_scale;
   // A label that does not exist makes the whole gradient of the sample NaN, which the search for such values finds.
   const float factor = known ? static_cast<float>(scale / sum) : nan;
+  // Without smoothing, this 0 and this scale leave the bits as they are.
+  const float scaled_other = static_cast<float>(scale * other);
+  const float scaled_label = static_cast<float>(scale * (1 - smoothing));
   for (int64_t c = lane; c < g.classes; c += kWarpThreads) {
-    const float probability = expf(logits[c] - best.value) * factor;
-    dlogits[c] = c == label ? probability - scale : probability;
+    const float difference = expf(logits[c] - best.value) * factor - scaled_other;
+    dlogits[c] = c == label ? difference - scaled_label : difference;
   }
 }
 

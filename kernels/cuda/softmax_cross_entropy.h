@@ -17,6 +17,7 @@ struct LossSums {
 
 struct SoftmaxCrossEntropyArgs {
   int64_t batch = 0, classes = 0;
+  float label_smoothing = 0;
   const float* logits = nullptr;
   const int32_t* labels = nullptr;
   float* dlogits = nullptr;     // null: no gradient
@@ -29,15 +30,17 @@ struct SoftmaxCrossEntropyArgs {
   const CudaStepValues* bound = nullptr;
 };
 
-// total = the sums over the batch of -log softmax(logits)[label] and of argmax == label (the first of equal maxima);
-// dlogits = loss_scale * (softmax(logits) - onehot(label)).
+// total = the sums over the batch of -sum over c of target(label)[c] * log softmax(logits)[c], and of argmax == label
+// (the first of equal maxima); dlogits = loss_scale * (softmax(logits) - target(label)), where target(label) =
+// (1 - label_smoothing) * onehot(label) + label_smoothing / classes.
 // Shapes:      logits, dlogits: (batch, classes) float32; labels: (batch); dlogits may alias logits.
 // Writes:      total, dlogits are overwritten (=).
 // Launch:      256 threads a block, one warp per sample, 4 KiB of shared memory; the last block adds the samples up.
 // Requires:    batch >= 1; labels in [0, classes). A label outside makes the loss and the sample's gradient NaN, which
-//              the trainer refuses: a kernel cannot fail.
+//              the trainer refuses: a kernel cannot fail. label_smoothing in [0, 1).
 // Cost:        logits read once from memory and twice from the cache, dlogits written once; a batch is a few KiB, so
-//              that the launch takes most of the time. Accesses have 4 bytes: a row of 10 classes is not aligned to 16.
+//              that the launch takes most of the time. Smoothing adds a sum over each sample's classes. Accesses have 4
+//              bytes: a row of 10 classes is not aligned to 16.
 // Determinism: bitwise; sums are trees of fixed shape, and atomics only count blocks. Reference: double, tolerance
 //              1e-5.
 [[nodiscard]] cudaError_t SoftmaxCrossEntropy(cudaStream_t stream, const SoftmaxCrossEntropyArgs& args);

@@ -26,13 +26,18 @@ class LabelsOnDevice {
 };
 
 TEST_P(DeviceTest, SoftmaxCrossEntropyMatchesTheReferenceAndFiniteDifferences) {
-  for (const SoftmaxCrossEntropySpec& spec : std::vector<SoftmaxCrossEntropySpec>{{.batch = 1, .classes = 1},
-                                                                                  {.batch = 63, .classes = 10},
-                                                                                  {.batch = 2, .classes = 17},
-                                                                                  {.batch = 130, .classes = 3},
-                                                                                  {.batch = 5, .classes = 1000}}) {
+  const std::vector<SoftmaxCrossEntropySpec> specs = {{.batch = 1, .classes = 1},
+                                                      {.batch = 63, .classes = 10},
+                                                      {.batch = 2, .classes = 17},
+                                                      {.batch = 130, .classes = 3},
+                                                      {.batch = 5, .classes = 1000},
+                                                      {.batch = 1, .classes = 1, .label_smoothing = 0.3f},
+                                                      {.batch = 63, .classes = 10, .label_smoothing = 0.1f},
+                                                      {.batch = 2, .classes = 40, .label_smoothing = 0.9f}};
+  for (const SoftmaxCrossEntropySpec& spec : specs) {
     for (const float spread : {1.0f, 200.0f}) {
-      SCOPED_TRACE(absl::StrCat(spec.batch, "x", spec.classes, ", logits up to ", spread));
+      SCOPED_TRACE(
+          absl::StrCat(spec.batch, "x", spec.classes, ", smoothing ", spec.label_smoothing, ", logits up to ", spread));
       std::vector<float> logits_host = Random(spec.batch * spec.classes);
       for (float& v : logits_host) v *= spread;
       std::vector<int32_t> labels_host(spec.batch);
@@ -79,6 +84,25 @@ TEST_P(DeviceTest, SoftmaxCrossEntropySurvivesLogitsThatOverflowAnExponential) {
   EXPECT_THAT(dlogits.Host(), testing::ElementsAre(0, 0, -1, 1, 0.5f, -0.5f));
   EXPECT_NEAR((*loss)->Result().loss_sum, 10000 + std::log(2.0), 1e-3);
   EXPECT_EQ((*loss)->Result().correct, 1) << "of equal maxima the first counts";
+}
+
+// With a factor of 0 they would make the loss NaN, as 0 * infinity is.
+TEST_P(DeviceTest, LogitsOfMinusInfinityCountOnlyWithSmoothing) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (const float smoothing : {0.0f, 0.5f}) {
+    auto loss = device()->CreateSoftmaxCrossEntropy({.batch = 1, .classes = 3, .label_smoothing = smoothing});
+    ASSERT_TRUE(loss.ok()) << loss.status();
+    DeviceTensor logits(device(), {2, -infinity, 2}), dlogits(device(), 3);
+    LabelsOnDevice labels(device(), {0});
+    (*loss)->Run(logits.data(), labels.data(), 1, dlogits.data());
+    if (smoothing == 0) {
+      EXPECT_NEAR((*loss)->Result().loss_sum, std::log(2.0), 1e-6);
+      EXPECT_THAT(dlogits.Host(), testing::ElementsAre(-0.5f, 0, 0.5f));
+    } else {
+      EXPECT_EQ((*loss)->Result().loss_sum, infinity);
+      EXPECT_THAT(dlogits.Host(), testing::Pointwise(testing::FloatNear(1e-6f), {-1 / 6.0f, -1 / 6.0f, 1 / 3.0f}));
+    }
+  }
 }
 
 TEST_P(DeviceTest, SoftmaxCrossEntropyRefusesShapesThatMakeNoSense) {

@@ -178,7 +178,12 @@ Values CrossEntropy(const SoftmaxCrossEntropySpec& s, const Values& logits, cons
     const double maximum = *std::max_element(row, row + s.classes);
     double sum = 0;
     for (int64_t c = 0; c < s.classes; ++c) sum += std::exp(row[c] - maximum);
-    loss[n] = std::log(sum) + maximum - row[labels[n]];
+    // By definition, target by target; the devices add the targets' parts up first.
+    const double smoothing = s.label_smoothing;
+    for (int64_t c = 0; c < s.classes; ++c) {
+      const double target = smoothing / static_cast<double>(s.classes) + (c == labels[n] ? 1 - smoothing : 0);
+      if (target > 0) loss[n] += target * (std::log(sum) + maximum - row[c]);
+    }
   }
   return loss;
 }

@@ -38,7 +38,7 @@ Moments BatchMoments(const BatchNormSpec& spec, const Values& x);
 Values BatchNorm(const BatchNormSpec& spec, const Values& x, const Values& gamma, const Values& beta,
                  const Moments& moments);
 
-// -log softmax(logits)[label], one per sample.
+// The cross entropy of softmax(logits) with the spec's targets, one per sample.
 Values CrossEntropy(const SoftmaxCrossEntropySpec& spec, const Values& logits, const std::vector<int32_t>& labels);
 
 // d loss / d at[index] by a central difference, exact to about 1e-8 where `loss` is smooth and of order 1.

@@ -49,6 +49,16 @@ TEST(ShapeChecksTest, SizesBelowOneAreRefusedByName) {
       SoftmaxCrossEntropySpec{.batch = 1, .classes = 1}, [](auto& s) { s.classes = 0; }, "classes is 0");
 }
 
+TEST(ShapeChecksTest, LabelSmoothingIsBelowOne) {
+  const SoftmaxCrossEntropySpec loss = {.batch = 1, .classes = 1};
+  for (const float wrong : {-0.1f, 1.0f, std::numeric_limits<float>::quiet_NaN()}) {
+    ExpectRefused(
+        loss, [wrong](auto& s) { s.label_smoothing = wrong; }, "must be in [0, 1)");
+  }
+  ExpectRefused(
+      loss, [](auto& s) { s.label_smoothing = 1; }, "softmax cross entropy: label_smoothing is 1");
+}
+
 TEST(ShapeChecksTest, AKernelFitsIntoThePaddedInput) {
   Conv2dSpec spec = kConv;
   spec.kernel_height = 7;
