@@ -33,6 +33,7 @@ struct SourcePosition {
 };
 
 // The positions of one layer by name: "layer" is the layer itself, "kind" its kind, any other name a field of either.
+// The loss has them too; there "loss" is the loss itself.
 using LayerPositions = std::map<std::string, SourcePosition, std::less<>>;
 
 // Keeps the first error: those that follow are mostly consequences of it.
@@ -90,6 +91,25 @@ std::vector<LayerPositions> PositionsOf(const v1::ModelDefinition& definition, c
   return all;
 }
 
+// Empty without a loss.
+LayerPositions LossPositionsOf(const v1::ModelDefinition& definition, const TextFormat::ParseInfoTree& tree) {
+  LayerPositions positions;
+  if (!definition.has_loss()) return positions;
+  const FieldDescriptor* loss_field = v1::ModelDefinition::descriptor()->FindFieldByName("loss");
+  const TextFormat::ParseLocation location = tree.GetLocation(loss_field, -1);
+  positions["loss"] = {location.line + 1, location.column + 1};
+  const v1::Loss& loss = definition.loss();
+  const FieldDescriptor* kind =
+      loss.GetReflection()->GetOneofFieldDescriptor(loss, v1::Loss::descriptor()->FindOneofByName("kind"));
+  const TextFormat::ParseInfoTree* loss_tree = tree.GetTreeForNested(loss_field, -1);
+  if (loss_tree == nullptr || kind == nullptr) return positions;
+  AddPositions(*v1::Loss::descriptor(), *loss_tree, &positions);
+  positions["kind"] = positions[kind->name()];
+  const TextFormat::ParseInfoTree* kind_tree = loss_tree->GetTreeForNested(kind, -1);
+  if (kind_tree != nullptr) AddPositions(*kind->message_type(), *kind_tree, &positions);
+  return positions;
+}
+
 std::string ShippedNames() {
   std::vector<absl::string_view> names;
   for (const ShippedModel& model : ShippedModels()) names.push_back(model.name);
@@ -135,6 +155,7 @@ struct LayerFile::Content {
   std::string text;
   v1::ModelDefinition definition;
   std::vector<LayerPositions> positions;  // by layer
+  LayerPositions loss_positions;
 };
 
 LayerFile::LayerFile(std::shared_ptr<const Content> content) : content_(std::move(content)) {}
@@ -148,6 +169,8 @@ std::string LayerFile::Digest(int64_t outputs) const {
   layers.clear_name();
   v1::Layer& last = *layers.mutable_layer(layers.layer_size() - 1);
   if (last.has_dense() && last.dense().units() == 0) last.mutable_dense()->set_units(static_cast<int32_t>(outputs));
+  // So a file that writes the default loss has the digest of one that leaves it out.
+  if (layers.loss().has_softmax() && layers.loss().softmax().label_smoothing() == 0) layers.clear_loss();
   // A message without maps has one serialisation: fields in the order of their numbers.
   const std::string bytes = layers.SerializeAsString();
   return Sha256Hex(std::as_bytes(std::span(bytes)));
@@ -185,6 +208,7 @@ absl::StatusOr<LayerFile> LayerFile::Parse(absl::string_view text, absl::string_
     return ErrorAt(file_name, {}, "there is no layer: write layer { name: \"fc1\" dense {} }");
   }
   content->positions = PositionsOf(content->definition, tree);
+  content->loss_positions = LossPositionsOf(content->definition, tree);
   LayerFile file(std::move(content));
   // CheckLayers needs the positions, to name line and column.
   RETURN_IF_ERROR(CheckLayers(file));
@@ -201,6 +225,14 @@ absl::Status LayerFile::LayerError(int layer, absl::string_view field, absl::str
   return ErrorAt(
       file_name(), place->second,
       name.empty() ? absl::StrCat("layer ", layer + 1, ": ", reason) : absl::StrCat("layer ", name, ": ", reason));
+}
+
+absl::Status LayerFile::LossError(absl::string_view field, absl::string_view reason) const {
+  const LayerPositions& positions = content_->loss_positions;
+  auto place = positions.find(field);
+  if (place == positions.end()) place = positions.find("kind");
+  if (place == positions.end()) place = positions.find("loss");
+  return ErrorAt(file_name(), place->second, absl::StrCat("loss: ", reason));
 }
 
 }  // namespace starring

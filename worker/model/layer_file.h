@@ -38,12 +38,16 @@ class LayerFile {
 
   // SHA-256 (hexadecimal) of what the file means for data that need `outputs` outputs: its layers. Files that differ in
   // comments, in the order of fields or in the model's own name have the same digest. So have a last layer that leaves
-  // `units` to the data, and one that says their number.
+  // `units` to the data, and one that says their number. A loss that is the default one counts as left out.
   std::string Digest(int64_t outputs) const;
 
   // InvalidArgument "FILE:LINE:COLUMN: layer NAME: `reason`". The position is that of `field` ("kernel", "input", ...)
   // if the file sets it, otherwise that of the layer's kind, otherwise that of the layer.
   absl::Status LayerError(int layer, absl::string_view field, absl::string_view reason) const;
+
+  // InvalidArgument "FILE:LINE:COLUMN: loss: `reason`", at `field` of the loss if the file sets it, otherwise at the
+  // loss's kind, otherwise at the loss. REQUIRES: the file has a loss.
+  absl::Status LossError(absl::string_view field, absl::string_view reason) const;
 
  private:
   struct Content;
@@ -53,9 +57,10 @@ class LayerFile {
 };
 
 // The part of Parse that reads the meaning of a file: names, inputs, kinds, and the ranges of numbers. Returns the
-// first error in file order as a LayerError: a name that is repeated or missing, a layer without a kind, an input that
-// is not a layer above, an output that no layer reads, a number out of range. After OK, every input is "input" or the
-// name of a layer above, and every layer but the last is read by another.
+// first error of a layer in file order as a LayerError: a name that is repeated or missing, a layer without a kind, an
+// input that is not a layer above, an output that no layer reads, a number out of range. After OK, every input is
+// "input" or the name of a layer above, and every layer but the last is read by another. A wrong loss is a LossError,
+// which comes after those of layers.
 absl::Status CheckLayers(const LayerFile& file);
 
 // A layer file of worker/model/models. They are compiled into the program (rule :embed_models), so that they are found

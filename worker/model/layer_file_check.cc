@@ -149,6 +149,23 @@ absl::Status CheckAllRead(const LayerFile& file, const LayerNumbers& numbers) {
   return absl::OkStatus();
 }
 
+absl::Status CheckLoss(const LayerFile& file) {
+  if (!file.definition().has_loss()) return absl::OkStatus();
+  const v1::Loss& loss = file.definition().loss();
+  switch (loss.kind_case()) {
+    case v1::Loss::kSoftmax: {
+      const float smoothing = loss.softmax().label_smoothing();
+      // At 1 the labels would not matter. The form of the condition also refuses NaN.
+      if (smoothing >= 0 && smoothing < 1) return absl::OkStatus();
+      return file.LossError("label_smoothing",
+                            absl::StrCat("label_smoothing is ", smoothing, ", it must be 0 or more and below 1"));
+    }
+    case v1::Loss::KIND_NOT_SET:
+      break;
+  }
+  return file.LossError("", "has no kind: write loss { softmax {} }");
+}
+
 }  // namespace
 
 absl::Status CheckLayers(const LayerFile& file) {
@@ -171,7 +188,8 @@ absl::Status CheckLayers(const LayerFile& file) {
     RETURN_IF_ERROR(CheckInputs(place, layer, above, all));
     above.emplace(layer.name(), l);
   }
-  return CheckAllRead(file, above);
+  RETURN_IF_ERROR(CheckAllRead(file, above));
+  return CheckLoss(file);
 }
 
 }  // namespace starring

@@ -259,6 +259,8 @@ absl::StatusOr<NetworkGraph> NetworkGraph::Create(const LayerFile& file, const D
   GraphBuilder builder(file, data);
   for (int l = 0; l < file.definition().layer_size(); ++l) RETURN_IF_ERROR(builder.AddLayer(l));
   graph.layers_ = builder.TakeLayers();
+  // A file without a loss reads as a smoothing of 0, which is the default.
+  graph.loss_ = {.label_smoothing = file.definition().loss().softmax().label_smoothing()};
   RETURN_IF_ERROR(CheckLast(file, graph.layers_.back(), data.classes));
   // The layout follows the layers' order: backward then completes the vector from its end.
   ASSIGN_OR_RETURN(graph.layout_, Layout::Create(builder.TakeTensors()), file.file_name());

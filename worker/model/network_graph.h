@@ -48,6 +48,11 @@ struct GraphLayer {
   int tensor_count = 0;
 };
 
+// The cross entropy of the logits' softmax with the labels.
+struct GraphLoss {
+  float label_smoothing = 0;
+};
+
 class NetworkGraph {
  public:
   struct DataShape {
@@ -58,6 +63,7 @@ class NetworkGraph {
   static absl::StatusOr<NetworkGraph> Create(const LayerFile& file, const DataShape& data);
 
   const std::vector<GraphLayer>& layers() const { return layers_; }
+  const GraphLoss& loss() const { return loss_; }
   const Layout& layout() const { return layout_; }
   const DataShape& data() const { return data_; }
 
@@ -67,6 +73,7 @@ class NetworkGraph {
  private:
   DataShape data_;
   std::vector<GraphLayer> layers_;
+  GraphLoss loss_;
   Layout layout_;
 };
 

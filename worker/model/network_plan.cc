@@ -52,8 +52,11 @@ absl::StatusOr<std::unique_ptr<NetworkPlan>> NetworkPlan::Create(const Parts& pa
     RETURN_IF_ERROR(operation.status(), "layer ", parts.graph->layers()[l].name);
     plan->operations_.push_back(*std::move(operation));
   }
+  // Plans for evaluation have the same loss, so that test losses compare with training losses.
   ASSIGN_OR_RETURN(plan->loss_,
-                   parts.device->CreateSoftmaxCrossEntropy({.batch = batch, .classes = parts.graph->data().classes}));
+                   parts.device->CreateSoftmaxCrossEntropy({.batch = batch,
+                                                            .classes = parts.graph->data().classes,
+                                                            .label_smoothing = parts.graph->loss().label_smoothing}));
   return plan;
 }
 

@@ -234,6 +234,38 @@ INSTANTIATE_TEST_SUITE_P(
                   "my.textproto:1:32: layer n: momentum is 1.5, it must be from 0 to 1 (0 means 0.1)"}),
     [](const testing::TestParamInfo<WrongFile>& wrong) { return wrong.param.name; });
 
+INSTANTIATE_TEST_SUITE_P(
+    Losses, LayerFileErrorTest,
+    testing::Values(WrongFile{"SmoothingOfAll",
+                              "loss {\n  softmax { label_smoothing: 1 } }\nlayer { name: \"fc\" dense { units: 10 } }",
+                              "my.textproto:2:13: loss: label_smoothing is 1, it must be 0 or more and below 1"},
+                    WrongFile{"NegativeSmoothing",
+                              "layer { name: \"fc\" dense {} }\nloss { softmax { label_smoothing: -0.5 } }",
+                              "my.textproto:2:18: loss: label_smoothing is -0.5, it must be 0 or more and below 1"},
+                    WrongFile{"SmoothingOfNan",
+                              "layer { name: \"fc\" dense {} } loss { softmax { label_smoothing: nan } }",
+                              "my.textproto:1:48: loss: label_smoothing is nan, it must be 0 or more and below 1"},
+                    WrongFile{"LossWithoutKind", "layer { name: \"fc\" dense {} }\n loss {}",
+                              "my.textproto:2:2: loss: has no kind: write loss { softmax {} }"}),
+    [](const testing::TestParamInfo<WrongFile>& wrong) { return wrong.param.name; });
+
+TEST(LayerFileTest, OnlyALossThatIsNotTheDefaultChangesTheDigest) {
+  const auto digest = [](const std::string& loss) {
+    return LayerFile::Parse("layer { name: \"fc\" dense {} } " + loss, "")->Digest(10);
+  };
+  EXPECT_EQ(digest("loss { softmax {} }"), digest(""));
+  EXPECT_EQ(digest("loss { softmax { label_smoothing: -0 } }"), digest(""));
+  EXPECT_NE(digest("loss { softmax { label_smoothing: 0.1 } }"), digest(""));
+  EXPECT_NE(digest("loss { softmax { label_smoothing: 0.1 } }"), digest("loss { softmax { label_smoothing: 0.2 } }"));
+}
+
+TEST(NetworkGraphTest, TheLossIsTheFiles) {
+  const std::string layer = "layer { name: \"fc\" dense {} } ";
+  EXPECT_EQ(GraphOf(LayerFile::Parse(layer, "a")).loss().label_smoothing, 0);
+  EXPECT_EQ(GraphOf(LayerFile::Parse(layer + "loss { softmax { label_smoothing: 0.1 } }", "a")).loss().label_smoothing,
+            0.1f);
+}
+
 TEST(LayerFileTest, NothingToTrainIsRefused) {
   EXPECT_EQ(
       ErrorOf("layer { name: \"g\" global_average_pool {} }", {.height = 2, .width = 2, .channels = 3, .classes = 3}),

@@ -16,6 +16,8 @@ inline void PrintTo(const NetworkCase& c, std::ostream* out) { *out << c.name; }
 
 inline constexpr NetworkCase kChainCases[] = {
     NetworkCase{"Dense", "layer { name: \"fc\" dense { units: 3 } }", 1, 5, 1, 3, 4},
+    NetworkCase{"DenseWithSmoothedLabels",
+                "layer { name: \"fc\" dense { units: 3 } } loss { softmax { label_smoothing: 0.3 } }", 1, 5, 1, 3, 4},
     NetworkCase{"DenseReluLast", "layer { name: \"fc\" dense { units: 3 relu: true } }", 3, 1, 2, 3, 7},
     NetworkCase{
         "DenseWithoutBias",

@@ -297,11 +297,14 @@ class ReferenceSoftmaxCrossEntropy : public SoftmaxCrossEntropy {
       const auto best = std::max_element(row.begin(), row.end());
       double sum = 0;
       for (const double value : row) sum += std::exp(value - *best);
-      result_.loss_sum += std::log(sum) + *best - row[labels[n]];
       result_.correct += best - row.begin() == labels[n];
-      for (int64_t c = 0; dlogits != nullptr && c < s_.classes; ++c) {
+      for (int64_t c = 0; c < s_.classes; ++c) {
+        const double smoothing = s_.label_smoothing;
+        const double target = smoothing / static_cast<double>(s_.classes) + (c == labels[n] ? 1 - smoothing : 0);
+        result_.loss_sum += target * (std::log(sum) + *best - row[c]);
+        if (dlogits == nullptr) continue;
         const double softmax = std::exp(row[c] - *best) / sum;
-        dlogits[n * s_.classes + c] = static_cast<float>(scale * (softmax - (c == labels[n] ? 1 : 0)));
+        dlogits[n * s_.classes + c] = static_cast<float>(scale * (softmax - target));
       }
     }
   }
