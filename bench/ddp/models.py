@@ -25,3 +25,9 @@ def create(name: str, channels: int, height: int, width: int, classes: int) -> A
     """A starring.models.LayerFileModel for images of this shape."""
     from starring import models  # here, because the command line is checked without PyTorch
     return models.from_layer_file(name, (channels, height, width), classes)
+
+
+def loss(name: str, reduction: str) -> Any:
+    """The torch.nn.CrossEntropyLoss that the model's layer file asks for."""
+    from starring import models
+    return models.loss_from_layer_file(name, reduction)

@@ -24,7 +24,6 @@ from typing import Any, Callable, Dict, List
 import models
 import step_graph
 import torch
-from torch.nn import functional as F
 
 SAMPLES = 8192  # in the data set; the larger images exceed a GPU's cache
 
@@ -64,6 +63,7 @@ class Job:
         torch.manual_seed(1)
         channels, size = (3, 32) if flags.model == "resnet20" else (1, 28)
         self.model: Any = models.create(flags.model, channels, size, size, 10).to(self.device)
+        self.mean_loss = models.loss(flags.model, "mean")
         layout: Any = torch.channels_last if flags.channels_last else torch.contiguous_format
         self.model = self.model.to(memory_format=layout)
         self.optimizer = make_optimizer(self.model, self.device)
@@ -90,7 +90,7 @@ class Job:
         bf16 = self.flags.math == "bf16"
         precision: Any = torch.autocast("cuda", dtype=torch.bfloat16) if bf16 else contextlib.nullcontext()
         with precision:
-            loss = F.cross_entropy(self.model(self.batch_images), self.batch_labels)
+            loss = self.mean_loss(self.model(self.batch_images), self.batch_labels)
         loss.backward()
         self.optimizer.step()
         self.loss.copy_(loss.detach())

@@ -29,7 +29,6 @@ from learning_rate import learning_rate_at
 from processor_use import ProcessorUse
 from state_file import StateFile
 from step_clock import GpuClock, HostClock, StepTime
-from torch.nn import functional as F
 
 EVALUATION_BATCH = 1000
 PACKAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "worker", "python")  # starring
@@ -79,6 +78,7 @@ class Trainer:
         dataset = data.dataset
         channels, height, width = dataset.train_images.shape[1:]
         self.model = models.create(flags.model, channels, height, width, dataset.classes)
+        self.loss_sum = models.loss(flags.model, "sum")  # of training and of the test, as the worker's
         if flags.initial_weights:
             safetensors_file.load_into(self.model, flags.initial_weights)
         else:
@@ -167,7 +167,7 @@ class Trainer:
     def _loss(self, images: torch.Tensor, labels: torch.Tensor, global_count: int) -> tuple[torch.Tensor, torch.Tensor]:
         # DDP divides the summed gradients by the world size, but the loss is a mean over the global batch.
         with self.device.autocast():
-            loss_sum = F.cross_entropy(self.replica(images), labels, reduction="sum")
+            loss_sum = self.loss_sum(self.replica(images), labels)
         return loss_sum, loss_sum * (self.world_size / global_count)
 
     def _zero_grad(self) -> None:
@@ -259,7 +259,7 @@ class Trainer:
                 labels = labels_of[begin:begin + EVALUATION_BATCH]
                 with self.device.autocast():
                     logits = self.model(images_of[begin:begin + EVALUATION_BATCH])
-                    loss_sum += F.cross_entropy(logits, labels, reduction="sum").item()
+                    loss_sum += self.loss_sum(logits, labels).item()
                 correct += int((logits.argmax(1) == labels).sum())
         self.model.train()
         return [correct, loss_sum, len(labels_of)]

@@ -226,6 +226,13 @@ class SameTrainingTest(unittest.TestCase):
         self.compare("--model=resnet20", "--dataset=cifar10", "--augment=crop_flip", "--learning_rate=0.01",
                      "--weight_decay=0.0001", tolerance=5e-3)  # batch norm magnifies rounding
 
+    def test_smoothed_labels(self):
+        path = f"{self.folder.name}/smooth.textproto"
+        with open(path, "w", encoding="utf-8") as file:
+            file.write("layer { name: \"fc1\" dense { units: 32 relu: true } } layer { name: \"fc2\" dense {} }\n"
+                       "loss { softmax { label_smoothing: 0.1 } }")
+        self.compare(f"--model={path}", "--learning_rate=0.02")
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -29,6 +29,7 @@ layer {
 \t"." "h" flatten {}
 }
 layer { name: "i" dense { units: 10 relu: false no_bias: false } }
+loss { softmax { label_smoothing: 0.3 } }
 """
 
 
@@ -99,6 +100,7 @@ class ReadTest(unittest.TestCase):
         # Numbers of 32 bits, as the worker has them: the rate decides which values are dropped.
         self.assertEqual(file.layers[3].get("rate"), 11744051 / 2**24)
         self.assertEqual(file.layers[1].get("momentum"), 0.25)
+        self.assertEqual((file.loss.kind, file.loss.get("label_smoothing")), ("softmax", 10066330 / 2**25))
         graph = layer_graph.build(file, MNIST, 10)
         self.assertEqual([str(layer.after) for layer in graph.layers],
                          ["14 x 14 x 4", "14 x 14 x 4", "7 x 7 x 4", "7 x 7 x 4", "7 x 7 x 4", "7 x 7 x 4",
@@ -113,6 +115,8 @@ class ReadTest(unittest.TestCase):
             again = parse(file.text("A comment.\n\nIn two lines."))
             self.assertIn("# A comment.\n# In two lines.\n", file.text("A comment.\n\nIn two lines."))
             self.assertEqual(again.name, file.name)
+            self.assertEqual((again.loss.kind, again.loss.get("label_smoothing")),
+                             (file.loss.kind, file.loss.get("label_smoothing")))
             self.assertEqual(again.text(), file.text())
             self.assertEqual([(layer.name, layer.kind) for layer in again.layers],
                              [(layer.name, layer.kind) for layer in file.layers])

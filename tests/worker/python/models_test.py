@@ -35,6 +35,7 @@ layer { name: "twice" input: "flat" input: "flat" add {} }
 layer { name: "fc-1" dense { units: 7 } }
 layer { name: "norm" batch_norm {} }
 layer { name: "last" dense { units: 10 no_bias: true } }
+loss { softmax { label_smoothing: 0.2 } }
 """
 
 
@@ -376,6 +377,24 @@ class RoundTripTest(unittest.TestCase):
         _, text = self.round_trip(model, (2, 13, 9))
         self.assertEqual(text, layer_file.load(path).text())
 
+    def test_a_loss(self):
+        path = os.path.join(self.folder, "smooth.textproto")
+        module = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+        models.to_layer_file(module, path, (1, 2, 2), loss=nn.CrossEntropyLoss(label_smoothing=0.1))
+        with open(path, encoding="utf-8") as file:
+            self.assertTrue(file.read().endswith("loss { softmax { label_smoothing: 0.1 } }\n"))
+        logits, labels = torch.randn(5, 3), torch.tensor([0, 1, 2, 0, 1])
+        self.assertAlmostEqual(models.loss_from_layer_file(path)(logits, labels).item(),
+                               F.cross_entropy(logits, labels, label_smoothing=0.1).item(), places=6)
+        self.assertEqual(models.loss_from_layer_file("lenet5", "sum")(logits, labels),
+                         F.cross_entropy(logits, labels, reduction="sum"))
+        # A module that is made from the file keeps the file's loss, and another loss takes its place.
+        model = models.from_layer_file(path, (1, 2, 2))
+        models.to_layer_file(model, path, (1, 2, 2))
+        self.assertAlmostEqual(models.loss_from_layer_file(path).label_smoothing, 0.1, places=6)
+        models.to_layer_file(model, path, (1, 2, 2), loss=nn.CrossEntropyLoss())
+        self.assertEqual(models.loss_from_layer_file(path).label_smoothing, 0)
+
     def test_a_module_as_torchvision_writes_it(self):
         model, text = self.round_trip(randomize(Residual()), (3, 12, 12))
         self.assertEqual(self.kinds(text)[:6], [
@@ -508,6 +527,21 @@ class RefusalTest(unittest.TestCase):
         self.assertIn("an addition that changes what another operation reads", self.refusal(add))
         # PyTorch 1.13 traces it as a sum of its own.
         self.assertRegex(self.refusal(add_to_itself), "an addition that changes|the layers compute something else")
+
+    def test_losses(self):
+        smooth = nn.CrossEntropyLoss()
+        smooth.label_smoothing = 1 - 1e-12  # 1 as a number of 32 bits
+        for loss, error, expected in (
+                (nn.MSELoss(), models.NoCounterpartError, "the loss MSELoss has no counterpart .*: use Cross"),
+                (nn.CrossEntropyLoss(weight=torch.ones(10)), models.NoCounterpartError, "weight=tensor"),
+                (nn.CrossEntropyLoss(reduction="sum"), models.NoCounterpartError, "reduction=sum .*reduction=mean"),
+                (nn.CrossEntropyLoss(ignore_index=0), models.NoCounterpartError, "with ignore_index=0"),
+                (smooth, models.LayerFileError, "loss: label_smoothing is 1, it must be 0 or more and below 1")):
+            with self.subTest(expected), tempfile.TemporaryDirectory() as folder:
+                with self.assertRaisesRegex(error, expected):
+                    models.to_layer_file(nn.Sequential(nn.Flatten(), nn.Linear(4, 10)),
+                                         os.path.join(folder, "net.textproto"), (1, 2, 2), loss=loss)
+                self.assertEqual(os.listdir(folder), [])
 
     def test_what_the_worker_would_refuse(self):
         text = self.refusal(lambda net, x: net.fc(net.norm(net.conv(x).flatten(1))), error=models.LayerFileError,

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from . import _tracing
 from ._layer_modules import Add, GlobalAveragePool, LayerFileModel
 from ._tracing import NoCounterpartError
-from .layer_file import check, IMAGE, KINDS, Layer, LayerFile
+from .layer_file import check, IMAGE, KINDS, Layer, LayerFile, Loss
 
 _TAKES_RELU = ("conv2d", "dense", "batch_norm", "add")
 
@@ -58,10 +58,10 @@ def convert(module: nn.Module, image: Tuple[int, int, int], file_name: str) -> C
     for node in trace.graph.nodes:
         converter.add(node)
     if isinstance(module, LayerFileModel):
-        name = module.layer_graph.file.name
+        name, loss = module.layer_graph.file.name, module.layer_graph.file.loss
     else:
-        name = os.path.splitext(os.path.basename(file_name))[0]
-    file = LayerFile(file_name, name, converter.layers)
+        name, loss = os.path.splitext(os.path.basename(file_name))[0], Loss()
+    file = LayerFile(file_name, name, converter.layers, loss)
     if not file.layers:
         raise NoCounterpartError(f"{type(module).__name__} has no operation that a layer could do")
     check(file)

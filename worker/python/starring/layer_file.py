@@ -10,14 +10,14 @@ import dataclasses
 import math
 import os
 import re
-from typing import Any, Dict, List, Mapping, NoReturn
+from typing import Any, Dict, List, Mapping, NoReturn, Tuple
 
 from . import _text_format
 from ._text_format import Position
 
 # The messages of the proto; tests/worker/python/layer_file_test.py compares the two.
 SCHEMA: Dict[str, Dict[str, str]] = {
-    "ModelDefinition": {"name": "string", "layer": "repeated Layer"},
+    "ModelDefinition": {"name": "string", "layer": "repeated Layer", "loss": "Loss"},
     "Layer": {"name": "string", "input": "repeated string", "conv2d": "Conv2d", "dense": "Dense", "relu": "Relu",
               "max_pool": "MaxPool2d", "global_average_pool": "GlobalAveragePool", "batch_norm": "BatchNorm",
               "dropout": "Dropout", "add": "Add", "flatten": "Flatten"},
@@ -31,8 +31,11 @@ SCHEMA: Dict[str, Dict[str, str]] = {
     "Dropout": {"rate": "float"},
     "Add": {"relu": "bool"},
     "Flatten": {},
+    "Loss": {"softmax": "SoftmaxLoss"},
+    "SoftmaxLoss": {"label_smoothing": "float"},
 }
 KINDS = [field for field in SCHEMA["Layer"] if field not in ("name", "input")]
+LOSSES = list(SCHEMA["Loss"])
 IMAGE = "input"  # the name by which a layer reads the image
 
 # common/base/limits.h; the same test compares them.
@@ -59,8 +62,25 @@ class Layer:
 
     def get(self, field: str) -> Any:
         """A field of the layer's kind; a field that is not set has protobuf's default."""
-        defaults = {"int32": 0, "bool": False, "float": 0.0}
-        return self.settings.get(field, defaults[SCHEMA[SCHEMA["Layer"][self.kind]][field]])
+        return _setting(self.settings, SCHEMA["Layer"][self.kind], field)
+
+
+@dataclasses.dataclass
+class Loss:
+    """The loss that training lowers."""
+    kind: str = "softmax"  # one of LOSSES; empty if the file gives none, which is refused
+    settings: Dict[str, Any] = dataclasses.field(default_factory=dict)  # the fields of its kind that are set
+    # By "loss", "kind" and the names of fields; empty if the loss was not read from a text.
+    positions: Mapping[str, Position] = dataclasses.field(default_factory=dict)
+
+    def get(self, field: str) -> Any:
+        """A field of the loss's kind; a field that is not set has protobuf's default."""
+        return _setting(self.settings, SCHEMA["Loss"][self.kind], field)
+
+
+def _setting(settings: Mapping[str, Any], message: str, field: str) -> Any:
+    defaults = {"int32": 0, "bool": False, "float": 0.0}
+    return settings.get(field, defaults[SCHEMA[message][field]])
 
 
 @dataclasses.dataclass
@@ -69,13 +89,21 @@ class LayerFile:
     file_name: str
     name: str
     layers: List[Layer]
+    loss: Loss = dataclasses.field(default_factory=Loss)
 
     def error(self, number: int, field: str, reason: str) -> LayerFileError:
         """At `field` ("kernel", "input", ...) if the text sets it, otherwise at the layer's kind or the layer."""
         layer = self.layers[number]
-        place = next((layer.positions[one] for one in (field, "kind", "layer") if one in layer.positions), None)
-        where = f"{self.file_name}:{place.line}:{place.column}" if place else self.file_name
+        where = self._where(layer.positions, (field, "kind", "layer"))
         return LayerFileError(f"{where}: layer {layer.name or number + 1}: {reason}")
+
+    def loss_error(self, field: str, reason: str) -> LayerFileError:
+        """At `field` if the text sets it, otherwise at the loss's kind or the loss."""
+        return LayerFileError(f"{self._where(self.loss.positions, (field, 'kind', 'loss'))}: loss: {reason}")
+
+    def _where(self, positions: Mapping[str, Position], places: Tuple[str, ...]) -> str:
+        place = next((positions[one] for one in places if one in positions), None)
+        return f"{self.file_name}:{place.line}:{place.column}" if place else self.file_name
 
     def text(self, comment: str = "") -> str:
         """The file's text, in which each layer has a line if that fits. Equal definitions have equal texts."""
@@ -85,10 +113,14 @@ class LayerFile:
         for number, layer in enumerate(self.layers):
             above = self.layers[number - 1].name if number > 0 else IMAGE
             inputs = [] if layer.inputs == [above] else layer.inputs
-            fields = [f"name: {_quoted(layer.name)}", *(f"input: {_quoted(one)}" for one in inputs), _kind_text(layer)]
+            fields = [f"name: {_quoted(layer.name)}", *(f"input: {_quoted(one)}" for one in inputs),
+                      _kind_text(layer, "Layer")]
             line = f"layer {{ {' '.join(fields)} }}"
             lines.append(line + "\n" if len(line) <= _LINE_WIDTH else
                          "layer {\n" + "".join(f"  {field}\n" for field in fields) + "}\n")
+        loss = _kind_text(self.loss, "Loss")
+        if loss != _kind_text(Loss(), "Loss"):
+            lines.append(f"loss {{ {loss} }}\n")
         return "".join(lines)
 
 
@@ -97,14 +129,14 @@ def _quoted(text: str) -> str:
     return '"' + re.sub(r"[\x00-\x1f\x7f]", lambda match: f"\\{ord(match[0]):03o}", escaped) + '"'
 
 
-def _kind_text(layer: Layer) -> str:
+def _kind_text(part: Layer | Loss, message: str) -> str:
     words = []
-    for field, field_type in SCHEMA[SCHEMA["Layer"][layer.kind]].items():
-        value = layer.get(field)
+    for field, field_type in SCHEMA[SCHEMA[message][part.kind]].items():
+        value = part.get(field)
         if value:
             text: Any = {"bool": "true", "float": _text_format.float_text}.get(field_type, str)
             words.append(f"{field}: {text if isinstance(text, str) else text(value)}")
-    return f"{layer.kind} {{ {' '.join(words)} }}" if words else f"{layer.kind} {{}}"
+    return f"{part.kind} {{ {' '.join(words)} }}" if words else f"{part.kind} {{}}"
 
 
 def _shipped_folder() -> str:
@@ -150,30 +182,43 @@ def _read(path: str, known: str) -> bytes:
 def parse(content: bytes, file_name: str) -> LayerFile:
     """The layer file with this content. `file_name` is what messages call it."""
     try:
-        message = _text_format.parse(content, "ModelDefinition", SCHEMA, {"Layer": KINDS})
+        message = _text_format.parse(content, "ModelDefinition", SCHEMA, {"Layer": KINDS, "Loss": LOSSES})
     except _text_format.TextFormatError as error:
         raise LayerFileError(f"{file_name}:{error}") from error
     if not message.values.get("layer"):
         raise LayerFileError(f"{file_name}:1:1: there is no layer: write layer {{ name: \"fc1\" dense {{}} "
                              "}")
     file = LayerFile(file_name, message.values.get("name", ""), [_layer_of(one) for one in message.values["layer"]])
+    if "loss" in message.values:
+        file.loss = _loss_of(message.values["loss"])
     check(file)
     return file
 
 
-def _layer_of(message: _text_format.Message) -> Layer:
-    kind = next((one for one in KINDS if one in message.values), "")
-    positions = {"layer": message.position, **message.positions}
+def _kind_of(message: _text_format.Message, kinds: List[str],
+             name: str) -> Tuple[str, Dict[str, Any], Dict[str, Position]]:
+    """Kind, settings and positions of the layer or the loss that `message` is."""
+    kind = next((one for one in kinds if one in message.values), "")
+    positions = {name: message.position, **message.positions}
     settings: Dict[str, Any] = {}
     if kind:
         positions["kind"] = positions[kind]
         settings = message.values[kind].values
         positions = {**message.values[kind].positions, **positions}
+    return kind, settings, positions
+
+
+def _loss_of(message: _text_format.Message) -> Loss:
+    return Loss(*_kind_of(message, LOSSES, "loss"))
+
+
+def _layer_of(message: _text_format.Message) -> Layer:
+    kind, settings, positions = _kind_of(message, KINDS, "layer")
     return Layer(message.values.get("name", ""), kind, settings, message.values.get("input", []), positions)
 
 
 def check(file: LayerFile) -> None:
-    """Names, kinds, ranges of numbers and inputs, as CheckLayers of worker/model/layer_file.h."""
+    """Names, kinds, ranges of numbers, inputs and the loss, as CheckLayers of worker/model/layer_file.h."""
     limit = LIMITS["kLayerCountMax"]
     if len(file.layers) > limit:
         raise file.error(limit, "", f"the file has {len(file.layers)} layers, at most {limit} are allowed")
@@ -186,6 +231,16 @@ def check(file: LayerFile) -> None:
     for number, (layer, below) in enumerate(zip(file.layers, file.layers[1:])):
         if layer.name not in read and below.inputs:
             raise file.error(number, "name", "its output is read by no layer")
+    _check_loss(file)
+
+
+def _check_loss(file: LayerFile) -> None:
+    if not file.loss.kind:
+        raise file.loss_error("", "has no kind: write loss { softmax {} }")
+    smoothing = file.loss.get("label_smoothing")
+    # At 1 the labels would not matter.
+    if not 0 <= smoothing < 1:
+        raise file.loss_error("label_smoothing", f"label_smoothing is {smoothing:g}, it must be 0 or more and below 1")
 
 
 class _Place:

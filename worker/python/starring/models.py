@@ -3,7 +3,8 @@
     from starring import models
 
     model = models.from_layer_file("lenet5", image=(1, 28, 28))
-    models.to_layer_file(model, "lenet5.textproto", image=(1, 28, 28))
+    loss = models.loss_from_layer_file("lenet5")
+    models.to_layer_file(model, "lenet5.textproto", image=(1, 28, 28), loss=loss)
 
 Images are (channels, height, width), as PyTorch orders them; a layer file itself says nothing of their shape. Tensors
 have the names, shapes and memory order of the worker's checkpoints, so weights go both ways: model.safetensors of a
@@ -26,13 +27,13 @@ from typing import Any, Dict, List, Tuple
 import torch
 from torch import nn
 
-from . import _conversion, layer_file, layer_graph, weights as weight_files
+from . import _conversion, _text_format, layer_file, layer_graph, weights as weight_files
 from ._conversion import NoCounterpartError
 from ._layer_modules import LayerFileModel
 from .layer_file import LayerFileError
 
 __all__ = ["CheckpointError", "LayerFileError", "LayerFileModel", "NoCounterpartError", "TrainedModel",
-           "from_checkpoint", "from_layer_file", "to_layer_file"]
+           "from_checkpoint", "from_layer_file", "loss_from_layer_file", "to_layer_file"]
 
 Image = Tuple[int, int, int]  # channels, height, width
 _VERSION = 2  # of a checkpoint's manifest
@@ -61,6 +62,16 @@ def from_layer_file(path: str, image: Image = (1, 28, 28), classes: int | None =
         except RuntimeError as error:
             raise weight_files.WeightsError(f"{weights} does not fit {path}: {error}") from error
     return model
+
+
+def loss_from_layer_file(path: str, reduction: str = "mean") -> nn.CrossEntropyLoss:
+    """The loss of a layer file, for logits and the numbers of classes; `path` as from_layer_file's. With the reduction
+    "mean" it is what the worker reports for training and test.
+
+    Raises LayerFileError.
+    """
+    loss = layer_file.load(path).loss
+    return nn.CrossEntropyLoss(label_smoothing=loss.get("label_smoothing"), reduction=reduction)
 
 
 class CheckpointError(ValueError):
@@ -172,23 +183,43 @@ def _read_checkpoint(place: str) -> TrainedModel:
     return model.eval()
 
 
-def to_layer_file(module: nn.Module, path: str, image: Image = (1, 28, 28), weights: str | None = None) -> str:
+def to_layer_file(module: nn.Module, path: str, image: Image = (1, 28, 28), weights: str | None = None,
+                  loss: nn.Module | None = None) -> str:
     """Traces `module` by torch.fx and writes its layers to the layer file `path` and its tensors to the safetensors
     file `weights`, by default beside it: NET.textproto and NET.safetensors. Returns the path of the weights.
 
     The module takes one batch of images and returns logits. Before anything is written, the layer file is read again
     and must compute what the module computes. Modes and weights of `module` stay as they are.
 
-    Raises NoCounterpartError, with the place in your code, for an operation that no layer can do, and LayerFileError
-    for layers that the worker would refuse.
+    `loss`: the CrossEntropyLoss that the worker shall train with; None: the loss of the layer file that `module` was
+    made from, and a plain CrossEntropyLoss for any other module.
+
+    Raises NoCounterpartError, with the place in your code, for an operation that no layer can do, and for a loss that
+    no layer file can have. Raises LayerFileError for layers and numbers that the worker would refuse.
     """
     converted = _conversion.convert(module, image, path)
+    if loss is not None:
+        converted.file.loss = _loss_of(loss)
+        layer_file.check(converted.file)
     graph = layer_graph.build(converted.file, _shape_of(image))
     _check_same(module, LayerFileModel(graph), converted)
     where = weights if weights is not None else os.path.splitext(path)[0] + ".safetensors"
     weight_files.save(where, converted.tensors)
     weight_files.write_whole(path, converted.file.text().encode())
     return where
+
+
+def _loss_of(module: nn.Module) -> layer_file.Loss:
+    if not isinstance(module, nn.CrossEntropyLoss):
+        raise NoCounterpartError(f"the loss {type(module).__name__} has no counterpart in a layer file: use "
+                                 "CrossEntropyLoss")
+    for setting, value, only in (("weight", module.weight, None), ("ignore_index", module.ignore_index, -100),
+                                 ("reduction", module.reduction, "mean")):
+        if value is not only and value != only:
+            raise NoCounterpartError(f"CrossEntropyLoss with {setting}={value} has no counterpart in a layer file: it "
+                                     f"can have {setting}={only}")
+    # Rounded before it is checked: the file has numbers of 32 bits.
+    return layer_file.Loss("softmax", {"label_smoothing": _text_format.to_float32(module.label_smoothing)})
 
 
 def _check_same(module: nn.Module, again: LayerFileModel, converted: _conversion.Converted) -> None:
