@@ -7,9 +7,9 @@ The jobs are those of dataloader.py, 60000 random images in memory, batch 64, sh
 CIFAR-10's with crop and flip; and three of NumPy's arrays, which ours reads from .npy: images of 64 x 64 x 3 pixels,
 the same of float32 numbers, and 28 columns of numbers. The loop that takes the batches does nothing else. DataLoader
 has --workers processes and is shown both ways, with samples one by one (the usual code) and with whole batches; ours
-has --threads threads. `copy` is the limit of memory: NumPy takes the same samples in random order and does nothing to them.
-Each value is the median of --repeats runs. Exit status 1: ours is neither --goal times as fast as the usual code nor,
-for numbers, as fast as 0.8 of `copy`.
+has --threads threads. `copy` is the limit of memory: NumPy takes the same samples in random order and does nothing to
+them. Each value is the median of --repeats runs. Exit status 1: ours is neither --goal times as fast as the usual
+code nor, for numbers, as fast as 0.8 of `copy`.
 """
 
 from __future__ import annotations

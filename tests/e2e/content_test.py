@@ -196,7 +196,7 @@ class ResumedTest(JobTest):
         with open(manifest, "w") as file:
             file.write(re.sub(r'"version": \d+', '"version": 99, "colour": "red"', text))
         later = self.run_worker(*LOGREG, "--epochs=4", "--resume", "--checkpoint_dir=" + self.path("ck"), code=REFUSED)
-        self.assertIn("has version 99, this build reads 0 to 1", later)
+        self.assertIn("has version 99, this build reads 0 to 2", later)
 
 
 if __name__ == "__main__":
