@@ -23,7 +23,7 @@ namespace {
 // images are prefetched, into the second-level cache: the first has too few outstanding misses for whole images (an
 // image of 3072 bytes takes 600 ns; this saves 200 of them, prefetching into the first level saved 70).
 constexpr size_t kImagesAhead = 3;
-// Of a larger image only the beginning: the processor's own prefetching has started by then, and more requests would
+// A larger image is prefetched at its beginning only: the processor itself goes on, and more requests would
 // take the places of misses that the present image waits for.
 constexpr int64_t kPrefetchedBytesMax = 4096;
 
