@@ -109,8 +109,9 @@ std::vector<double> ChannelSums(const AnywhereFloat* values, int64_t count, int6
 }
 
 Moments MomentsOf(const AnywhereFloat* values, int64_t count, int64_t channels) {
+  const int64_t values_per_channel = count / channels;
   Moments moments = {.blocks = 1,
-                     .count = static_cast<double>(count / channels),
+                     .count = static_cast<double>(values_per_channel),
                      .mean = ChannelSums(values, count, channels, [](double x, int64_t) { return x; }),
                      .squares = {}};
   for (double& mean : moments.mean) mean /= moments.count;
