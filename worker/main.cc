@@ -544,11 +544,17 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
 // --evaluate and --predict.
 absl::Status PredictJob(WorkerOptions options, const LauncherEnvironment& launcher, GpuHangWatch* gpu_hang_watch) {
   if (!options.out.empty()) RETURN_IF_ERROR(NotWritten(CheckFileWritable(options.out), "the predictions"));
-  options.dataset.for_prediction = options.evaluate.empty();
+  const std::string& checkpoint = options.predict.empty() ? options.evaluate : options.predict;
+  options.dataset.for_prediction = options.dataset.test_fraction == 0;
+  options.dataset.columns_min = ColumnsOf(checkpoint);
   ASSIGN_OR_RETURN(const TrainAndTest data, LoadDataset(options.dataset));
+  if (!data.test.has_labels && options.predict.empty()) {
+    return absl::InvalidArgumentError(
+        "the test set has no labels, with which --evaluate compares: give them, or ask "
+        "for --predict");
+  }
   ASSIGN_OR_RETURN(const DeviceChoice choice, ChooseDevice(launcher, &options, gpu_hang_watch->watch()));
   if (choice.cuda != nullptr) gpu_hang_watch->NameGpu(choice.cuda->info());
-  const std::string& checkpoint = options.predict.empty() ? options.evaluate : options.predict;
   const absl::StatusOr<Evaluation> asked = Predict({.checkpoint = checkpoint,
                                                     .data = &data,
                                                     .is_split = options.dataset.test_fraction > 0,

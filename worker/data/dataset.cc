@@ -223,20 +223,24 @@ absl::StatusOr<TrainAndTest> LoadNpy(const DatasetOptions& options, const NamedD
 
 // A folder with the files of both sets, or one file, whatever its name.
 absl::StatusOr<TrainAndTest> LoadTable(const DatasetOptions& options, const NamedDataset& named) {
-  TableFiles files{.label = options.csv_label};
+  TableFiles files{.label = options.csv_label, .columns_min = options.columns_min};
   std::error_code ignored;
   if (Exists(options.data_dir) && !fs::is_directory(options.data_dir, ignored)) {
     files.train = options.data_dir;
   } else {
-    const auto train = FindFile(options.data_dir, named.train);
+    const auto test = FindFile(options.data_dir, named.test);
+    const auto train = options.for_prediction && test ? test : FindFile(options.data_dir, named.train);
     if (options.data_dir.empty() || !train) {
       return NotFound(options, named, Folders(options, named),
                       absl::StrCat(named.train, ", and ", named.test, " if there is a test set"));
     }
     files.train = *train;
-    files.test = FindFile(options.data_dir, named.test).value_or("");
+    files.test = train == test ? "" : test.value_or("");
   }
-  return named.format == Format::kCsv ? ReadCsv(files) : ReadLibsvm(files);
+  ASSIGN_OR_RETURN(TrainAndTest sets, named.format == Format::kCsv ? ReadCsv(files) : ReadLibsvm(files));
+  // One file alone is asked about as a whole.
+  if (options.for_prediction && sets.test.count == 0) std::swap(sets.train, sets.test);
+  return sets;
 }
 
 absl::StatusOr<TrainAndTest> Read(const DatasetOptions& options, const NamedDataset& named) {
@@ -282,6 +286,7 @@ absl::StatusOr<Dataset> Select(const Dataset& all, std::span<const int64_t> samp
                .labels = {}};
   RETURN_IF_ERROR(CheckDataFits("a part of the data set", part.count * (part.image_bytes() + 2)));
   part.images.reserve(static_cast<size_t>(part.count * part.image_bytes()));
+  part.labels.reserve(static_cast<size_t>(part.count));
   for (const int64_t sample : samples) {
     const auto image = all.images.begin() + sample * all.image_bytes();
     part.images.insert(part.images.end(), image, image + all.image_bytes());
@@ -301,6 +306,7 @@ absl::StatusOr<TrainAndTest> Split(const DatasetOptions& options, const TrainAnd
                                                    " samples are ", test_count,
                                                    ": expected one sample or more in each set"));
   }
+  RETURN_IF_ERROR(CheckDataFits("the order of a split", all.count * static_cast<int64_t>(sizeof(int64_t))));
   std::vector<int64_t> order = RandomOrder(all.count, {.seed = options.split_seed, .purpose = RandomPurpose::kSplit});
   const auto test_end = order.begin() + test_count;
   // Samples that were together in the file stay near each other in memory.

@@ -67,9 +67,10 @@ struct DatasetOptions {
   // tests.
   double test_fraction = 0;
   uint64_t split_seed = 1;
-  // Only the test set is wanted, with its labels if they are there. Other files may be missing, if they are npy's; then
-  // the training set has no samples.
+  // Only the test set is wanted. If it is there, npy's other files and other tables are not read, and the training
+  // set has no samples. Npy's test set may lack labels. A table in one file is the test set.
   bool for_prediction = false;
+  int64_t columns_min = 0;  // libsvm: a sample has so many columns at least
   // Only for synthetic.
   int64_t synthetic_train_count = 60000;
   int64_t synthetic_test_count = 10000;

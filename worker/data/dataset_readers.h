@@ -62,6 +62,7 @@ absl::StatusOr<TrainAndTest> ReadNpz(const std::string& path, bool for_predictio
 struct TableFiles {
   std::string train, test;  // paths; each file is plain or gzipped. Without a path the test set has no samples.
   std::string label;        // ReadCsv: the label column's name, or its number from 1 on
+  int64_t columns_min = 0;  // ReadLibsvm
   int64_t bytes_max = kDatasetBytesMax;
 };
 

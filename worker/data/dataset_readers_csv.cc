@@ -33,7 +33,7 @@ struct Columns {
   std::vector<std::string> names;  // empty: there is no header
   size_t count = 0;                // 0: not known yet
   size_t label = 0;
-  bool only_label_is_text = false;  // in the header
+  bool header_may_be_sample = false;  // its label is text, and another cell of it is none
 };
 
 // "a", "b", "c" and 4 more
@@ -75,6 +75,26 @@ absl::StatusOr<size_t> FindLabel(const std::string& path, const std::string& wan
   return absl::InvalidArgumentError(absl::StrCat(path, " has ", why, "; it has ", columns));
 }
 
+// A first row that would be read otherwise than it is meant, without a word.
+absl::Status CheckHeader(const std::string& path, const Cells& cells, bool has_header) {
+  constexpr size_t kCountedMin = 4;  // fewer numbers may be a sample's
+  for (size_t i = 0; has_header && i < cells.size(); ++i) {
+    if (!TrimCell(cells[i]).empty()) continue;
+    return absl::DataLossError(absl::StrCat(path, ", line 1, column ", i + 1,
+                                            ": expected a name, found an empty cell: name the column, or leave it out "
+                                            "(pandas writes row numbers there: to_csv(..., index=False))"));
+  }
+  for (const size_t first : {0u, 1u}) {
+    size_t counted = 0;
+    while (counted < cells.size() && TrimCell(cells[counted]) == absl::StrCat(first + counted)) ++counted;
+    if (has_header || counted < cells.size() || counted < kCountedMin) continue;
+    return absl::DataLossError(absl::StrCat(path, ", line 1: found ", first, ", ", first + 1,
+                                            ", ... to the last column, expected names or a sample: give the columns "
+                                            "names, or leave the line out (pandas: header=False)"));
+  }
+  return absl::OkStatus();
+}
+
 // Learns the columns from the first row of the training file, and compares them with that of the test file. True if the
 // row is a header.
 absl::StatusOr<bool> TakeFirstRow(const std::string& path, const TableFiles& files, const Cells& cells,
@@ -85,6 +105,7 @@ absl::StatusOr<bool> TakeFirstRow(const std::string& path, const TableFiles& fil
   if (has_header) {
     for (const absl::string_view cell : cells) names.emplace_back(TrimCell(cell));
   }
+  RETURN_IF_ERROR(CheckHeader(path, cells, has_header));
   if (columns.count > 0) {
     if (names == columns.names) return has_header;
     const auto show = [](const std::vector<std::string>& all) {
@@ -106,9 +127,7 @@ absl::StatusOr<bool> TakeFirstRow(const std::string& path, const TableFiles& fil
   ASSIGN_OR_RETURN(columns.label, FindLabel(path, files.label, cells, names));
   columns.count = cells.size();
   columns.names = std::move(names);
-  columns.only_label_is_text =
-      std::ranges::count_if(cells, [](absl::string_view cell) { return KindOf(cell) != CellKind::kNumber; }) == 1 &&
-      IsText(cells[columns.label]);
+  columns.header_may_be_sample = IsText(cells[columns.label]) && !std::ranges::all_of(cells, IsText);
   return has_header;
 }
 
@@ -219,11 +238,11 @@ absl::StatusOr<TrainAndTest> ReadCsv(const TableFiles& files) {
   RETURN_IF_ERROR(ReadSet(files.train, files, columns, labels, sets.train));
   if (!files.test.empty()) RETURN_IF_ERROR(ReadSet(files.test, files, columns, labels, sets.test));
   // A first sample that is taken for a header would be lost without a word.
-  if (columns.only_label_is_text && labels.Contains(columns.names[columns.label])) {
+  if (columns.header_may_be_sample && labels.Contains(columns.names[columns.label])) {
     return absl::DataLossError(absl::StrCat(files.train, ", line 1: expected a header, because ",
                                             ShowCell(columns.names[columns.label]),
-                                            " is text, found numbers and a label that other rows have: write a header "
-                                            "into the first line"));
+                                            " is text, found cells that are no names and a label that other rows "
+                                            "have: write a header into the first line"));
   }
   RETURN_IF_ERROR(labels.SetClasses(sets), files.train);
   return sets;

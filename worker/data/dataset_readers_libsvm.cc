@@ -199,7 +199,7 @@ absl::StatusOr<TrainAndTest> ReadLibsvm(const TableFiles& files) {
   if (!files.test.empty()) {
     ASSIGN_OR_RETURN(test, ReadSparse(files.test, files, labels));
   }
-  const int64_t width = std::max(train.width, test.width);
+  const int64_t width = std::max({train.width, test.width, files.columns_min});
   if (width == 0)
     return absl::DataLossError(absl::StrCat(files.train, " has labels alone: expected INDEX:VALUE pairs"));
   TrainAndTest sets;

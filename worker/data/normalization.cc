@@ -71,13 +71,13 @@ struct NumberArgs {
 
 template <class Args>
 [[gnu::always_inline]] inline void NormalizeLoop(const Args& args) {
-  const auto [in, count, constants, out] = args;
-  const auto [offset, scale, row_values] = constants;
-  for (int64_t row = 0; row < count; row += row_values) {
-    const int64_t values = std::min(row_values, count - row);
+  const auto [offset, scale, row_values] = args.row;
+  float* const out = args.out;
+  for (int64_t row = 0; row < args.count; row += row_values) {
+    const int64_t values = std::min(row_values, args.count - row);
 #pragma GCC ivdep
     for (int64_t i = 0; i < values; ++i) {
-      out[row + i] = (static_cast<float>(in[row + i]) - offset[i]) * scale[i];
+      out[row + i] = (static_cast<float>(args.values[row + i]) - offset[i]) * scale[i];
     }
   }
 }

@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
+#include "common/base/utf8.h"
 #include "common/checkpoint/crc32c.h"
 #include "worker/data/files/cell_text.h"
 
@@ -52,6 +53,15 @@ absl::StatusOr<uint16_t> TableLabels::Add(absl::string_view text) {
   if (text.size() > kLabelBytesMax) {
     return absl::DataLossError(absl::StrCat("expected a label of at most ", kLabelBytesMax, " bytes, found ",
                                             text.size(), ": ", ShowCell(text)));
+  }
+  if (AsUtf8(text) != text) {
+    return absl::DataLossError(
+        absl::StrCat("expected a label in UTF-8, found ", ShowCell(text), ": save the file as UTF-8"));
+  }
+  bytes_ += text.size();
+  if (bytes_ > kLabelBytesOfAllMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the distinct labels have more than ", kLabelBytesOfAllMax, " bytes: give shorter ones"));
   }
   if (texts_.size() == kLabelsMax)
     return Regression(absl::StrCat("more than ", kLabelsMax, " distinct texts"), kLabelsMax);

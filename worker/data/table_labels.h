@@ -25,11 +25,13 @@ inline constexpr size_t kLabelsMax = 1 << 16;
 // Distinct labels that are numbers, of which one or more is no integer.
 inline constexpr size_t kFractionLabelsMax = 1000;
 inline constexpr size_t kLabelBytesMax = 256;
+inline constexpr size_t kLabelBytesOfAllMax = 4 << 20;  // a checkpoint has them
 
 class TableLabels {
  public:
   // The number of `text` until SetClasses: equal texts have one. DataLoss, without a place: an empty or long text, nan,
-  // infinity. InvalidArgument: more than kLabelsMax texts. REQUIRES: `text` is trimmed.
+  // infinity, bytes that are not UTF-8. InvalidArgument: more than kLabelsMax texts, or kLabelBytesOfAllMax bytes.
+  // REQUIRES: `text` is trimmed.
   absl::StatusOr<uint16_t> Add(absl::string_view text);
 
   bool Contains(absl::string_view text) const { return numbers_.contains(text); }
@@ -45,6 +47,7 @@ class TableLabels {
 
   absl::flat_hash_map<std::string, uint16_t> numbers_;
   std::vector<std::string> texts_;  // by number
+  size_t bytes_ = 0;                // of the texts
 };
 
 }  // namespace starring

@@ -412,7 +412,8 @@ absl::Status CheckPrediction(const ParsedFlags& flags, const WorkerOptions& opti
   for (const std::string& name : flags.given) {
     const FlagRow* const row = WorkerFlags().Find(name);
     const bool matters = row == nullptr || row->topic == "data" || row->topic == "processor" ||
-                         row->topic == "after training" || name == "log_time" || name == "progress";
+                         row->topic == "after training" || name == "log_time" || name == "progress" ||
+                         (name == "seed" && options.dataset.name == "synthetic");
     if (matters) continue;
     return absl::InvalidArgumentError(
         absl::StrCat("--", name, " is for a training, ", asks, " trains nothing: drop it"));

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/limits.h"
 #include "common/base/memory.h"
@@ -54,8 +55,12 @@ absl::Status CheckFits(const TrainedModel& model, const Dataset& data, const std
 // By class of the data that class of the model.
 absl::StatusOr<std::vector<int32_t>> ModelClasses(const Model& model, const TrainAndTest& data) {
   const TrainedModel& facts = model.head.model;
+  // Numbers are compared by value: a file may have -1.0 where another has -1.
   const auto name_of = [](const std::vector<std::string>& names, int64_t c) {
-    return names.empty() ? absl::StrCat(c) : names[static_cast<size_t>(c)];
+    if (names.empty()) return absl::StrCat(c);
+    const std::string& name = names[static_cast<size_t>(c)];
+    double value = 0;
+    return absl::SimpleAtod(name, &value) ? absl::StrCat(value) : name;
   };
   std::map<std::string, int32_t> known;
   for (int32_t c = 0; c < facts.outputs; ++c) {
@@ -122,14 +127,21 @@ absl::StatusOr<Model> Load(const std::string& folder, const PredictOptions& opti
   return model;
 }
 
+// The folders to try, the newest first.
+std::vector<std::string> Candidates(const std::string& place) {
+  std::error_code ignored;
+  if (std::filesystem::exists(place + "/manifest.json", ignored)) return {place};
+  std::vector<std::string> folders;
+  for (const CheckpointFolder& folder : ListCheckpointFolders(place)) folders.push_back(folder.path);
+  return folders;
+}
+
 absl::StatusOr<Model> LoadNewest(const PredictOptions& options) {
   const std::string& place = options.checkpoint;
-  std::error_code ignored;
-  if (std::filesystem::exists(place + "/manifest.json", ignored)) return Load(place, options);
   absl::Status damage = absl::NotFoundError(
       absl::StrCat(place, " holds no checkpoint: give a run's --checkpoint_dir, or one of the folders in it"));
-  for (const CheckpointFolder& folder : ListCheckpointFolders(place)) {
-    absl::StatusOr<Model> model = Load(folder.path, options);
+  for (const std::string& folder : Candidates(place)) {
+    absl::StatusOr<Model> model = Load(folder, options);
     if (!absl::IsDataLoss(model.status())) return model;
     damage = model.status();
     Log(absl::StrCat("passed over: ", damage.message()), LogLevel::kWarning);
@@ -194,6 +206,14 @@ class Input {
 };
 
 }  // namespace
+
+int64_t ColumnsOf(const std::string& checkpoint) {
+  for (const std::string& folder : Candidates(checkpoint)) {
+    const absl::StatusOr<Checkpoint> head = ReadCheckpointHead(folder);
+    if (head.ok()) return head->model.height * head->model.width == 1 ? head->model.channels : 0;
+  }
+  return 0;
+}
 
 absl::StatusOr<Evaluation> Predict(const PredictOptions& options) {
   const Dataset& data = options.data->test;

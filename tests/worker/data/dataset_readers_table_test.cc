@@ -47,8 +47,8 @@ class CsvReaderTest : public ::testing::Test {
                     .test = test.empty() ? "" : WriteFile(folder_, "test.csv", test),
                     .label = label});
   }
-  std::string Refusal(std::string_view train, std::string_view test = "") {
-    const auto sets = Read(train, test);
+  std::string Refusal(std::string_view train, std::string_view test = "", const std::string& label = "") {
+    const auto sets = Read(train, test, label);
     EXPECT_EQ(sets.status().code(), absl::StatusCode::kDataLoss) << sets.status();
     return std::string(sets.status().message());
   }
@@ -103,7 +103,7 @@ TEST_F(CsvReaderTest, RefusesAnUnknownLabelColumn) {
               EndsWith("/train.csv has 0 columns called label, target, class or y, expected one: give "
                        "--csv_label=NAME|NUMBER, with numbers from 1 on; it has the columns \"a\", \"b\", \"c\""));
   EXPECT_THAT(LabelRefusal("y,b,label\n1,2,3\n", ""), HasSubstr("has 2 columns called label, target, class or y"));
-  EXPECT_THAT(LabelRefusal("1,2,3,4,5,6,7,8,9,10,11,12\n", ""),
+  EXPECT_THAT(LabelRefusal("1,2,3,4,5,6,7,8,9,10,11,13\n", ""),
               HasSubstr("it has no header, and the first line \"1\", \"2\", \"3\", \"4\", \"5\", \"6\", \"7\", \"8\", "
                         "\"9\", \"10\" and 2 more"));
   const std::string wanted =
@@ -132,11 +132,25 @@ TEST_F(CsvReaderTest, RefusesAHeaderThatIsASample) {
   const auto sets = Read("5.1,3.5,setosa\n4.9,3.0,setosa\n", "", "3");
   EXPECT_EQ(sets.status().code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(std::string(sets.status().message()),
-              EndsWith("/train.csv, line 1: expected a header, because \"setosa\" is text, found numbers and a label "
-                       "that other rows have: write a header into the first line"));
+              EndsWith("/train.csv, line 1: expected a header, because \"setosa\" is text, found cells that are "
+                       "no names and a label that other rows have: write a header into the first line"));
+  // A first sample that lacks a value, too.
+  EXPECT_THAT(Refusal("5.1,?,setosa\n4.9,3.0,setosa\n", "", "3"), HasSubstr("line 1: expected a header"));
   EXPECT_TRUE(Read("0,1,kind\n4.9,3.0,setosa\n", "", "3").ok());
   // One of the classes may have the column's name.
   EXPECT_EQ(Read("x,y\n1,y\n2,n\n")->train.count, 2);
+}
+
+TEST_F(CsvReaderTest, RefusesHeadersThatPandasWrites) {
+  EXPECT_THAT(Refusal(",a,b,label\n0,1,2,0\n"),
+              EndsWith("/train.csv, line 1, column 1: expected a name, found an empty cell: name the column, or leave "
+                       "it out (pandas writes row numbers there: to_csv(..., index=False))"));
+  for (const std::string line : {"0,1,2,3", "1,2,3,4"}) {
+    EXPECT_THAT(Refusal(line + "\n5,6,7,0\n", "", "4"), HasSubstr("give the columns names, or leave the line out"));
+  }
+  // So few numbers may be a sample's.
+  EXPECT_TRUE(Read("0,1,2\n5,6,0\n", "", "3").ok());
+  EXPECT_TRUE(Read("0,1,2,4\n5,6,0,1\n", "", "4").ok());
 }
 
 TEST_F(CsvReaderTest, RefusesCellsThatAreNoNumbers) {

@@ -84,6 +84,17 @@ TEST(TableLabelsTest, RefusesWhatIsNoLabel) {
               HasSubstr("expected a label of at most 256 bytes, found 257: \"xxx"));
 }
 
+// A checkpoint has the labels, as UTF-8 and of a bounded length.
+TEST(TableLabelsTest, RefusesWhatACheckpointCannotHave) {
+  TableLabels labels;
+  EXPECT_EQ(labels.Add("ros\xe9").status(),
+            absl::DataLossError("expected a label in UTF-8, found \"ros\\xe9\": save the file as UTF-8"));
+  EXPECT_TRUE(labels.Add("ros\xc3\xa9").ok());
+  absl::Status status;
+  for (int i = 0; i < 20000 && status.ok(); ++i) status = labels.Add(absl::StrCat(std::string(240, 'a'), i)).status();
+  EXPECT_EQ(status, absl::InvalidArgumentError("the distinct labels have more than 4194304 bytes: give shorter ones"));
+}
+
 TEST(TableLabelsTest, RefusesATargetOfRegression) {
   Texts thousand;
   for (int i = 0; i < 1000; ++i) thousand.push_back(absl::StrCat(i, ".5"));

@@ -63,6 +63,11 @@ class AfterTrainingTest(unittest.TestCase):
             torch.testing.assert_close(got, wanted, atol=1e-5, rtol=0)
             self.assertEqual([row["name"] for row in rows], [NAMES[c] for c in got.argmax(1)])
 
+            # One file alone is the test set.
+            done = self.run_worker("--dataset=csv", f"--data_dir={folder}/test.csv", "--csv_label=kind",
+                                   f"--evaluate={folder}/run")
+            self.assertIn(f"loss {last['test_loss']:.6f}", done.stdout, done.stderr)
+
             refused = self.run_worker(*data, f"--evaluate={folder}/run", "--epochs=3")
             self.assertEqual((refused.returncode, "--epochs is for a training, --evaluate trains nothing" in
                               refused.stderr), (2, True), refused.stderr)

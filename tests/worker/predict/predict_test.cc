@@ -71,7 +71,7 @@ class PredictTest : public ::testing::Test {
                                     .outputs = kOutputs,
                                     .mean = {1, 0},
                                     .deviation = {2, 1},
-                                    .class_names = {"a", "b", "c", "d", "e", "f", "g"}},
+                                    .class_names = names_},
                           .parameters = std::vector<float>(static_cast<size_t>(layout.element_count())),
                           .state_names = {"momentum_buffer"},
                           .state = {std::vector<float>(static_cast<size_t>(layout.element_count()))}};
@@ -92,6 +92,7 @@ class PredictTest : public ::testing::Test {
 
   std::string dir_;
   std::map<std::string, std::string> config_;
+  std::vector<std::string> names_ = {"a", "b", "c", "d", "e", "f", "g"};
   std::unique_ptr<Device> device_;
   TrainAndTest data_;
 };
@@ -157,12 +158,25 @@ TEST_F(PredictTest, ALabelMeansTheClassOfItsName) {
   data_.test.labels = {2, 1, 0};
   data_.test.classes = 3;
   EXPECT_DOUBLE_EQ(Ask(dir_)->loss, loss);
+  // Numbers are compared by value.
+  names_ = {"-1", "0", "1", "2", "3", "4", "0.5"};
+  Write(2);
+  data_.class_names = {"5e-1", "0.0", "-1.0"};
+  EXPECT_DOUBLE_EQ(Ask(dir_)->loss, loss);
+  names_ = {"a", "b", "c", "d", "e", "f", "g"};
+  Write(3);
   data_.class_names = {"g", "x", "a"};
   EXPECT_THAT(Refusal(), AllOf(HasSubstr("the data have the label x, which the model in"),
                                HasSubstr("with its 7 classes does not know")));
   // A label that no sample has does not matter.
   data_.test.labels = {2, 2, 0};
   EXPECT_TRUE(Ask(dir_).ok());
+}
+
+TEST_F(PredictTest, ColumnsAreTheModels) {
+  EXPECT_EQ(ColumnsOf(dir_), 0);
+  Write(1);
+  EXPECT_EQ(ColumnsOf(dir_), kColumns);
 }
 
 TEST_F(PredictTest, AnotherSplitIsRefused) {

@@ -21,17 +21,20 @@ namespace starring {
 absl::Status CheckDataFits(const std::string& path, int64_t bytes, const std::string& root = "");
 
 // Makes room in `data` for `more` elements of the content of `path`, whose length is not known before its end. The room
-// doubles, and CheckDataFits is asked each time if it is a MiB or more.
+// doubles, or grows by an eighth where that is too much. CheckDataFits is asked each time if it is a MiB or more.
 template <class T>
 absl::Status MakeRoom(const std::string& path, int64_t more, std::vector<T>& data) {
   constexpr size_t kRoomMin = 64, kAskedBytesMin = 1 << 20;
   const size_t needed = data.size() + static_cast<size_t>(more);
   if (needed <= data.capacity()) return absl::OkStatus();
-  const size_t room = std::max({needed, 2 * data.size(), kRoomMin});
-  if (room * sizeof(T) >= kAskedBytesMin) {
-    // The old elements keep their memory until the new one has them.
-    if (absl::Status fits = CheckDataFits(path, static_cast<int64_t>(room * sizeof(T))); !fits.ok()) return fits;
-  }
+  size_t room = std::max({needed, 2 * data.size(), kRoomMin});
+  const auto fits = [&] { return CheckDataFits(path, static_cast<int64_t>(room * sizeof(T))); };
+  // The old elements keep their memory until the new one has them.
+  const bool asks = room * sizeof(T) >= kAskedBytesMin;
+  // Twice as much may be more than the file needs.
+  if (asks && !fits().ok()) room = needed + needed / 8;
+  if (asks && !fits().ok()) room = needed;
+  if (absl::Status status = asks ? fits() : absl::OkStatus(); !status.ok()) return status;
   data.reserve(room);
   return absl::OkStatus();
 }
