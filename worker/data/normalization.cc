@@ -48,8 +48,8 @@ STARRING_DEFINE_CLONES(kAddRows, AddRowsLoop, AddRowsArgs);
 // Long enough to make the outer loop cheap; the constants take 6 KiB.
 constexpr int64_t kNormalizeRowValues = 768;
 
-// Numbers are bytes in a data set, and so may be at any address.
-using AnywhereFloat = float __attribute__((aligned(1), may_alias));
+// Numbers are bytes in a data set, at addresses that a float may have.
+using StoredFloat = float __attribute__((may_alias));
 
 struct RowConstants {
   const float* offset;  // (values)
@@ -63,11 +63,14 @@ struct PixelArgs {
   float* out;
 };
 struct NumberArgs {
-  const AnywhereFloat* values;
+  const StoredFloat* values;
   int64_t count;
   RowConstants row;
   float* out;
 };
+
+[[gnu::always_inline]] inline float ValueAt(const uint8_t* values, int64_t i) { return static_cast<float>(values[i]); }
+[[gnu::always_inline]] inline float ValueAt(const StoredFloat* values, int64_t i) { return values[i]; }
 
 template <class Args>
 [[gnu::always_inline]] inline void NormalizeLoop(const Args& args) {
@@ -77,7 +80,7 @@ template <class Args>
     const int64_t values = std::min(row_values, args.count - row);
 #pragma GCC ivdep
     for (int64_t i = 0; i < values; ++i) {
-      out[row + i] = (static_cast<float>(args.values[row + i]) - offset[i]) * scale[i];
+      out[row + i] = (ValueAt(args.values, row + i) - offset[i]) * scale[i];
     }
   }
 }
@@ -97,7 +100,7 @@ constexpr int64_t kMomentSamples = 256;  // of a block
 // The sums of f(value, channel) over `count` values, by channel. There is one accumulator for each value of a row, as
 // in PixelSums.
 template <class F>
-std::vector<double> ChannelSums(const AnywhereFloat* values, int64_t count, int64_t channels, F f) {
+std::vector<double> ChannelSums(const StoredFloat* values, int64_t count, int64_t channels, F f) {
   const int64_t row_values = PixelsOfRow(channels, kSumRowValues) * channels;
   std::vector<double> row(static_cast<size_t>(row_values)), sums(static_cast<size_t>(channels));
   for (int64_t begin = 0; begin < count; begin += row_values) {
@@ -108,7 +111,7 @@ std::vector<double> ChannelSums(const AnywhereFloat* values, int64_t count, int6
   return sums;
 }
 
-Moments MomentsOf(const AnywhereFloat* values, int64_t count, int64_t channels) {
+Moments MomentsOf(const StoredFloat* values, int64_t count, int64_t channels) {
   const int64_t values_per_channel = count / channels;
   Moments moments = {.blocks = 1,
                      .count = static_cast<double>(values_per_channel),
@@ -145,7 +148,7 @@ Moments MomentsOf(const Dataset& dataset) {
     const int64_t samples = std::min(kMomentSamples, dataset.count - begin);
     const uint8_t* const bytes = dataset.images.data() + begin * dataset.image_bytes();
     tree.push_back(
-        MomentsOf(reinterpret_cast<const AnywhereFloat*>(bytes), samples * dataset.image_values(), dataset.channels));
+        MomentsOf(reinterpret_cast<const StoredFloat*>(bytes), samples * dataset.image_values(), dataset.channels));
     while (tree.size() > 1 && tree[tree.size() - 2].blocks == tree.back().blocks) join_last();
   }
   while (tree.size() > 1) join_last();
@@ -257,7 +260,7 @@ void Normalizer::Run(const uint8_t* values, int64_t count, float* out) const {
   if (type_ == FieldType::kPixels) {
     kNormalizePixels[clone]({.values = values, .count = count, .row = row, .out = out});
   } else {
-    const auto* const numbers = reinterpret_cast<const AnywhereFloat*>(values);
+    const auto* const numbers = reinterpret_cast<const StoredFloat*>(values);
     kNormalizeNumbers[clone]({.values = numbers, .count = count, .row = row, .out = out});
   }
 }

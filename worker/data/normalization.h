@@ -51,8 +51,8 @@ class Normalizer {
  public:
   explicit Normalizer(const Normalization& normalization, InstructionSet instruction_set = BestInstructionSet());
 
-  // `count` values of the normalization's type, as the data set has them: at any address, channels interleaved,
-  // beginning with channel 0.
+  // `count` values of the normalization's type, as the data set has them: channels interleaved, beginning with channel
+  // 0. REQUIRES: numbers are aligned as floats.
   void Run(const uint8_t* values, int64_t count, float* out) const;
 
  private:

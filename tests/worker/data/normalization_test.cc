@@ -207,11 +207,11 @@ TEST(NormalizerTest, EveryInstructionSetGivesTheSameBits) {
   }
 }
 
-TEST(NormalizerTest, NumbersAreAtAnyAddress) {
+TEST(NormalizerTest, NumbersAreAtAnyFloatsAddress) {
   const std::vector<float> numbers = {-3, 5, 0.5f, 1e20f, 7, -0.25f};
   const Normalization normalization = {.mean = {0.5f, 2}, .deviation = {4, 0.5f}, .type = FieldType::kNumbers};
   for (int set = 0; set <= static_cast<int>(BestInstructionSet()); ++set) {
-    for (size_t shift = 0; shift < 8; ++shift) {
+    for (size_t shift = 0; shift < 64; shift += sizeof(float)) {
       std::vector<uint8_t> bytes(shift + numbers.size() * sizeof(float));
       std::memcpy(bytes.data() + shift, numbers.data(), numbers.size() * sizeof(float));
       std::vector<float> out(numbers.size());
