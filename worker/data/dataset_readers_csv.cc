@@ -33,7 +33,7 @@ struct Columns {
   std::vector<std::string> names;  // empty: there is no header
   size_t count = 0;                // 0: not known yet
   size_t label = 0;
-  bool header_may_be_sample = false;  // its label is text, and another cell of it is none
+  bool header_may_be_sample = false;  // the header has a label's text beside cells that are no names
 };
 
 // "a", "b", "c" and 4 more

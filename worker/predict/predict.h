@@ -41,7 +41,7 @@ struct Evaluation {
   double top5 = 0;         // or among the five most likely; of 5 classes or fewer all
 };
 
-// The columns that the model of the newest readable checkpoint takes; 0 if it takes images, or there is none.
+// The model of the newest readable checkpoint takes so many columns. 0: it takes images, or there is no checkpoint.
 int64_t ColumnsOf(const std::string& checkpoint);
 
 // A label means the class of that name, whatever numbers the classes of `data` have.
