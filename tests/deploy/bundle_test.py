@@ -172,11 +172,11 @@ class BundleTest(unittest.TestCase):
             self.skipTest("built without the parts for GPUs, whose size the page does not name")
         with open("deploy/README.md", encoding="utf-8") as file:
             stated = re.search(r"starring-bundle\.tar\.gz` \((\d+) MB, (\d+) MB unpacked", file.read())
-        # By number, because a file may have several names.
+        # By number, because a file may have several names. The bars are 5 %, so that a page with two digits stays true.
         sizes = {stat.st_ino: stat.st_size for folder, _, names in os.walk(self.bundle)
                  for stat in (os.stat(os.path.join(folder, name)) for name in names)}
-        self.assertAlmostEqual(os.path.getsize(ARCHIVE) / 1e6, int(stated[1]), delta=1)
-        self.assertAlmostEqual(sum(sizes.values()) / 1e6, int(stated[2]), delta=2)
+        self.assertAlmostEqual(os.path.getsize(ARCHIVE) / 1e6, int(stated[1]), delta=2)
+        self.assertAlmostEqual(sum(sizes.values()) / 1e6, int(stated[2]), delta=6)
 
     def test_everything_has_a_licence(self):
         with open(self.path("MANIFEST.txt"), encoding="utf-8") as file:

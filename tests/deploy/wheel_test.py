@@ -146,7 +146,8 @@ class Archive:
             self.assertLessEqual(len(rows), 1, page)
             for row in rows:
                 stated = float(re.search(r"\b(\d+(?:\.\d)?) MB\b", row)[1])
-                self.assertAlmostEqual(os.path.getsize(self.path) / 1e6, stated, delta=max(0.1, stated / 50), msg=row)
+                # 0.1 MB or 5 %: what a reader takes from a page with one or two digits.
+                self.assertAlmostEqual(os.path.getsize(self.path) / 1e6, stated, delta=max(0.1, stated / 20), msg=row)
 
 
 class LibraryArchiveTest(Archive, unittest.TestCase):
