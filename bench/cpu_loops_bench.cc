@@ -226,10 +226,7 @@ class ComparedDevice : public Device {
   absl::StatusOr<std::unique_ptr<Dropout>> CreateDropout(const DropoutSpec& spec) override {
     return ours_->CreateDropout(spec);
   }
-  absl::StatusOr<std::unique_ptr<SoftmaxCrossEntropy>> CreateSoftmaxCrossEntropy(
-      const SoftmaxCrossEntropySpec& spec) override {
-    return ours_->CreateSoftmaxCrossEntropy(spec);
-  }
+  absl::StatusOr<std::unique_ptr<Loss>> CreateLoss(const LossSpec& spec) override { return ours_->CreateLoss(spec); }
   void Relu(const float* x, float* y, int64_t count) override { ours_->Relu(x, y, count); }
   void ReluBackward(const float* y, const float* dy, float* dx, int64_t count) override {
     ours_->ReluBackward(y, dy, dx, count);
@@ -263,7 +260,7 @@ class Training {
     const int64_t side = color ? 32 : 28, channels = color ? 3 : 1;
     network_ = Network::Create(
                    LayerFile::Load(model).value(),
-                   {.height = side, .width = side, .channels = channels, .classes = 10, .batch_max = kBatch}, &device_)
+                   {.height = side, .width = side, .channels = channels, .outputs = 10, .batch_max = kBatch}, &device_)
                    .value();
     const int64_t elements = network_->layout().element_count();
     parameters_ = Floats(elements), gradients_ = Floats(elements), momentum_ = Floats(elements);

@@ -206,7 +206,7 @@ void RunFlat(Bench& bench, int64_t batch) {
   auto dropout = device->CreateDropout({.batch = batch, .sample_elements = 32 * 32 * 16, .seed = 1});
   CHECK_OK(dropout);
   bench.Report("dropout 32x32x16", {.bytes = 2 * bytes}, [&] { (*dropout)->Forward(a, 1, 0, y); });
-  auto loss = device->CreateSoftmaxCrossEntropy({.batch = batch, .classes = 10});
+  auto loss = device->CreateLoss({.batch = batch, .outputs = 10});
   CHECK_OK(loss);
   const auto* const labels = static_cast<const int32_t*>(bench.Zeros(batch * 4));
   bench.Report("softmax cross entropy of 10", {.bytes = 2 * kElementBytes * static_cast<double>(batch) * 10},

@@ -127,7 +127,7 @@ void RunDropout(benchmark::State& state, const DropoutSpec& s, Pass pass) {
 
 void RunLoss(benchmark::State& state) {
   Bench bench;
-  const auto loss = bench.device()->CreateSoftmaxCrossEntropy({.batch = kBatch, .classes = 10}).value();
+  const auto loss = bench.device()->CreateLoss({.batch = kBatch, .outputs = 10}).value();
   const std::vector<int32_t> labels(kBatch, 3);
   float *logits = bench.Floats(kBatch * 10), *dlogits = bench.Floats(kBatch * 10);
   Report(state, 0, [&] { loss->Run(logits, labels.data(), 1.0f / kBatch, dlogits); });

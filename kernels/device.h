@@ -132,21 +132,43 @@ class Dropout {
   virtual void Backward(const float* dy, float* dx) = 0;  // with the last Forward's mask; dx may alias dy
 };
 
-// Each sample's target is a probability for every class: target(label)[c] = (1 - label_smoothing) * onehot(label)[c] +
-// label_smoothing / classes.
-struct SoftmaxCrossEntropySpec {
-  int64_t batch = 0, classes = 0;
-  float label_smoothing = 0;  // 0 or more, below 1; at 0 the target is onehot(label)
+// The loss of a sample with the outputs y, K of them:
+//   kSoftmax  -sum over c of target(label)[c] * log softmax(y)[c], where target(label)[c] = (1 - label_smoothing) *
+//             onehot(label)[c] + label_smoothing / K
+//   kMse      the mean over k of (y[k] - t[k])^2
+//   kBce      the mean over k of -t[k] * log sigmoid(y[k]) - (1 - t[k]) * log(1 - sigmoid(y[k]))
+// These are PyTorch's CrossEntropyLoss, MSELoss and BCEWithLogitsLoss.
+enum class LossKind { kSoftmax, kMse, kBce };
+struct LossSpec {
+  LossKind kind = LossKind::kSoftmax;
+  int64_t batch = 0, outputs = 0;
+  float label_smoothing = 0;  // kSoftmax alone: 0 or more, below 1; at 0 the target is onehot(label)
+};
+// What a loss compares with: labels, int32 (batch), below `outputs`; or values, float32 (batch, outputs), with kMse and
+// kBce. The loss alone knows which of them the memory holds.
+class LossTargets {
+ public:
+  LossTargets() = default;
+  explicit LossTargets(const void* memory) : memory_(memory) {}
+  LossTargets(const int32_t* labels) : memory_(labels) {}  // NOLINT: a pointer is what a caller has
+  LossTargets(const float* values) : memory_(values) {}    // NOLINT
+  const int32_t* labels() const { return static_cast<const int32_t*>(memory_); }
+  const float* values() const { return static_cast<const float*>(memory_); }
+
+ private:
+  const void* memory_ = nullptr;
 };
 struct LossResult {
-  double loss_sum = 0;  // of -sum over c of target(label)[c] * log softmax(logits)[c] over the batch
-  int64_t correct = 0;  // argmax == label; the first of equal maxima
+  double loss_sum = 0;  // over the batch
+  // kSoftmax: samples with argmax(y) == label; the first of equal maxima. kBce: samples where y[k] > 0 is the same as
+  // t[k] > 1/2 for all k. kMse: 0.
+  int64_t correct = 0;
 };
-class SoftmaxCrossEntropy {
+class Loss {
  public:
-  virtual ~SoftmaxCrossEntropy() = default;
-  // dlogits = scale * (softmax(logits) - target(label)); dlogits may be null (evaluation) or alias logits.
-  virtual void Run(const float* logits, const int32_t* labels, float scale, float* dlogits) = 0;
+  virtual ~Loss() = default;
+  // doutputs = scale * the gradient of each sample's loss; it may be null (evaluation) or alias outputs.
+  virtual void Run(const float* outputs, LossTargets targets, float scale, float* doutputs) = 0;
   // Waits for the last Run.
   virtual LossResult Result() = 0;
 };
@@ -179,8 +201,7 @@ class Device {
       const GlobalAveragePoolSpec& spec) = 0;
   virtual absl::StatusOr<std::unique_ptr<BatchNorm>> CreateBatchNorm(const BatchNormSpec& spec) = 0;
   virtual absl::StatusOr<std::unique_ptr<Dropout>> CreateDropout(const DropoutSpec& spec) = 0;
-  virtual absl::StatusOr<std::unique_ptr<SoftmaxCrossEntropy>> CreateSoftmaxCrossEntropy(
-      const SoftmaxCrossEntropySpec& spec) = 0;
+  virtual absl::StatusOr<std::unique_ptr<Loss>> CreateLoss(const LossSpec& spec) = 0;
 
   // y = max(x, 0), and a NaN stays a NaN; y may alias x.
   virtual void Relu(const float* x, float* y, int64_t count) = 0;

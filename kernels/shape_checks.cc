@@ -163,14 +163,14 @@ absl::Status CheckShape(const DropoutSpec& s) {
   return absl::OkStatus();
 }
 
-absl::Status CheckShape(const SoftmaxCrossEntropySpec& s) {
-  RETURN_IF_ERROR(AllAtLeast(1, {{"batch", s.batch}, {"classes", s.classes}}), "softmax cross entropy");
+absl::Status CheckShape(const LossSpec& s) {
+  RETURN_IF_ERROR(AllAtLeast(1, {{"batch", s.batch}, {"outputs", s.outputs}}), "loss");
   // At 1 the target would be the same for all labels. The form of the condition also refuses NaN.
   if (!(s.label_smoothing >= 0 && s.label_smoothing < 1)) {
     return absl::InvalidArgumentError(
-        absl::StrCat("softmax cross entropy: label_smoothing is ", s.label_smoothing, ": must be in [0, 1)"));
+        absl::StrCat("loss: label_smoothing is ", s.label_smoothing, ": must be in [0, 1)"));
   }
-  return Annotate(Fits("the input", {s.batch, s.classes}), "softmax cross entropy");
+  return Annotate(Fits("the input", {s.batch, s.outputs}), "loss");
 }
 
 }  // namespace starring

@@ -20,7 +20,7 @@ inline constexpr int64_t kTensorElementsMax = (int64_t{1} << 31) - 1;
 [[nodiscard]] absl::Status CheckShape(const GlobalAveragePoolSpec& spec);
 [[nodiscard]] absl::Status CheckShape(const BatchNormSpec& spec);
 [[nodiscard]] absl::Status CheckShape(const DropoutSpec& spec);
-[[nodiscard]] absl::Status CheckShape(const SoftmaxCrossEntropySpec& spec);
+[[nodiscard]] absl::Status CheckShape(const LossSpec& spec);
 
 }  // namespace starring
 

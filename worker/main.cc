@@ -51,6 +51,7 @@
 #include "worker/exchange/star/star_exchange.h"
 #include "worker/model/layer_file.h"
 #include "worker/model/network.h"
+#include "worker/model/network_graph.h"
 #include "worker/options/deciding_facts.h"
 #include "worker/options/device_choice.h"
 #include "worker/options/worker_options.h"
@@ -486,6 +487,7 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
                     const Instruments& instruments, GpuHangWatch* gpu_hang_watch) {
   TraceTrack* const track = AddTrack(instruments.trace.get(), {.name = "compute"});
   ASSIGN_OR_RETURN(const LayerFile layers, LayerFile::Load(options.model));
+  options.dataset.target = TargetOf(LossOf(layers).kind);
   ASSIGN_OR_RETURN(const TrainAndTest data, LoadDataset(options.dataset));
   ASSIGN_OR_RETURN(const DeviceChoice choice, ChooseDevice(launcher, &options, gpu_hang_watch->watch()));
   if (choice.cuda != nullptr) gpu_hang_watch->NameGpu(choice.cuda->info());
@@ -494,7 +496,7 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
   const NetworkOptions network_options{.height = data.train.height,
                                        .width = data.train.width,
                                        .channels = data.train.channels,
-                                       .classes = data.train.classes,
+                                       .outputs = data.train.outputs(),
                                        .batch_max = (options.global_batch + part_count - 1) / part_count,
                                        .evaluation_batch_max = kEvaluationBatch,
                                        .seed = options.seed,
@@ -546,7 +548,9 @@ absl::Status PredictJob(WorkerOptions options, const LauncherEnvironment& launch
   if (!options.out.empty()) RETURN_IF_ERROR(NotWritten(CheckFileWritable(options.out), "the predictions"));
   const std::string& checkpoint = options.predict.empty() ? options.evaluate : options.predict;
   options.dataset.for_prediction = options.dataset.test_fraction == 0;
-  options.dataset.columns_min = ColumnsOf(checkpoint);
+  const ModelInput input = InputOf(checkpoint);
+  options.dataset.columns_min = input.columns;
+  options.dataset.target = input.target;
   ASSIGN_OR_RETURN(const TrainAndTest data, LoadDataset(options.dataset));
   if (!data.test.has_labels && options.predict.empty()) {
     return absl::InvalidArgumentError(
@@ -564,8 +568,7 @@ absl::Status PredictJob(WorkerOptions options, const LauncherEnvironment& launch
   if (!asked.ok()) return choice.cuda == nullptr ? asked.status() : RefuseIfOutOfGpuMemory(asked.status());
   if (!asked->note.empty()) std::printf("%s\n", asked->note.c_str());
   if (asked->has_labels) {
-    std::printf("%s: loss %.6f, accuracy %.2f %%, among the first five %.2f %%, of %lld samples\n",
-                asked->folder.c_str(), asked->loss, 100 * asked->accuracy, 100 * asked->top5,
+    std::printf("%s: %s, of %lld samples\n", asked->folder.c_str(), ToString(asked->quality).c_str(),
                 static_cast<long long>(asked->samples));
   }
   if (!options.out.empty()) std::printf("predictions in %s\n", options.out.c_str());

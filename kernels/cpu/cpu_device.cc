@@ -84,9 +84,10 @@ class CpuDevice : public Device {
   absl::StatusOr<std::unique_ptr<Dropout>> CreateDropout(const DropoutSpec& spec) override {
     return CreateCpuDropout(&context_, spec);
   }
-  absl::StatusOr<std::unique_ptr<SoftmaxCrossEntropy>> CreateSoftmaxCrossEntropy(
-      const SoftmaxCrossEntropySpec& spec) override {
-    return CreateCpuSoftmaxCrossEntropy(&context_, spec);
+  absl::StatusOr<std::unique_ptr<Loss>> CreateLoss(const LossSpec& spec) override {
+    RETURN_IF_ERROR(CheckShape(spec));
+    return spec.kind == LossKind::kSoftmax ? CreateCpuSoftmaxCrossEntropy(&context_, spec)
+                                           : CreateCpuValueLoss(&context_, spec);
   }
 
   void Relu(const float* x, float* y, int64_t count) override { starring::Relu(context_, x, y, count); }

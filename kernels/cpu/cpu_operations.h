@@ -36,8 +36,11 @@ inline bool TiledConv2dPays(const Conv2dSpec& spec, InstructionSet set) {
 [[nodiscard]] absl::StatusOr<std::unique_ptr<BatchNorm>> CreateCpuBatchNorm(CpuContext* context,
                                                                             const BatchNormSpec& spec);
 [[nodiscard]] absl::StatusOr<std::unique_ptr<Dropout>> CreateCpuDropout(CpuContext* context, const DropoutSpec& spec);
-[[nodiscard]] absl::StatusOr<std::unique_ptr<SoftmaxCrossEntropy>> CreateCpuSoftmaxCrossEntropy(
-    CpuContext* context, const SoftmaxCrossEntropySpec& spec);
+// kSoftmax; REQUIRES CheckShape(spec), as does the next.
+[[nodiscard]] absl::StatusOr<std::unique_ptr<Loss>> CreateCpuSoftmaxCrossEntropy(CpuContext* context,
+                                                                                 const LossSpec& spec);
+// kMse and kBce.
+[[nodiscard]] absl::StatusOr<std::unique_ptr<Loss>> CreateCpuValueLoss(CpuContext* context, const LossSpec& spec);
 
 // Element by element, in elementwise.cc: bound by the bandwidth of memory. Each element's arithmetic is the same on
 // every instruction set and number of threads, and an output may alias any input.

@@ -7,21 +7,21 @@
 #include "common/base/status.h"
 #include "kernels/cpu/cpu_context.h"
 #include "kernels/cpu/cpu_operations.h"
-#include "kernels/shape_checks.h"
 
 namespace starring {
 namespace {
 
-class CpuSoftmaxCrossEntropy : public SoftmaxCrossEntropy {
+class CpuSoftmaxCrossEntropy : public Loss {
  public:
-  CpuSoftmaxCrossEntropy(const CpuContext* context, const SoftmaxCrossEntropySpec& spec)
+  CpuSoftmaxCrossEntropy(const CpuContext* context, const LossSpec& spec)
       : context_(context), spec_(spec), samples_(static_cast<size_t>(spec.batch)) {}
 
-  void Run(const float* logits, const int32_t* labels, float scale, float* dlogits) override {
+  void Run(const float* logits, LossTargets targets, float scale, float* dlogits) override {
+    const int32_t* const labels = targets.labels();
     // Each sample's loss is kept, not added: a sum per thread would depend on where the batch is cut.
     ParallelRanges(context_->threads, spec_.batch, kGrainSamples, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        const int64_t offset = i * spec_.classes;
+        const int64_t offset = i * spec_.outputs;
         RunSample(logits + offset, labels[i], scale, dlogits == nullptr ? nullptr : dlogits + offset, samples_[i]);
       }
     });
@@ -45,17 +45,17 @@ class CpuSoftmaxCrossEntropy : public SoftmaxCrossEntropy {
   static constexpr int64_t kGrainSamples = 64;
 
   void RunSample(const float* logits, int32_t label, float scale, float* dlogits, Sample& sample) const {
-    CHECK(label >= 0 && label < spec_.classes) << "label " << label << " of " << spec_.classes << " classes";
+    CHECK(label >= 0 && label < spec_.outputs) << "label " << label << " of " << spec_.outputs << " classes";
     // Comparisons with NaN are false. A NaN among the logits still makes the sum below NaN, and with it the loss.
     int64_t best = 0;
-    for (int64_t c = 1; c < spec_.classes; ++c) {
+    for (int64_t c = 1; c < spec_.outputs; ++c) {
       if (logits[c] > logits[best]) best = c;
     }
     const float maximum = logits[best];
     const float label_logit = logits[label];  // read before the first write: dlogits may alias logits
     double sum = 0;
     double logarithm_sum = 0;  // of log(power), over the classes
-    for (int64_t c = 0; c < spec_.classes; ++c) {
+    for (int64_t c = 0; c < spec_.outputs; ++c) {
       // The largest exponent is 0: without the subtraction, logits above 88 would overflow.
       const float shifted = logits[c] - maximum;
       const float power = std::exp(shifted);
@@ -67,7 +67,7 @@ class CpuSoftmaxCrossEntropy : public SoftmaxCrossEntropy {
     // The loss is in double, because the losses of all samples are added.
     sample.loss = std::log(sum) - static_cast<double>(label_logit - maximum);
     const double smoothing = spec_.label_smoothing;
-    const double other = smoothing / static_cast<double>(spec_.classes);  // the target of a class that is not the label
+    const double other = smoothing / static_cast<double>(spec_.outputs);  // the target of a class that is not the label
     if (smoothing > 0) {
       // The targets' sum is 1, so log(sum) has the factor 1. Without smoothing this would be NaN for a logit of
       // -infinity, whose factor is 0.
@@ -80,20 +80,18 @@ class CpuSoftmaxCrossEntropy : public SoftmaxCrossEntropy {
     const float factor = static_cast<float>(scale / sum);
     // Without smoothing, this 0 and this scale leave the bits as they are.
     const float scaled_other = static_cast<float>(scale * other);
-    for (int64_t c = 0; c < spec_.classes; ++c) dlogits[c] = dlogits[c] * factor - scaled_other;
+    for (int64_t c = 0; c < spec_.outputs; ++c) dlogits[c] = dlogits[c] * factor - scaled_other;
     dlogits[label] -= static_cast<float>(scale * (1 - smoothing));
   }
 
   const CpuContext* const context_;
-  const SoftmaxCrossEntropySpec spec_;
+  const LossSpec spec_;
   std::vector<Sample> samples_;
 };
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<SoftmaxCrossEntropy>> CreateCpuSoftmaxCrossEntropy(CpuContext* context,
-                                                                                  const SoftmaxCrossEntropySpec& spec) {
-  RETURN_IF_ERROR(CheckShape(spec));
+absl::StatusOr<std::unique_ptr<Loss>> CreateCpuSoftmaxCrossEntropy(CpuContext* context, const LossSpec& spec) {
   try {
     return std::make_unique<CpuSoftmaxCrossEntropy>(context, spec);
   } catch (const std::bad_alloc&) {  // by the vector; no exception may leave this target

@@ -181,9 +181,8 @@ class CudaDeviceOnCublasLt : public CudaDevice {
   absl::StatusOr<std::unique_ptr<Dropout>> CreateDropout(const DropoutSpec& spec) override {
     return CreateCudaDropout(&context_, spec);
   }
-  absl::StatusOr<std::unique_ptr<SoftmaxCrossEntropy>> CreateSoftmaxCrossEntropy(
-      const SoftmaxCrossEntropySpec& spec) override {
-    return CreateCudaSoftmaxCrossEntropy(&context_, spec);
+  absl::StatusOr<std::unique_ptr<Loss>> CreateLoss(const LossSpec& spec) override {
+    return CreateCudaLoss(&context_, spec);
   }
 
   void Relu(const float* x, float* y, int64_t count) override {
@@ -221,13 +220,16 @@ class CudaDeviceOnCublasLt : public CudaDevice {
                           .value_bytes = g.value_bytes,
                           .images = g.images,
                           .labels = g.labels,
+                          .targets = g.targets,
+                          .target_values = g.target_values,
                           .padding = g.crop_padding,
                           .seed = g.seed,
                           .bound = context_.bound,
                           .offset = g.offset,
                           .scale = g.scale,
                           .out_images = g.out_images,
-                          .out_labels = g.out_labels};
+                          .out_labels = g.out_labels,
+                          .out_targets = g.out_targets};
     // The epoch is used only while no step values are bound, as in an evaluation.
     args.values.epoch = g.epoch;
     context_.Keep(cuda::GatherSamples(context_.stream, args), "gather samples");

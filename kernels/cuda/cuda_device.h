@@ -163,12 +163,12 @@ class CudaDevice : public Device {
   virtual absl::Status BeginCapture() = 0;
   virtual absl::StatusOr<std::unique_ptr<CudaGraph>> EndCapture() = 0;
 
-  // From now on Dropout, SoftmaxCrossEntropy, ApplyOptimizer and GatherSamples read their step, epoch, first sample,
+  // From now on Dropout, Loss, ApplyOptimizer and GatherSamples read their step, epoch, first sample,
   // loss scale and factors from `values`, in device memory, at the time when they run on the GPU, and ignore their
   // arguments. So one captured graph serves every step. Null: they read their arguments. A graph keeps the binding that
   // it was captured with. Dropout's backward reads `values` too: they must not change between forward and backward.
   virtual void BindStepValues(const CudaStepValues* values) = 0;
-  // From now on SoftmaxCrossEntropy writes its sums to `result`, in device memory, and its Result must not be called;
+  // From now on Loss writes its sums to `result`, in device memory, and its Result must not be called;
   // and ApplyOptimizer searches gradients as FindNonFinite does. Null: back to Result.
   virtual void BindStepResult(CudaStepResult* result) = 0;
   // If any of `count` values is NaN or infinite, result->non_finite_element becomes the index of one that is; otherwise
@@ -191,14 +191,17 @@ class CudaDevice : public Device {
   virtual void NormalizeValues(const Values& values) = 0;
 
   // Takes a batch from a data set that is on the GPU: images go to out_images, cropped, flipped and normalised as by
-  // worker/data/loader.h, with the same bits, and their labels to out_labels. All pointers are device memory.
+  // worker/data/loader.h, with the same bits, and their labels to out_labels, or their targets to out_targets. All
+  // pointers are device memory.
   struct SampleGather {
     int64_t batch = 0;
     int64_t height = 0, width = 0, channels = 0;  // of an image
     const uint32_t* samples = nullptr;            // (batch): numbers in the data set, which are not checked
     int64_t value_bytes = 1;                      // of the images, as in Values
     const void* images = nullptr;                 // (count, height, width, channels)
-    const uint16_t* labels = nullptr;             // (count)
+    const uint16_t* labels = nullptr;             // (count); null with targets
+    const float* targets = nullptr;               // (count, target_values); null with labels
+    int64_t target_values = 0;                    // of a sample; 0 with labels
     // If not 0, images are cropped and flipped at random, with so many pixels of zeros on each side.
     int64_t crop_padding = 0;
     uint64_t seed = 0;              // of the random crops
@@ -207,6 +210,7 @@ class CudaDevice : public Device {
     const float* scale = nullptr;   // (channels)
     float* out_images = nullptr;    // (batch, height, width, channels)
     int32_t* out_labels = nullptr;  // (batch)
+    float* out_targets = nullptr;   // (batch, target_values)
   };
   virtual void GatherSamples(const SampleGather& gather) = 0;
 };

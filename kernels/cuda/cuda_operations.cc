@@ -9,8 +9,8 @@
 #include "kernels/cuda/batch_norm.h"
 #include "kernels/cuda/cuda_memory.h"
 #include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/loss.h"
 #include "kernels/cuda/pool.h"
-#include "kernels/cuda/softmax_cross_entropy.h"
 #include "kernels/shape_checks.h"
 
 namespace starring {
@@ -146,28 +146,42 @@ class CudaDropout : public Dropout {
   cuda::DropoutArgs args_;  // those of the last Forward, from which Backward computes the same mask again
 };
 
-class CudaSoftmaxCrossEntropy : public SoftmaxCrossEntropy {
+cuda::LossFunction FunctionOf(LossKind kind) {
+  switch (kind) {
+    case LossKind::kMse:
+      return cuda::LossFunction::kMse;
+    case LossKind::kBce:
+      return cuda::LossFunction::kBce;
+    case LossKind::kSoftmax:
+      break;
+  }
+  return cuda::LossFunction::kSoftmax;
+}
+
+class CudaLoss : public Loss {
  public:
   // `sums` holds a pair of sums for each sample, then the total.
-  CudaSoftmaxCrossEntropy(CudaContext* context, const SoftmaxCrossEntropySpec& s, CudaMemory sums, PinnedMemory result)
+  CudaLoss(CudaContext* context, const LossSpec& s, CudaMemory sums, PinnedMemory result)
       : context_(context), spec_(s), sums_(std::move(sums)), result_(std::move(result)) {}
 
-  void Run(const float* logits, const int32_t* labels, float scale, float* dlogits) override {
+  void Run(const float* outputs, LossTargets targets, float scale, float* doutputs) override {
     auto* const samples = static_cast<cuda::LossSums*>(sums_.data());
     CudaStepResult* const bound = context_->bound_result;
-    context_->Keep(cuda::SoftmaxCrossEntropy(context_->stream, {.batch = spec_.batch,
-                                                                .classes = spec_.classes,
-                                                                .label_smoothing = spec_.label_smoothing,
-                                                                .logits = logits,
-                                                                .labels = labels,
-                                                                .dlogits = dlogits,
-                                                                .samples = samples,
-                                                                .total = samples + spec_.batch,
-                                                                .counter = context_->counters.data(),
-                                                                .result = bound,
-                                                                .loss_scale = scale,
-                                                                .bound = context_->bound}),
-                   "softmax cross entropy");
+    context_->Keep(cuda::RunLoss(context_->stream, {.function = FunctionOf(spec_.kind),
+                                                    .batch = spec_.batch,
+                                                    .outputs = spec_.outputs,
+                                                    .label_smoothing = spec_.label_smoothing,
+                                                    .y = outputs,
+                                                    .labels = targets.labels(),
+                                                    .values = targets.values(),
+                                                    .dy = doutputs,
+                                                    .samples = samples,
+                                                    .total = samples + spec_.batch,
+                                                    .counter = context_->counters.data(),
+                                                    .result = bound,
+                                                    .loss_scale = scale,
+                                                    .bound = context_->bound}),
+                   "loss");
     // A bound result is read by the caller, without a copy and a wait in every step.
     if (bound != nullptr) return;
     // This is an evaluation: Result reads the pinned copy when it has waited.
@@ -188,7 +202,7 @@ class CudaSoftmaxCrossEntropy : public SoftmaxCrossEntropy {
 
  private:
   CudaContext* const context_;
-  const SoftmaxCrossEntropySpec spec_;
+  const LossSpec spec_;
   const CudaMemory sums_;
   const PinnedMemory result_;  // pinned, so that the copy does not block the host
 };
@@ -229,16 +243,14 @@ absl::StatusOr<std::unique_ptr<Dropout>> CreateCudaDropout(CudaContext* context,
   return std::make_unique<CudaDropout>(context, s);
 }
 
-absl::StatusOr<std::unique_ptr<SoftmaxCrossEntropy>> CreateCudaSoftmaxCrossEntropy(CudaContext* context,
-                                                                                   const SoftmaxCrossEntropySpec& s) {
+absl::StatusOr<std::unique_ptr<Loss>> CreateCudaLoss(CudaContext* context, const LossSpec& s) {
   RETURN_IF_ERROR(CheckShape(s));
   const int64_t sums_bytes = static_cast<int64_t>(sizeof(cuda::LossSums)) * (s.batch + 1);
-  ASSIGN_OR_RETURN(CudaMemory sums, context->Allocate(sums_bytes), "softmax cross entropy");
-  ASSIGN_OR_RETURN(PinnedMemory result, PinnedMemory::Create(sizeof(cuda::LossSums), context->watch),
-                   "softmax cross entropy");
+  ASSIGN_OR_RETURN(CudaMemory sums, context->Allocate(sums_bytes), "loss");
+  ASSIGN_OR_RETURN(PinnedMemory result, PinnedMemory::Create(sizeof(cuda::LossSums), context->watch), "loss");
   // The whole grid is one group of blocks, so one counter is enough.
-  RETURN_IF_ERROR(context->counters.Reserve(context->stream, 1), "softmax cross entropy");
-  return std::make_unique<CudaSoftmaxCrossEntropy>(context, s, std::move(sums), std::move(result));
+  RETURN_IF_ERROR(context->counters.Reserve(context->stream, 1), "loss");
+  return std::make_unique<CudaLoss>(context, s, std::move(sums), std::move(result));
 }
 
 }  // namespace starring

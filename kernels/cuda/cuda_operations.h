@@ -37,8 +37,7 @@ namespace starring {
 [[nodiscard]] absl::StatusOr<std::unique_ptr<BatchNorm>> CreateCudaBatchNorm(CudaContext* context,
                                                                              const BatchNormSpec& spec);
 [[nodiscard]] absl::StatusOr<std::unique_ptr<Dropout>> CreateCudaDropout(CudaContext* context, const DropoutSpec& spec);
-[[nodiscard]] absl::StatusOr<std::unique_ptr<SoftmaxCrossEntropy>> CreateCudaSoftmaxCrossEntropy(
-    CudaContext* context, const SoftmaxCrossEntropySpec& spec);
+[[nodiscard]] absl::StatusOr<std::unique_ptr<Loss>> CreateCudaLoss(CudaContext* context, const LossSpec& spec);
 
 }  // namespace starring
 

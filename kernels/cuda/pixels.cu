@@ -46,6 +46,13 @@ __device__ inline Crop DrawCrop(const GatherArgs& g, uint32_t sample) {
   return crop;
 }
 
+__device__ inline void CopyTarget(const GatherArgs& g, uint32_t sample, int64_t b) {
+  if (g.target_values == 0) g.out_labels[b] = g.labels[sample];
+  for (int64_t k = 0; k < g.target_values; ++k) {
+    g.out_targets[b * g.target_values + k] = g.targets[int64_t{sample} * g.target_values + k];
+  }
+}
+
 // A block treats a piece of one image, so that all of its threads draw the same crop.
 template <typename Value, int kWidth>
 __global__ void __launch_bounds__(kBlockThreads)
@@ -54,8 +61,8 @@ __global__ void __launch_bounds__(kBlockThreads)
   const int64_t first = kWidth * (int64_t{piece} * kBlockThreads + threadIdx.x);
   if (first >= image_values) return;
   const uint32_t sample = g.samples[b];
-  // One thread of the image does this. A second kernel, for one number of each image, would cost a launch.
-  if (first == 0) g.out_labels[b] = g.labels[sample];
+  // One thread of the image does this. A second kernel, for few numbers of each image, would cost a launch.
+  if (first == 0) CopyTarget(g, sample, b);
   Crop crop;
   // Without crops the fields of Crop are zeros: the value comes from where it goes.
   if (g.padding > 0) crop = DrawCrop(g, sample);

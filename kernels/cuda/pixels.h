@@ -37,7 +37,9 @@ struct GatherArgs {
   const uint32_t* samples = nullptr;            // (batch): numbers in the data set
   int64_t value_bytes = 1;                      // as in NormalizeArgs
   const void* images = nullptr;                 // the data set's
-  const uint16_t* labels = nullptr;             // likewise
+  const uint16_t* labels = nullptr;             // likewise; null with targets
+  const float* targets = nullptr;               // likewise; null with labels
+  int64_t target_values = 0;                    // of a sample; 0 with labels
   int64_t padding = 0;  // if not 0, images are cropped and flipped as by worker/data/crop_flip.h
   uint64_t seed = 0;
   // epoch, unless `bound`, in device memory, has it when the kernel runs.
@@ -47,13 +49,15 @@ struct GatherArgs {
   const float* scale = nullptr;   // (channels)
   float* out_images = nullptr;
   int32_t* out_labels = nullptr;
+  float* out_targets = nullptr;
 };
 
 // out_images[b] = (crop and flip of images[samples[b]] - offset[channel]) * scale[channel], out_labels[b] =
-// labels[samples[b]]. Padding is pixels of value 0, which are normalised like any others.
-// Shapes:      images: (count, height, width, channels); labels: (count); out_images: (batch, height, width, channels);
-//              out_labels: (batch).
-// Writes:      both outputs are overwritten (=).
+// labels[samples[b]], or out_targets[b] = targets[samples[b]]. Padding is pixels of value 0, which are normalised like
+// any others. Shapes:      images: (count, height, width, channels); labels: (count); targets: (count, target_values);
+// out_images:
+//              (batch, height, width, channels); out_labels: (batch); out_targets: (batch, target_values).
+// Writes:      the outputs are overwritten (=).
 // Launch:      256 threads a block, one block per piece of an image, one thread per 4 values, no shared memory.
 // Requires:    16-byte alignment of out_images and 4 | height * width * channels for 16-byte stores, 4-byte ones
 //              otherwise (both tested). Values are read one by one, because a crop may begin at any address.

@@ -6,11 +6,11 @@ KERNELS = [
     "bias_gradient",
     "elementwise",
     "im2col",
+    "loss",
     "narrow_convolution",
     "optimizer",
     "pixels",
     "pool",
-    "softmax_cross_entropy",
 ]
 
 # Headers that kernels share.

@@ -21,7 +21,7 @@ struct CudaStepValues {
   int64_t step = 0;          // dropout; in [0, 2^32)
   int64_t epoch = 0;         // augmentation; in [0, 2^32)
   int64_t first_sample = 0;  // dropout: position of this rank's first sample in the global batch
-  float loss_scale = 1;      // softmax cross entropy: 1 / samples in the global batch
+  float loss_scale = 1;      // loss: 1 / samples in the global batch
   CudaOptimizerScalars optimizer;
 };
 

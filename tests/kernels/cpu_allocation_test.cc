@@ -179,7 +179,7 @@ TEST_P(CpuAllocationTest, PoolsNormalisationDropoutLossAndElementwiseAllocateNot
       device_->CreateGlobalAveragePool({.batch = 8, .height = 12, .width = 12, .channels = 16}).value();
   const auto norm = device_->CreateBatchNorm({.batch = 8, .height = 12, .width = 12, .channels = 16}).value();
   const auto dropout = device_->CreateDropout({.batch = 8, .sample_elements = 12 * 12 * 16}).value();
-  const auto loss = device_->CreateSoftmaxCrossEntropy({.batch = 64, .classes = 10}).value();
+  const auto loss = device_->CreateLoss({.batch = 64, .outputs = 10}).value();
   auto labels = device_->Allocate(64 * 4).value();
   ExpectNone([&] {
     for (MaxPool2d* pool : {halving.get(), overlapping.get()}) {
@@ -219,7 +219,7 @@ TEST_P(CpuAllocationTest, WithoutMemoryOperationsAreRefusedAndOthersGoOn) {
           .status());
   refused.push_back(device_->CreateDense({.batch = 64, .in = 1 << 15, .out = 16}).status());
   refused.push_back(device_->CreateBatchNorm({.batch = 1, .height = 32, .width = 32, .channels = 4096}).status());
-  refused.push_back(device_->CreateSoftmaxCrossEntropy({.batch = 1 << 20, .classes = 10}).status());
+  refused.push_back(device_->CreateLoss({.batch = 1 << 20, .outputs = 10}).status());
   granted_bytes_max = std::numeric_limits<int64_t>::max();
   for (const absl::Status& status : refused) {
     EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;

@@ -331,7 +331,7 @@ TEST_P(CudaDeviceTest, OptimizersFindWhatIsNotFiniteWhereAResultIsBound) {
 
 // A kernel cannot fail: the trainer refuses results that are not finite.
 TEST_P(CudaDeviceTest, LabelsThatDoNotExistMakeTheLossNan) {
-  auto loss = device()->CreateSoftmaxCrossEntropy({.batch = 3, .classes = 2});
+  auto loss = device()->CreateLoss({.batch = 3, .outputs = 2});
   ASSERT_TRUE(loss.ok()) << loss.status();
   DeviceTensor logits(device(), {1, 2, 3, 4, 5, 6}), dlogits(device(), 6);
   auto labels = device()->Allocate(12).value();

@@ -201,7 +201,7 @@ struct Belongings {
     pinned = device->AllocatePinned(64).value();
     registered = device->Pin(host.data(), 64, CudaDevice::PinFor::kReadAndWrite).value();
     math = device->CreateVectorMath().value();
-    loss = device->CreateSoftmaxCrossEntropy({.batch = 2, .classes = 3}).value();
+    loss = device->CreateLoss({.batch = 2, .outputs = 3}).value();
     pool = device->CreateMaxPool2d({.batch = 1, .in_height = 2, .in_width = 2, .channels = 1}).value();
     EXPECT_TRUE(device->BeginCapture().ok());
     device->Relu(buffer->floats(), buffer->floats(), 16);
@@ -214,7 +214,7 @@ struct Belongings {
   std::unique_ptr<DeviceBuffer> buffer;
   std::unique_ptr<PinnedBuffer> pinned, registered;
   std::unique_ptr<CudaVectorMath> math;
-  std::unique_ptr<SoftmaxCrossEntropy> loss;
+  std::unique_ptr<Loss> loss;
   std::unique_ptr<MaxPool2d> pool;
   std::unique_ptr<CudaGraph> graph;
 };

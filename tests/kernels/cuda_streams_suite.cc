@@ -22,7 +22,7 @@ struct Step {
   explicit Step(CudaDevice* device)
       : dropout(
             device->CreateDropout({.batch = 4, .sample_elements = 10, .rate = 0.5f, .seed = 3, .stream = 1}).value()),
-        loss(device->CreateSoftmaxCrossEntropy({.batch = 4, .classes = 10}).value()),
+        loss(device->CreateLoss({.batch = 4, .outputs = 10}).value()),
         x(device, RandomFloats(1, 40)),
         logits(device, 40),
         dlogits(device, 40),
@@ -49,7 +49,7 @@ struct Step {
 
   static constexpr OptimizerConfig kConfig = {.momentum = 0.9};
   std::unique_ptr<Dropout> dropout;
-  std::unique_ptr<SoftmaxCrossEntropy> loss;
+  std::unique_ptr<Loss> loss;
   DeviceTensor x, logits, dlogits, dx, parameters, velocity;
   std::unique_ptr<DeviceBuffer> labels;
 };

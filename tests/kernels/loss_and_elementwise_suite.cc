@@ -26,25 +26,25 @@ class LabelsOnDevice {
 };
 
 TEST_P(DeviceTest, SoftmaxCrossEntropyMatchesTheReferenceAndFiniteDifferences) {
-  const std::vector<SoftmaxCrossEntropySpec> specs = {{.batch = 1, .classes = 1},
-                                                      {.batch = 63, .classes = 10},
-                                                      {.batch = 2, .classes = 17},
-                                                      {.batch = 130, .classes = 3},
-                                                      {.batch = 5, .classes = 1000},
-                                                      {.batch = 1, .classes = 1, .label_smoothing = 0.3f},
-                                                      {.batch = 63, .classes = 10, .label_smoothing = 0.1f},
-                                                      {.batch = 2, .classes = 40, .label_smoothing = 0.9f}};
-  for (const SoftmaxCrossEntropySpec& spec : specs) {
+  const std::vector<LossSpec> specs = {{.batch = 1, .outputs = 1},
+                                       {.batch = 63, .outputs = 10},
+                                       {.batch = 2, .outputs = 17},
+                                       {.batch = 130, .outputs = 3},
+                                       {.batch = 5, .outputs = 1000},
+                                       {.batch = 1, .outputs = 1, .label_smoothing = 0.3f},
+                                       {.batch = 63, .outputs = 10, .label_smoothing = 0.1f},
+                                       {.batch = 2, .outputs = 40, .label_smoothing = 0.9f}};
+  for (const LossSpec& spec : specs) {
     for (const float spread : {1.0f, 200.0f}) {
       SCOPED_TRACE(
-          absl::StrCat(spec.batch, "x", spec.classes, ", smoothing ", spec.label_smoothing, ", logits up to ", spread));
-      std::vector<float> logits_host = Random(spec.batch * spec.classes);
+          absl::StrCat(spec.batch, "x", spec.outputs, ", smoothing ", spec.label_smoothing, ", logits up to ", spread));
+      std::vector<float> logits_host = Random(spec.batch * spec.outputs);
       for (float& v : logits_host) v *= spread;
       std::vector<int32_t> labels_host(spec.batch);
-      for (int64_t n = 0; n < spec.batch; ++n) labels_host[n] = static_cast<int32_t>(n * 7 % spec.classes);
-      auto loss = device()->CreateSoftmaxCrossEntropy(spec);
+      for (int64_t n = 0; n < spec.batch; ++n) labels_host[n] = static_cast<int32_t>(n * 7 % spec.outputs);
+      auto loss = device()->CreateLoss(spec);
       ASSERT_TRUE(loss.ok()) << loss.status();
-      DeviceTensor logits(device(), logits_host), dlogits(device(), spec.batch * spec.classes);
+      DeviceTensor logits(device(), logits_host), dlogits(device(), spec.batch * spec.outputs);
       LabelsOnDevice labels(device(), labels_host);
       (*loss)->Run(logits.data(), labels.data(), 0.5f, dlogits.data());
       const Values at = ToDouble(logits_host);
@@ -57,12 +57,12 @@ TEST_P(DeviceTest, SoftmaxCrossEntropyMatchesTheReferenceAndFiniteDifferences) {
       EXPECT_NEAR(result.loss_sum, total(at), 1e-5 * std::max(1.0, total(at)));
       int64_t correct = 0;
       for (int64_t n = 0; n < spec.batch; ++n) {
-        const float* const row = logits_host.data() + n * spec.classes;
-        correct += std::max_element(row, row + spec.classes) - row == labels_host[n] ? 1 : 0;
+        const float* const row = logits_host.data() + n * spec.outputs;
+        correct += std::max_element(row, row + spec.outputs) - row == labels_host[n] ? 1 : 0;
       }
       EXPECT_EQ(result.correct, correct);
       const std::vector<float> gradient = dlogits.Host();
-      for (const int64_t i : SampleOf(spec.batch * spec.classes)) {
+      for (const int64_t i : SampleOf(spec.batch * spec.outputs)) {
         EXPECT_NEAR(gradient[i], 0.5 * reference::FiniteDifference(total, at, i), 1e-5) << "dlogits[" << i << "]";
       }
       // In place, and without a gradient.
@@ -76,7 +76,7 @@ TEST_P(DeviceTest, SoftmaxCrossEntropyMatchesTheReferenceAndFiniteDifferences) {
 }
 
 TEST_P(DeviceTest, SoftmaxCrossEntropySurvivesLogitsThatOverflowAnExponential) {
-  auto loss = device()->CreateSoftmaxCrossEntropy({.batch = 3, .classes = 2});
+  auto loss = device()->CreateLoss({.batch = 3, .outputs = 2});
   ASSERT_TRUE(loss.ok()) << loss.status();
   DeviceTensor logits(device(), {10000, 0, 0, 10000, -1e30f, -1e30f}), dlogits(device(), 6);
   LabelsOnDevice labels(device(), {0, 0, 1});
@@ -90,7 +90,7 @@ TEST_P(DeviceTest, SoftmaxCrossEntropySurvivesLogitsThatOverflowAnExponential) {
 TEST_P(DeviceTest, LogitsOfMinusInfinityCountOnlyWithSmoothing) {
   const float infinity = std::numeric_limits<float>::infinity();
   for (const float smoothing : {0.0f, 0.5f}) {
-    auto loss = device()->CreateSoftmaxCrossEntropy({.batch = 1, .classes = 3, .label_smoothing = smoothing});
+    auto loss = device()->CreateLoss({.batch = 1, .outputs = 3, .label_smoothing = smoothing});
     ASSERT_TRUE(loss.ok()) << loss.status();
     DeviceTensor logits(device(), {2, -infinity, 2}), dlogits(device(), 3);
     LabelsOnDevice labels(device(), {0});
@@ -105,10 +105,65 @@ TEST_P(DeviceTest, LogitsOfMinusInfinityCountOnlyWithSmoothing) {
   }
 }
 
-TEST_P(DeviceTest, SoftmaxCrossEntropyRefusesShapesThatMakeNoSense) {
-  const absl::Status status = device()->CreateSoftmaxCrossEntropy({.batch = 1, .classes = 0}).status();
+TEST_P(DeviceTest, LossesOfValuesMatchTheReferenceAndFiniteDifferences) {
+  for (const LossKind kind : {LossKind::kMse, LossKind::kBce}) {
+    for (const LossSpec& spec : std::vector<LossSpec>{{.kind = kind, .batch = 1, .outputs = 1},
+                                                      {.kind = kind, .batch = 130, .outputs = 3},
+                                                      {.kind = kind, .batch = 5, .outputs = 70}}) {
+      SCOPED_TRACE(absl::StrCat(static_cast<int>(kind), ": ", spec.batch, "x", spec.outputs));
+      std::vector<float> outputs_host = Random(spec.batch * spec.outputs), targets_host = outputs_host;
+      for (size_t i = 0; i < targets_host.size(); ++i) {
+        outputs_host[i] *= 4;
+        targets_host[i] = kind == LossKind::kMse ? 3 * targets_host[i] - 1 : i % 3 == 0 ? 1.0f : 0.0f;
+      }
+      // The first sample is right, so that some are.
+      for (int64_t k = 0; k < spec.outputs; ++k) outputs_host[k] = targets_host[k] > 0.5f ? 2.0f : -2.0f;
+      auto loss = device()->CreateLoss(spec);
+      ASSERT_TRUE(loss.ok()) << loss.status();
+      DeviceTensor outputs(device(), outputs_host), targets(device(), targets_host);
+      DeviceTensor gradients(device(), spec.batch * spec.outputs);
+      (*loss)->Run(outputs.data(), targets.data(), 0.5f, gradients.data());
+      const Values at = ToDouble(outputs_host);
+      const auto total = [&](const Values& v) { return reference::ValueLoss(spec, v, targets_host); };
+      const LossResult result = (*loss)->Result();
+      EXPECT_NEAR(result.loss_sum, total(at), 1e-5 * std::max(1.0, total(at)));
+      int64_t correct = 0;
+      for (int64_t n = 0; n < spec.batch; ++n) {
+        bool right = kind == LossKind::kBce;
+        for (int64_t i = n * spec.outputs; i < (n + 1) * spec.outputs; ++i) {
+          right = right && (outputs_host[i] > 0) == (targets_host[i] == 1);
+        }
+        correct += right ? 1 : 0;
+      }
+      EXPECT_EQ(result.correct, correct);
+      const std::vector<float> gradient = gradients.Host();
+      for (const int64_t i : SampleOf(spec.batch * spec.outputs)) {
+        EXPECT_NEAR(gradient[i], 0.5 * reference::FiniteDifference(total, at, i), 1e-5) << "gradient[" << i << "]";
+      }
+      (*loss)->Run(outputs.data(), targets.data(), 0.5f, nullptr);
+      EXPECT_EQ((*loss)->Result().loss_sum, result.loss_sum);
+      (*loss)->Run(outputs.data(), targets.data(), 0.5f, outputs.data());
+      EXPECT_EQ(outputs.Host(), gradient) << "in place";
+    }
+  }
+}
+
+TEST_P(DeviceTest, BinaryCrossEntropySurvivesOutputsThatOverflowAnExponential) {
+  auto loss = device()->CreateLoss({.kind = LossKind::kBce, .batch = 4, .outputs = 1});
+  ASSERT_TRUE(loss.ok()) << loss.status();
+  DeviceTensor outputs(device(), {10000, 10000, -10000, -1e-30f}), targets(device(), {1, 0, 0, 0.5f});
+  DeviceTensor gradients(device(), 4);
+  (*loss)->Run(outputs.data(), targets.data(), 1, gradients.data());
+  EXPECT_THAT(gradients.Host(), testing::ElementsAre(0, 1, 0, 0));
+  EXPECT_NEAR((*loss)->Result().loss_sum, 10000 + std::log(2.0), 1e-3);
+  // A target of 1/2 is on the side of 0.
+  EXPECT_EQ((*loss)->Result().correct, 3);
+}
+
+TEST_P(DeviceTest, LossRefusesShapesThatMakeNoSense) {
+  const absl::Status status = device()->CreateLoss({.batch = 1, .outputs = 0}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()), testing::HasSubstr("classes is 0"));
+  EXPECT_THAT(std::string(status.message()), testing::HasSubstr("outputs is 0"));
 }
 
 TEST_P(DeviceTest, ElementwiseOperationsAreExactInPlaceToo) {

@@ -171,21 +171,32 @@ Values BatchNorm(const BatchNormSpec& s, const Values& x, const Values& gamma, c
   return y;
 }
 
-Values CrossEntropy(const SoftmaxCrossEntropySpec& s, const Values& logits, const std::vector<int32_t>& labels) {
+Values CrossEntropy(const LossSpec& s, const Values& logits, const std::vector<int32_t>& labels) {
   Values loss(s.batch);
   for (int64_t n = 0; n < s.batch; ++n) {
-    const double* const row = logits.data() + n * s.classes;
-    const double maximum = *std::max_element(row, row + s.classes);
+    const double* const row = logits.data() + n * s.outputs;
+    const double maximum = *std::max_element(row, row + s.outputs);
     double sum = 0;
-    for (int64_t c = 0; c < s.classes; ++c) sum += std::exp(row[c] - maximum);
+    for (int64_t c = 0; c < s.outputs; ++c) sum += std::exp(row[c] - maximum);
     // By definition, target by target; the devices add the targets' parts up first.
     const double smoothing = s.label_smoothing;
-    for (int64_t c = 0; c < s.classes; ++c) {
-      const double target = smoothing / static_cast<double>(s.classes) + (c == labels[n] ? 1 - smoothing : 0);
+    for (int64_t c = 0; c < s.outputs; ++c) {
+      const double target = smoothing / static_cast<double>(s.outputs) + (c == labels[n] ? 1 - smoothing : 0);
       if (target > 0) loss[n] += target * (std::log(sum) + maximum - row[c]);
     }
   }
   return loss;
+}
+
+double ValueLoss(const LossSpec& s, const Values& outputs, const std::vector<float>& targets) {
+  double sum = 0;
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const double y = outputs[i], t = targets[i];
+    // By definition: the outputs of the tests are small enough for it.
+    const double sigmoid = 1 / (1 + std::exp(-y));
+    sum += s.kind == LossKind::kMse ? (y - t) * (y - t) : -t * std::log(sigmoid) - (1 - t) * std::log(1 - sigmoid);
+  }
+  return sum / static_cast<double>(s.outputs);
 }
 
 double FiniteDifference(const std::function<double(const Values&)>& loss, Values at, int64_t index) {

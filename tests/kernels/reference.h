@@ -39,7 +39,9 @@ Values BatchNorm(const BatchNormSpec& spec, const Values& x, const Values& gamma
                  const Moments& moments);
 
 // The cross entropy of softmax(logits) with the spec's targets, one per sample.
-Values CrossEntropy(const SoftmaxCrossEntropySpec& spec, const Values& logits, const std::vector<int32_t>& labels);
+// The sum over the batch of kMse or kBce.
+double ValueLoss(const LossSpec& spec, const Values& outputs, const std::vector<float>& targets);
+Values CrossEntropy(const LossSpec& spec, const Values& logits, const std::vector<int32_t>& labels);
 
 // d loss / d at[index] by a central difference, exact to about 1e-8 where `loss` is smooth and of order 1.
 double FiniteDifference(const std::function<double(const Values&)>& loss, Values at, int64_t index);

@@ -46,11 +46,11 @@ TEST(ShapeChecksTest, SizesBelowOneAreRefusedByName) {
   ExpectRefused(
       kDropout, [](auto& s) { s.sample_elements = 0; }, "dropout: sample_elements is 0");
   ExpectRefused(
-      SoftmaxCrossEntropySpec{.batch = 1, .classes = 1}, [](auto& s) { s.classes = 0; }, "classes is 0");
+      LossSpec{.batch = 1, .outputs = 1}, [](auto& s) { s.outputs = 0; }, "outputs is 0");
 }
 
 TEST(ShapeChecksTest, LabelSmoothingIsBelowOne) {
-  const SoftmaxCrossEntropySpec loss = {.batch = 1, .classes = 1};
+  const LossSpec loss = {.batch = 1, .outputs = 1};
   for (const float wrong : {-0.1f, 1.0f, std::numeric_limits<float>::quiet_NaN()}) {
     ExpectRefused(
         loss, [wrong](auto& s) { s.label_smoothing = wrong; }, "must be in [0, 1)");

@@ -161,7 +161,7 @@ absl::Status Main(int argc, const char* const* argv) {
                                    {.height = data.train.height,
                                     .width = data.train.width,
                                     .channels = data.train.channels,
-                                    .classes = data.train.classes,
+                                    .outputs = data.train.classes,
                                     .batch_max = (options.global_batch + world_size - 1) / world_size,
                                     .seed = options.seed},
                                    device.get()));

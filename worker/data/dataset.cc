@@ -223,7 +223,9 @@ absl::StatusOr<TrainAndTest> LoadNpy(const DatasetOptions& options, const NamedD
 
 // A folder with the files of both sets, or one file, whatever its name.
 absl::StatusOr<TrainAndTest> LoadTable(const DatasetOptions& options, const NamedDataset& named) {
-  TableFiles files{.label = options.csv_label, .columns_min = options.columns_min};
+  TableFiles files{.label = options.csv_label,
+                   .numbers = options.target == TargetType::kNumbers,
+                   .columns_min = options.columns_min};
   std::error_code ignored;
   if (Exists(options.data_dir) && !fs::is_directory(options.data_dir, ignored)) {
     files.train = options.data_dir;
@@ -266,12 +268,56 @@ int64_t ClassesMin(const DatasetOptions& options, const NamedDataset& named) {
   return is_coarse ? kCifar100CoarseClasses : named.classes_min;
 }
 
+// "10 classes", "numbers, 3 a sample"
+std::string DescribeTargets(const Dataset& set) {
+  switch (set.target) {
+    case TargetType::kNumbers:
+      return absl::StrCat("numbers, ", set.target_values, " a sample");
+    case TargetType::kBits:
+      return absl::StrCat("bits, ", set.target_values, " a sample");
+    case TargetType::kClass:
+      break;
+  }
+  return absl::StrCat(set.classes, " classes");
+}
+
+// Two classes become one bit.
+absl::Status MakeBits(Dataset& set) {
+  RETURN_IF_ERROR(CheckDataFits("the labels as bits", set.count * static_cast<int64_t>(sizeof(float))));
+  set.targets.assign(set.labels.begin(), set.labels.end());
+  set.labels.clear();
+  set.labels.shrink_to_fit();
+  set.classes = 0;
+  set.target = TargetType::kBits;
+  set.target_values = 1;
+  set.labels_crc32c = ExtendCrc32c(0, std::as_bytes(std::span(set.targets)));
+  return absl::OkStatus();
+}
+
+// Gives the sets the targets that the model's loss needs, if they can have them.
+absl::Status UseTargets(const DatasetOptions& options, TrainAndTest& sets) {
+  const Dataset& found = sets.train;
+  if (!options.target.has_value() || *options.target == found.target) return absl::OkStatus();
+  if (*options.target == TargetType::kBits && found.target == TargetType::kClass && found.classes == 2) {
+    RETURN_IF_ERROR(MakeBits(sets.train));
+    return MakeBits(sets.test);
+  }
+  constexpr absl::string_view kNeeds[] = {
+      "softmax, needs classes: .npy labels that are integers, or a table's column without loss { mse {} }",
+      "mse, needs numbers: .npy labels that are float32, or a table's column of numbers",
+      "bce, needs bits: .npy labels that are bool, or two classes"};
+  return absl::InvalidArgumentError(absl::StrCat(
+      "--dataset=", options.name, " has labels that are ", DescribeTargets(found), "; the loss of the layer file, ",
+      kNeeds[static_cast<size_t>(*options.target)], "; or change the layer file's loss"));
+}
+
 std::string FactsOf(const Dataset& set) {
   // The checksums tell apart files of equal size: ranks with other pixels are refused before the first step.
-  return absl::StrFormat("%d images of %d x %d x %d%s in %d classes, CRC-32C %08x of images and %08x of labels",
-                         set.count, set.height, set.width, set.channels,
-                         set.type == FieldType::kNumbers ? " numbers" : "", set.classes, set.images_crc32c,
-                         set.labels_crc32c);
+  return absl::StrFormat("%d images of %d x %d x %d%s %s, CRC-32C %08x of images and %08x of labels", set.count,
+                         set.height, set.width, set.channels, set.type == FieldType::kNumbers ? " numbers" : "",
+                         set.target == TargetType::kClass ? absl::StrCat("in ", set.classes, " classes")
+                                                          : absl::StrCat("with ", DescribeTargets(set)),
+                         set.images_crc32c, set.labels_crc32c);
 }
 
 // The samples whose numbers are in `samples`, in this order.
@@ -282,18 +328,26 @@ absl::StatusOr<Dataset> Select(const Dataset& all, std::span<const int64_t> samp
                .channels = all.channels,
                .classes = all.classes,
                .type = all.type,
+               .target = all.target,
+               .target_values = all.target_values,
                .images = {},
-               .labels = {}};
-  RETURN_IF_ERROR(CheckDataFits("a part of the data set", part.count * (part.image_bytes() + 2)));
+               .labels = {},
+               .targets = {}};
+  const int64_t sample_bytes = part.image_bytes() + part.batch_target_bytes();
+  RETURN_IF_ERROR(CheckDataFits("a part of the data set", part.count * sample_bytes));
   part.images.reserve(static_cast<size_t>(part.count * part.image_bytes()));
-  part.labels.reserve(static_cast<size_t>(part.count));
+  part.labels.reserve(all.target == TargetType::kClass ? static_cast<size_t>(part.count) : 0);
+  part.targets.reserve(static_cast<size_t>(part.count * part.target_values));
   for (const int64_t sample : samples) {
     const auto image = all.images.begin() + sample * all.image_bytes();
     part.images.insert(part.images.end(), image, image + all.image_bytes());
-    part.labels.push_back(all.labels[static_cast<size_t>(sample)]);
+    if (all.target == TargetType::kClass) part.labels.push_back(all.labels[static_cast<size_t>(sample)]);
+    const auto targets = all.targets.begin() + sample * all.target_values;
+    part.targets.insert(part.targets.end(), targets, targets + all.target_values);
   }
   part.images_crc32c = ExtendCrc32c(0, std::as_bytes(std::span(part.images)));
-  part.labels_crc32c = ExtendCrc32c(0, std::as_bytes(std::span(part.labels)));
+  part.labels_crc32c = all.target == TargetType::kClass ? ExtendCrc32c(0, std::as_bytes(std::span(part.labels)))
+                                                        : ExtendCrc32c(0, std::as_bytes(std::span(part.targets)));
   return part;
 }
 
@@ -373,10 +427,17 @@ absl::StatusOr<TrainAndTest> LoadDataset(const DatasetOptions& options) {
                                             size(sets.test), ": expected one size and type, look into ",
                                             absl::StrJoin(Folders(options, *named), ", ")));
   }
-  // A class that is in one of the sets alone is a class of both.
-  // With a split both sets have those of the whole.
-  sets.train.classes = std::max({sets.train.classes, sets.test.classes, ClassesMin(options, *named)});
-  sets.test.classes = sets.train.classes;
+  if (sets.train.target != sets.test.target || sets.train.target_values != sets.test.target_values) {
+    return absl::DataLossError(absl::StrCat("training labels are ", DescribeTargets(sets.train), ", test labels ",
+                                            DescribeTargets(sets.test), ": expected one type and number, look into ",
+                                            absl::StrJoin(Folders(options, *named), ", ")));
+  }
+  if (sets.train.target == TargetType::kClass) {
+    // A class that is in one of the sets alone is a class of both. With a split both sets have those of the whole.
+    sets.train.classes = std::max({sets.train.classes, sets.test.classes, ClassesMin(options, *named)});
+    sets.test.classes = sets.train.classes;
+  }
+  RETURN_IF_ERROR(UseTargets(options, sets));
   return sets;
 }
 

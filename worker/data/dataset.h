@@ -1,10 +1,11 @@
-// A data set in memory: samples as they were in the files, and a label for each. A sample has pixels or numbers.
+// A data set in memory: samples as they were in the files, and a target for each. A sample has pixels or numbers.
 //
 // Thread safety: a Dataset is not changed after it was read; functions may be called by any thread.
 #ifndef STARRING_WORKER_DATA_DATASET_H_
 #define STARRING_WORKER_DATA_DATASET_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,17 +17,25 @@ namespace starring {
 // The type of a sample's values. kPixels: uint8. kNumbers: float32, finite.
 enum class FieldType { kPixels, kNumbers };
 
+// What a model has to say of a sample. kClass: one of some classes, by a label. kNumbers: finite float32. kBits:
+// float32 that are 0 or 1. A model has as many outputs as there are classes, or numbers or bits of a sample.
+enum class TargetType { kClass, kNumbers, kBits };
+
 // The columns of a table are the channels of an image of one pixel.
 struct Dataset {
   int64_t count = 0, height = 0, width = 0, channels = 0;
-  int64_t classes = 0;  // a test set has those of its training set
+  int64_t classes = 0;  // a test set has those of its training set; 0 without kClass
   FieldType type = FieldType::kPixels;
+  TargetType target = TargetType::kClass;
+  int64_t target_values = 0;  // of a sample, with kNumbers and kBits
   // The bytes of the values, (count, height, width, channels), in this machine's order; the reader interleaves CIFAR's
   // planes.
   std::vector<uint8_t> images;
-  std::vector<uint16_t> labels;  // (count), below `classes`
+  std::vector<uint16_t> labels;  // kClass: (count), below `classes`
+  std::vector<float> targets;    // kNumbers, kBits: (count, target_values)
   bool has_labels = true;        // else all labels are 0: DatasetOptions::for_prediction
-  // Checksums of values and labels, computed while they were read. Labels that are bytes in their file count as bytes.
+  // Checksums of values and of labels or targets, computed while they were read. Labels that are bytes in their file
+  // count as bytes.
   uint32_t images_crc32c = 0;
   uint32_t labels_crc32c = 0;
 
@@ -34,6 +43,10 @@ struct Dataset {
   // In one sample.
   int64_t image_values() const { return height * width * channels; }
   int64_t image_bytes() const { return image_values() * value_bytes(); }
+  // Of a model for these data.
+  int64_t outputs() const { return target == TargetType::kClass ? classes : target_values; }
+  // Of a sample in a batch: an int32, or float32.
+  int64_t batch_target_bytes() const { return 4 * (target == TargetType::kClass ? 1 : target_values); }
 };
 
 // The changes to a training image. kCropFlip: zero-pad by 4, random crop to size, flip left-right with probability 1/2.
@@ -61,6 +74,9 @@ struct DatasetOptions {
   std::string data_dir = "";
   Cifar100Labels cifar100_labels = Cifar100Labels::kFine;
   std::string csv_label = "";  // the column of a table with the labels: its name, or its number from 1 on
+  // The targets that the model's loss needs; without it, the labels of a table are classes. Two classes serve as one
+  // bit, which is 1 for the second of them.
+  std::optional<TargetType> target = std::nullopt;
   // Above 0: the data has no test set, and this part of its samples becomes one. They are the first floor(count *
   // test_fraction) of RandomOrder(count, {split_seed, kSplit}) (worker/data/sampler.h), and keep their order, as those
   // of the training set do. split_seed is not the seed of the training: another run must not train on what this one
@@ -89,8 +105,8 @@ struct DatasetOptions {
 // part of it without the last class trains the same model.
 //
 // InvalidArgument for an unknown name, an impossible synthetic size, a test_fraction of data that has a test set, or
-// one that leaves a set empty; NotFound says which files were looked for, where, and how to get them; DataLoss names
-// the file, what was expected and what was found.
+// one that leaves a set empty, or other targets than DatasetOptions::target; NotFound says which files were looked for,
+// where, and how to get them; DataLoss names the file, what was expected and what was found.
 absl::StatusOr<TrainAndTest> LoadDataset(const DatasetOptions& options);
 
 // A line for people: class 0 has the label "no", class 1 "yes". Empty without names.

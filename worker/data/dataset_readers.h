@@ -48,10 +48,13 @@ absl::StatusOr<Dataset> ReadCifar(const CifarFiles& files);
 
 // NumPy's arrays (worker/data/files/npy_array.h): pixels as uint8, or numbers as float16, float32 or float64, which are
 // rounded to float32; (samples, height, width), (samples, height, width, channels) or (samples, columns), the last as
-// images of one pixel; labels as integers, (samples) or (samples, 1). DataLoss: another type or shape, a size that
-// common/base/limits.h forbids, a number that is not finite, a label that is not 0 to 65535, and all that ReadNpyHeader
-// refuses. Images whose channels seem to come second are read as they are, with a warning.
-// Without `labels` the set has none.
+// images of one pixel. The type of the labels says what they are:
+//   integers, (samples) or (samples, 1)                                    classes, 0 to 65535
+//   float16, float32 or float64, (samples) or (samples, values)            numbers
+//   bool, (samples) or (samples, values); uint8, (samples, 2 or more)      bits, 0 or 1
+// DataLoss: another type or shape, a size that common/base/limits.h forbids, a number that is not finite, a label or
+// bit out of its range, and all that ReadNpyHeader refuses. Images whose channels seem to come second are read as they
+// are, with a warning. Without `labels` the set has none.
 absl::StatusOr<Dataset> ReadNpy(ByteStream& images, ByteStream* labels);
 
 // The same arrays of both sets in one archive (numpy.savez, numpy.savez_compressed) under the keys train_images,
@@ -62,6 +65,7 @@ absl::StatusOr<TrainAndTest> ReadNpz(const std::string& path, bool for_predictio
 struct TableFiles {
   std::string train, test;  // paths; each file is plain or gzipped. Without a path the test set has no samples.
   std::string label;        // ReadCsv: the label column's name, or its number from 1 on
+  bool numbers = false;     // labels are numbers, one a sample, and not classes
   int64_t columns_min = 0;  // ReadLibsvm
   int64_t bytes_max = kDatasetBytesMax;
 };
@@ -73,7 +77,7 @@ struct TableFiles {
 //
 // Labels are numbered over both sets together (worker/data/table_labels.h). DataLoss names file, line and column: rows
 // of different lengths, an empty line before a row, a cell that is no finite float32, more bytes or samples than the
-// limits. InvalidArgument: no such label column, or a column that seems to be a target of regression.
+// limits. InvalidArgument: no such label column, or a column that seems to have numbers where classes are wanted.
 absl::StatusOr<TrainAndTest> ReadCsv(const TableFiles& files);
 
 // Lines of libsvm: a label, then pairs INDEX:VALUE with rising indices from 1 to kColumnsMax. Values that are not there

@@ -168,18 +168,16 @@ absl::Status ReadNumbers(const std::string& path, int64_t line, const Cells& cel
 }
 
 absl::Status AppendSample(const std::string& path, const TableFiles& files, const std::vector<float>& row,
-                          uint16_t label, Dataset& set) {
+                          Dataset& set) {
   const std::span<const std::byte> bytes = std::as_bytes(std::span(row));
-  if (std::ssize(set.images) + std::ssize(bytes) > files.bytes_max || std::ssize(set.labels) == kDatasetImagesMax) {
+  if (std::ssize(set.images) + std::ssize(bytes) > files.bytes_max || set.count == kDatasetImagesMax) {
     return absl::DataLossError(absl::StrCat(path, " has more samples than the limits of ", kDatasetImagesMax,
                                             " samples and ", files.bytes_max, " bytes of float32: use fewer"));
   }
   RETURN_IF_ERROR(MakeRoom(path, std::ssize(bytes), set.images));
-  RETURN_IF_ERROR(MakeRoom(path, 1, set.labels));
   const auto* const first = reinterpret_cast<const uint8_t*>(bytes.data());
   set.images.insert(set.images.end(), first, first + bytes.size());
   set.images_crc32c = ExtendCrc32c(set.images_crc32c, bytes);
-  set.labels.push_back(label);
   return absl::OkStatus();
 }
 
@@ -209,11 +207,11 @@ absl::Status ReadRows(const std::string& path, const TableFiles& files, CsvRows&
                                               ": mend or remove the row"));
     }
     RETURN_IF_ERROR(ReadNumbers(path, rows.line(), cells, columns, row));
-    ASSIGN_OR_RETURN(const uint16_t label, labels.Add(TrimCell(cells[columns.label])),
-                     Place(path, rows.line(), columns.label, columns));
-    RETURN_IF_ERROR(AppendSample(path, files, row, label, set));
+    RETURN_IF_ERROR(AppendSample(path, files, row, set));
+    RETURN_IF_ERROR(labels.Append(path, TrimCell(cells[columns.label]), set),
+                    Place(path, rows.line(), columns.label, columns));
   }
-  if (set.labels.empty()) return absl::DataLossError(absl::StrCat(path, " has no samples: expected one row or more"));
+  if (set.count == 0) return absl::DataLossError(absl::StrCat(path, " has no samples: expected one row or more"));
   return absl::OkStatus();
 }
 
@@ -223,7 +221,6 @@ absl::Status ReadSet(const std::string& path, const TableFiles& files, Columns& 
   CsvRows rows(*stream);
   RETURN_IF_ERROR(rows.Explain(ReadRows(path, files, rows, columns, labels, set)));
   set.type = FieldType::kNumbers;
-  set.count = std::ssize(set.labels);
   set.height = set.width = 1;
   set.channels = static_cast<int64_t>(columns.count) - 1;
   return absl::OkStatus();
@@ -234,7 +231,7 @@ absl::Status ReadSet(const std::string& path, const TableFiles& files, Columns& 
 absl::StatusOr<TrainAndTest> ReadCsv(const TableFiles& files) {
   TrainAndTest sets;
   Columns columns;
-  TableLabels labels;
+  TableLabels labels(files.numbers);
   RETURN_IF_ERROR(ReadSet(files.train, files, columns, labels, sets.train));
   if (!files.test.empty()) RETURN_IF_ERROR(ReadSet(files.test, files, columns, labels, sets.test));
   // A first sample that is taken for a header would be lost without a word.
@@ -244,7 +241,7 @@ absl::StatusOr<TrainAndTest> ReadCsv(const TableFiles& files) {
                                             " is text, found cells that are no names and a label that other rows "
                                             "have: write a header into the first line"));
   }
-  RETURN_IF_ERROR(labels.SetClasses(sets), files.train);
+  RETURN_IF_ERROR(labels.Finish(sets), files.train);
   return sets;
 }
 

@@ -32,7 +32,7 @@ struct Pair {
 struct SparseSet {
   std::vector<Pair> pairs;
   std::vector<int64_t> ends;  // by sample, of its pairs
-  std::vector<uint16_t> labels;
+  Dataset labelled;           // its labels or targets, and their number
   int64_t width = 0;
 };
 
@@ -83,7 +83,7 @@ absl::Status ReadSample(const std::string& path, absl::string_view line, TableLa
     return absl::DataLossError(
         absl::StrCat("expected one label, found ", ShowCell(label_text), ": lists of labels are not read"));
   }
-  ASSIGN_OR_RETURN(const uint16_t label, labels.Add(label_text));
+  RETURN_IF_ERROR(labels.Append(path, label_text, set.labelled));
   int64_t width = 0;
   for (absl::string_view word = TakeWord(line); !word.empty(); word = TakeWord(line)) {
     ASSIGN_OR_RETURN(const Pair pair, ReadPair(word, width));
@@ -93,9 +93,7 @@ absl::Status ReadSample(const std::string& path, absl::string_view line, TableLa
   }
   set.width = std::max(set.width, width);
   RETURN_IF_ERROR(MakeRoom(path, 1, set.ends));
-  RETURN_IF_ERROR(MakeRoom(path, 1, set.labels));
   set.ends.push_back(std::ssize(set.pairs));
-  set.labels.push_back(label);
   return absl::OkStatus();
 }
 
@@ -147,13 +145,14 @@ absl::Status ReadLines(const std::string& path, const TableFiles& files, TextPie
       RETURN_IF_ERROR(ReadSample(path, sample, labels, set), path, ", line ", number);
       // A pair becomes one float at least.
       if (std::ssize(set.pairs) > files.bytes_max / static_cast<int64_t>(sizeof(float)) ||
-          std::ssize(set.labels) > kDatasetImagesMax) {
-        return TooLarge(path, files, std::ssize(set.labels), set.width);
+          set.labelled.count > kDatasetImagesMax) {
+        return TooLarge(path, files, set.labelled.count, set.width);
       }
     }
     pieces.Consume(line_bytes);
   }
-  if (set.labels.empty()) return absl::DataLossError(absl::StrCat(path, " has no samples: expected one line or more"));
+  if (set.labelled.count == 0)
+    return absl::DataLossError(absl::StrCat(path, " has no samples: expected one line or more"));
   return absl::OkStatus();
 }
 
@@ -166,13 +165,10 @@ absl::StatusOr<SparseSet> ReadSparse(const std::string& path, const TableFiles& 
 }
 
 absl::StatusOr<Dataset> Dense(const std::string& path, const TableFiles& files, SparseSet sparse, int64_t width) {
-  Dataset set{.count = std::ssize(sparse.labels),
-              .height = 1,
-              .width = 1,
-              .channels = width,
-              .type = FieldType::kNumbers,
-              .images = {},
-              .labels = std::move(sparse.labels)};
+  Dataset set = std::move(sparse.labelled);
+  set.type = FieldType::kNumbers;
+  set.height = set.width = 1;
+  set.channels = width;
   const int64_t bytes = set.count * set.image_bytes();
   if (bytes > files.bytes_max) return TooLarge(path, files, set.count, width);
   RETURN_IF_ERROR(CheckDataFits(path, bytes));
@@ -193,7 +189,7 @@ absl::StatusOr<Dataset> Dense(const std::string& path, const TableFiles& files, 
 }  // namespace
 
 absl::StatusOr<TrainAndTest> ReadLibsvm(const TableFiles& files) {
-  TableLabels labels;
+  TableLabels labels(files.numbers);
   SparseSet train, test;
   ASSIGN_OR_RETURN(train, ReadSparse(files.train, files, labels));
   if (!files.test.empty()) {
@@ -207,7 +203,7 @@ absl::StatusOr<TrainAndTest> ReadLibsvm(const TableFiles& files) {
   if (!files.test.empty()) {
     ASSIGN_OR_RETURN(sets.test, Dense(files.test, files, std::move(test), width));
   }
-  RETURN_IF_ERROR(labels.SetClasses(sets), files.train);
+  RETURN_IF_ERROR(labels.Finish(sets), files.train);
   return sets;
 }
 

@@ -109,20 +109,20 @@ absl::Status SetShape(const ByteStream& stream, const NpyArray& array, Dataset& 
   return absl::OkStatus();
 }
 
-// Writes the numbers of `piece`, whose first is the set's number `first`, as float32.
+// Writes the numbers of `piece`, whose first is the set's number `first`, to `out` as float32. A sample has
+// `sample_values` of them, each called `name`.
 absl::Status TakeNumbers(const ByteStream& stream, const NpyArray& array, std::span<const uint8_t> piece, int64_t first,
-                         Dataset& dataset) {
+                         absl::string_view name, int64_t sample_values, uint8_t* out) {
   for (int64_t i = 0; i < std::ssize(piece) / array.element_bytes; ++i) {
     const double number = Number(array, piece.data() + i * array.element_bytes);
     const auto rounded = static_cast<float>(number);
     if (!std::isfinite(rounded)) {
-      const int64_t sample = (first + i) / dataset.image_values(), place = (first + i) % dataset.image_values();
       return absl::DataLossError(absl::StrFormat(
-          "%s: value %d of sample %d is %g, expected a finite float32: replace it, scale the column, or leave "
+          "%s: %s %d of sample %d is %g, expected a finite float32: replace it, scale the column, or leave "
           "the sample out",
-          stream.path(), place, sample, number));
+          stream.path(), name, (first + i) % sample_values, (first + i) / sample_values, number));
     }
-    std::memcpy(dataset.images.data() + (first + i) * sizeof(float), &rounded, sizeof rounded);
+    std::memcpy(out + (first + i) * sizeof(float), &rounded, sizeof rounded);
   }
   return absl::OkStatus();
 }
@@ -152,7 +152,7 @@ absl::Status ReadValues(ByteStream& stream, Dataset& dataset) {
     if (are_pixels) {
       std::ranges::copy(piece, dataset.images.begin() + first);
     } else {
-      RETURN_IF_ERROR(TakeNumbers(stream, array, piece, first, dataset));
+      RETURN_IF_ERROR(TakeNumbers(stream, array, piece, first, "value", dataset.image_values(), dataset.images.data()));
     }
     const auto taken =
         std::span(dataset.images).subspan(first * dataset.value_bytes(), elements * dataset.value_bytes());
@@ -174,18 +174,7 @@ std::string ShownLabel(const NpyArray& array, int64_t label) {
   return array.kind == 'u' ? absl::StrCat(static_cast<uint64_t>(label)) : absl::StrCat(label);
 }
 
-absl::Status ReadLabels(ByteStream& stream, Dataset& dataset) {
-  ASSIGN_OR_RETURN(const NpyArray array, ReadNpyHeader(stream));
-  if (array.kind != 'u' && array.kind != 'i') {
-    return absl::DataLossError(absl::StrCat(stream.path(), " has elements of type ", array.type(),
-                                            ", expected integers, the numbers of classes"));
-  }
-  // A column of labels is as good as a row of them.
-  const bool is_column = array.shape.size() == 2 && array.shape[1] == 1;
-  if ((array.shape.size() != 1 && !is_column) || array.shape[0] != dataset.count) {
-    return absl::DataLossError(absl::StrCat(stream.path(), " has the shape ", ShapeText(array), ", expected (",
-                                            dataset.count, "), a label for each sample"));
-  }
+absl::Status ReadClasses(ByteStream& stream, const NpyArray& array, Dataset& dataset) {
   RETURN_IF_ERROR(CheckDataFits(stream.path(), dataset.count * 2));
   dataset.labels.resize(static_cast<size_t>(dataset.count));
   RETURN_IF_ERROR(ForEachPiece(stream, array, [&](std::span<const uint8_t> piece, int64_t first) -> absl::Status {
@@ -203,6 +192,56 @@ absl::Status ReadLabels(ByteStream& stream, Dataset& dataset) {
   dataset.labels_crc32c = ExtendCrc32c(0, std::as_bytes(std::span(dataset.labels)));
   dataset.classes = 1 + int64_t{*std::ranges::max_element(dataset.labels)};
   return absl::OkStatus();
+}
+
+// Numbers or bits.
+absl::Status ReadTargets(ByteStream& stream, const NpyArray& array, Dataset& dataset) {
+  dataset.target = array.kind == 'f' ? TargetType::kNumbers : TargetType::kBits;
+  dataset.target_values = array.shape.size() == 2 ? array.shape[1] : 1;
+  // The header promises fewer elements than the file has bytes, so the product does not overflow.
+  const int64_t bytes = array.element_count() * static_cast<int64_t>(sizeof(float));
+  if (dataset.target_values > kColumnsMax || bytes > kDatasetBytesMax) {
+    return absl::DataLossError(absl::StrCat(stream.path(), " has the shape ", ShapeText(array), ", expected at most ",
+                                            kColumnsMax, " values of a sample, and ", kDatasetBytesMax,
+                                            " bytes of float32"));
+  }
+  RETURN_IF_ERROR(CheckDataFits(stream.path(), bytes));
+  dataset.targets.resize(static_cast<size_t>(array.element_count()));
+  RETURN_IF_ERROR(ForEachPiece(stream, array, [&](std::span<const uint8_t> piece, int64_t first) -> absl::Status {
+    if (dataset.target == TargetType::kNumbers) {
+      return TakeNumbers(stream, array, piece, first, "label", dataset.target_values,
+                         reinterpret_cast<uint8_t*>(dataset.targets.data()));
+    }
+    for (size_t i = 0; i < piece.size(); ++i) {
+      if (piece[i] > 1) {
+        const int64_t element = first + static_cast<int64_t>(i);
+        return absl::DataLossError(absl::StrCat(
+            stream.path(), ": label ", element % dataset.target_values, " of sample ", element / dataset.target_values,
+            " is ", piece[i], ", expected a bit, 0 or 1: save classes as one integer a sample, or numbers as float32"));
+      }
+      dataset.targets[static_cast<size_t>(first) + i] = piece[i];
+    }
+    return absl::OkStatus();
+  }));
+  dataset.labels_crc32c = ExtendCrc32c(0, std::as_bytes(std::span(dataset.targets)));
+  return absl::OkStatus();
+}
+
+absl::Status ReadLabels(ByteStream& stream, Dataset& dataset) {
+  ASSIGN_OR_RETURN(const NpyArray array, ReadNpyHeader(stream));
+  const bool are_integers = array.kind == 'u' || array.kind == 'i';
+  if (array.shape.empty() || array.shape.size() > 2 || array.shape[0] != dataset.count) {
+    return absl::DataLossError(absl::StrCat(stream.path(), " has the shape ", ShapeText(array), ", expected (",
+                                            dataset.count, "), a label for each sample, or (", dataset.count,
+                                            ", values)"));
+  }
+  // A column of labels is as good as a row of them.
+  if (are_integers && (array.shape.size() == 1 || array.shape[1] == 1)) return ReadClasses(stream, array, dataset);
+  const bool are_bytes = array.element_bytes == 1 && array.kind != 'i';
+  if (array.kind == 'f' || are_bytes) return ReadTargets(stream, array, dataset);
+  return absl::DataLossError(absl::StrCat(
+      stream.path(), " has the shape ", ShapeText(array), " and elements of type ", array.type(),
+      ", expected one integer a sample, a class; numbers as float16, float32 or float64; or bits as bool or uint8"));
 }
 
 struct Names {

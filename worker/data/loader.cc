@@ -124,7 +124,10 @@ void Loader::ReplaceMemory(std::byte* fresh) {
 
 // A slot has room for the largest share of any step, so that no later batch needs an allocation.
 BatchLayout Loader::Layout() const {
-  return LayOutBatch(sampler_.local_batch_max(), ImageBytes(dataset_, options_.format));
+  const bool are_numbers = options_.format == Format::kSamples;
+  return LayOutBatch(sampler_.local_batch_max(),
+                     are_numbers ? static_cast<int64_t>(sizeof(uint32_t)) : dataset_.batch_target_bytes(),
+                     ImageBytes(dataset_, options_.format));
 }
 
 absl::Status Loader::Allocate(BatchMemory* memory, Slot& slot) {
@@ -144,7 +147,11 @@ void Loader::Place(std::byte* memory, Slot& slot) const {
     slot.samples = reinterpret_cast<uint32_t*>(memory);
     return;
   }
-  slot.labels = reinterpret_cast<int32_t*>(memory);
+  if (dataset_.target == TargetType::kClass) {
+    slot.labels = reinterpret_cast<int32_t*>(memory);
+  } else {
+    slot.targets = reinterpret_cast<float*>(memory);
+  }
   if (options_.format == Format::kNormalized) slot.images = reinterpret_cast<float*>(values);
   if (options_.format == Format::kStored) slot.stored = reinterpret_cast<uint8_t*>(values);
 }
@@ -167,7 +174,8 @@ void Loader::Fill(Slot& slot) const {
   const auto size = [&](const void* data, int64_t one) { return data == nullptr ? 0 : samples.size() * one; };
   slot.batch.images = {slot.images, size(slot.images, image_values)};
   slot.batch.stored = {slot.stored, size(slot.stored, image_bytes)};
-  slot.batch.labels = {slot.labels, samples.size()};
+  slot.batch.labels = {slot.labels, size(slot.labels, 1)};
+  slot.batch.targets = {slot.targets, size(slot.targets, dataset_.target_values)};
   for (size_t i = 0; i < samples.size(); ++i) {
     const uint8_t* pixels = dataset_.images.data() + samples[i] * image_bytes;
     if (i + kImagesAhead < samples.size()) {
@@ -186,7 +194,12 @@ void Loader::Fill(Slot& slot) const {
     } else if (pixels != out) {
       std::memcpy(out, pixels, static_cast<size_t>(image_bytes));
     }
-    slot.labels[i] = dataset_.labels[static_cast<size_t>(samples[i])];
+    if (slot.labels != nullptr) {
+      slot.labels[i] = dataset_.labels[static_cast<size_t>(samples[i])];
+    } else {
+      std::copy_n(dataset_.targets.data() + samples[i] * dataset_.target_values, dataset_.target_values,
+                  slot.targets + number * dataset_.target_values);
+    }
   }
 }
 

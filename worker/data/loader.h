@@ -31,14 +31,15 @@
 
 namespace starring {
 
-// A batch is one block of memory, so that one copy can bring it to a GPU: labels, then values. Both begin on
+// A batch is one block of memory, so that one copy can bring it to a GPU: labels or targets, then values. Both begin on
 // a cache line's boundary, for vector instructions.
 struct BatchLayout {
   int64_t values = 0;  // offset of `images` or `stored`
   int64_t size_bytes = 0;
 };
-constexpr BatchLayout LayOutBatch(int64_t samples_max, int64_t sample_bytes) {
-  const int64_t values = RoundUp(samples_max * static_cast<int64_t>(sizeof(int32_t)), kCacheLineBytes);
+// A sample takes Dataset::batch_target_bytes, or 4 bytes for its number, and `sample_bytes`.
+constexpr BatchLayout LayOutBatch(int64_t samples_max, int64_t target_bytes, int64_t sample_bytes) {
+  const int64_t values = RoundUp(samples_max * target_bytes, kCacheLineBytes);
   return {.values = values, .size_bytes = values + samples_max * sample_bytes};
 }
 
@@ -58,9 +59,16 @@ struct Batch {
   std::span<const float> images;  // (plan.samples.size(), height, width, channels), normalised, 64-byte aligned
   // The bytes of the same values as the data set has them; either `images` or `stored` is empty.
   std::span<const uint8_t> stored;
-  std::span<const int32_t> labels;
-  std::span<const uint32_t> samples;  // only with Format::kSamples, then instead of the three above: plan.samples
+  std::span<const int32_t> labels;    // with TargetType::kClass
+  std::span<const float> targets;     // with the others: (samples, Dataset::target_values)
+  std::span<const uint32_t> samples;  // only with Format::kSamples, then instead of all above: plan.samples
   const std::byte* memory = nullptr;  // the whole batch, by LayOutBatch of the largest batch: offsets never change
+
+  // Of labels or targets, whichever there are.
+  const void* target_data() const {
+    return targets.data() == nullptr ? static_cast<const void*>(labels.data()) : targets.data();
+  }
+  int64_t target_bytes() const { return static_cast<int64_t>(labels.size_bytes() + targets.size_bytes()); }
 };
 
 class Loader {
@@ -114,6 +122,7 @@ class Loader {
     Batch batch;
     std::byte* memory = nullptr;
     int32_t* labels = nullptr;
+    float* targets = nullptr;
     uint32_t* samples = nullptr;
     float* images = nullptr;
     uint8_t* stored = nullptr;

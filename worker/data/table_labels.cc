@@ -12,6 +12,7 @@
 #include "common/base/utf8.h"
 #include "common/checkpoint/crc32c.h"
 #include "worker/data/files/cell_text.h"
+#include "worker/data/files/data_memory.h"
 
 namespace starring {
 namespace {
@@ -19,9 +20,9 @@ namespace {
 constexpr double kClassMax = 65535;
 
 absl::Status Regression(absl::string_view found, size_t limit) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("the labels are ", found, ", expected at most ", limit,
-                   ": this looks like a target of regression, which is not read yet: give a column of classes"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the labels are ", found, ", expected at most ", limit,
+      ": this looks like a target of regression: give a layer file with loss { mse {} }, or a column of classes"));
 }
 
 // The classes of texts in the order of `keys`, which are by text; texts with equal keys have one class.
@@ -88,8 +89,34 @@ absl::StatusOr<std::vector<uint16_t>> TableLabels::Classes(std::vector<std::stri
   return classes;
 }
 
-absl::Status TableLabels::SetClasses(TrainAndTest& sets) const {
+absl::Status TableLabels::Append(const std::string& path, absl::string_view text, Dataset& set) {
+  ++set.count;
+  if (are_numbers_) {
+    float value = 0;
+    if (ReadCell(text, value) != CellKind::kNumber) {
+      return absl::DataLossError(absl::StrCat("expected a finite number of float32 as label, found ", ShowCell(text),
+                                              ": the model's loss compares with numbers"));
+    }
+    RETURN_IF_ERROR(MakeRoom(path, 1, set.targets));
+    set.targets.push_back(value);
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(const uint16_t number, Add(text));
+  RETURN_IF_ERROR(MakeRoom(path, 1, set.labels));
+  set.labels.push_back(number);
+  return absl::OkStatus();
+}
+
+absl::Status TableLabels::Finish(TrainAndTest& sets) const {
   sets.class_names.clear();
+  if (are_numbers_) {
+    for (Dataset* const set : {&sets.train, &sets.test}) {
+      set->target = TargetType::kNumbers;
+      set->target_values = 1;
+      set->labels_crc32c = ExtendCrc32c(0, std::as_bytes(std::span(set->targets)));
+    }
+    return absl::OkStatus();
+  }
   ASSIGN_OR_RETURN(const std::vector<uint16_t> classes, Classes(sets.class_names));
   const int64_t count = classes.empty() ? 0 : 1 + int64_t{*std::ranges::max_element(classes)};
   for (Dataset* const set : {&sets.train, &sets.test}) {

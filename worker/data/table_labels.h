@@ -1,4 +1,4 @@
-// The labels of a table's samples, numbers or text, and the classes that they become.
+// The labels of a table's samples: numbers, or the classes that numbers or texts become.
 //
 // If all labels are integers from 0 to 65535, however written (1, 1.0, 1e0), they are the classes. Otherwise the
 // classes are numbered from 0 on: in the order of the labels' values if all labels are numbers, else in the order of
@@ -29,22 +29,30 @@ inline constexpr size_t kLabelBytesOfAllMax = 4 << 20;  // a checkpoint has them
 
 class TableLabels {
  public:
-  // The number of `text` until SetClasses: equal texts have one. DataLoss, without a place: an empty or long text, nan,
+  // `numbers`: labels stay numbers, and there are no classes.
+  explicit TableLabels(bool numbers = false) : are_numbers_(numbers) {}
+
+  // Appends the label of the next sample to `set`, where classes have their number until Finish. DataLoss without a
+  // place, and InvalidArgument: as Add has them, or a text that is no finite float32; ResourceExhausted, naming `path`.
+  absl::Status Append(const std::string& path, absl::string_view text, Dataset& set);
+
+  // The number of `text` until Finish: equal texts have one. DataLoss, without a place: an empty or long text, nan,
   // infinity, bytes that are not UTF-8. InvalidArgument: more than kLabelsMax texts, or kLabelBytesOfAllMax bytes.
   // REQUIRES: `text` is trimmed.
   absl::StatusOr<uint16_t> Add(absl::string_view text);
 
   bool Contains(absl::string_view text) const { return numbers_.contains(text); }
 
-  // Replaces the numbers in the labels of both sets by classes; sets classes, class_names and checksums of labels.
-  // The name of a class is the first text that was added for it. InvalidArgument: more than kFractionLabelsMax distinct
-  // numbers, of which one or more is no integer.
-  absl::Status SetClasses(TrainAndTest& sets) const;
+  // After the last label: sets type, classes, class_names and checksums of the labels of both sets. The name of a class
+  // is the first text that was added for it. InvalidArgument: more than kFractionLabelsMax distinct numbers, of which
+  // one or more is no integer, for classes.
+  absl::Status Finish(TrainAndTest& sets) const;
 
  private:
   // By text its class; the classes' names if those are not their numbers.
   absl::StatusOr<std::vector<uint16_t>> Classes(std::vector<std::string>& names) const;
 
+  const bool are_numbers_;
   absl::flat_hash_map<std::string, uint16_t> numbers_;
   std::vector<std::string> texts_;  // by number
   size_t bytes_ = 0;                // of the texts

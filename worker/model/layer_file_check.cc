@@ -160,10 +160,13 @@ absl::Status CheckLoss(const LayerFile& file) {
       return file.LossError("label_smoothing",
                             absl::StrCat("label_smoothing is ", smoothing, ", it must be 0 or more and below 1"));
     }
+    case v1::Loss::kMse:
+    case v1::Loss::kBce:
+      return absl::OkStatus();
     case v1::Loss::KIND_NOT_SET:
       break;
   }
-  return file.LossError("", "has no kind: write loss { softmax {} }");
+  return file.LossError("", "has no kind: write loss { softmax {} }, loss { mse {} } or loss { bce {} }");
 }
 
 }  // namespace

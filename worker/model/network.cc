@@ -19,7 +19,7 @@ namespace {
 absl::StatusOr<NetworkGraph> CreateGraph(const LayerFile& file, const NetworkOptions& options) {
   return NetworkGraph::Create(
       file,
-      {.height = options.height, .width = options.width, .channels = options.channels, .classes = options.classes});
+      {.height = options.height, .width = options.width, .channels = options.channels, .outputs = options.outputs});
 }
 
 int64_t EvaluationBatchMax(const NetworkOptions& options) {
@@ -133,7 +133,7 @@ class Network::Impl {
     if (input.batch == 0) return absl::OkStatus();
     ASSIGN_OR_RETURN(plan_, PlanOf(NetworkPlan::Mode::kEvaluation, input.batch));
     const NetworkPlan::Pointers pointers{
-        .images = input.images, .labels = input.labels, .parameters = parameters.data()};
+        .images = input.images, .targets = input.targets, .parameters = parameters.data()};
     for (int l = 0; l < layer_count(); ++l) plan_->RunForward(l, pointers);
     plan_->RunLoss(pointers);
     return absl::OkStatus();
@@ -174,7 +174,7 @@ class Network::Impl {
 
   absl::Status ReadOutputs(std::span<float> outputs) {
     CHECK(plan_ != nullptr && plan_->mode() == NetworkPlan::Mode::kEvaluation);
-    CHECK_EQ(std::ssize(outputs), plan_->batch() * graph_.data().classes);
+    CHECK_EQ(std::ssize(outputs), plan_->batch() * graph_.data().outputs);
     device_->CopyToHost(plan_->Logits({.images = evaluated_images_}), outputs.data(),
                         static_cast<int64_t>(outputs.size_bytes()));
     return device_->Synchronize();
@@ -194,7 +194,7 @@ class Network::Impl {
 
   static NetworkPlan::Pointers PointersOf(const TrainStep& step) {
     return {.images = step.input.images,
-            .labels = step.input.labels,
+            .targets = step.input.targets,
             .parameters = step.parameters.data(),
             .gradients = step.gradients.data(),
             .step = step.step,
@@ -342,6 +342,8 @@ absl::StatusOr<NetworkSize> Network::SizeOf(const LayerFile& file, const Network
 Network::Network(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Network::~Network() = default;
 
+LossKind Network::loss() const { return impl_->graph().loss().kind; }
+int64_t Network::outputs() const { return impl_->graph().data().outputs; }
 const Layout& Network::layout() const { return impl_->graph().layout(); }
 int Network::layer_count() const { return static_cast<int>(impl_->graph().layers().size()); }
 ElementRange Network::LayerRange(int layer) const { return impl_->graph().LayerRange(layer); }

@@ -31,7 +31,7 @@ namespace starring {
 class LayerFile;  // worker/model/layer_file.h
 
 struct NetworkOptions {
-  int64_t height = 0, width = 0, channels = 0, classes = 0;  // the data set's
+  int64_t height = 0, width = 0, channels = 0, outputs = 0;  // the data set's
   int64_t batch_max = 0;                                     // largest batch of this rank in training
   int64_t evaluation_batch_max = 0;                          // largest batch of Evaluate; 0 means batch_max
   uint64_t seed = 0;                                         // for dropout
@@ -41,7 +41,7 @@ struct NetworkOptions {
 // One batch in device memory.
 struct NetworkInput {
   const float* images = nullptr;  // (batch, height, width, channels)
-  const int32_t* labels = nullptr;
+  LossTargets targets;            // of the model's loss
   int64_t batch = 0;  // 0 is legal: the last batch may have no samples for this rank, whose gradients are then zero
 };
 
@@ -69,6 +69,8 @@ class Network {
   ~Network();
 
   const Layout& layout() const;
+  LossKind loss() const;
+  int64_t outputs() const;  // of a sample
   int layer_count() const;
   // The elements of the layer's tensors, alignment gaps included; empty for a layer without parameters.
   ElementRange LayerRange(int layer) const;
@@ -106,7 +108,7 @@ class Network {
   // backward will touch layer l's parameters or gradients again in this step, and stops with its error.
   absl::Status Backward(const TrainStep& step, absl::FunctionRef<absl::Status(int layer)> after_layer);
   LossResult Result();  // of the last Forward or Evaluate
-  // Copies the outputs of the last Evaluate, before any softmax, to host memory: (batch, classes). REQUIRES: its batch
+  // Copies the outputs of the last Evaluate, before any softmax, to host memory: (batch, outputs). REQUIRES: its batch
   // has samples, and as many values.
   absl::Status ReadOutputs(std::span<float> outputs);
   // Owns the operations that the last Forward or Evaluate ran, and their device memory; null after an empty batch.

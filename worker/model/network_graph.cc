@@ -23,7 +23,7 @@ class GraphBuilder {
   GraphBuilder(const LayerFile& file, const NetworkGraph::DataShape& data)
       : file_(file),
         image_{.height = data.height, .width = data.width, .channels = data.channels},
-        outputs_(data.classes) {}
+        outputs_(data.outputs) {}
 
   absl::Status AddLayer(int number) {
     const v1::Layer& proto = file_.definition().layer(number);
@@ -212,19 +212,20 @@ class GraphBuilder {
   std::map<std::string, int> numbers_;
 };
 
-absl::Status CheckLast(const LayerFile& file, const GraphLayer& last, int64_t classes) {
+absl::Status CheckLast(const LayerFile& file, const GraphLayer& last, int64_t outputs) {
   const int number = file.definition().layer_size() - 1;
-  // The loss takes one number for each class.
+  // The loss takes one number for each class or target.
   if (last.out.height * last.out.width != 1) {
     return file.LayerError(number, "",
-                           absl::StrCat("is the last layer, its output must be ", classes, " numbers a sample, it is ",
+                           absl::StrCat("is the last layer, its output must be ", outputs, " numbers a sample, it is ",
                                         ToString(last.out), ": end with dense {}"));
   }
-  if (last.out.channels == classes) return absl::OkStatus();
+  if (last.out.channels == outputs) return absl::OkStatus();
   return file.LayerError(
       number, last.kind == LayerKind::kDense ? "units" : "",
-      absl::StrCat("is the last layer and has ", last.out.channels, " outputs, the data set has ", classes,
-                   " classes: both must be equal", last.kind == LayerKind::kDense ? ", so leave `units` out" : ""));
+      absl::StrCat("is the last layer and has ", last.out.channels, " outputs, the data set has ", outputs,
+                   LossOf(file).kind == LossKind::kSoftmax ? " classes" : " targets a sample", ": both must be equal",
+                   last.kind == LayerKind::kDense ? ", so leave `units` out" : ""));
 }
 
 // The number of inputs that one output is computed from.
@@ -248,20 +249,27 @@ std::string ToString(const SampleShape& shape) {
   return absl::StrCat(shape.height, " x ", shape.width, " x ", shape.channels);
 }
 
+GraphLoss LossOf(const LayerFile& file) {
+  const v1::Loss& loss = file.definition().loss();
+  if (loss.has_mse()) return {.kind = LossKind::kMse};
+  if (loss.has_bce()) return {.kind = LossKind::kBce};
+  // A file without a loss reads as a smoothing of 0, which is the default.
+  return {.label_smoothing = loss.softmax().label_smoothing()};
+}
+
 absl::StatusOr<NetworkGraph> NetworkGraph::Create(const LayerFile& file, const DataShape& data) {
-  if (data.height < 1 || data.width < 1 || data.channels < 1 || data.classes < 1) {
+  if (data.height < 1 || data.width < 1 || data.channels < 1 || data.outputs < 1) {
     return absl::InvalidArgumentError(absl::StrCat("the data set has images of ", data.height, " x ", data.width, " x ",
-                                                   data.channels, " and ", data.classes,
-                                                   " classes: every number must be 1 or more"));
+                                                   data.channels, " and ", data.outputs,
+                                                   " classes or targets: every number must be 1 or more"));
   }
   NetworkGraph graph;
   graph.data_ = data;
   GraphBuilder builder(file, data);
   for (int l = 0; l < file.definition().layer_size(); ++l) RETURN_IF_ERROR(builder.AddLayer(l));
   graph.layers_ = builder.TakeLayers();
-  // A file without a loss reads as a smoothing of 0, which is the default.
-  graph.loss_ = {.label_smoothing = file.definition().loss().softmax().label_smoothing()};
-  RETURN_IF_ERROR(CheckLast(file, graph.layers_.back(), data.classes));
+  graph.loss_ = LossOf(file);
+  RETURN_IF_ERROR(CheckLast(file, graph.layers_.back(), data.outputs));
   // The layout follows the layers' order: backward then completes the vector from its end.
   ASSIGN_OR_RETURN(graph.layout_, Layout::Create(builder.TakeTensors()), file.file_name());
   if (graph.layout_.tensors().empty()) {

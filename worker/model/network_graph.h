@@ -48,18 +48,20 @@ struct GraphLayer {
   int tensor_count = 0;
 };
 
-// The cross entropy of the logits' softmax with the labels.
 struct GraphLoss {
+  LossKind kind = LossKind::kSoftmax;
   float label_smoothing = 0;
 };
+// A file without a loss has the default one.
+GraphLoss LossOf(const LayerFile& file);
 
 class NetworkGraph {
  public:
   struct DataShape {
-    int64_t height = 0, width = 0, channels = 0, classes = 0;
+    int64_t height = 0, width = 0, channels = 0, outputs = 0;
   };
   // InvalidArgument with file, line, layer and reason: a shape below 1, a layer that needs an image after a flat one,
-  // an add of different shapes, a last layer that is not a vector of `classes` numbers, a tensor that is too large.
+  // an add of different shapes, a last layer that is not a vector of `outputs` numbers, a tensor that is too large.
   static absl::StatusOr<NetworkGraph> Create(const LayerFile& file, const DataShape& data);
 
   const std::vector<GraphLayer>& layers() const { return layers_; }

@@ -53,10 +53,10 @@ absl::StatusOr<std::unique_ptr<NetworkPlan>> NetworkPlan::Create(const Parts& pa
     plan->operations_.push_back(*std::move(operation));
   }
   // Plans for evaluation have the same loss, so that test losses compare with training losses.
-  ASSIGN_OR_RETURN(plan->loss_,
-                   parts.device->CreateSoftmaxCrossEntropy({.batch = batch,
-                                                            .classes = parts.graph->data().classes,
-                                                            .label_smoothing = parts.graph->loss().label_smoothing}));
+  ASSIGN_OR_RETURN(plan->loss_, parts.device->CreateLoss({.kind = parts.graph->loss().kind,
+                                                          .batch = batch,
+                                                          .outputs = parts.graph->data().outputs,
+                                                          .label_smoothing = parts.graph->loss().label_smoothing}));
   return plan;
 }
 
@@ -158,7 +158,7 @@ void NetworkPlan::RunForward(int layer, const Pointers& pointers) {
 
 void NetworkPlan::RunLoss(const Pointers& pointers) {
   // In evaluation `dlogits` is kNone and At returns null: the loss then writes no gradient.
-  loss_->Run(In(parts_.program->logits, pointers), pointers.labels, pointers.loss_scale, At(parts_.program->dlogits));
+  loss_->Run(In(parts_.program->logits, pointers), pointers.targets, pointers.loss_scale, At(parts_.program->dlogits));
 }
 
 void NetworkPlan::RunBackward(int layer, const Pointers& pointers) {

@@ -43,7 +43,7 @@ class NetworkPlan {
   // The arguments that differ from step to step. `gradients` is null in evaluation.
   struct Pointers {
     const float* images = nullptr;
-    const int32_t* labels = nullptr;
+    LossTargets targets;
     const float* parameters = nullptr;
     float* gradients = nullptr;
     int64_t step = 0;
@@ -84,7 +84,7 @@ class NetworkPlan {
   const Parts parts_;
   const int64_t batch_;
   std::vector<LayerOperation> operations_;  // by layer
-  std::unique_ptr<SoftmaxCrossEntropy> loss_;
+  std::unique_ptr<Loss> loss_;
 };
 
 }  // namespace starring

@@ -23,12 +23,12 @@
 #include "worker/data/sampler.h"
 #include "worker/model/layer_file.h"
 #include "worker/model/network.h"
+#include "worker/model/network_graph.h"
+#include "worker/model/quality.h"
 #include "worker/predict/prediction_file.h"
 
 namespace starring {
 namespace {
-
-constexpr int64_t kTop = 5;
 
 // A model with its trained parameters.
 struct Model {
@@ -52,9 +52,34 @@ absl::Status CheckFits(const TrainedModel& model, const Dataset& data, const std
   return absl::OkStatus();
 }
 
+std::string DescribeTarget(TargetType type, int64_t values) {
+  if (type == TargetType::kClass) return "classes";
+  return absl::StrCat(values, type == TargetType::kNumbers ? " numbers" : " bits");
+}
+
+// Whether the model was trained with two classes as one bit, and the data have classes.
+bool ComparesBitsWithClasses(const Model& model, const Dataset& data) {
+  return model.network->loss() == LossKind::kBce && model.network->outputs() == 1 && data.target == TargetType::kClass;
+}
+
+absl::Status CheckTargets(const Model& model, const Dataset& data) {
+  if (!data.has_labels || ComparesBitsWithClasses(model, data)) return absl::OkStatus();
+  const TargetType wanted = TargetOf(model.network->loss());
+  const bool fits =
+      wanted == data.target && (wanted == TargetType::kClass || data.target_values == model.network->outputs());
+  if (fits) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("the data have labels that are ", DescribeTarget(data.target, data.target_values), ", the model in ",
+                   model.folder, " compares with ", DescribeTarget(wanted, model.network->outputs()),
+                   ": give the labels as for its training, or leave them out to predict"));
+}
+
 // By class of the data that class of the model.
 absl::StatusOr<std::vector<int32_t>> ModelClasses(const Model& model, const TrainAndTest& data) {
   const TrainedModel& facts = model.head.model;
+  if (data.test.target != TargetType::kClass) return std::vector<int32_t>();
+  // A bit is one of two classes.
+  const int32_t class_count = ComparesBitsWithClasses(model, data.test) ? 2 : facts.outputs;
   // Numbers are compared by value: a file may have -1.0 where another has -1.
   const auto name_of = [](const std::vector<std::string>& names, int64_t c) {
     if (names.empty()) return absl::StrCat(c);
@@ -63,7 +88,7 @@ absl::StatusOr<std::vector<int32_t>> ModelClasses(const Model& model, const Trai
     return absl::SimpleAtod(name, &value) ? absl::StrCat(value) : name;
   };
   std::map<std::string, int32_t> known;
-  for (int32_t c = 0; c < facts.outputs; ++c) {
+  for (int32_t c = 0; c < class_count; ++c) {
     // A class without a sample has no name.
     if (facts.class_names.empty() || c < std::ssize(facts.class_names)) known[name_of(facts.class_names, c)] = c;
   }
@@ -73,7 +98,7 @@ absl::StatusOr<std::vector<int32_t>> ModelClasses(const Model& model, const Trai
     const auto found = known.find(name);
     if (found == known.end()) {
       return absl::InvalidArgumentError(absl::StrCat("the data have the label ", name, ", which the model in ",
-                                                     model.folder, " with its ", facts.outputs,
+                                                     model.folder, " with its ", class_count,
                                                      " classes does not know: give the flags of the data as for its "
                                                      "training"));
     }
@@ -109,7 +134,7 @@ absl::StatusOr<Model> Load(const std::string& folder, const PredictOptions& opti
                                                   {.height = facts.height,
                                                    .width = facts.width,
                                                    .channels = facts.channels,
-                                                   .classes = facts.outputs,
+                                                   .outputs = facts.outputs,
                                                    .batch_max = 1,
                                                    .evaluation_batch_max = kPredictionBatch},
                                                   options.device));
@@ -149,6 +174,13 @@ absl::StatusOr<Model> LoadNewest(const PredictOptions& options) {
   return damage;
 }
 
+void Sigmoid(std::span<float> outputs) {
+  for (float& output : outputs) {
+    const float power = std::exp(-std::fabs(output));
+    output = output >= 0 ? 1 / (1 + power) : power / (1 + power);
+  }
+}
+
 // The probabilities of (rows, classes) outputs, in place.
 void Softmax(std::span<float> outputs, int64_t classes) {
   for (; !outputs.empty(); outputs = outputs.subspan(static_cast<size_t>(classes))) {
@@ -169,64 +201,114 @@ absl::Status CheckFinite(std::span<const float> row, int64_t sample) {
   return absl::OkStatus();
 }
 
-// How many outputs are above that of the label, or equal and before it.
-int64_t PlaceOf(std::span<const float> row, int32_t label) {
-  const float own = row[static_cast<size_t>(label)];
-  int64_t above = 0;
-  for (size_t c = 0; c < row.size(); ++c) {
-    if (row[c] > own || (row[c] == own && c < static_cast<size_t>(label))) ++above;
-  }
-  return above;
-}
-
-// The device's memory of one batch.
+// One batch in the device's memory, and what its outputs are compared with.
 class Input {
  public:
-  static absl::StatusOr<Input> Create(Device* device, const Dataset& data) {
-    Input input(device);
+  static absl::StatusOr<Input> Create(Device* device, const Dataset& data, const Model& model,
+                                      std::vector<int32_t> model_classes) {
+    Input input(device, model, std::move(model_classes));
     const int64_t values = kPredictionBatch * data.image_values();
     ASSIGN_OR_RETURN(input.images_, device->Allocate(values * static_cast<int64_t>(sizeof(float))), "a batch");
-    ASSIGN_OR_RETURN(input.labels_, device->Allocate(kPredictionBatch * static_cast<int64_t>(sizeof(int32_t))));
+    ASSIGN_OR_RETURN(input.targets_, device->Allocate(kPredictionBatch * input.outputs_ * 4));
     return input;
   }
 
-  // `labels` are not used after the evaluation of the batch.
-  NetworkInput Copy(const Batch& batch, std::span<const int32_t> labels) {
+  // What the batch had before is not used any more after the evaluation of that batch.
+  NetworkInput Copy(const Batch& batch) {
     device_->CopyToDevice(batch.images.data(), images_->data(), static_cast<int64_t>(batch.images.size_bytes()));
-    device_->CopyToDevice(labels.data(), labels_->data(), static_cast<int64_t>(labels.size_bytes()));
-    return {.images = images_->floats(),
-            .labels = static_cast<const int32_t*>(labels_->data()),
-            .batch = std::ssize(labels)};
+    labels_.clear();
+    values_.assign(batch.targets.begin(), batch.targets.end());
+    for (const int32_t label : batch.labels) labels_.push_back(model_classes_[static_cast<size_t>(label)]);
+    if (loss_ != LossKind::kSoftmax && values_.empty()) {
+      // A class is a bit, and without labels any number will do.
+      values_.resize(batch.labels.size() * static_cast<size_t>(outputs_));
+      if (outputs_ == 1) std::ranges::copy(labels_, values_.begin());
+    }
+    const bool are_labels = loss_ == LossKind::kSoftmax;
+    const void* const from = are_labels ? static_cast<const void*>(labels_.data()) : values_.data();
+    const size_t bytes = are_labels ? std::span(labels_).size_bytes() : std::span(values_).size_bytes();
+    device_->CopyToDevice(from, targets_->data(), static_cast<int64_t>(bytes));
+    return {
+        .images = images_->floats(), .targets = LossTargets(targets_->data()), .batch = std::ssize(batch.plan.samples)};
+  }
+
+  // Of the batch that was copied last.
+  void Count(std::span<const float> outputs, QualityCounts& counts) const {
+    if (loss_ == LossKind::kSoftmax) {
+      counts.Add(outputs, labels_);
+    } else {
+      counts.Add(outputs, values_);
+    }
   }
 
  private:
-  explicit Input(Device* device) : device_(device) {}
+  Input(Device* device, const Model& model, std::vector<int32_t> model_classes)
+      : device_(device),
+        loss_(model.network->loss()),
+        outputs_(model.network->outputs()),
+        model_classes_(std::move(model_classes)) {}
+
   Device* device_;
-  std::unique_ptr<DeviceBuffer> images_, labels_;
+  LossKind loss_;
+  int64_t outputs_;
+  std::vector<int32_t> model_classes_;  // by class of the data
+  std::unique_ptr<DeviceBuffer> images_, targets_;
+  std::vector<int32_t> labels_;
+  std::vector<float> values_;
 };
+
+absl::StatusOr<std::unique_ptr<PredictionFile>> CreateFile(const PredictOptions& options, const Model& model) {
+  if (options.out.empty()) return nullptr;
+  std::vector<std::string> names = model.head.model.class_names;
+  const LossKind loss = model.network->loss();
+  const int64_t outputs = model.network->outputs();
+  if (loss == LossKind::kSoftmax && !names.empty()) names.resize(static_cast<size_t>(outputs));
+  return PredictionFile::Create({.path = options.out,
+                                 .samples = options.data->test.count,
+                                 .outputs = outputs,
+                                 .content = loss == LossKind::kSoftmax ? PredictionFile::Content::kClasses
+                                            : loss == LossKind::kBce   ? PredictionFile::Content::kBits
+                                                                       : PredictionFile::Content::kNumbers,
+                                 .class_names = std::move(names)});
+}
+
+// What a prediction says, from outputs, in place.
+void Finish(const Model& model, std::span<float> outputs) {
+  if (model.network->loss() == LossKind::kSoftmax) Softmax(outputs, model.network->outputs());
+  if (model.network->loss() == LossKind::kBce) Sigmoid(outputs);
+}
 
 }  // namespace
 
-int64_t ColumnsOf(const std::string& checkpoint) {
+TargetType TargetOf(LossKind loss) {
+  switch (loss) {
+    case LossKind::kMse:
+      return TargetType::kNumbers;
+    case LossKind::kBce:
+      return TargetType::kBits;
+    case LossKind::kSoftmax:
+      break;
+  }
+  return TargetType::kClass;
+}
+
+ModelInput InputOf(const std::string& checkpoint) {
   for (const std::string& folder : Candidates(checkpoint)) {
     const absl::StatusOr<Checkpoint> head = ReadCheckpointHead(folder);
-    if (head.ok()) return head->model.height * head->model.width == 1 ? head->model.channels : 0;
+    if (!head.ok()) continue;
+    const TrainedModel& model = head->model;
+    const absl::StatusOr<LayerFile> layers = LayerFile::Parse(model.layer_file, "layer file");
+    return {.columns = model.height * model.width == 1 ? model.channels : 0,
+            .target = layers.ok() ? TargetOf(LossOf(*layers).kind) : TargetType::kClass};
   }
-  return 0;
+  return {};
 }
 
 absl::StatusOr<Evaluation> Predict(const PredictOptions& options) {
   const Dataset& data = options.data->test;
   ASSIGN_OR_RETURN(Model model, LoadNewest(options));
-  const int64_t classes = model.head.model.outputs;
-  std::unique_ptr<PredictionFile> file;
-  if (!options.out.empty()) {
-    std::vector<std::string> names = model.head.model.class_names;
-    if (!names.empty()) names.resize(static_cast<size_t>(classes));
-    ASSIGN_OR_RETURN(
-        file, PredictionFile::Create(
-                  {.path = options.out, .samples = data.count, .classes = classes, .class_names = std::move(names)}));
-  }
+  RETURN_IF_ERROR(CheckTargets(model, data));
+  ASSIGN_OR_RETURN(std::vector<int32_t> model_classes, ModelClasses(model, *options.data));
   const Sampler::Options sampler = {
       .sample_count = data.count, .global_batch = kPredictionBatch, .order = Sampler::Order::kSequential};
   ASSIGN_OR_RETURN(
@@ -237,40 +319,36 @@ absl::StatusOr<Evaluation> Predict(const PredictOptions& options) {
            .normalization = {.mean = model.head.model.mean, .deviation = model.head.model.deviation, .type = data.type},
            .prefetch_depth = 0,
            .end_step = Sampler(sampler).steps_per_epoch()}));
-  ASSIGN_OR_RETURN(Input input, Input::Create(options.device, data));
-  const std::span<const float> parameters = {model.parameters->floats(),
-                                             static_cast<size_t>(model.network->layout().element_count())};
-  ASSIGN_OR_RETURN(const std::vector<int32_t> model_classes, ModelClasses(model, *options.data));
+  ASSIGN_OR_RETURN(Input input, Input::Create(options.device, data, model, std::move(model_classes)));
   Evaluation evaluation{.folder = model.folder, .samples = data.count, .has_labels = data.has_labels};
   RETURN_IF_ERROR(CheckData(model, options, &evaluation.note));
-  int64_t correct = 0, among_top = 0;
+  ASSIGN_OR_RETURN(const std::unique_ptr<PredictionFile> file, CreateFile(options, model));
+  const std::span<const float> parameters = {model.parameters->floats(),
+                                             static_cast<size_t>(model.network->layout().element_count())};
+  const auto outputs_of_sample = static_cast<size_t>(model.network->outputs());
+  QualityCounts counts(model.network->loss(), model.network->outputs());
+  double loss_sum = 0, correct = 0;
   std::vector<float> outputs;
-  std::vector<int32_t> labels;
-  for (int64_t done = 0; done < data.count; done += std::ssize(labels)) {
+  for (int64_t done = 0; done < data.count; done += std::ssize(outputs) / model.network->outputs()) {
     if (options.stop()) return absl::CancelledError("stopped by a signal: nothing was written");
     ASSIGN_OR_RETURN(const Batch* batch, batches->Next());
-    labels.clear();
-    for (const int32_t label : batch->labels) labels.push_back(model_classes[static_cast<size_t>(label)]);
-    RETURN_IF_ERROR(model.network->Evaluate(input.Copy(*batch, labels), parameters));
-    evaluation.loss += model.network->Result().loss_sum;
-    outputs.resize(labels.size() * static_cast<size_t>(classes));
+    RETURN_IF_ERROR(model.network->Evaluate(input.Copy(*batch), parameters));
+    const LossResult loss = model.network->Result();
+    loss_sum += loss.loss_sum;
+    correct += static_cast<double>(loss.correct);
+    outputs.resize(batch->plan.samples.size() * outputs_of_sample);
     RETURN_IF_ERROR(model.network->ReadOutputs(outputs));
-    for (size_t i = 0; i < labels.size(); ++i) {
-      const auto row = std::span<const float>(outputs).subspan(i * static_cast<size_t>(classes), classes);
+    for (size_t i = 0; i < batch->plan.samples.size(); ++i) {
+      const auto row = std::span<const float>(outputs).subspan(i * outputs_of_sample, outputs_of_sample);
       RETURN_IF_ERROR(CheckFinite(row, done + static_cast<int64_t>(i)));
-      const int64_t place = PlaceOf(row, labels[i]);
-      correct += place == 0 ? 1 : 0;
-      among_top += place < kTop ? 1 : 0;
     }
+    if (data.has_labels) input.Count(outputs, counts);
     if (file == nullptr) continue;
-    Softmax(outputs, classes);
+    Finish(model, outputs);
     RETURN_IF_ERROR(file->Append(outputs));
   }
   if (file != nullptr) RETURN_IF_ERROR(file->Commit());
-  const auto samples = static_cast<double>(data.count);
-  evaluation.loss /= samples;
-  evaluation.accuracy = static_cast<double>(correct) / samples;
-  evaluation.top5 = static_cast<double>(among_top) / samples;
+  evaluation.quality = counts.Result(loss_sum, correct, data.count, MeanVariance(data.targets, data.outputs()));
   return evaluation;
 }
 

@@ -16,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/device.h"
 #include "worker/data/dataset.h"
+#include "worker/model/quality.h"
 
 namespace starring {
 
@@ -35,16 +36,22 @@ struct Evaluation {
   std::string folder;  // of the checkpoint
   std::string note;    // what a person should know; may be empty
   int64_t samples = 0;
-  bool has_labels = true;  // else the next three say nothing
-  double loss = 0;         // mean over the samples
-  double accuracy = 0;     // part of the samples whose class is the most likely
-  double top5 = 0;         // or among the five most likely; of 5 classes or fewer all
+  bool has_labels = true;  // else `quality` says nothing
+  Quality quality;
 };
 
-// The model of the newest readable checkpoint takes so many columns. 0: it takes images, or there is no checkpoint.
-int64_t ColumnsOf(const std::string& checkpoint);
+// The targets that a loss compares with.
+TargetType TargetOf(LossKind loss);
 
-// A label means the class of that name, whatever numbers the classes of `data` have.
+// What the model of the newest readable checkpoint takes.
+struct ModelInput {
+  int64_t columns = 0;  // 0: images, or there is no checkpoint
+  TargetType target = TargetType::kClass;
+};
+ModelInput InputOf(const std::string& checkpoint);
+
+// A label means the class of that name, whatever numbers the classes of `data` have. A model of bits takes data with
+// two classes, too, if it was trained with such data.
 //
 // NotFound if there is no checkpoint; InvalidArgument if data and model do not fit together, with both shapes or the
 // label; for another split; for outputs that are not finite, with the sample; or as ReadCheckpointHead. DataLoss if

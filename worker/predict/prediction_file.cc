@@ -27,16 +27,24 @@ std::string Cell(const std::string& text) {
   return absl::StrCat("\"", absl::StrReplaceAll(text, {{"\"", "\"\""}}), "\"");
 }
 
+// Whether a row names one class.
+bool HasPrediction(const PredictionFile::Options& options) {
+  return options.content == PredictionFile::Content::kClasses ||
+         (options.content == PredictionFile::Content::kBits && options.outputs == 1);
+}
+
 std::string CsvHeader(const PredictionFile::Options& options) {
-  std::string header = options.class_names.empty() ? "index,predicted" : "index,predicted,name";
-  for (int64_t c = 0; c < options.classes; ++c) absl::StrAppend(&header, ",p", c);
+  std::string header = "index";
+  if (HasPrediction(options)) absl::StrAppend(&header, ",predicted", options.class_names.empty() ? "" : ",name");
+  const absl::string_view letter = options.content == PredictionFile::Content::kNumbers ? ",y" : ",p";
+  for (int64_t i = 0; i < options.outputs; ++i) absl::StrAppend(&header, letter, i);
   return header + "\n";
 }
 
 // Version 1.0 of NumPy's format: magic number, length of the dictionary, dictionary, spaces and a line's end.
 std::string NpyHeader(const PredictionFile::Options& options) {
   std::string dictionary = absl::StrFormat("{'descr': '<f4', 'fortran_order': False, 'shape': (%d, %d), }",
-                                           options.samples, options.classes);
+                                           options.samples, options.outputs);
   const absl::string_view magic("\x93NUMPY\1\0", 8);
   const size_t used = magic.size() + 2 + dictionary.size() + 1;
   dictionary.append((kNpyAlignment - used % kNpyAlignment) % kNpyAlignment, ' ');
@@ -73,24 +81,29 @@ absl::Status PredictionFile::Write(const std::string& text) {
   return NotWritten(file_->Append(std::as_bytes(std::span(text))), "the predictions");
 }
 
-std::string PredictionFile::CsvRow(std::span<const float> probabilities) const {
-  // The first of equal ones, as numpy.argmax.
-  const auto best = std::ranges::max_element(probabilities) - probabilities.begin();
-  std::string row = absl::StrCat(rows_, ",", best);
-  if (!options_.class_names.empty()) absl::StrAppend(&row, ",", Cell(options_.class_names[static_cast<size_t>(best)]));
-  for (const float probability : probabilities) absl::StrAppendFormat(&row, ",%.9g", probability);
+std::string PredictionFile::CsvRow(std::span<const float> values) const {
+  std::string row = absl::StrCat(rows_);
+  if (HasPrediction(options_)) {
+    // The first of equal ones, as numpy.argmax.
+    const size_t predicted = options_.content == Content::kBits
+                                 ? static_cast<size_t>(values[0] > 0.5f)
+                                 : static_cast<size_t>(std::ranges::max_element(values) - values.begin());
+    absl::StrAppend(&row, ",", predicted);
+    if (!options_.class_names.empty()) absl::StrAppend(&row, ",", Cell(options_.class_names[predicted]));
+  }
+  for (const float value : values) absl::StrAppendFormat(&row, ",%.9g", value);
   return row + "\n";
 }
 
-absl::Status PredictionFile::Append(std::span<const float> probabilities) {
-  const auto classes = static_cast<size_t>(options_.classes);
+absl::Status PredictionFile::Append(std::span<const float> values) {
+  const auto outputs = static_cast<size_t>(options_.outputs);
   std::string text;
-  for (std::span<const float> rest = probabilities; !rest.empty(); rest = rest.subspan(classes)) {
-    if (is_csv_) text += CsvRow(rest.first(classes));
+  for (std::span<const float> rest = values; !rest.empty(); rest = rest.subspan(outputs)) {
+    if (is_csv_) text += CsvRow(rest.first(outputs));
     ++rows_;
   }
   if (is_csv_) return Write(text);
-  return NotWritten(file_->Append(std::as_bytes(probabilities)), "the predictions");
+  return NotWritten(file_->Append(std::as_bytes(values)), "the predictions");
 }
 
 absl::Status PredictionFile::Commit() {

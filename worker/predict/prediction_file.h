@@ -1,9 +1,12 @@
-// The probabilities of the classes of each sample, as a file: CSV or an array of NumPy.
+// What a model says of each sample, as a file: CSV or an array of NumPy.
 //
-//   csv   index,predicted,name,p0,p1,...   a row for each sample, in the order of the input: the number of the class
-//         that is most likely, its name, and the probability of each class; %.9g, so that float32 is exact. Without
-//         names of classes the column `name` is not there. A name is quoted as RFC 4180 says.
-//   npy   float32 (samples, classes)
+//   csv   a row for each sample, in the order of the input; %.9g, so that float32 is exact
+//         kClasses  index,predicted,name,p0,p1,...   the number of the class that is most likely, its name, and the
+//                   probability of each class. Without names of classes the column `name` is not there. A name is
+//                   quoted as RFC 4180 says.
+//         kBits     index,p0,p1,...   the probability that each bit is 1. With one bit: index,predicted,name,p0
+//         kNumbers  index,y0,y1,...
+//   npy   float32 (samples, outputs): the same numbers
 //
 // The file appears whole, under its name, when Commit returns, or not at all. A link is followed.
 //
@@ -25,25 +28,27 @@ namespace starring {
 
 class PredictionFile {
  public:
+  enum class Content { kClasses, kBits, kNumbers };
   struct Options {
     std::string path;  // ends in .csv or .npy
     int64_t samples = 0;
-    int64_t classes = 0;
-    std::vector<std::string> class_names;  // by class; empty: they have none
+    int64_t outputs = 0;
+    Content content = Content::kClasses;
+    std::vector<std::string> class_names;  // by class; empty: they have none. One bit has two.
   };
   // InvalidArgument for another ending, or a path that is there and no regular file; NotWrittenError as the methods
   // below.
   static absl::StatusOr<std::unique_ptr<PredictionFile>> Create(Options options);
 
-  // The rows after those of the calls before: (rows, classes). NotWrittenError if the disk is full.
-  absl::Status Append(std::span<const float> probabilities);
+  // The rows after those of the calls before: (rows, outputs). NotWrittenError if the disk is full.
+  absl::Status Append(std::span<const float> values);
   // REQUIRES: all samples have been appended.
   absl::Status Commit();
 
  private:
   PredictionFile(Options options, std::unique_ptr<AtomicFile> file);
   absl::Status Write(const std::string& text);
-  std::string CsvRow(std::span<const float> probabilities) const;
+  std::string CsvRow(std::span<const float> values) const;
 
   const Options options_;
   const bool is_csv_;

@@ -104,6 +104,18 @@ void FillHost(const RunFacts& facts, v1::RunHost& host) {
   for (const auto& [shape, engines] : facts.engines) (*host.mutable_engines())[shape] = engines;
 }
 
+void FillQuality(const Quality& quality, v1::TestQuality& out) {
+  constexpr const char* kNames[] = {"softmax", "mse", "bce"};
+  out.set_loss(kNames[static_cast<size_t>(quality.loss)]);
+  out.set_mean_loss(quality.loss_mean);
+  out.set_accuracy(quality.accuracy);
+  out.set_top5_accuracy(quality.top5);
+  out.set_auc(quality.auc);
+  out.set_rmse(quality.rmse);
+  out.set_r2(quality.r2);
+  for (const int64_t count : quality.confusion) out.add_confusion(static_cast<int32_t>(count));
+}
+
 void FillResult(const TrainResult& result, v1::RunRecord& record) {
   for (const EpochSummary& epoch : result.epochs) {
     v1::EpochResult& out = *record.add_epochs();
@@ -114,6 +126,7 @@ void FillResult(const TrainResult& result, v1::RunRecord& record) {
     out.set_seconds(epoch.seconds);
     out.set_samples_per_second(epoch.samples_per_second);
   }
+  if (result.quality.has_value()) FillQuality(*result.quality, *record.mutable_test());
   // Counts are int32 and bytes double: proto3's JSON writes 64-bit integers as strings, which most readers do not
   // expect.
   record.set_steps(static_cast<int>(result.steps));

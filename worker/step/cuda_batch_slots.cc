@@ -16,13 +16,13 @@ constexpr int64_t kResultOffset = RoundUp(sizeof(CudaStepValues), kCacheLineByte
 constexpr int64_t kHeaderBytes = kResultOffset + RoundUp(sizeof(CudaStepResult), kCacheLineBytes);
 
 int64_t BatchBytesMax(const CudaBatchSlots::Options& options) {
-  return LayOutBatch(options.batch_max, options.image_bytes).size_bytes;
+  return LayOutBatch(options.batch_max, options.target_bytes, options.image_bytes).size_bytes;
 }
 
 }  // namespace
 
 CudaStepResult* CudaBatchSlots::Slot::device_result() const { return At<CudaStepResult>(kResultOffset); }
-const int32_t* CudaBatchSlots::Slot::labels() const { return At<const int32_t>(kHeaderBytes); }
+const void* CudaBatchSlots::Slot::targets() const { return At<const std::byte>(kHeaderBytes); }
 const uint32_t* CudaBatchSlots::Slot::samples() const { return At<const uint32_t>(kHeaderBytes); }
 const uint8_t* CudaBatchSlots::Slot::stored() const { return At<const uint8_t>(stored_); }
 
@@ -109,7 +109,7 @@ absl::Status CudaBatchSlots::Fill(Slot& slot, const Batch& batch, const CudaOpti
   // be -1 before every step, and a memset would be one more node of the graph.
   new (header + kResultOffset) CudaStepResult;
   // The copy ends with the last sample that exists: the batch at the end of an epoch may be smaller than its memory.
-  // Either the samples' numbers follow the header, or labels and then values.
+  // Either the samples' numbers follow the header, or targets and then values.
   int64_t size_bytes = kHeaderBytes + static_cast<int64_t>(batch.samples.size_bytes());
   if (batch.stored.data() != nullptr) {
     // Slot and pinned memory have one layout, so the offset is the same in both. A graph that was captured on the slot

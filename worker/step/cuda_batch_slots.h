@@ -38,6 +38,7 @@ class CudaBatchSlots final : public BatchMemory {
     CudaDevice* device = nullptr;  // outlives the slots
     int count = 0;                 // at least 2
     int64_t batch_max = 0;
+    int64_t target_bytes = sizeof(int32_t);  // LayOutBatch's
     int64_t image_bytes = 0;
   };
   // Bytes of GPU memory that Create allocates; options.device is not used.
@@ -59,7 +60,7 @@ class CudaBatchSlots final : public BatchMemory {
     // Device memory.
     const CudaStepValues* values() const { return At<const CudaStepValues>(0); }
     CudaStepResult* device_result() const;
-    const int32_t* labels() const;
+    const void* targets() const;      // Batch::target_data
     const uint8_t* stored() const;    // Batch::stored
     const uint32_t* samples() const;  // instead of the two above, if the loader's format is kSamples
 

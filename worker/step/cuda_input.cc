@@ -11,9 +11,17 @@
 namespace starring {
 namespace {
 
-constexpr int64_t kLabelBytes = sizeof(int32_t);  // and those of a sample's number
-static_assert(sizeof(uint32_t) == kLabelBytes);
-constexpr int64_t kResidentLabelBytes = sizeof(uint16_t);  // in the data set
+constexpr int64_t kNumberBytes = sizeof(uint32_t);  // of a sample
+
+// Of one sample in the data set.
+int64_t ResidentTargetBytes(const Dataset& data) {
+  return data.target == TargetType::kClass ? static_cast<int64_t>(sizeof(uint16_t)) : data.batch_target_bytes();
+}
+
+// Of one evaluated sample, whichever the loader brings.
+int64_t HeadBytes(const CudaInput::Options& options) {
+  return options.data_on_gpu ? kNumberBytes : options.data->train.batch_target_bytes();
+}
 
 // The larger of a training batch and one of an evaluation.
 int64_t SamplesMax(const CudaInput::Options& options) {
@@ -22,10 +30,10 @@ int64_t SamplesMax(const CudaInput::Options& options) {
 
 }  // namespace
 
-// Images and labels are as in the data set on the host. They are widened when a batch is gathered, so the whole
-// set takes a quarter of the memory that normalised images would.
+// Images and labels or targets are as in the data set on the host. Labels and pixels are widened when a batch is
+// gathered, so the whole set takes a quarter of the memory that normalised images would.
 struct CudaInput::Resident {
-  std::unique_ptr<DeviceBuffer> images, labels;
+  std::unique_ptr<DeviceBuffer> images, targets;
 };
 
 CudaInput::CudaInput(const Options& options)
@@ -44,28 +52,29 @@ int64_t CudaInput::BatchBytes(const Options& options) {
   const Dataset& shape = options.data->train;
   const int64_t images = SamplesMax(options) * shape.image_values() * kFloatBytes;
   const int64_t constants = 2 * shape.channels * kFloatBytes;
-  const int64_t evaluation_head = options.evaluation_batch_max * kLabelBytes;
+  const int64_t evaluation_head = options.evaluation_batch_max * HeadBytes(options);
   return images + constants + evaluation_head +
-         (options.data_on_gpu ? SamplesMax(options) * kLabelBytes : options.evaluation_batch_max * shape.image_bytes());
+         (options.data_on_gpu ? SamplesMax(options) * shape.batch_target_bytes()
+                              : options.evaluation_batch_max * shape.image_bytes());
 }
 
 int64_t CudaInput::DataBytes(const Options& options) {
   if (!options.data_on_gpu) return 0;
   const TrainAndTest& data = *options.data;
-  return (data.train.count + data.test.count) * (data.train.image_bytes() + kResidentLabelBytes);
+  return (data.train.count + data.test.count) * (data.train.image_bytes() + ResidentTargetBytes(data.train));
 }
 
 absl::Status CudaInput::Allocate() {
   // One buffer for training and evaluation, which never run at the same time.
   ASSIGN_OR_RETURN(images_, device_.Allocate(SamplesMax(options_) * shape_.image_values() * kFloatBytes),
                    "a batch of images");
-  ASSIGN_OR_RETURN(evaluation_head_, device_.Allocate(options_.evaluation_batch_max * kLabelBytes));
+  ASSIGN_OR_RETURN(evaluation_head_, device_.Allocate(options_.evaluation_batch_max * HeadBytes(options_)));
   ASSIGN_OR_RETURN(offset_, device_.Allocate(shape_.channels * kFloatBytes));
   ASSIGN_OR_RETURN(scale_, device_.Allocate(shape_.channels * kFloatBytes));
   if (options_.data_on_gpu) {
-    // Labels are gathered like images. Without the data set on the GPU they come with the batch, and stay where they
+    // Targets are gathered like images. Without the data set on the GPU they come with the batch, and stay where they
     // are: in the slot, or in evaluation_head_.
-    ASSIGN_OR_RETURN(labels_, device_.Allocate(SamplesMax(options_) * kLabelBytes));
+    ASSIGN_OR_RETURN(targets_, device_.Allocate(SamplesMax(options_) * shape_.batch_target_bytes()));
     ASSIGN_OR_RETURN(train_, Upload(options_.data->train), "the training images");
     ASSIGN_OR_RETURN(test_, Upload(options_.data->test), "the test images");
   } else {
@@ -77,10 +86,12 @@ absl::Status CudaInput::Allocate() {
 absl::StatusOr<std::unique_ptr<CudaInput::Resident>> CudaInput::Upload(const Dataset& dataset) {
   auto resident = std::make_unique<Resident>();
   ASSIGN_OR_RETURN(resident->images, device_.Allocate(std::ssize(dataset.images)));
-  ASSIGN_OR_RETURN(resident->labels, device_.Allocate(std::ssize(dataset.labels) * kResidentLabelBytes));
+  const void* const targets =
+      dataset.target == TargetType::kClass ? static_cast<const void*>(dataset.labels.data()) : dataset.targets.data();
+  ASSIGN_OR_RETURN(resident->targets, device_.Allocate(dataset.count * ResidentTargetBytes(dataset)));
   // The copy from pageable memory is slower than one from pinned memory, but it happens once.
   device_.CopyToDevice(dataset.images.data(), resident->images->data(), std::ssize(dataset.images));
-  device_.CopyToDevice(dataset.labels.data(), resident->labels->data(), resident->labels->size_bytes());
+  device_.CopyToDevice(targets, resident->targets->data(), resident->targets->size_bytes());
   RETURN_IF_ERROR(device_.Synchronize());
   return resident;
 }
@@ -106,27 +117,28 @@ NetworkInput CudaInput::Training(const CudaBatchSlots::Slot& slot) {
   // size. Nothing else of the batch is read here: values, samples, labels and the epoch are read when the kernel runs.
   const int64_t batch = std::ssize(slot.plan().samples);
   CHECK_LE(batch, options_.batch_max);
-  if (train_ == nullptr) return Normalized(slot.labels(), slot.stored(), batch);
+  if (train_ == nullptr) return Normalized(slot.targets(), slot.stored(), batch);
   return Gathered(*train_, slot.samples(), batch, options_.augment);
 }
 
 NetworkInput CudaInput::Evaluation(const Batch& batch) {
   // The copies below read the loader's own memory. The caller must synchronise before it asks the loader for the next
   // batch; CudaTrainingStep::Evaluate does.
-  const int64_t count = train_ == nullptr ? std::ssize(batch.labels) : std::ssize(batch.samples);
+  const int64_t count =
+      train_ == nullptr ? batch.target_bytes() / shape_.batch_target_bytes() : std::ssize(batch.samples);
   CHECK_LE(count, options_.evaluation_batch_max);
   void* const head = evaluation_head_->data();
   if (train_ != nullptr) {
-    device_.CopyToDevice(batch.samples.data(), head, count * kLabelBytes);
+    device_.CopyToDevice(batch.samples.data(), head, count * kNumberBytes);
     // Evaluation is on the test set, which is never augmented.
     return Gathered(*test_, static_cast<const uint32_t*>(head), count, Loader::Augment::kNone);
   }
-  device_.CopyToDevice(batch.labels.data(), head, count * kLabelBytes);
+  device_.CopyToDevice(batch.target_data(), head, batch.target_bytes());
   device_.CopyToDevice(batch.stored.data(), evaluation_values_->data(), std::ssize(batch.stored));
-  return Normalized(static_cast<const int32_t*>(head), evaluation_values_->data(), count);
+  return Normalized(head, evaluation_values_->data(), count);
 }
 
-NetworkInput CudaInput::Normalized(const int32_t* labels, const void* values, int64_t batch) {
+NetworkInput CudaInput::Normalized(const void* targets, const void* values, int64_t batch) {
   device_.NormalizeValues({.values = values,
                            .value_bytes = shape_.value_bytes(),
                            .count = batch * shape_.image_values(),
@@ -134,12 +146,13 @@ NetworkInput CudaInput::Normalized(const int32_t* labels, const void* values, in
                            .offset = offset_->floats(),
                            .scale = scale_->floats(),
                            .out = images_->floats()});
-  return {.images = images_->floats(), .labels = labels, .batch = batch};
+  return {.images = images_->floats(), .targets = LossTargets(targets), .batch = batch};
 }
 
 NetworkInput CudaInput::Gathered(const Resident& data, const uint32_t* samples, int64_t batch,
                                  Loader::Augment augment) {
-  auto* const labels = static_cast<int32_t*>(labels_->data());
+  const bool are_labels = shape_.target == TargetType::kClass;
+  const void* const targets = data.targets->data();
   device_.GatherSamples({.batch = batch,
                          .height = shape_.height,
                          .width = shape_.width,
@@ -147,14 +160,17 @@ NetworkInput CudaInput::Gathered(const Resident& data, const uint32_t* samples, 
                          .samples = samples,
                          .value_bytes = shape_.value_bytes(),
                          .images = data.images->data(),
-                         .labels = static_cast<const uint16_t*>(data.labels->data()),
+                         .labels = are_labels ? static_cast<const uint16_t*>(targets) : nullptr,
+                         .targets = are_labels ? nullptr : static_cast<const float*>(targets),
+                         .target_values = shape_.target_values,
                          .crop_padding = augment == Loader::Augment::kCropFlip ? kCropPadding : 0,
                          .seed = options_.seed,
                          .offset = offset_->floats(),
                          .scale = scale_->floats(),
                          .out_images = images_->floats(),
-                         .out_labels = labels});
-  return {.images = images_->floats(), .labels = labels, .batch = batch};
+                         .out_labels = static_cast<int32_t*>(targets_->data()),
+                         .out_targets = targets_->floats()});
+  return {.images = images_->floats(), .targets = LossTargets(targets_->data()), .batch = batch};
 }
 
 }  // namespace starring

@@ -63,7 +63,7 @@ class CudaInput {
   explicit CudaInput(const Options& options);
   absl::Status Allocate();
   absl::StatusOr<std::unique_ptr<Resident>> Upload(const Dataset& dataset);
-  NetworkInput Normalized(const int32_t* labels, const void* values, int64_t batch);
+  NetworkInput Normalized(const void* targets, const void* values, int64_t batch);
   NetworkInput Gathered(const Resident& data, const uint32_t* samples, int64_t batch, Loader::Augment augment);
 
   const Options options_;
@@ -71,8 +71,8 @@ class CudaInput {
   const Dataset& shape_;                    // all images have the shape of this set's
   std::unique_ptr<Resident> train_, test_;  // both are set, or neither
   std::unique_ptr<DeviceBuffer> images_;    // normalised
-  std::unique_ptr<DeviceBuffer> labels_;    // set if the data set is on the GPU
-  // For an evaluation: its labels or the numbers of its samples, and its values if the loader brings them.
+  std::unique_ptr<DeviceBuffer> targets_;   // labels or targets; set if the data set is on the GPU
+  // For an evaluation: its labels, targets or the numbers of its samples, and its values if the loader brings them.
   std::unique_ptr<DeviceBuffer> evaluation_head_, evaluation_values_;
   std::unique_ptr<DeviceBuffer> offset_, scale_;  // NormalizerConstants
 };

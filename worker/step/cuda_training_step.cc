@@ -43,10 +43,12 @@ CudaInput::Options InputOf(const CudaTrainingStepOptions& options) {
 }
 
 CudaBatchSlots::Options SlotsOf(const CudaTrainingStepOptions& options) {
-  // With the data set on the GPU a slot holds samples' numbers, which take no more room than labels do, and no values.
+  // With the data set on the GPU a slot holds samples' numbers, and neither targets nor values.
+  constexpr int64_t kSampleNumberBytes = sizeof(uint32_t);
   return {.device = options.device,
           .count = options.batch_slots,
           .batch_max = options.batch_max,
+          .target_bytes = options.data_on_gpu ? kSampleNumberBytes : options.data->train.batch_target_bytes(),
           .image_bytes = options.data_on_gpu ? 0 : options.data->train.image_bytes()};
 }
 

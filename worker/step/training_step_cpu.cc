@@ -17,7 +17,7 @@ namespace {
 
 NetworkInput InputOf(const Batch& batch) {
   return {.images = batch.images.data(),
-          .labels = batch.labels.data(),
+          .targets = LossTargets(batch.target_data()),
           .batch = static_cast<int64_t>(batch.plan.samples.size())};
 }
 

@@ -34,7 +34,7 @@ absl::StatusOr<KnownAnswer> ComputeKnownAnswer(const WorkerOptions& worker, cons
   std::vector<float> added_statistics(static_cast<size_t>(network->statistics_size()));
   network->InitializeParameters(worker.seed, parameters.span());
   const Network::TrainStep work{.input = {.images = leaf->images.data(),
-                                          .labels = leaf->labels.data(),
+                                          .targets = LossTargets(leaf->target_data()),
                                           .batch = static_cast<int64_t>(leaf->plan.samples.size())},
                                 .first_sample = leaf->plan.first_sample,
                                 .loss_scale = 1.0f / static_cast<float>(leaf->plan.global_count),

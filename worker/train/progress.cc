@@ -1,6 +1,7 @@
 #include "worker/train/progress.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -26,6 +27,12 @@ std::string Remaining(double seconds) {
   const auto whole = static_cast<int64_t>(std::clamp(seconds, 0.0, 359999.0));
   if (whole >= 3600) return absl::StrFormat("%d:%02d:%02d", whole / 3600, whole / 60 % 60, whole % 60);
   return absl::StrFormat("%d:%02d", whole / 60, whole % 60);
+}
+
+// The width keeps the live line from jumping.
+std::string Score(LossKind loss, double accuracy, double mean_loss, int width = 5) {
+  if (loss == LossKind::kMse) return absl::StrFormat("RMSE %.4g", std::sqrt(mean_loss));
+  return absl::StrFormat("accuracy %*.2f%%", width, 100 * accuracy);
 }
 
 }  // namespace
@@ -57,10 +64,11 @@ void Progress::Step(const FinishedStep& step, absl::Time now) {
   const double fraction = in_epoch / static_cast<double>(options_.steps_per_epoch);
   const double left =
       steps_per_second_ > 0 ? static_cast<double>(options_.end_step - step.step - 1) / steps_per_second_ : 0;
-  const std::string line = absl::StrFormat(
-      "epoch %d/%d [%s] %3.0f%%  loss %.4f  accuracy %5.2f%%  %.0f samples/s  ETA %s",
-      step.step / options_.steps_per_epoch + 1, options_.epochs, Bar(fraction), 100 * fraction, step.mean_loss(),
-      100 * step.accuracy(), steps_per_second_ * static_cast<double>(step.global_count), Remaining(left));
+  const std::string line =
+      absl::StrFormat("epoch %d/%d [%s] %3.0f%%  loss %.4f  %s  %.0f samples/s  ETA %s",
+                      step.step / options_.steps_per_epoch + 1, options_.epochs, Bar(fraction), 100 * fraction,
+                      step.mean_loss(), Score(options_.loss, step.accuracy(), step.mean_loss()),
+                      steps_per_second_ * static_cast<double>(step.global_count), Remaining(left));
   if (live) {
     // The last code erases the rest of the terminal's line, where the end of a longer line would stay.
     absl::FPrintF(options_.out, "\r%s%s%s\x1b[K", line, note_.empty() ? "" : "  ", note_);
@@ -75,9 +83,17 @@ void Progress::EpochDone(const EpochSummary& summary) {
   rate_time_ = absl::InfinitePast();  // the time of the evaluation must not lower the rate
   if (options_.style == Style::kNone) return;
   EndLine();
-  absl::FPrintF(options_.out, "epoch %d/%d  loss %.4f  test accuracy %.2f%%  %.2f s  %.0f samples/s\n",
-                summary.epoch + 1, options_.epochs, summary.train_loss, 100 * summary.test_accuracy, summary.seconds,
+  absl::FPrintF(options_.out, "epoch %d/%d  loss %.4f  test %s  %.2f s  %.0f samples/s\n", summary.epoch + 1,
+                options_.epochs, summary.train_loss,
+                Score(options_.loss, summary.test_accuracy, summary.test_loss, /*width=*/0), summary.seconds,
                 summary.samples_per_second);
+  std::fflush(options_.out);
+}
+
+void Progress::QualityDone(const Quality& quality) {
+  if (options_.style == Style::kNone) return;
+  EndLine();
+  absl::FPrintF(options_.out, "test set: %s\n", ToString(quality));
   std::fflush(options_.out);
 }
 

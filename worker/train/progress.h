@@ -13,6 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "worker/exchange/gradient_exchange.h"
+#include "worker/model/quality.h"
 #include "worker/options/worker_options.h"
 #include "worker/step/step_timer.h"
 #include "worker/step/training_step.h"
@@ -59,6 +60,7 @@ class Progress {
     int64_t epochs = 0;
     int64_t steps_per_epoch = 0;
     int64_t end_step = 0;
+    LossKind loss = LossKind::kSoftmax;  // kMse has no accuracy, and shows the RMSE instead
   };
   explicit Progress(const Options& options);
   // Ends the live line, so that the next output, for instance why the run has failed, begins on a line of its own.
@@ -69,6 +71,8 @@ class Progress {
   // Prints at most ten times a second (kLive) or once in ten seconds (kPlain). Loss and accuracy are this rank's.
   void Step(const FinishedStep& step, absl::Time now);
   void EpochDone(const EpochSummary& summary);
+  // After the last epoch.
+  void QualityDone(const Quality& quality);
   // Something that lasts, for instance that a rank is slow; empty when it is over. kLive shows it at the end of the
   // live line from now on, kPlain prints a line.
   void Note(absl::string_view text);

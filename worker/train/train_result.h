@@ -3,11 +3,13 @@
 #define STARRING_WORKER_TRAIN_TRAIN_RESULT_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "worker/exchange/gradient_exchange.h"
+#include "worker/model/quality.h"
 #include "worker/step/step_timer.h"
 #include "worker/train/bucket_trial.h"
 #include "worker/train/progress.h"
@@ -39,6 +41,7 @@ struct TrainResult {
   std::vector<WorkerUse> workers;           // by rank
   std::vector<StragglerRecord> stragglers;  // in the order in which they were found
   std::vector<StepLoss> losses;             // with WorkerOptions::record_losses
+  std::optional<Quality> quality;           // on the test set, by the parameters of the run's last step
   bool segment_over = false;                // stopped at a snapshot, for the next generation
   int64_t generation = 0;                   // Segment::number; of an elastic run, the last one's
   absl::Status reported;                    // NotWrittenError of the last checkpoint, else TrainOptions::report's

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <functional>
 #include <iterator>
@@ -28,6 +29,7 @@
 #include "worker/checkpoint/warm_start.h"
 #include "worker/data/loader.h"
 #include "worker/data/sampler.h"
+#include "worker/model/quality.h"
 #include "worker/step/in_flight_buckets.h"
 #include "worker/train/ranks_agree.h"
 #include "worker/train/run_buckets.h"
@@ -76,7 +78,8 @@ class Trainer {
                    .out = stdout,
                    .epochs = worker_.epochs,
                    .steps_per_epoch = steps_per_epoch_,
-                   .end_step = end_step_}),
+                   .end_step = end_step_,
+                   .loss = network_.loss()}),
         buckets_({.worker = &worker_, .buckets = options.buckets, .exchange = &exchange_, .step = &training_step_}),
         straggler_watch_(worker_.world_size) {}
 
@@ -96,7 +99,8 @@ class Trainer {
   void NameStraggler();
   void TakeFinished();
   absl::Status FinishEpoch();
-  absl::Status Evaluate(std::span<double, 3> sums);
+  absl::Status Evaluate(std::span<double, 3> sums, QualityCounts* counts);
+  absl::Status CountQuality(const Batch& batch, QualityCounts* counts);
   absl::Status SaveCheckpoint();
   absl::Status AverageBuffers();
   absl::Status SumLosses();
@@ -182,7 +186,7 @@ absl::Status Trainer::RunToEnd() {
                             .width = data_.train.width,
                             .channels = data_.train.channels,
                             .takes_numbers = data_.train.type == FieldType::kNumbers,
-                            .outputs = data_.train.classes,
+                            .outputs = data_.train.outputs(),
                             .mean = normalization_.mean,
                             .deviation = normalization_.deviation,
                             .class_names = data_.class_names});
@@ -490,8 +494,32 @@ absl::Status Trainer::AverageBuffers() {
   return absl::OkStatus();
 }
 
-// Adds this rank's part of the test set to `sums`: the loss, the number of correct answers, the number of samples.
-absl::Status Trainer::Evaluate(std::span<double, 3> sums) {
+// Adds the batch that was evaluated last.
+absl::Status Trainer::CountQuality(const Batch& batch, QualityCounts* counts) {
+  const std::vector<int64_t>& samples = batch.plan.samples;
+  std::vector<float> outputs(samples.size() * static_cast<size_t>(network_.outputs()));
+  RETURN_IF_ERROR(network_.ReadOutputs(outputs));
+  // Outputs that are not finite have no order. The loss says that training has failed.
+  if (!std::ranges::all_of(outputs, [](float output) { return std::isfinite(output); })) return absl::OkStatus();
+  // The batch itself may have the numbers of its samples alone.
+  std::vector<int32_t> labels;
+  std::vector<float> targets;
+  for (const int64_t sample : samples) {
+    if (data_.test.target == TargetType::kClass) labels.push_back(data_.test.labels[static_cast<size_t>(sample)]);
+    const auto first = data_.test.targets.begin() + sample * data_.test.target_values;
+    targets.insert(targets.end(), first, first + data_.test.target_values);
+  }
+  if (data_.test.target == TargetType::kClass) {
+    counts->Add(outputs, labels);
+  } else {
+    counts->Add(outputs, targets);
+  }
+  return absl::OkStatus();
+}
+
+// Adds this rank's part of the test set to `sums`: the loss, the number of correct answers, the number of samples; and
+// to `counts`, unless null.
+absl::Status Trainer::Evaluate(std::span<double, 3> sums, QualityCounts* counts) {
   const TraceSpan span(options_.track, "evaluate");
   const Sampler::Options sampler = TestSampler();
   const int64_t batch_count = Sampler(sampler).steps_per_epoch();
@@ -518,6 +546,7 @@ absl::Status Trainer::Evaluate(std::span<double, 3> sums) {
     // The last batch may have no sample for this rank.
     if (batch->plan.samples.empty()) continue;
     ASSIGN_OR_RETURN(const LossResult loss, training_step_.Evaluate(*batch));
+    if (counts != nullptr) RETURN_IF_ERROR(CountQuality(*batch, counts));
     losses[static_cast<size_t>(i)] = loss.loss_sum;
     correct[static_cast<size_t>(i)] = static_cast<double>(loss.correct);
     sums[2] += static_cast<double>(batch->plan.samples.size());
@@ -542,11 +571,19 @@ absl::Status Trainer::FinishEpoch() {
   RETURN_IF_ERROR(SumLosses());
   // One sum carries all four values, because each sum costs a round trip through all ranks.
   std::array<double, 4> sums = {history_.epoch_loss_sum, 0, 0, 0};  // training loss, test loss, correct, tested
-  RETURN_IF_ERROR(Evaluate(std::span(sums).subspan<1, 3>()));
+  // More is counted at the run's end alone: it may be MiB, which the ranks have to add up.
+  std::optional<QualityCounts> counts;
+  if (step_ == end_step_) counts.emplace(network_.loss(), network_.outputs());
+  RETURN_IF_ERROR(Evaluate(std::span(sums).subspan<1, 3>(), counts.has_value() ? &*counts : nullptr));
   // With leaves every rank has the losses of all.
   if (has_leaves() && worker_.rank > 0) sums[0] = sums[1] = 0;
   RETURN_IF_ERROR(exchange_.Sum(SumPurpose::kEpoch, sums));
   CHECK_EQ(static_cast<int64_t>(sums[3]), data_.test.count);  // the ranks agreed on the data at Start
+  if (counts.has_value()) {
+    RETURN_IF_ERROR(SumInParts(SumPurpose::kEvaluation, counts->counts(), &exchange_));
+    result_.quality =
+        counts->Result(sums[1], sums[2], data_.test.count, MeanVariance(data_.test.targets, data_.test.outputs()));
+  }
   const EpochSummary summary{.epoch = epoch(),
                              .train_loss = sums[0] / static_cast<double>(history_.epoch_samples),
                              .test_loss = sums[1] / sums[3],
@@ -555,6 +592,7 @@ absl::Status Trainer::FinishEpoch() {
                              .samples_per_second = static_cast<double>(history_.epoch_samples) / seconds};
   history_.epochs.push_back(summary);
   progress_.EpochDone(summary);
+  if (result_.quality.has_value()) progress_.QualityDone(*result_.quality);
   for (RunObserver* const observer : options_.observers) observer->OnEpoch(summary, step_);
   // The next epoch's clock starts after the evaluation and the observers, whose time belongs to no epoch.
   history_.epoch_loss_sum = 0;

@@ -27,7 +27,7 @@ absl::StatusOr<TrainAndTest> Sets(const Texts& train, const Texts& test) {
   TrainAndTest sets;
   for (const std::string& text : train) sets.train.labels.push_back(labels.Add(text).value());
   for (const std::string& text : test) sets.test.labels.push_back(labels.Add(text).value());
-  const absl::Status status = labels.SetClasses(sets);
+  const absl::Status status = labels.Finish(sets);
   if (!status.ok()) return status;
   return sets;
 }

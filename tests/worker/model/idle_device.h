@@ -29,10 +29,7 @@ class IdleDevice : public ReferenceDevice {
   absl::StatusOr<std::unique_ptr<Dropout>> CreateDropout(const DropoutSpec&) override {
     return std::make_unique<IdleDropout>();
   }
-  absl::StatusOr<std::unique_ptr<SoftmaxCrossEntropy>> CreateSoftmaxCrossEntropy(
-      const SoftmaxCrossEntropySpec&) override {
-    return std::make_unique<IdleLoss>();
-  }
+  absl::StatusOr<std::unique_ptr<Loss>> CreateLoss(const LossSpec&) override { return std::make_unique<IdleLoss>(); }
 
  private:
   template <typename Operation>
@@ -54,8 +51,8 @@ class IdleDevice : public ReferenceDevice {
     void Forward(const float*, int64_t, int64_t, float*) override {}
     void Backward(const float*, float*) override {}
   };
-  class IdleLoss : public SoftmaxCrossEntropy {
-    void Run(const float*, const int32_t*, float, float*) override {}
+  class IdleLoss : public Loss {
+    void Run(const float*, LossTargets, float, float*) override {}
     LossResult Result() override { return {}; }
   };
 };

@@ -21,8 +21,8 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::StartsWith;
 
-constexpr NetworkGraph::DataShape kMnist{.height = 28, .width = 28, .channels = 1, .classes = 10};
-constexpr NetworkGraph::DataShape kCifar{.height = 32, .width = 32, .channels = 3, .classes = 10};
+constexpr NetworkGraph::DataShape kMnist{.height = 28, .width = 28, .channels = 1, .outputs = 10};
+constexpr NetworkGraph::DataShape kCifar{.height = 32, .width = 32, .channels = 3, .outputs = 10};
 
 // The error message for `text`: the parser's or, with MNIST's images, the graph's.
 std::string ErrorOf(const std::string& text, const NetworkGraph::DataShape& data = kMnist) {
@@ -268,7 +268,7 @@ TEST(NetworkGraphTest, TheLossIsTheFiles) {
 
 TEST(LayerFileTest, NothingToTrainIsRefused) {
   EXPECT_EQ(
-      ErrorOf("layer { name: \"g\" global_average_pool {} }", {.height = 2, .width = 2, .channels = 3, .classes = 3}),
+      ErrorOf("layer { name: \"g\" global_average_pool {} }", {.height = 2, .width = 2, .channels = 3, .outputs = 3}),
       "my.textproto: no layer has anything to train");
 }
 
@@ -292,7 +292,7 @@ TEST(LayerFileTest, ASampleHasALimit) {
       "layer { name: \"fc\" dense { units: 10 } }";
   const auto shape = [](int64_t width) {
     return NetworkGraph::DataShape{
-        .height = kSampleElementsMax / kLayerWidthMax / 64, .width = width, .channels = 1, .classes = 10};
+        .height = kSampleElementsMax / kLayerWidthMax / 64, .width = width, .channels = 1, .outputs = 10};
   };
   EXPECT_TRUE(NetworkGraph::Create(*LayerFile::Parse(deep, ""), shape(64)).ok());
   EXPECT_THAT(ErrorOf(deep, shape(65)), HasSubstr("at most 2147483648 are allowed"));

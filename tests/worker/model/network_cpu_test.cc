@@ -42,7 +42,7 @@ class Trainee {
     std::mt19937 random(1);
     std::normal_distribution<float> normal;
     for (float& value : images_.span()) value = normal(random);
-    for (int32_t& label : labels_) label = static_cast<int32_t>(random() % options.classes);
+    for (int32_t& label : labels_) label = static_cast<int32_t>(random() % options.outputs);
     parameters_ = AlignedFloats(network_->layout().element_count());
     gradients_ = AlignedFloats(network_->layout().element_count());
     network_->InitializeParameters(1, parameters_.span());
@@ -90,7 +90,7 @@ class NetworkCpuTest : public testing::TestWithParam<NetworkCase> {
     return {.height = c.height,
             .width = c.width,
             .channels = c.channels,
-            .classes = c.classes,
+            .outputs = c.classes,
             .batch_max = c.batch,
             .seed = 5};
   }
@@ -130,8 +130,8 @@ struct Shipped {
   const char* model;
   NetworkOptions options;
 };
-constexpr NetworkOptions kMnist = {.height = 28, .width = 28, .channels = 1, .classes = 10, .batch_max = 9, .seed = 2};
-constexpr NetworkOptions kCifar = {.height = 16, .width = 16, .channels = 3, .classes = 10, .batch_max = 9, .seed = 2};
+constexpr NetworkOptions kMnist = {.height = 28, .width = 28, .channels = 1, .outputs = 10, .batch_max = 9, .seed = 2};
+constexpr NetworkOptions kCifar = {.height = 16, .width = 16, .channels = 3, .outputs = 10, .batch_max = 9, .seed = 2};
 
 class ShippedCpuTest : public testing::TestWithParam<Shipped> {
  protected:

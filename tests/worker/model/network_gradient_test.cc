@@ -36,7 +36,7 @@ class NetworkGradientTest : public testing::TestWithParam<NetworkCase> {
                                                                        {.height = c.height,
                                                                         .width = c.width,
                                                                         .channels = c.channels,
-                                                                        .classes = c.classes,
+                                                                        .outputs = c.classes,
                                                                         .batch_max = c.batch + 2,
                                                                         .seed = 5},
                                                                        &device_);

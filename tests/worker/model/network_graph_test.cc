@@ -13,8 +13,8 @@
 namespace starring {
 namespace {
 
-constexpr NetworkGraph::DataShape kMnist{.height = 28, .width = 28, .channels = 1, .classes = 10};
-constexpr NetworkGraph::DataShape kCifar{.height = 32, .width = 32, .channels = 3, .classes = 10};
+constexpr NetworkGraph::DataShape kMnist{.height = 28, .width = 28, .channels = 1, .outputs = 10};
+constexpr NetworkGraph::DataShape kCifar{.height = 32, .width = 32, .channels = 3, .outputs = 10};
 
 NetworkGraph GraphOf(const std::string& model, const NetworkGraph::DataShape& data) {
   return *NetworkGraph::Create(*LayerFile::Load(model), data);

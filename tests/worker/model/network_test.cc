@@ -36,7 +36,7 @@ constexpr char kSmall[] =
     "layer { name: \"fc\" dense { units: 3 } }\n";
 constexpr int64_t kBatchMax = 6;
 constexpr NetworkOptions kSmallOptions{
-    .height = 4, .width = 6, .channels = 2, .classes = 3, .batch_max = kBatchMax, .seed = 9};
+    .height = 4, .width = 6, .channels = 2, .outputs = 3, .batch_max = kBatchMax, .seed = 9};
 
 absl::Status Nothing(int) { return absl::OkStatus(); }
 
@@ -304,7 +304,7 @@ TEST(NetworkProgramTest, ResidualGradientsAreMaskedWhereTheyAreAdded) {
   const absl::StatusOr<LayerFile> file = LayerFile::Load("resnet20");
   ASSERT_TRUE(file.ok()) << file.status();
   const absl::StatusOr<NetworkGraph> graph =
-      NetworkGraph::Create(*file, {.height = 32, .width = 32, .channels = 3, .classes = 10});
+      NetworkGraph::Create(*file, {.height = 32, .width = 32, .channels = 3, .outputs = 10});
   ASSERT_TRUE(graph.ok()) << graph.status();
   std::map<Instruction::Operation, int> counts;
   for (const std::vector<Instruction>& layer : BuildTrainingProgram(*graph).backward) {
@@ -323,7 +323,7 @@ TEST(NetworkMemoryTest, AChainReusesWhatIsDead) {
     absl::StrAppend(&text, "layer { name: \"c", l, "\" conv2d { out_channels: 4 kernel: 3 padding: 1 relu: true } }\n");
   }
   text += "layer { name: \"g\" global_average_pool {} } layer { name: \"fc\" dense { units: 3 } }";
-  NetworkOptions options = {.height = 8, .width = 8, .channels = 4, .classes = 3, .batch_max = 2};
+  NetworkOptions options = {.height = 8, .width = 8, .channels = 4, .outputs = 3, .batch_max = 2};
   const int64_t activation_bytes = options.batch_max * 8 * 8 * 4 * 4;
   const int64_t training_bytes = MakeNetwork(&device, text, options)->arena_bytes();
   // 30 activations are kept, and at most two gradients are alive at a time.
@@ -336,7 +336,7 @@ TEST(NetworkMemoryTest, AChainReusesWhatIsDead) {
 
 TEST(NetworkMemoryTest, AllocatesNothingOnceABatchSizeIsKnown) {
   IdleDevice device;
-  const NetworkOptions options = {.height = 16, .width = 16, .channels = 3, .classes = 10, .batch_max = 4};
+  const NetworkOptions options = {.height = 16, .width = 16, .channels = 3, .outputs = 10, .batch_max = 4};
   for (const char* name : {"lenet5", "mnist_cnn", "resnet20"}) {
     std::unique_ptr<Network> network = LoadNetwork(&device, name, options);
     std::vector<float> images(4 * 16 * 16 * 3), parameters(network->layout().element_count()), gradients(parameters);
@@ -386,8 +386,8 @@ TEST(NetworkMemoryTest, ZerosStayInTheirPlaceWhileCopiesAreInFlight) {
 
 TEST(NetworkMemoryTest, ShippedModels) {
   ReferenceDevice device;
-  const NetworkOptions mnist = {.height = 28, .width = 28, .channels = 1, .classes = 10, .batch_max = 64};
-  const NetworkOptions cifar = {.height = 32, .width = 32, .channels = 3, .classes = 10, .batch_max = 64};
+  const NetworkOptions mnist = {.height = 28, .width = 28, .channels = 1, .outputs = 10, .batch_max = 64};
+  const NetworkOptions cifar = {.height = 32, .width = 32, .channels = 3, .outputs = 10, .batch_max = 64};
   for (const char* name : {"logreg", "mlp", "lenet5", "mnist_cnn"}) {
     RecordProperty(absl::StrCat(name, "_arena_bytes"), absl::StrCat(LoadNetwork(&device, name, mnist)->arena_bytes()));
   }
@@ -400,14 +400,14 @@ TEST(NetworkMemoryTest, ShippedModels) {
 TEST(NetworkErrorTest, ShapesThatDoNotFitAreRefusedWithTheirLine) {
   ReferenceDevice device;
   absl::StatusOr<LayerFile> file = LayerFile::Parse("layer { name: \"fc\"\n dense { units: 10 } }", "ten.textproto");
-  NetworkOptions options = {.height = 28, .width = 28, .channels = 1, .classes = 26, .batch_max = 1};
+  NetworkOptions options = {.height = 28, .width = 28, .channels = 1, .outputs = 26, .batch_max = 1};
   absl::Status status = Network::Create(*file, options, &device).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()), HasSubstr("ten.textproto:2:"));
   EXPECT_THAT(std::string(status.message()), HasSubstr("10 outputs, the data set has 26 classes"));
   file = LayerFile::Load("lenet5");
   EXPECT_TRUE(Network::Create(*file, options, &device).ok());
-  options = {.height = 6, .width = 6, .channels = 1, .classes = 10, .batch_max = 1};
+  options = {.height = 6, .width = 6, .channels = 1, .outputs = 10, .batch_max = 1};
   status = Network::Create(*file, options, &device).status();
   EXPECT_THAT(std::string(status.message()), HasSubstr("layer conv2: kernel 5 is larger than its input, 3 x 3 x 6"));
 }

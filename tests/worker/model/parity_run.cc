@@ -173,7 +173,7 @@ int main(int argc, char** argv) {
   const starring::NetworkOptions options = {.height = std::atoi(argv[3]),
                                             .width = std::atoi(argv[4]),
                                             .channels = std::atoi(argv[5]),
-                                            .classes = 10,
+                                            .outputs = 10,
                                             .batch_max = 5};
   std::unique_ptr<starring::Device> device = std::make_unique<starring::ReferenceDevice>();
   if (std::string(argv[1]) == "cpu") {

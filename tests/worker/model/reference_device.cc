@@ -286,32 +286,33 @@ class ReferenceDropout : public Dropout {
   std::vector<float> factors_;
 };
 
-class ReferenceSoftmaxCrossEntropy : public SoftmaxCrossEntropy {
+class ReferenceSoftmaxCrossEntropy : public Loss {
  public:
-  explicit ReferenceSoftmaxCrossEntropy(const SoftmaxCrossEntropySpec& spec) : s_(spec) {}
+  explicit ReferenceSoftmaxCrossEntropy(const LossSpec& spec) : s_(spec) {}
 
-  void Run(const float* logits, const int32_t* labels, float scale, float* dlogits) override {
+  void Run(const float* logits, LossTargets targets, float scale, float* dlogits) override {
+    const int32_t* const labels = targets.labels();
     result_ = {};
     for (int64_t n = 0; n < s_.batch; ++n) {
-      const std::vector<double> row(logits + n * s_.classes, logits + (n + 1) * s_.classes);
+      const std::vector<double> row(logits + n * s_.outputs, logits + (n + 1) * s_.outputs);
       const auto best = std::max_element(row.begin(), row.end());
       double sum = 0;
       for (const double value : row) sum += std::exp(value - *best);
       result_.correct += best - row.begin() == labels[n];
-      for (int64_t c = 0; c < s_.classes; ++c) {
+      for (int64_t c = 0; c < s_.outputs; ++c) {
         const double smoothing = s_.label_smoothing;
-        const double target = smoothing / static_cast<double>(s_.classes) + (c == labels[n] ? 1 - smoothing : 0);
+        const double target = smoothing / static_cast<double>(s_.outputs) + (c == labels[n] ? 1 - smoothing : 0);
         result_.loss_sum += target * (std::log(sum) + *best - row[c]);
         if (dlogits == nullptr) continue;
         const double softmax = std::exp(row[c] - *best) / sum;
-        dlogits[n * s_.classes + c] = static_cast<float>(scale * (softmax - target));
+        dlogits[n * s_.outputs + c] = static_cast<float>(scale * (softmax - target));
       }
     }
   }
   LossResult Result() override { return result_; }
 
  private:
-  const SoftmaxCrossEntropySpec s_;
+  const LossSpec s_;
   LossResult result_;
 };
 
@@ -345,8 +346,7 @@ absl::StatusOr<std::unique_ptr<Dropout>> ReferenceDevice::CreateDropout(const Dr
   ++operations_created_;
   return std::make_unique<ReferenceDropout>(spec);
 }
-absl::StatusOr<std::unique_ptr<SoftmaxCrossEntropy>> ReferenceDevice::CreateSoftmaxCrossEntropy(
-    const SoftmaxCrossEntropySpec& spec) {
+absl::StatusOr<std::unique_ptr<Loss>> ReferenceDevice::CreateLoss(const LossSpec& spec) {
   ++operations_created_;
   return std::make_unique<ReferenceSoftmaxCrossEntropy>(spec);
 }

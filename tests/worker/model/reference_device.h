@@ -21,8 +21,7 @@ class ReferenceDevice : public Device {
       const GlobalAveragePoolSpec& spec) override;
   absl::StatusOr<std::unique_ptr<BatchNorm>> CreateBatchNorm(const BatchNormSpec& spec) override;
   absl::StatusOr<std::unique_ptr<Dropout>> CreateDropout(const DropoutSpec& spec) override;
-  absl::StatusOr<std::unique_ptr<SoftmaxCrossEntropy>> CreateSoftmaxCrossEntropy(
-      const SoftmaxCrossEntropySpec& spec) override;
+  absl::StatusOr<std::unique_ptr<Loss>> CreateLoss(const LossSpec& spec) override;
 
   void Relu(const float* x, float* y, int64_t count) override;
   void ReluBackward(const float* y, const float* dy, float* dx, int64_t count) override;

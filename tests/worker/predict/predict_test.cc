@@ -59,7 +59,7 @@ class PredictTest : public ::testing::Test {
   void Write(int64_t step, float bias_of_1 = 0, const std::string& layers = kLayers) {
     const auto network =
         Network::Create(*LayerFile::Parse(kLayers, "test"),
-                        {.height = 1, .width = 1, .channels = 2, .classes = 7, .batch_max = 1}, device_.get());
+                        {.height = 1, .width = 1, .channels = 2, .outputs = 7, .batch_max = 1}, device_.get());
     const Layout& layout = (*network)->layout();
     Checkpoint checkpoint{.step = step,
                           .config = config_,

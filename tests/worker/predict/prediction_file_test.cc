@@ -26,7 +26,7 @@ std::string PathOf(const std::string& name) { return ::testing::TempDir() + "/" 
 TEST(PredictionFileTest, CsvHasARowForEachSample) {
   const std::string path = PathOf("named.csv");
   const auto file =
-      PredictionFile::Create({.path = path, .samples = 3, .classes = 2, .class_names = {"rose", "lily, \"white\""}});
+      PredictionFile::Create({.path = path, .samples = 3, .outputs = 2, .class_names = {"rose", "lily, \"white\""}});
   ASSERT_TRUE(file.ok()) << file.status();
   ASSERT_TRUE((*file)->Append(std::vector<float>{0.25f, 0.75f}).ok());
   EXPECT_FALSE(std::filesystem::exists(path));  // not before it is whole
@@ -38,7 +38,7 @@ TEST(PredictionFileTest, CsvHasARowForEachSample) {
 
 TEST(PredictionFileTest, CsvWithoutNamesHasNoColumnForThem) {
   const std::string path = PathOf("plain.csv");
-  const auto file = PredictionFile::Create({.path = path, .samples = 1, .classes = 3, .class_names = {}});
+  const auto file = PredictionFile::Create({.path = path, .samples = 1, .outputs = 3, .class_names = {}});
   ASSERT_TRUE((*file)->Append(std::vector<float>{0.1f, 0.2f, 0.7f}).ok());
   ASSERT_TRUE((*file)->Commit().ok());
   EXPECT_EQ(Content(path), "index,predicted,p0,p1,p2\n0,2,0.100000001,0.200000003,0.699999988\n");
@@ -46,7 +46,7 @@ TEST(PredictionFileTest, CsvWithoutNamesHasNoColumnForThem) {
 
 TEST(PredictionFileTest, NpyIsAnArrayOfTwoDimensions) {
   const std::string path = PathOf("p.npy");
-  const auto file = PredictionFile::Create({.path = path, .samples = 2, .classes = 2, .class_names = {}});
+  const auto file = PredictionFile::Create({.path = path, .samples = 2, .outputs = 2, .class_names = {}});
   ASSERT_TRUE((*file)->Append(std::vector<float>{1, 0, 0, 1}).ok());
   ASSERT_TRUE((*file)->Commit().ok());
   const std::string content = Content(path);
@@ -58,12 +58,12 @@ TEST(PredictionFileTest, NpyIsAnArrayOfTwoDimensions) {
 }
 
 TEST(PredictionFileTest, RefusesOtherNamesAndPlaces) {
-  EXPECT_THAT(PredictionFile::Create({.path = PathOf("p.txt"), .samples = 1, .classes = 1, .class_names = {}})
+  EXPECT_THAT(PredictionFile::Create({.path = PathOf("p.txt"), .samples = 1, .outputs = 1, .class_names = {}})
                   .status()
                   .message(),
               HasSubstr("p.txt: expected a name that ends in .csv or .npy"));
   const auto nowhere =
-      PredictionFile::Create({.path = "/nowhere/p.csv", .samples = 1, .classes = 1, .class_names = {}}).status();
+      PredictionFile::Create({.path = "/nowhere/p.csv", .samples = 1, .outputs = 1, .class_names = {}}).status();
   EXPECT_TRUE(IsNotWritten(nowhere)) << nowhere;
 }
 

@@ -68,7 +68,7 @@ class CudaTrainingStepTest : public testing::Test {
                                {.height = 4,
                                 .width = 4,
                                 .channels = 1,
-                                .classes = 10,
+                                .outputs = 10,
                                 .batch_max = kGlobalBatch,
                                 .evaluation_batch_max = kEvaluationBatchMax},
                                device_.get())

@@ -26,7 +26,7 @@ class GpuMemoryTest : public testing::Test {
 
   // The evaluation's batch has 64 samples: `batch` may be larger or smaller.
   static NetworkOptions ShapeOf(int64_t batch) {
-    return {.height = 28, .width = 28, .channels = 1, .classes = 10, .batch_max = batch, .evaluation_batch_max = 64};
+    return {.height = 28, .width = 28, .channels = 1, .outputs = 10, .batch_max = batch, .evaluation_batch_max = 64};
   }
   static TrainAndTest MakeData() {
     return LoadDataset({.name = "synthetic", .synthetic_train_count = 4000, .synthetic_test_count = 1000}).value();

@@ -1,0 +1,129 @@
+#include "worker/model/quality.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "common/base/check.h"
+
+namespace starring {
+namespace {
+
+constexpr int64_t kBins = 1 << 16;
+
+// A score's place among kBins, in rising order. Scores near 0, where most of them are, have the finest bins: 3e-5 at 0,
+// 0.003 at 8. Scores of one bin count as equal.
+int64_t BinOf(float score) {
+  const double squeezed = score / (1 + std::fabs(double{score}));  // from -1 to 1
+  return std::clamp(static_cast<int64_t>((squeezed + 1) / 2 * kBins), int64_t{0}, kBins - 1);
+}
+
+}  // namespace
+
+std::string ToString(const Quality& q) {
+  std::string line = absl::StrFormat("loss %.6f", q.loss_mean);
+  if (q.loss == LossKind::kMse) {
+    absl::StrAppendFormat(&line, ", RMSE %.4g, R2 %.4f", q.rmse, q.r2);
+    return line;
+  }
+  absl::StrAppendFormat(&line, ", accuracy %.2f %%", 100 * q.accuracy);
+  if (q.loss == LossKind::kSoftmax) absl::StrAppendFormat(&line, ", top 5 %.2f %%", 100 * q.top5);
+  if (q.auc > 0) absl::StrAppendFormat(&line, ", AUC %.4f", q.auc);
+  return line;
+}
+
+QualityCounts::QualityCounts(LossKind loss, int64_t outputs) : loss_(loss), outputs_(outputs) {
+  CHECK_GE(outputs, 1);
+  size_t size = 0;
+  if (loss == LossKind::kSoftmax) {
+    confusion_ = 1;
+    size = confusion_ + static_cast<size_t>(outputs <= kConfusionClassesMax ? outputs * outputs : 0);
+    auc_outputs_ = outputs == 2 ? 1 : 0;
+  }
+  if (loss == LossKind::kBce) auc_outputs_ = outputs <= kAucOutputsMax ? outputs : 0;
+  auc_ = size;
+  counts_.resize(size + static_cast<size_t>(2 * kBins * auc_outputs_));
+}
+
+void QualityCounts::Add(std::span<const float> outputs, std::span<const int32_t> labels) {
+  CHECK(loss_ == LossKind::kSoftmax);
+  CHECK_EQ(outputs.size(), labels.size() * static_cast<size_t>(outputs_));
+  for (size_t i = 0; i < labels.size(); ++i) {
+    const auto row = outputs.subspan(i * static_cast<size_t>(outputs_), static_cast<size_t>(outputs_));
+    const auto label = static_cast<size_t>(labels[i]);
+    // Of equal outputs the first counts as the larger, as in LossResult.
+    const auto above = std::ranges::count_if(
+        row, [&](const float& other) { return other > row[label] || (other == row[label] && &other < &row[label]); });
+    counts_[0] += above < kTopClasses ? 1 : 0;
+    const auto largest = static_cast<size_t>(std::ranges::max_element(row) - row.begin());
+    if (outputs_ <= kConfusionClassesMax) counts_[confusion_ + label * static_cast<size_t>(outputs_) + largest] += 1;
+    if (auc_outputs_ == 1) AddScore(0, row[1] - row[0], label == 1);
+  }
+}
+
+void QualityCounts::Add(std::span<const float> outputs, std::span<const float> targets) {
+  CHECK_EQ(outputs.size(), targets.size());
+  for (size_t i = 0; i < outputs.size() && auc_outputs_ > 0; ++i) {
+    AddScore(static_cast<int64_t>(i) % outputs_, outputs[i], targets[i] > 0.5f);
+  }
+}
+
+void QualityCounts::AddScore(int64_t output, float score, bool positive) {
+  counts_[auc_ + static_cast<size_t>(2 * (output * kBins + BinOf(score)) + (positive ? 1 : 0))] += 1;
+}
+
+// The probability that a sample of the second kind has a higher score than one of the first; equal scores count half
+// (Fawcett, "An introduction to ROC analysis", 2006, section 7).
+double QualityCounts::Auc() const {
+  double sum = 0;
+  int64_t measured = 0;
+  for (int64_t output = 0; output < auc_outputs_; ++output) {
+    double negatives = 0, positives = 0, pairs = 0;
+    for (int64_t bin = 0; bin < kBins; ++bin) {
+      const double* const count = counts_.data() + auc_ + 2 * (output * kBins + bin);
+      pairs += count[1] * (negatives + count[0] / 2);
+      negatives += count[0];
+      positives += count[1];
+    }
+    if (negatives == 0 || positives == 0) continue;
+    sum += pairs / (negatives * positives);
+    ++measured;
+  }
+  return measured == 0 ? 0 : sum / static_cast<double>(measured);
+}
+
+Quality QualityCounts::Result(double loss_sum, double correct, int64_t samples, double target_variance) const {
+  const double count = static_cast<double>(std::max<int64_t>(1, samples));
+  Quality quality{.loss = loss_, .loss_mean = loss_sum / count, .auc = Auc(), .confusion = {}};
+  if (loss_ == LossKind::kMse) {
+    quality.rmse = std::sqrt(quality.loss_mean);
+    quality.r2 = target_variance > 0 ? 1 - quality.loss_mean / target_variance : 0;
+    return quality;
+  }
+  quality.accuracy = correct / count;
+  if (loss_ == LossKind::kSoftmax) {
+    quality.top5 = counts_[0] / count;
+    const auto begin = counts_.begin() + static_cast<int64_t>(confusion_);
+    quality.confusion.assign(begin, counts_.begin() + static_cast<int64_t>(auc_));
+  }
+  return quality;
+}
+
+double MeanVariance(std::span<const float> values, int64_t outputs) {
+  const auto columns = static_cast<size_t>(outputs);
+  const auto count = static_cast<double>(values.size() / columns);
+  if (count == 0) return 0;
+  std::vector<double> means(columns);
+  for (size_t i = 0; i < values.size(); ++i) means[i % columns] += values[i];
+  for (double& mean : means) mean /= count;
+  // In a second pass, because sums of squares lose the variance of a column whose mean is far from 0.
+  double sum = 0;
+  for (size_t i = 0; i < values.size(); ++i) {
+    const double distance = values[i] - means[i % columns];
+    sum += distance * distance;
+  }
+  return sum / (count * static_cast<double>(outputs));
+}
+
+}  // namespace starring
