@@ -275,7 +275,7 @@ class Training {
 
   void Step() {
     const auto elements = static_cast<size_t>(network_->layout().element_count());
-    const Network::TrainStep step = {.input = {.images = images_, .labels = labels_.data(), .batch = kBatch},
+    const Network::TrainStep step = {.input = {.images = images_, .targets = labels_.data(), .batch = kBatch},
                                      .step = step_,
                                      .loss_scale = 1.0f / kBatch,
                                      .parameters = {parameters_, elements},

@@ -76,7 +76,7 @@ absl::StatusOr<WorkCounts> CountStep(const CountedStep& step) {
                                                        {.height = images.height,
                                                         .width = images.width,
                                                         .channels = images.channels,
-                                                        .classes = images.classes,
+                                                        .outputs = images.classes,
                                                         .batch_max = step.batch,
                                                         .evaluation_batch_max = 1},
                                                        device.get()));

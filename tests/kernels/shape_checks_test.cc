@@ -56,7 +56,7 @@ TEST(ShapeChecksTest, LabelSmoothingIsBelowOne) {
         loss, [wrong](auto& s) { s.label_smoothing = wrong; }, "must be in [0, 1)");
   }
   ExpectRefused(
-      loss, [](auto& s) { s.label_smoothing = 1; }, "softmax cross entropy: label_smoothing is 1");
+      loss, [](auto& s) { s.label_smoothing = 1; }, "loss: label_smoothing is 1");
 }
 
 TEST(ShapeChecksTest, AKernelFitsIntoThePaddedInput) {

@@ -95,7 +95,7 @@ class ReferenceJob {
     CHECK_EQ(batch->plan.step, step);
     const Network::TrainStep work{
         .input = {.images = batch->images.data(),
-                  .labels = batch->labels.data(),
+                  .targets = batch->labels.data(),
                   .batch = static_cast<int64_t>(batch->plan.samples.size())},
         .step = step,
         .first_sample = batch->plan.first_sample,

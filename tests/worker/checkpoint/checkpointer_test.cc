@@ -89,7 +89,7 @@ class CheckpointerTest : public testing::Test {
     rank->options.checkpoint_dir = dir_;
     rank->options.exchange_deadline = exchange_deadline_;
     rank->options.checkpoint_deadline = checkpoint_deadline_;
-    const NetworkOptions shape{.height = 4, .width = 4, .channels = 1, .classes = 10, .batch_max = 1};
+    const NetworkOptions shape{.height = 4, .width = 4, .channels = 1, .outputs = 10, .batch_max = 1};
     rank->device = CreateCpuDevice({.threads = 1}).value();
     rank->network = Network::Create(LayerFile::Load("logreg").value(), shape, rank->device.get()).value();
     const Layout& layout = rank->network->layout();

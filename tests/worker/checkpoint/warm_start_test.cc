@@ -34,7 +34,7 @@ class WarmStartTest : public ::testing::Test {
   WarmStartTest() {
     device_ = CreateCpuDevice({}).value();
     network_ = Network::Create(LayerFile::Parse(kLayers, "n.textproto").value(),
-                               {.height = 3, .width = 3, .channels = 3, .classes = 4, .batch_max = 1}, device_.get())
+                               {.height = 3, .width = 3, .channels = 3, .outputs = 4, .batch_max = 1}, device_.get())
                    .value();
     for (const Tensor& tensor : network_->layout().tensors()) Add(tensor.spec.name, TorchShape(tensor.spec));
     for (const NetworkBuffer& buffer : network_->buffers()) {

@@ -254,6 +254,12 @@ TEST_F(CifarReaderTest, NamesAMissingFile) {
   EXPECT_THAT(dataset.status().message(), HasSubstr(folder_ + "/none"));
 }
 
+// The bytes of values, little-endian.
+template <class T>
+std::string Bytes(std::initializer_list<T> values) {
+  return {reinterpret_cast<const char*>(std::data(values)), values.size() * sizeof(T)};
+}
+
 class NpyReaderTest : public ::testing::Test {
  protected:
   absl::StatusOr<Dataset> Read(const std::string& images, const std::string& labels) {
@@ -317,16 +323,16 @@ TEST_F(NpyReaderTest, RefusesOtherLabels) {
               HasSubstr("/labels.npy: label of sample 1 is -1, expected 0 to 65535"));
   EXPECT_THAT(Refusal(images_, Npy("<u4", "(2,)", std::string("\0\0\1\0\0\0\0\0", 8))),
               HasSubstr("/labels.npy: label of sample 0 is 65536, expected 0 to 65535"));
-  EXPECT_THAT(Refusal(images_, Npy("<f4", "(2,)", std::string(8, '\0'))),
-              HasSubstr("/labels.npy has elements of type float32, expected integers"));
   EXPECT_THAT(Refusal(images_, Npy("|u1", "(3,)", "abc")), HasSubstr("/labels.npy has the shape (3), expected (2)"));
-  EXPECT_THAT(Refusal(images_, Npy("|u1", "(2, 2)", "abcd")), HasSubstr("has the shape (2, 2), expected (2)"));
-}
-
-// The bytes of values, little-endian.
-template <class T>
-std::string Bytes(std::initializer_list<T> values) {
-  return {reinterpret_cast<const char*>(std::data(values)), values.size() * sizeof(T)};
+  EXPECT_THAT(Refusal(images_, Npy("|u1", "(2, 1, 1)", "ab")), HasSubstr("has the shape (2, 1, 1), expected (2)"));
+  EXPECT_THAT(Refusal(images_, Npy("<i4", "(2, 2)", std::string(16, '\0'))),
+              HasSubstr("/labels.npy has the shape (2, 2) and elements of type int32, expected one integer a sample"));
+  EXPECT_THAT(Refusal(images_, Npy("|u1", "(2, 2)", std::string("\0\1\2\1", 4))),
+              HasSubstr("/labels.npy: label 0 of sample 1 is 2, expected a bit, 0 or 1"));
+  EXPECT_THAT(Refusal(images_, Npy("<f4", "(2, 2)", Bytes<float>({0, 0, 0, INFINITY}))),
+              HasSubstr("/labels.npy: label 1 of sample 1 is inf, expected a finite float32"));
+  EXPECT_THAT(Refusal(images_, Npy("|b1", "(2, 70000)", std::string(140000, '\0'))),
+              HasSubstr("has the shape (2, 70000), expected at most 65536 values of a sample"));
 }
 
 std::vector<float> NumbersOf(const Dataset& set) {
@@ -362,6 +368,27 @@ TEST_F(NpyReaderTest, RefusesNumbersThatAreNotFinite) {
   EXPECT_THAT(refusal(Npy("<f2", "(2, 3)", Bytes<uint16_t>({0xfc00, 0, 0, 0, 0, 0}))),
               HasSubstr("/images.npy: value 0 of sample 0 is -inf, expected a finite float32"));
   EXPECT_THAT(refusal(Npy("<f2", "(2, 3)", Bytes<uint16_t>({0, 0x7c01, 0, 0, 0, 0}))), HasSubstr("is nan"));
+}
+
+TEST_F(NpyReaderTest, LabelsMayBeNumbersOrBits) {
+  const auto numbers = Read(images_, Npy("<f8", "(2, 2)", Bytes<double>({1.5, -2, 0.1, 7})));
+  ASSERT_TRUE(numbers.ok()) << numbers.status();
+  EXPECT_EQ(numbers->target, TargetType::kNumbers);
+  EXPECT_EQ(numbers->outputs(), 2);
+  EXPECT_EQ(numbers->classes, 0);
+  EXPECT_THAT(numbers->labels, testing::IsEmpty());
+  EXPECT_THAT(numbers->targets, testing::ElementsAre(1.5f, -2, 0.1f, 7));
+  EXPECT_EQ(numbers->labels_crc32c, ExtendCrc32cByTable(0, std::as_bytes(std::span(numbers->targets))));
+  EXPECT_EQ(Read(images_, Npy("<f2", "(2,)", Bytes<uint16_t>({0x3c00, 0xc000})))->targets, (std::vector<float>{1, -2}));
+  for (const std::string type : {"|b1", "|u1"}) {
+    const auto bits = Read(images_, Npy(type, "(2, 3)", std::string("\0\1\1\1\0\0", 6)));
+    ASSERT_TRUE(bits.ok()) << bits.status();
+    EXPECT_EQ(bits->target, TargetType::kBits);
+    EXPECT_EQ(bits->target_values, 3);
+    EXPECT_THAT(bits->targets, testing::ElementsAre(0, 1, 1, 1, 0, 0));
+  }
+  EXPECT_THAT(Read(images_, Npy("|b1", "(2,)", std::string("\1\0", 2)))->targets, testing::ElementsAre(1, 0));
+  EXPECT_EQ(Read(images_, Npy("|u1", "(2, 1)", std::string("\1\0", 2)))->target, TargetType::kClass);
 }
 
 TEST_F(NpyReaderTest, ReadsMoreNumbersThanOnePiece) {

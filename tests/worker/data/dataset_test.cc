@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -192,6 +193,53 @@ TEST(DatasetTest, APartOfTheSamplesBecomesATestSet) {
   }
   EXPECT_EQ(DatasetFacts(*sets), DatasetFacts(*load(0.25, 1)));
   EXPECT_NE(DatasetFacts(*sets), DatasetFacts(*load(0.25, 2)));
+}
+
+TEST(DatasetTest, TargetsAreThoseOfTheLoss) {
+  const std::string folder = MakeFolder("targets");
+  const std::string csv = WriteFile(folder, "train.csv", "x,y\n1,0\n2,1\n3,1\n4,0\n");
+  const auto load = [&](std::string name, std::string place, std::optional<TargetType> target) {
+    DatasetOptions options{.name = std::move(name), .data_dir = std::move(place), .test_fraction = 0.5};
+    options.target = target;
+    return LoadDataset(options);
+  };
+  const auto classes = load("csv", csv, std::nullopt), numbers = load("csv", csv, TargetType::kNumbers),
+             bits = load("csv", csv, TargetType::kBits);
+  ASSERT_TRUE(numbers.ok()) << numbers.status();
+  ASSERT_TRUE(bits.ok()) << bits.status();
+  EXPECT_EQ(classes->train.outputs(), 2);
+  for (const auto* const sets : {&*numbers, &*bits}) {
+    EXPECT_EQ(sets->train.outputs(), 1);
+    EXPECT_THAT(sets->train.labels, testing::IsEmpty());
+    EXPECT_EQ(sets->train.targets, std::vector<float>(classes->train.labels.begin(), classes->train.labels.end()));
+    EXPECT_EQ(sets->test.targets, std::vector<float>(classes->test.labels.begin(), classes->test.labels.end()));
+    EXPECT_EQ(sets->train.images, classes->train.images);
+  }
+  EXPECT_EQ(bits->train.target, TargetType::kBits);
+  EXPECT_THAT(DatasetFacts(*bits)[0].second, HasSubstr("numbers with bits, 1 a sample, CRC-32C"));
+  // The other number of a two-class label is 1, whatever it is called.
+  const std::string libsvm = WriteFile(folder, "a9a", "-1 1:1\n+1 1:2\n+1 1:3\n-1 1:4\n");
+  EXPECT_EQ(load("libsvm", libsvm, TargetType::kBits)->train.targets, bits->train.targets);
+  EXPECT_EQ(load("libsvm", libsvm, TargetType::kNumbers)->train.targets.size(), 2u);
+  const std::string names = WriteFile(folder, "names.csv", "x,y\n1,no\n2,yes\n3,maybe\n");
+  EXPECT_THAT(load("csv", names, TargetType::kBits).status().message(),
+              HasSubstr("has labels that are 3 classes; the loss of the layer file, bce, needs bits: .npy labels that "
+                        "are bool, or two classes"));
+  EXPECT_THAT(load("csv", names, TargetType::kNumbers).status().message(),
+              HasSubstr("names.csv, line 2, column 2 (\"y\"): expected a finite number of float32 as label, found "
+                        "\"no\": the model's loss compares with numbers"));
+  WriteFile(folder, "npy/train_images.npy", Npy("|u1", "(4, 1)", "abcd"));
+  WriteFile(folder, "npy/train_labels.npy", Npy("|b1", "(4, 2)", std::string("\0\1\0\1\1\1\1\1", 8)));
+  const auto npy = load("npy", folder + "/npy", TargetType::kBits);
+  ASSERT_TRUE(npy.ok()) << npy.status();
+  EXPECT_EQ(npy->train.targets.size(), 4u);
+  EXPECT_EQ(npy->test.targets.size(), 4u);
+  EXPECT_THAT(load("npy", folder + "/npy", TargetType::kClass).status().message(),
+              HasSubstr("has labels that are bits, 2 a sample; the loss of the layer file, softmax, needs classes"));
+  WriteFile(folder, "npy/test_images.npy", Npy("|u1", "(1, 1)", "a"));
+  WriteFile(folder, "npy/test_labels.npy", Npy("|b1", "(1, 3)", std::string("\0\1\0", 3)));
+  EXPECT_THAT(LoadDataset({.name = "npy", .data_dir = folder + "/npy"}).status().message(),
+              HasSubstr("training labels are bits, 2 a sample, test labels bits, 3 a sample: expected one type"));
 }
 
 TEST(DatasetTest, ReadsTables) {

@@ -213,6 +213,29 @@ TEST(LoaderTest, TheSameBatchesWhateverThreadsAndDepth) {
   }
 }
 
+TEST(LoaderTest, TargetsAreThoseOfTheSamples) {
+  Dataset dataset = MakeDataset(40, 1);
+  dataset.target = TargetType::kNumbers;
+  dataset.target_values = 3;
+  dataset.labels.clear();
+  for (int i = 0; i < 120; ++i) dataset.targets.push_back(static_cast<float>(i));
+  for (const auto format : {Loader::Format::kNormalized, Loader::Format::kStored}) {
+    Loader::Options options = MakeOptions(dataset, 16);
+    options.format = format;
+    const auto loader = MakeLoader(options);
+    for (int64_t step = 0; step < options.end_step; ++step) {
+      const Batch& batch = **loader->Next();
+      EXPECT_TRUE(batch.labels.empty());
+      ASSERT_EQ(batch.targets.size(), 3 * batch.plan.samples.size());
+      EXPECT_EQ(batch.target_data(), batch.memory);
+      EXPECT_EQ(batch.target_bytes(), 4 * std::ssize(batch.targets));
+      for (size_t i = 0; i < batch.targets.size(); ++i) {
+        EXPECT_EQ(batch.targets[i], static_cast<float>(3 * batch.plan.samples[i / 3] + static_cast<int64_t>(i % 3)));
+      }
+    }
+  }
+}
+
 TEST(LoaderTest, RanksTogetherGetWhatOneGets) {
   const Dataset dataset = MakeDataset(23, 1);
   Loader::Options options = MakeOptions(dataset, 10);
@@ -380,7 +403,8 @@ TEST(LoaderTest, BatchesAreInTheMemoryThatIsGiven) {
       EXPECT_EQ(AllBytes(options, 12), expected) << threads << " threads, depth " << depth;
       EXPECT_EQ(memory.block_count(), depth + 1);  // the trainer's batch, and those ahead of it
       const auto loader = MakeLoader(options);
-      const BatchLayout layout = LayOutBatch(17, dataset.image_bytes() * (format == Loader::Format::kStored ? 1 : 4));
+      const BatchLayout layout =
+          LayOutBatch(17, 4, dataset.image_bytes() * (format == Loader::Format::kStored ? 1 : 4));
       for (int step = 0; step < 12; ++step) {
         const Batch& batch = **loader->Next();
         const auto values = batch.images.empty() ? std::as_bytes(batch.stored) : std::as_bytes(batch.images);
@@ -412,7 +436,7 @@ TEST(LoaderTest, ABatchWhoseMemoryIsTakenOutStaysUntouched) {
       for (int step = 0; step < 12; ++step) {
         kept.push_back(**loader->Next());
         // Longer than any format needs.
-        loader->ReplaceMemory(*memory.Allocate(LayOutBatch(17, 4 * dataset.image_bytes()).size_bytes));
+        loader->ReplaceMemory(*memory.Allocate(LayOutBatch(17, 4, 4 * dataset.image_bytes()).size_bytes));
       }
       options.memory = nullptr;
       const auto expected = MakeLoader(options);

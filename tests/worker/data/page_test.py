@@ -49,6 +49,12 @@ def write_files(generator):
     with open("adults.libsvm", "w", encoding="utf-8") as file:
         for number in range(40):
             print(f"{1 - number % 2 * 2:+} {1 + number % 3}:1 9:{number}", file=file)
+    with open("houses.csv", "w", encoding="utf-8") as file:
+        print("rooms,area,price", file=file)
+        for number in range(50):
+            print(number % 5, 20 + 7 * number, number / 3 + 0.25, sep=",", file=file)
+    np.savez("tagged.npz", train_images=generator.normal(size=(60, 4)),
+             train_labels=generator.integers(0, 2, (60, 3)).astype(bool))
     os.mkdir("letters")
     for part, count in (("train", 30), ("t10k", 10)):
         with gzip.open(f"letters/{part}-images-idx3-ubyte.gz", "wb") as file:
@@ -93,6 +99,9 @@ class PageTest(unittest.TestCase):
                 rows = file.read().splitlines()
             self.assertEqual(len(rows), 51)
             self.assertRegex(rows[0], "^index,predicted,p0")
+            with open("prices.csv", encoding="utf-8") as file:
+                rows = file.read().splitlines()
+            self.assertEqual((rows[0], len(rows)), ("index,y0", 11))
 
 
 if __name__ == "__main__":

@@ -95,6 +95,24 @@ TEST(TableLabelsTest, RefusesWhatACheckpointCannotHave) {
   EXPECT_EQ(status, absl::InvalidArgumentError("the distinct labels have more than 4194304 bytes: give shorter ones"));
 }
 
+TEST(TableLabelsTest, NumbersStayNumbers) {
+  TableLabels labels(/*numbers=*/true);
+  TrainAndTest sets;
+  for (const char* const text : {"1.5", "-2", "1e3"}) CHECK_OK(labels.Append("file", text, sets.train));
+  CHECK_OK(labels.Append("file", "7", sets.test));
+  for (const char* const text : {"", "no", "nan", "1e39"}) {
+    EXPECT_EQ(labels.Append("file", text, sets.test).code(), absl::StatusCode::kDataLoss) << text;
+  }
+  ASSERT_TRUE(labels.Finish(sets).ok());
+  EXPECT_EQ(sets.train.target, TargetType::kNumbers);
+  EXPECT_EQ(sets.train.outputs(), 1);
+  EXPECT_EQ(sets.train.count, 3);
+  EXPECT_EQ(sets.train.targets, (std::vector<float>{1.5f, -2, 1000}));
+  EXPECT_EQ(sets.test.targets, std::vector<float>{7});
+  EXPECT_NE(sets.train.labels_crc32c, sets.test.labels_crc32c);
+  EXPECT_TRUE(sets.class_names.empty());
+}
+
 TEST(TableLabelsTest, RefusesATargetOfRegression) {
   Texts thousand;
   for (int i = 0; i < 1000; ++i) thousand.push_back(absl::StrCat(i, ".5"));
@@ -103,8 +121,8 @@ TEST(TableLabelsTest, RefusesATargetOfRegression) {
   EXPECT_EQ(
       Sets(thousand, {"7"}).status(),
       absl::InvalidArgumentError("the labels are 1001 distinct numbers, not all of them integers, expected at most "
-                                 "1000: this looks like a target of regression, which is not read yet: give a "
-                                 "column of classes"));
+                                 "1000: this looks like a target of regression: give a layer file with loss { mse {} "
+                                 "}, or a column of classes"));
   // Integers may be more.
   Texts negative;
   for (int i = 0; i < 65536; ++i) negative.push_back(absl::StrCat(-i));
@@ -112,10 +130,11 @@ TEST(TableLabelsTest, RefusesATargetOfRegression) {
   EXPECT_EQ(Sets(negative, {})->train.labels[0], 65535);
   TableLabels labels;
   for (const std::string& text : negative) CHECK_OK(labels.Add(text));
-  EXPECT_EQ(labels.Add("1").status(),
-            absl::InvalidArgumentError("the labels are more than 65536 distinct texts, expected at most 65536: this "
-                                       "looks like a target of regression, which is not read yet: give a column of "
-                                       "classes"));
+  EXPECT_EQ(
+      labels.Add("1").status(),
+      absl::InvalidArgumentError("the labels are more than 65536 distinct texts, expected at most 65536: this "
+                                 "looks like a target of regression: give a layer file with loss { mse {} }, or a "
+                                 "column of classes"));
   EXPECT_TRUE(labels.Add("-7").ok());
 }
 

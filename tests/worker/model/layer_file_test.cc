@@ -236,17 +236,17 @@ INSTANTIATE_TEST_SUITE_P(
 
 INSTANTIATE_TEST_SUITE_P(
     Losses, LayerFileErrorTest,
-    testing::Values(WrongFile{"SmoothingOfAll",
-                              "loss {\n  softmax { label_smoothing: 1 } }\nlayer { name: \"fc\" dense { units: 10 } }",
-                              "my.textproto:2:13: loss: label_smoothing is 1, it must be 0 or more and below 1"},
-                    WrongFile{"NegativeSmoothing",
-                              "layer { name: \"fc\" dense {} }\nloss { softmax { label_smoothing: -0.5 } }",
-                              "my.textproto:2:18: loss: label_smoothing is -0.5, it must be 0 or more and below 1"},
-                    WrongFile{"SmoothingOfNan",
-                              "layer { name: \"fc\" dense {} } loss { softmax { label_smoothing: nan } }",
-                              "my.textproto:1:48: loss: label_smoothing is nan, it must be 0 or more and below 1"},
-                    WrongFile{"LossWithoutKind", "layer { name: \"fc\" dense {} }\n loss {}",
-                              "my.textproto:2:2: loss: has no kind: write loss { softmax {} }"}),
+    testing::Values(
+        WrongFile{"SmoothingOfAll",
+                  "loss {\n  softmax { label_smoothing: 1 } }\nlayer { name: \"fc\" dense { units: 10 } }",
+                  "my.textproto:2:13: loss: label_smoothing is 1, it must be 0 or more and below 1"},
+        WrongFile{"NegativeSmoothing", "layer { name: \"fc\" dense {} }\nloss { softmax { label_smoothing: -0.5 } }",
+                  "my.textproto:2:18: loss: label_smoothing is -0.5, it must be 0 or more and below 1"},
+        WrongFile{"SmoothingOfNan", "layer { name: \"fc\" dense {} } loss { softmax { label_smoothing: nan } }",
+                  "my.textproto:1:48: loss: label_smoothing is nan, it must be 0 or more and below 1"},
+        WrongFile{
+            "LossWithoutKind", "layer { name: \"fc\" dense {} }\n loss {}",
+            "my.textproto:2:2: loss: has no kind: write loss { softmax {} }, loss { mse {} } or loss { bce {} }"}),
     [](const testing::TestParamInfo<WrongFile>& wrong) { return wrong.param.name; });
 
 TEST(LayerFileTest, OnlyALossThatIsNotTheDefaultChangesTheDigest) {
@@ -256,12 +256,17 @@ TEST(LayerFileTest, OnlyALossThatIsNotTheDefaultChangesTheDigest) {
   EXPECT_EQ(digest("loss { softmax {} }"), digest(""));
   EXPECT_EQ(digest("loss { softmax { label_smoothing: -0 } }"), digest(""));
   EXPECT_NE(digest("loss { softmax { label_smoothing: 0.1 } }"), digest(""));
+  EXPECT_NE(digest("loss { mse {} }"), digest(""));
+  EXPECT_NE(digest("loss { mse {} }"), digest("loss { bce {} }"));
   EXPECT_NE(digest("loss { softmax { label_smoothing: 0.1 } }"), digest("loss { softmax { label_smoothing: 0.2 } }"));
 }
 
 TEST(NetworkGraphTest, TheLossIsTheFiles) {
   const std::string layer = "layer { name: \"fc\" dense {} } ";
   EXPECT_EQ(GraphOf(LayerFile::Parse(layer, "a")).loss().label_smoothing, 0);
+  EXPECT_EQ(GraphOf(LayerFile::Parse(layer, "a")).loss().kind, LossKind::kSoftmax);
+  EXPECT_EQ(GraphOf(LayerFile::Parse(layer + "loss { mse {} }", "a")).loss().kind, LossKind::kMse);
+  EXPECT_EQ(GraphOf(LayerFile::Parse(layer + "loss { bce {} }", "a")).loss().kind, LossKind::kBce);
   EXPECT_EQ(GraphOf(LayerFile::Parse(layer + "loss { softmax { label_smoothing: 0.1 } }", "a")).loss().label_smoothing,
             0.1f);
 }

@@ -73,7 +73,7 @@ class Trainee {
 
  private:
   NetworkInput Input(int64_t batch) const {
-    return {.images = images_.data(), .labels = labels_.data(), .batch = batch};
+    return {.images = images_.data(), .targets = labels_.data(), .batch = batch};
   }
 
   const NetworkOptions options_;

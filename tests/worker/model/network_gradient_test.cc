@@ -60,7 +60,7 @@ class NetworkGradientTest : public testing::TestWithParam<NetworkCase> {
   }
 
   Network::TrainStep Step() {
-    return {.input = {.images = images_.data(), .labels = labels_.data(), .batch = GetParam().batch},
+    return {.input = {.images = images_.data(), .targets = labels_.data(), .batch = GetParam().batch},
             .step = 3,
             .first_sample = 11,
             .loss_scale = 1 / static_cast<float>(GetParam().batch),

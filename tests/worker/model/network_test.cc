@@ -69,7 +69,7 @@ class NetworkTest : public testing::Test {
   }
 
   NetworkInput Input(int64_t batch, int64_t first = 0) {
-    return {.images = images_.data() + first * 4 * 6 * 2, .labels = labels_.data() + first, .batch = batch};
+    return {.images = images_.data() + first * 4 * 6 * 2, .targets = labels_.data() + first, .batch = batch};
   }
   Network::TrainStep Step(int64_t batch, int64_t first_sample = 0) {
     return {.input = Input(batch, first_sample),
@@ -343,7 +343,7 @@ TEST(NetworkMemoryTest, AllocatesNothingOnceABatchSizeIsKnown) {
     std::vector<int32_t> labels(4);
     const auto run = [&](int64_t batch) {
       const int64_t before = AllocationCount();
-      const Network::TrainStep step = {.input = {.images = images.data(), .labels = labels.data(), .batch = batch},
+      const Network::TrainStep step = {.input = {.images = images.data(), .targets = labels.data(), .batch = batch},
                                        .parameters = parameters,
                                        .gradients = gradients};
       EXPECT_TRUE(network->Forward(step, Nothing).ok());

@@ -89,7 +89,7 @@ class ParityRun {
 
   NetworkInput Input(int64_t step) {
     std::copy_n(images_.begin() + step * kBatch * image_elements(), batch_.size(), batch_.data());
-    return {.images = batch_.data(), .labels = labels_.data() + step * kBatch, .batch = kBatch};
+    return {.images = batch_.data(), .targets = labels_.data() + step * kBatch, .batch = kBatch};
   }
 
   void Train(int64_t step) {

@@ -72,6 +72,47 @@ class AfterTrainingTest(unittest.TestCase):
             self.assertEqual((refused.returncode, "--epochs is for a training, --evaluate trains nothing" in
                               refused.stderr), (2, True), refused.stderr)
 
+    def test_numbers_and_bits(self):
+        with tempfile.TemporaryDirectory() as folder:
+            generator = torch.Generator().manual_seed(4)
+            inputs = torch.randn(200, 4, generator=generator)
+            values = inputs @ torch.tensor([1.0, -2, 0.5, 0]) + 0.1 * torch.randn(200, generator=generator)
+            for loss, labels in (("mse", values.tolist()), ("bce", ["yes" if value > 0 else "no" for value in values])):
+                with open(f"{folder}/{loss}.csv", "w", encoding="utf-8", newline="") as file:
+                    rows = csv.writer(file)
+                    rows.writerow(["a", "b", "c", "d", "label"])
+                    rows.writerows([*row, label] for row, label in zip(inputs.tolist(), labels))
+                with open(f"{folder}/{loss}.textproto", "w", encoding="utf-8") as file:
+                    file.write(f'layer {{ name: "fc" dense {{}} }} loss {{ {loss} {{}} }}')
+                data = ["--dataset=csv", f"--data_dir={folder}/{loss}.csv", "--test_fraction=0.25"]
+                done = self.run_worker(*data, f"--model={folder}/{loss}.textproto", "--epochs=20", "--global_batch=10",
+                                       "--learning_rate=0.05", "--micro_batches=2", f"--checkpoint_dir={folder}/{loss}",
+                                       f"--record={folder}/record.json")
+                self.assertEqual(done.returncode, 0, done.stderr)
+                with open(f"{folder}/record.json", encoding="utf-8") as file:
+                    test = json.load(file)["test"]
+                self.assertEqual(test["loss"], loss)
+                self.assertGreater(test["r2"] if loss == "mse" else test["auc"], 0.98)
+                done = self.run_worker(*data, f"--evaluate={folder}/{loss}")
+                self.assertIn(f"loss {test['mean_loss']:.6f}, ", done.stdout, done.stderr)
+                done = self.run_worker(*data, f"--predict={folder}/{loss}", f"--out={folder}/out.csv")
+                self.assertEqual(done.returncode, 0, done.stderr)
+                with open(f"{folder}/out.csv", encoding="utf-8", newline="") as file:
+                    rows = list(csv.DictReader(file))
+                self.assertEqual(len(rows), 50)
+                self.assertEqual(list(rows[0]), ["index", "y0"] if loss == "mse" else ["index", "predicted", "name", "p0"])
+                if loss == "bce":
+                    self.assertEqual({row["name"]: row["predicted"] for row in rows}, {"no": "0", "yes": "1"})
+                # A test file alone, with the labels of one class.
+                with open(f"{folder}/{loss}.csv", encoding="utf-8") as file:
+                    lines = [line for number, line in enumerate(file) if number == 0 or loss == "mse" or "yes" in line]
+                with open(f"{folder}/alone.csv", "w", encoding="utf-8") as file:
+                    file.writelines(lines)
+                done = self.run_worker("--dataset=csv", f"--data_dir={folder}/alone.csv", f"--evaluate={folder}/{loss}")
+                self.assertIn(f"of {len(lines) - 1} samples", done.stdout, done.stderr)
+                if loss == "bce":
+                    self.assertRegex(done.stdout, r"accuracy (9\d\.\d\d|100\.00) %")
+
 
 if __name__ == "__main__":
     unittest.main()

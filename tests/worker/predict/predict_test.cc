@@ -105,13 +105,13 @@ TEST_F(PredictTest, MetricsAndProbabilitiesAreThoseOfTheOutputs) {
   EXPECT_THAT(evaluation->folder, EndsWith("/step-000000003"));
   EXPECT_EQ(evaluation->samples, 3);
   // (0, 0): all outputs are 0, and the first wins. (1, 0): c, and 1 is the sixth. (-0.5, 5): falls with c.
-  EXPECT_DOUBLE_EQ(evaluation->accuracy, 1.0 / 3);
-  EXPECT_DOUBLE_EQ(evaluation->top5, 1.0 / 3);
+  EXPECT_DOUBLE_EQ(evaluation->quality.accuracy, 1.0 / 3);
+  EXPECT_DOUBLE_EQ(evaluation->quality.top5, 1.0 / 3);
   double loss = std::log(7), of_exponentials = 0, second = 0;
   for (int c = 0; c < 7; ++c) of_exponentials += std::exp(c);
   for (int c = 0; c < 7; ++c) second += std::exp(-0.5 * c - 5 * c * c / 8.0);
   loss += std::log(of_exponentials) - 1 + std::log(second) + 3 + 5 * 36 / 8.0;
-  EXPECT_NEAR(evaluation->loss, loss / 3, 1e-5);
+  EXPECT_NEAR(evaluation->quality.loss_mean, loss / 3, 1e-5);
   std::ifstream file(out);
   std::string line;
   std::getline(file, line);
@@ -126,7 +126,7 @@ TEST_F(PredictTest, TheNewestWholeCheckpointAnswers) {
   Write(3);
   Write(9, /*bias_of_1=*/100);
   EXPECT_THAT(Ask(dir_)->folder, EndsWith("/step-000000009"));
-  EXPECT_DOUBLE_EQ(Ask(dir_)->accuracy, 1.0 / 3);  // of the second sample now
+  EXPECT_DOUBLE_EQ(Ask(dir_)->quality.accuracy, 1.0 / 3);  // of the second sample now
   EXPECT_THAT(Ask(dir_ + "/step-000000003")->folder, EndsWith("/step-000000003"));
   fs::resize_file(dir_ + "/step-000000009/model.safetensors", 40);
   EXPECT_THAT(Ask(dir_)->folder, EndsWith("/step-000000003"));
@@ -147,22 +147,22 @@ TEST_F(PredictTest, MoreThanOneBatch) {
     labels.push_back(i % 2 == 0 ? 6 : 0);
   }
   data_.test = MakeSet(numbers, labels);
-  EXPECT_DOUBLE_EQ(Ask(dir_)->accuracy, 0.5);  // the classes are 6, 0, 0, 6, 0, 0, ...
+  EXPECT_DOUBLE_EQ(Ask(dir_)->quality.accuracy, 0.5);  // the classes are 6, 0, 0, 6, 0, 0, ...
 }
 
 TEST_F(PredictTest, ALabelMeansTheClassOfItsName) {
   Write(1);
-  const double loss = Ask(dir_)->loss;
+  const double loss = Ask(dir_)->quality.loss_mean;
   // The same labels, counted otherwise.
   data_.class_names = {"g", "b", "a"};
   data_.test.labels = {2, 1, 0};
   data_.test.classes = 3;
-  EXPECT_DOUBLE_EQ(Ask(dir_)->loss, loss);
+  EXPECT_DOUBLE_EQ(Ask(dir_)->quality.loss_mean, loss);
   // Numbers are compared by value.
   names_ = {"-1", "0", "1", "2", "3", "4", "0.5"};
   Write(2);
   data_.class_names = {"5e-1", "0.0", "-1.0"};
-  EXPECT_DOUBLE_EQ(Ask(dir_)->loss, loss);
+  EXPECT_DOUBLE_EQ(Ask(dir_)->quality.loss_mean, loss);
   names_ = {"a", "b", "c", "d", "e", "f", "g"};
   Write(3);
   data_.class_names = {"g", "x", "a"};
@@ -173,10 +173,50 @@ TEST_F(PredictTest, ALabelMeansTheClassOfItsName) {
   EXPECT_TRUE(Ask(dir_).ok());
 }
 
+// The outputs are those of the class model.
+TEST_F(PredictTest, NumbersAndBitsAreComparedWithTargets) {
+  Write(1, 0, std::string(kLayers) + "loss { mse {} }");
+  EXPECT_EQ(InputOf(dir_).target, TargetType::kNumbers);
+  EXPECT_THAT(Refusal(), HasSubstr("compares with 7 numbers: give the labels as for its training"));
+  Dataset& test = data_.test;
+  test.target = TargetType::kNumbers;
+  test.target_values = kOutputs;
+  test.labels.clear();
+  // Those of (1, 0), which the second sample has.
+  for (int i = 0; i < 21; ++i) test.targets.push_back(static_cast<float>(i % 7));
+  const std::string out = dir_ + "/out.csv";
+  const auto numbers = Ask(dir_, out);
+  ASSERT_TRUE(numbers.ok()) << numbers.status();
+  double squares = 0;
+  for (int c = 0; c < 7; ++c) squares += c * c + std::pow(1.5 * c + 5 * c * c / 8.0, 2);
+  EXPECT_NEAR(numbers->quality.loss_mean, squares / 7 / 3, 1e-5);
+  std::ifstream file(out);
+  std::string line;
+  std::getline(file, line);
+  EXPECT_EQ(line, "index,y0,y1,y2,y3,y4,y5,y6");
+  std::getline(file, line);
+  std::getline(file, line);
+  EXPECT_EQ(line, "1,0,1,2,3,4,5,6");
+
+  Write(2, 0, std::string(kLayers) + "loss { bce {} }");
+  EXPECT_EQ(InputOf(dir_).target, TargetType::kBits);
+  test.target = TargetType::kBits;
+  for (size_t i = 0; i < test.targets.size(); ++i) test.targets[i] = i > 7 && i < 14 ? 1.0f : 0.0f;
+  const auto bits = Ask(dir_, out);
+  ASSERT_TRUE(bits.ok()) << bits.status();
+  EXPECT_DOUBLE_EQ(bits->quality.accuracy, 1);  // outputs of 0 are bits of 0
+  EXPECT_DOUBLE_EQ(bits->quality.auc, 1);
+  std::ifstream bits_file(out);
+  std::getline(bits_file, line);
+  EXPECT_EQ(line, "index,p0,p1,p2,p3,p4,p5,p6");
+  std::getline(bits_file, line);
+  EXPECT_EQ(line, "0,0.5,0.5,0.5,0.5,0.5,0.5,0.5");
+}
+
 TEST_F(PredictTest, ColumnsAreTheModels) {
-  EXPECT_EQ(ColumnsOf(dir_), 0);
+  EXPECT_EQ(InputOf(dir_).columns, 0);
   Write(1);
-  EXPECT_EQ(ColumnsOf(dir_), kColumns);
+  EXPECT_EQ(InputOf(dir_).columns, kColumns);
 }
 
 TEST_F(PredictTest, AnotherSplitIsRefused) {

@@ -67,5 +67,18 @@ TEST(PredictionFileTest, RefusesOtherNamesAndPlaces) {
   EXPECT_TRUE(IsNotWritten(nowhere)) << nowhere;
 }
 
+TEST(PredictionFileTest, OneBitIsOneOfTwoClasses) {
+  const std::string path = PathOf("bit.csv");
+  const auto file = PredictionFile::Create({.path = path,
+                                            .samples = 2,
+                                            .outputs = 1,
+                                            .content = PredictionFile::Content::kBits,
+                                            .class_names = {"no", "yes"}});
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_TRUE((*file)->Append(std::vector<float>{0.5f, 0.75f}).ok());
+  EXPECT_TRUE((*file)->Commit().ok());
+  EXPECT_EQ(Content(path), "index,predicted,name,p0\n0,0,no,0.5\n1,1,yes,0.75\n");
+}
+
 }  // namespace
 }  // namespace starring

@@ -71,7 +71,7 @@ class CudaBatchSlotsTest : public ::testing::Test {
     ASSERT_TRUE(slot.BeginStep(&stream).ok());
     ASSERT_TRUE(stream.CopyToHost(slot.values(), values_->data(), values_->size_bytes()).ok());
     ASSERT_TRUE(stream.CopyToHost(slot.device_result(), slot.result(), sizeof(CudaStepResult)).ok());
-    ASSERT_TRUE(stream.CopyToHost(slot.labels(), labels_->data(), count * 4).ok());
+    ASSERT_TRUE(stream.CopyToHost(slot.targets(), labels_->data(), count * 4).ok());
     ASSERT_TRUE(stream.CopyToHost(slot.stored(), pixels_->data(), count * dataset_.image_bytes()).ok());
     ASSERT_TRUE(slot.EndStep(&stream).ok());
   }

@@ -52,15 +52,15 @@ class CudaInputTest : public ::testing::Test {
 
   struct Read {
     std::vector<float> images;
-    std::vector<int32_t> labels;
+    std::vector<int32_t> targets;  // labels, or the bits of float32
     bool operator==(const Read&) const = default;
   };
   Read ReadBack(const NetworkInput& input) {
     Read read;
     read.images.resize(static_cast<size_t>(input.batch * data_.train.image_values()));
-    read.labels.resize(static_cast<size_t>(input.batch));
+    read.targets.resize(static_cast<size_t>(input.batch * data_.train.batch_target_bytes() / 4));
     device_->CopyToHost(input.images, read.images.data(), std::ssize(read.images) * 4);
-    device_->CopyToHost(input.labels, read.labels.data(), std::ssize(read.labels) * 4);
+    device_->CopyToHost(input.targets.labels(), read.targets.data(), std::ssize(read.targets) * 4);
     EXPECT_TRUE(device_->Synchronize().ok());
     return read;
   }
@@ -73,9 +73,12 @@ class CudaInputTest : public ::testing::Test {
         .mean = {0.1f, 0.2f, 0.3f}, .deviation = {0.5f, 0.6f, 0.7f}, .type = data_.train.type};
     EXPECT_TRUE(input->Begin(normalization).ok());
     const int64_t image_bytes = input->format() == Loader::Format::kStored ? data_.train.image_bytes() : 0;
-    const auto slots =
-        CudaBatchSlots::Create({.device = device_.get(), .count = 4, .batch_max = kBatch, .image_bytes = image_bytes})
-            .value();
+    const auto slots = CudaBatchSlots::Create({.device = device_.get(),
+                                               .count = 4,
+                                               .batch_max = kBatch,
+                                               .target_bytes = data_.train.batch_target_bytes(),
+                                               .image_bytes = image_bytes})
+                           .value();
     Loader::Options options{.dataset = &data_.train,
                             .sampler = {.sample_count = kTrain, .global_batch = kBatch, .seed = kSeed},
                             .normalization = normalization,
@@ -116,11 +119,21 @@ void MakeNumbers(Dataset& dataset) {
   std::memcpy(dataset.images.data(), numbers.data(), dataset.images.size());
 }
 
+// The labels become two numbers each.
+void MakeTargets(Dataset& dataset) {
+  dataset.target = TargetType::kNumbers;
+  dataset.target_values = 2;
+  for (int64_t i = 0; i < dataset.count; ++i) {
+    dataset.targets.insert(dataset.targets.end(), {static_cast<float>(i), 0.5f * dataset.labels[i]});
+  }
+  dataset.labels.clear();
+}
+
 TEST_F(CudaInputTest, TheDataSetsPlaceChangesNoBit) {
-  for (const auto type : {FieldType::kPixels, FieldType::kNumbers}) {
-    if (type == FieldType::kNumbers) {
-      MakeNumbers(data_.train);
-      MakeNumbers(data_.test);
+  for (const int round : {0, 1, 2}) {
+    for (Dataset* const set : {&data_.train, &data_.test}) {
+      if (round == 1) MakeNumbers(*set);
+      if (round == 2) MakeTargets(*set);
     }
     const std::vector<Read> host = ReadAll(false), gpu = ReadAll(true);
     ASSERT_EQ(host.size(), gpu.size());

@@ -26,7 +26,7 @@ struct Worker {
     change_data(data);
     const std::unique_ptr<Device> cpu = CreateCpuDevice(device).value();
     const NetworkOptions shape{
-        .height = 8, .width = 8, .channels = 1, .classes = 10, .batch_max = 64, .seed = options.seed};
+        .height = 8, .width = 8, .channels = 1, .outputs = 10, .batch_max = 64, .seed = options.seed};
     const LayerFile model = LayerFile::Parse(R"(
         name: "tiny"
         layer { name: "conv" conv2d { out_channels: 4 kernel: 3 padding: 1 } }

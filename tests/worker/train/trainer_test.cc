@@ -126,7 +126,7 @@ class TrainerTest : public testing::Test {
   absl::StatusOr<TrainResult> Train() {
     const TrainAndTest data = LoadDataset(options_.dataset).value();
     const auto device = CreateCpuDevice({.threads = 1}).value();
-    const NetworkOptions shape{.height = 4, .width = 4, .channels = 1, .classes = 10, .batch_max = kEvaluationBatch};
+    const NetworkOptions shape{.height = 4, .width = 4, .channels = 1, .outputs = 10, .batch_max = kEvaluationBatch};
     const auto network = Network::Create(LayerFile::Load(options_.model).value(), shape, device.get()).value();
     buckets_ = BucketMap::Create({.element_count = network->layout().element_count(),
                                   .bucket_bytes = options_.bucket_bytes,
@@ -180,7 +180,7 @@ class TrainerTest : public testing::Test {
     options.world_size = 2;
     const auto device = CreateCpuDevice({.threads = 1}).value();
     const NetworkOptions shape{
-        .height = 4, .width = 4, .channels = 1, .classes = 10, .batch_max = options.global_batch / 2};
+        .height = 4, .width = 4, .channels = 1, .outputs = 10, .batch_max = options.global_batch / 2};
     const auto network = Network::Create(model, shape, device.get()).value();
     const BucketMap buckets =
         BucketMap::Create(
@@ -375,7 +375,13 @@ TEST_F(TrainerTest, WhoWaitsForOthersAfterAnEvaluationDoesNotEvaluate) {
   options_.checkpoint_dir = "";
   const auto result = Train();
   ASSERT_TRUE(result.ok()) << result.status();
-  EXPECT_EQ(std::ssize(seen_.evaluation_phases), 2 * options_.epochs);
+  // After the last epoch the ranks also add up what is counted then alone.
+  EXPECT_EQ(std::ssize(seen_.evaluation_phases), 2 * options_.epochs + 1);
+  ASSERT_TRUE(result->quality.has_value());
+  EXPECT_EQ(result->quality->accuracy, result->epochs.back().test_accuracy);
+  EXPECT_EQ(result->quality->loss_mean, result->epochs.back().test_loss);
+  EXPECT_GE(result->quality->top5, result->quality->accuracy);
+  EXPECT_EQ(result->quality->confusion.size(), 100u);
   EXPECT_THAT(seen_.evaluation_phases, Each(WorkPhase::kExchange));
 }
 

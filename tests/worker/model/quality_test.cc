@@ -1,0 +1,115 @@
+#include "worker/model/quality.h"
+
+#include <cstdint>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace starring {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+TEST(QualityTest, TopFiveAndConfusionCountTheFirstOfEqualOutputs) {
+  QualityCounts counts(LossKind::kSoftmax, 7);
+  const std::vector<float> outputs = {0, 0, 0, 0, 0, 0, 0,   // class 4 is the fifth
+                                      6, 5, 4, 3, 2, 1, 0,   // class 5 is the sixth
+                                      1, 2, 3, 9, 5, 6, 7};  // class 3 is the first
+  counts.Add(outputs, std::vector<int32_t>{4, 5, 3});
+  const Quality quality = counts.Result(6, 1, 3, 0);
+  EXPECT_DOUBLE_EQ(quality.loss_mean, 2);
+  EXPECT_DOUBLE_EQ(quality.accuracy, 1.0 / 3);
+  EXPECT_DOUBLE_EQ(quality.top5, 2.0 / 3);
+  EXPECT_EQ(quality.auc, 0);
+  ASSERT_EQ(quality.confusion.size(), 49u);
+  EXPECT_EQ(quality.confusion[4 * 7 + 0], 1);
+  EXPECT_EQ(quality.confusion[5 * 7 + 0], 1);
+  EXPECT_EQ(quality.confusion[3 * 7 + 3], 1);
+  EXPECT_EQ(std::accumulate(quality.confusion.begin(), quality.confusion.end(), int64_t{0}), 3);
+  EXPECT_EQ(ToString(quality), "loss 2.000000, accuracy 33.33 %, top 5 66.67 %");
+}
+
+TEST(QualityTest, ManyClassesHaveNoConfusionMatrix) {
+  const QualityCounts counts(LossKind::kSoftmax, kConfusionClassesMax + 1);
+  EXPECT_THAT(counts.Result(0, 0, 1, 0).confusion, IsEmpty());
+}
+
+// The part of the pairs of a positive and a negative sample that are in order; equal scores count half.
+double PairsInOrder(const std::vector<float>& scores, const std::vector<float>& bits, size_t first, size_t step) {
+  double ordered = 0, pairs = 0;
+  for (size_t i = first; i < scores.size(); i += step) {
+    for (size_t j = first; j < scores.size(); j += step) {
+      if (bits[i] != 1 || bits[j] != 0) continue;
+      pairs += 1;
+      ordered += scores[i] > scores[j] ? 1 : scores[i] == scores[j] ? 0.5 : 0;
+    }
+  }
+  return ordered / pairs;
+}
+
+TEST(QualityTest, AucIsThePartOfPairsInOrder) {
+  std::mt19937 random(7);
+  std::normal_distribution<float> normal;
+  for (const float spread : {0.1f, 1.0f, 30.0f}) {
+    std::vector<float> scores, bits;
+    for (int i = 0; i < 2000; ++i) {
+      bits.push_back(random() % 3 == 0 ? 1.0f : 0.0f);
+      scores.push_back(spread * (normal(random) + bits.back()));
+    }
+    QualityCounts one(LossKind::kBce, 1), two(LossKind::kBce, 2);
+    one.Add(scores, bits);
+    EXPECT_NEAR(one.Result(0, 0, 2000, 0).auc, PairsInOrder(scores, bits, 0, 1), 1e-4) << spread;
+    two.Add(scores, bits);
+    EXPECT_NEAR(two.Result(0, 0, 1000, 0).auc,
+                (PairsInOrder(scores, bits, 0, 2) + PairsInOrder(scores, bits, 1, 2)) / 2, 1e-4)
+        << "the mean over two bits";
+    // Two classes are scored by the difference of their outputs.
+    QualityCounts classes(LossKind::kSoftmax, 2);
+    std::vector<float> outputs;
+    for (const float score : scores) outputs.insert(outputs.end(), {3, 3 + score});
+    classes.Add(outputs, std::vector<int32_t>(bits.begin(), bits.end()));
+    EXPECT_NEAR(classes.Result(0, 0, 2000, 0).auc, PairsInOrder(scores, bits, 0, 1), 1e-4);
+  }
+}
+
+TEST(QualityTest, AucNeedsBothKindsAndTakesAnyScore) {
+  QualityCounts counts(LossKind::kBce, 1);
+  counts.Add(std::vector<float>{3e38f, -3e38f}, std::vector<float>{1, 1});
+  EXPECT_EQ(counts.Result(0, 0, 2, 0).auc, 0);
+  counts.Add(std::vector<float>{0}, std::vector<float>{0});
+  EXPECT_EQ(counts.Result(0, 0, 3, 0).auc, 0.5);
+  QualityCounts many(LossKind::kBce, kAucOutputsMax + 1);
+  EXPECT_THAT(many.counts(), IsEmpty());
+}
+
+TEST(QualityTest, CountsOfRanksAddUp) {
+  const std::vector<float> outputs = {0.5f, 0, 1, 2, 3, 1}, bits = {1, 0, 0, 1, 1, 0};
+  QualityCounts all(LossKind::kBce, 1), first(LossKind::kBce, 1), second(LossKind::kBce, 1);
+  all.Add(outputs, bits);
+  first.Add(std::span(outputs).first(2), std::span(bits).first(2));
+  second.Add(std::span(outputs).subspan(2), std::span(bits).subspan(2));
+  for (size_t i = 0; i < first.counts().size(); ++i) first.counts()[i] += second.counts()[i];
+  EXPECT_EQ(first.Result(0, 0, 6, 0).auc, all.Result(0, 0, 6, 0).auc);
+}
+
+TEST(QualityTest, NumbersHaveRmseAndR2) {
+  const std::vector<float> targets = {1, 10, 3, 30, 5, 50};
+  // The columns' variances are 8/3 and 800/3.
+  EXPECT_DOUBLE_EQ(MeanVariance(targets, 2), 404.0 / 3);
+  EXPECT_EQ(MeanVariance({}, 2), 0);
+  const QualityCounts counts(LossKind::kMse, 2);
+  const Quality quality = counts.Result(12, 0, 3, MeanVariance(targets, 2));
+  EXPECT_DOUBLE_EQ(quality.rmse, 2);
+  EXPECT_DOUBLE_EQ(quality.r2, 1 - 12.0 / 404);
+  EXPECT_EQ(quality.accuracy, 0);
+  EXPECT_EQ(counts.Result(12, 0, 3, 0).r2, 0);
+  EXPECT_EQ(ToString(quality), "loss 4.000000, RMSE 2, R2 0.9703");
+}
+
+}  // namespace
+}  // namespace starring
