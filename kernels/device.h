@@ -144,8 +144,8 @@ struct LossSpec {
   int64_t batch = 0, outputs = 0;
   float label_smoothing = 0;  // kSoftmax alone: 0 or more, below 1; at 0 the target is onehot(label)
 };
-// What a loss compares with: labels, int32 (batch), below `outputs`; or values, float32 (batch, outputs), with kMse and
-// kBce. The loss alone knows which of them the memory holds.
+// A loss compares outputs with these: labels, int32 (batch), below `outputs`; or values, float32 (batch, outputs), with
+// kMse and kBce. The loss alone knows which of them the memory holds.
 class LossTargets {
  public:
   LossTargets() = default;

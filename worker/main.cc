@@ -359,6 +359,15 @@ void PrintResult(const WorkerOptions& options, const TrainResult& result) {
   if (result.steps == 0 && result.resumed_from_step > 0) step_time = ", 0 of them by this run";
   std::printf("%s after %lld steps%s, parameters %.12s\n", result.stopped_early ? "stopped" : "done",
               static_cast<long long>(result.next_step), step_time.c_str(), result.parameter_sha256.c_str());
+  if (result.converged) {
+    std::printf("--early_stop=%lld: epoch %lld has the lowest test loss, %.4f\n",
+                static_cast<long long>(options.early_stop), static_cast<long long>(result.best.epoch),
+                result.best.test_loss);
+  }
+  if (result.checkpoint_saved && options.save_best) {
+    std::printf("epoch %lld is saved in %s/best\n", static_cast<long long>(result.best.epoch),
+                options.checkpoint_dir.c_str());
+  }
   if (result.checkpoint_saved) {
     const char* const then = result.stopped_early ? ": --resume goes on from there" : "";
     std::printf("saved in %s%s\n", options.checkpoint_dir.c_str(), then);
@@ -570,6 +579,8 @@ absl::Status PredictJob(WorkerOptions options, const LauncherEnvironment& launch
   if (asked->has_labels) {
     std::printf("%s: %s, of %lld samples\n", asked->folder.c_str(), ToString(asked->quality).c_str(),
                 static_cast<long long>(asked->samples));
+    const std::string confused = MostConfused(asked->quality, asked->class_names);
+    if (!confused.empty()) std::printf("%s\n", confused.c_str());
   }
   if (!options.out.empty()) std::printf("predictions in %s\n", options.out.c_str());
   return absl::OkStatus();

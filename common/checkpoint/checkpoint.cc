@@ -143,6 +143,10 @@ v1::CheckpointManifest DescribeCheckpoint(const Layout& layout, const Checkpoint
   manifest.set_version(kCheckpointVersion);
   manifest.set_finished(checkpoint.finished);
   Describe(checkpoint.model, manifest.mutable_model());
+  if (checkpoint.best.epoch > 0) {
+    manifest.mutable_best()->set_epoch(checkpoint.best.epoch);
+    manifest.mutable_best()->set_test_loss(checkpoint.best.test_loss);
+  }
   manifest.set_layout_hash(layout.hash());
   manifest.set_parameter_sha256(Sha256Hex(std::as_bytes(std::span(checkpoint.parameters))));
   size_t range_count = 0;
@@ -247,6 +251,12 @@ absl::StatusOr<v1::CheckpointManifest> ReadManifest(const std::string& folder) {
     return absl::DataLossError(absl::StrCat(path, " has world_size ", manifest.world_size(), ", chunk_bytes ",
                                             manifest.chunk_bytes(), " and bucket_bytes ", manifest.bucket_bytes(),
                                             ", expected 0 or more"));
+  }
+  // The last epoch of a run with --max_steps is evaluated, and may be incomplete.
+  if (manifest.best().epoch() < 0 || manifest.best().epoch() > manifest.epoch() + 1 ||
+      !std::isfinite(manifest.best().test_loss())) {
+    return absl::DataLossError(absl::StrCat(path, " has the best epoch ", manifest.best().epoch(), " of ",
+                                            manifest.epoch(), ", with the test loss ", manifest.best().test_loss()));
   }
   if (manifest.version() < 0 || manifest.version() > kCheckpointVersion) {
     return absl::InvalidArgumentError(absl::StrCat(path, " has version ", manifest.version(),
@@ -400,6 +410,7 @@ Checkpoint HeadOf(const v1::CheckpointManifest& manifest) {
   head.config.insert(manifest.config().begin(), manifest.config().end());
   head.version = manifest.version();
   head.finished = manifest.finished();
+  head.best = {.epoch = manifest.best().epoch(), .test_loss = manifest.best().test_loss()};
   return head;
 }
 

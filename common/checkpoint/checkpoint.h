@@ -48,6 +48,12 @@ struct TrainedModel {
 };
 inline constexpr size_t kManifestNamesBytesMax = 4 << 20;
 
+// The epoch with the lowest test loss so far.
+struct BestEpoch {
+  int64_t epoch = 0;  // epochs completed then; 0: there was no evaluation
+  double test_loss = 0;
+};
+
 struct Checkpoint {
   int64_t step = 0;                           // the next step of the run
   int64_t epoch = 0;                          // number of completed epochs
@@ -55,6 +61,7 @@ struct Checkpoint {
   int version = kCheckpointVersion;           // of the manifest
   bool finished = false;                      // the run had no step left
   TrainedModel model;
+  BestEpoch best;
   int world_size = 0;                                   // of the run that wrote it; 0: unknown
   int64_t chunk_bytes = 0;                              // ChunkBytesFor(world_size) of that run's build; 0: unknown
   int64_t bucket_bytes = 0;                             // that --bucket_bytes=auto has chosen; 0: none

@@ -10,8 +10,8 @@
 namespace starring {
 namespace {
 
-// What one output adds to its sample's loss, and the loss's derivative by it, before both are divided by the number of
-// outputs.
+// One output's part of its sample's loss, and the loss's derivative by the output, before both are divided by the
+// number of outputs.
 struct Term {
   double loss = 0;
   float derivative = 0;

@@ -89,8 +89,8 @@ __device__ inline void SoftmaxCrossEntropy(const LossArgs& g, int64_t sample) {
   }
 }
 
-// What one output adds to its sample's loss, and the loss's derivative by it, before both are divided by the number of
-// outputs. The CPU has the same formulas (kernels/cpu/value_loss.cc).
+// One output's part of its sample's loss, and the loss's derivative by the output, before both are divided by the
+// number of outputs. The CPU has the same formulas (kernels/cpu/value_loss.cc).
 struct Term {
   double loss;
   float derivative;

@@ -170,6 +170,7 @@ absl::StatusOr<int64_t> Checkpointer::Restore(std::span<float> parameters, std::
     const std::vector<float>& values = checkpoint.buffers[buffer.name];
     RETURN_IF_ERROR(options_.network->WriteBuffer(buffer, values));
   }
+  best_ = checkpoint.best;
   *state = std::move(checkpoint.state);
   options_.warn(absl::StrCat("resuming ", found->folder));
   for (const std::string& line : said) Note(line);
@@ -254,8 +255,17 @@ absl::Status Checkpointer::SaveFinal(int64_t step, std::span<const float> parame
   return WaitForWrite(step, exchange);
 }
 
+absl::Status Checkpointer::SaveBest(int64_t step, std::span<const float> parameters, GradientExchange* exchange) {
+  // One write at a time, and this one must not be skipped: the epochs after it may all be worse.
+  const absl::Status before = WaitForWrite(step, exchange);
+  if (!before.ok() && !IsNotWritten(before)) return before;
+  if (!before.ok() && writes()) options_.warn(absl::StrCat("warning: ", std::string(before.message())));
+  if (std::exchange(gave_up_, false)) return absl::OkStatus();
+  return Save(step, parameters, *exchange, CheckpointWriter::AfterFailure::kTryAgain, "best");
+}
+
 absl::Status Checkpointer::Save(int64_t step, std::span<const float> parameters, const GradientExchange& exchange,
-                                CheckpointWriter::AfterFailure after_failure) {
+                                CheckpointWriter::AfterFailure after_failure, const std::string& folder) {
   std::vector<std::vector<float>> state(state_names_.size());
   std::vector<std::span<float>> state_spans(state.size());
   if (writes()) {
@@ -269,7 +279,7 @@ absl::Status Checkpointer::Save(int64_t step, std::span<const float> parameters,
   if (!writes()) return absl::OkStatus();
   ASSIGN_OR_RETURN(Checkpoint checkpoint, Collect(step, parameters, exchange));
   checkpoint.state = std::move(state);
-  return BeginWrite(std::move(checkpoint), after_failure);
+  return BeginWrite(std::move(checkpoint), after_failure, folder);
 }
 
 absl::StatusOr<Checkpoint> Checkpointer::Collect(int64_t step, std::span<const float> parameters,
@@ -279,6 +289,7 @@ absl::StatusOr<Checkpoint> Checkpointer::Collect(int64_t step, std::span<const f
                         .config = DecidingValues(*options_.worker, facts_),
                         .finished = step >= options_.end_step,
                         .model = model_,
+                        .best = best_,
                         .world_size = options_.worker->world_size,
                         .chunk_bytes = ChunkBytesFor(options_.worker->world_size),
                         .bucket_bytes = chosen_bucket_bytes_,
@@ -294,7 +305,8 @@ absl::StatusOr<Checkpoint> Checkpointer::Collect(int64_t step, std::span<const f
   return checkpoint;
 }
 
-absl::Status Checkpointer::BeginWrite(Checkpoint checkpoint, CheckpointWriter::AfterFailure after_failure) {
+absl::Status Checkpointer::BeginWrite(Checkpoint checkpoint, CheckpointWriter::AfterFailure after_failure,
+                                      const std::string& folder) {
   // The previous write has ended. A failure is reported before the next one begins.
   WarnOfFailure();
   const int64_t step = checkpoint.step;
@@ -306,7 +318,9 @@ absl::Status Checkpointer::BeginWrite(Checkpoint checkpoint, CheckpointWriter::A
   }
   // Not until the write has ended: a run that stops now must not tell a person that it is saved.
   is_saved_ = false;
-  options_.writer->Begin(options_.worker->checkpoint_dir, layout, std::move(checkpoint), after_failure);
+  const std::string& dir = options_.worker->checkpoint_dir;
+  options_.writer->Begin(folder.empty() ? dir : absl::StrCat(dir, "/", folder), layout, std::move(checkpoint),
+                         after_failure);
   return absl::OkStatus();
 }
 

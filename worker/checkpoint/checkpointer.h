@@ -98,6 +98,10 @@ class Checkpointer {
   // The lines about the resume that a person must read.
   const std::vector<std::string>& resume_notes() const { return resume_notes_; }
 
+  // The best epoch of this run, or of the run that was restored. Checkpoints contain it.
+  const BestEpoch& best() const { return best_; }
+  void set_best(const BestEpoch& best) { best_ = best; }
+
   // The size of buckets that this run, or the run that was restored, has chosen by --bucket_bytes=auto; 0: none.
   // Checkpoints contain it.
   int64_t chosen_bucket_bytes() const { return chosen_bucket_bytes_; }
@@ -120,6 +124,10 @@ class Checkpointer {
   // is tried again. NotWrittenError, on every rank, if it fails again or takes longer than --checkpoint_deadline_s.
   absl::Status SaveFinal(int64_t step, std::span<const float> parameters, GradientExchange* exchange);
 
+  // A checkpoint into the folder `best` of --checkpoint_dir, for which the write before is waited for. Collective, as
+  // SavePeriodic; a file that cannot be written is only a warning.
+  absl::Status SaveBest(int64_t step, std::span<const float> parameters, GradientExchange* exchange);
+
   // Whether the newest checkpoint of this process is on the disk. Only rank 0 knows; false on others.
   bool is_saved() const { return is_saved_; }
 
@@ -127,11 +135,13 @@ class Checkpointer {
   explicit Checkpointer(Options options);
   bool writes() const { return options_.worker->rank == 0; }
   absl::Status Save(int64_t step, std::span<const float> parameters, const GradientExchange& exchange,
-                    CheckpointWriter::AfterFailure after_failure);
+                    CheckpointWriter::AfterFailure after_failure, const std::string& folder = "");
   // All of a checkpoint but the optimizer's state.
   absl::StatusOr<Checkpoint> Collect(int64_t step, std::span<const float> parameters,
                                      const GradientExchange& exchange) const;
-  absl::Status BeginWrite(Checkpoint checkpoint, CheckpointWriter::AfterFailure after_failure);
+  // `folder`: in --checkpoint_dir; empty: that itself.
+  absl::Status BeginWrite(Checkpoint checkpoint, CheckpointWriter::AfterFailure after_failure,
+                          const std::string& folder = "");
   void WarnSkipped(int64_t step) const;
   void Note(const std::string& text);
   absl::StatusOr<double> SumOfRanks(double mine, GradientExchange* exchange);
@@ -143,6 +153,7 @@ class Checkpointer {
   const Options options_;
   std::vector<std::string> state_names_;
   TrainedModel model_;
+  BestEpoch best_;
   Facts facts_;
   std::vector<std::string> resume_notes_;
   int64_t chosen_bucket_bytes_ = 0;

@@ -17,8 +17,8 @@ namespace starring {
 // The type of a sample's values. kPixels: uint8. kNumbers: float32, finite.
 enum class FieldType { kPixels, kNumbers };
 
-// What a model has to say of a sample. kClass: one of some classes, by a label. kNumbers: finite float32. kBits:
-// float32 that are 0 or 1. A model has as many outputs as there are classes, or numbers or bits of a sample.
+// The answer that a model has to give for a sample. kClass: one of some classes, by a label. kNumbers: finite float32.
+// kBits: float32 that are 0 or 1. A model has as many outputs as there are classes, or numbers or bits of a sample.
 enum class TargetType { kClass, kNumbers, kBits };
 
 // The columns of a table are the channels of an image of one pixel.
@@ -43,9 +43,9 @@ struct Dataset {
   // In one sample.
   int64_t image_values() const { return height * width * channels; }
   int64_t image_bytes() const { return image_values() * value_bytes(); }
-  // Of a model for these data.
+  // A model for these data has so many.
   int64_t outputs() const { return target == TargetType::kClass ? classes : target_values; }
-  // Of a sample in a batch: an int32, or float32.
+  // A sample's label or targets in a batch, as int32 or float32.
   int64_t batch_target_bytes() const { return 4 * (target == TargetType::kClass ? 1 : target_values); }
 };
 

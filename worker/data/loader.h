@@ -64,7 +64,7 @@ struct Batch {
   std::span<const uint32_t> samples;  // only with Format::kSamples, then instead of all above: plan.samples
   const std::byte* memory = nullptr;  // the whole batch, by LayOutBatch of the largest batch: offsets never change
 
-  // Of labels or targets, whichever there are.
+  // Labels or targets, whichever there are.
   const void* target_data() const {
     return targets.data() == nullptr ? static_cast<const void*>(labels.data()) : targets.data();
   }

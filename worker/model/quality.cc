@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -33,6 +34,24 @@ std::string ToString(const Quality& q) {
   return line;
 }
 
+std::string MostConfused(const Quality& quality, const std::vector<std::string>& names) {
+  constexpr size_t kShown = 3;
+  const auto classes = static_cast<size_t>(std::sqrt(static_cast<double>(quality.confusion.size())) + 0.5);
+  std::vector<std::pair<int64_t, size_t>> places;  // minus the samples, and the place in the matrix
+  for (size_t i = 0; i < quality.confusion.size(); ++i) {
+    if (i / classes != i % classes && quality.confusion[i] > 0) places.emplace_back(-quality.confusion[i], i);
+  }
+  std::ranges::sort(places);
+  const auto name = [&](size_t c) { return c < names.size() ? names[c] : absl::StrCat(c); };
+  std::string line;
+  for (size_t i = 0; i < std::min(places.size(), kShown); ++i) {
+    const auto& [samples, place] = places[i];
+    absl::StrAppend(&line, i == 0 ? "most often " : ", ", name(place / classes), " is taken for ",
+                    name(place % classes), " (", -samples, ")");
+  }
+  return line;
+}
+
 QualityCounts::QualityCounts(LossKind loss, int64_t outputs) : loss_(loss), outputs_(outputs) {
   CHECK_GE(outputs, 1);
   size_t size = 0;
@@ -52,7 +71,7 @@ void QualityCounts::Add(std::span<const float> outputs, std::span<const int32_t>
   for (size_t i = 0; i < labels.size(); ++i) {
     const auto row = outputs.subspan(i * static_cast<size_t>(outputs_), static_cast<size_t>(outputs_));
     const auto label = static_cast<size_t>(labels[i]);
-    // Of equal outputs the first counts as the larger, as in LossResult.
+    // The first of equal outputs counts as the larger, as in LossResult.
     const auto above = std::ranges::count_if(
         row, [&](const float& other) { return other > row[label] || (other == row[label] && &other < &row[label]); });
     counts_[0] += above < kTopClasses ? 1 : 0;

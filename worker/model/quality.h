@@ -29,7 +29,7 @@ struct Quality {
   // The area under the ROC curve, of two classes or as a mean over the bits. 0: not measured, because there are more
   // than kAucOutputsMax of them, or no sample of one of both kinds.
   double auc = 0;
-  // kMse. Of several outputs, r2 is 1 - (all squared errors) / (all squared distances from each output's mean), and 0
+  // kMse. With several outputs, r2 is 1 - (all squared errors) / (all squared distances from each output's mean), and 0
   // if no target varies.
   double rmse = 0, r2 = 0;
   // kSoftmax: (classes, classes), row by row: samples by their class, then by that of the largest output. Empty with
@@ -39,6 +39,10 @@ struct Quality {
 
 // A line for people: "loss 0.3114, accuracy 91.20 %, top 5 99.10 %".
 std::string ToString(const Quality& quality);
+
+// A line for people, of the classes that are taken for another most often: "most often 4 is taken for 9 (35 samples),
+// ...". By `names`, or by number without them. Empty if there is no confusion matrix, or nothing but its diagonal.
+std::string MostConfused(const Quality& quality, const std::vector<std::string>& names);
 
 class QualityCounts {
  public:

@@ -216,6 +216,11 @@ absl::Status ResolveElastic(WorkerOptions& options) {
     return RefuseFlag("elastic", "true",
                       "number of workers and servers come from the coordinator: drop --world_size and --servers");
   }
+  if (options.save_best || options.early_stop > 0) {
+    return RefuseFlag(options.save_best ? "save_best" : "early_stop",
+                      options.save_best ? "true" : absl::StrCat(options.early_stop),
+                      "an elastic run saves and ends at snapshots, not at epochs: drop it, or --elastic");
+  }
   options.rank = std::max(asked.rank, 0);  // until a generation says more
   options.sync = cell.sync;
   options.transport = cell.transport;
@@ -481,6 +486,8 @@ absl::StatusOr<WorkerOptions> ParseWorkerOptions(int argc, const char* const* ar
                       absl::StrCat("rank ", options.rank, " would take ", options.metrics_port + options.rank,
                                    ", and ports end at ", kPortMax));
   }
+  if (options.save_best && options.checkpoint_dir.empty())
+    return RefuseFlag("save_best", "true", "it needs --checkpoint_dir");
   if (options.resume && options.checkpoint_dir.empty())
     return RefuseFlag("resume", "true", "it needs --checkpoint_dir");
   RETURN_IF_ERROR(CheckPrediction(flags, options));

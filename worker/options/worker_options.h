@@ -147,6 +147,8 @@ struct WorkerOptions {
   absl::Duration checkpoint_deadline = absl::Seconds(300);
   bool resume = false;
   std::string warm_start;
+  int64_t early_stop = 0;
+  bool save_best = false;
 
   std::string evaluate;  // a checkpoint; then nothing is trained
   std::string predict;   // likewise
@@ -310,6 +312,8 @@ inline constexpr FlagRow kRows[] = {
      kSameOnAllRanks | kPeerTakes},
     {"max_steps", "training", "stop after this step of the run; 0: no limit", WholeAt<&W::max_steps>(0, kStepCountMax),
      kSameOnAllRanks | kPeerTakes},
+    {"early_stop", "training", "stop after so many epochs without a lower test loss; 0: never",
+     WholeAt<&W::early_stop>(0, kEpochCountMax), kSameOnAllRanks},
     {"global_batch", "training", "samples per step, all workers together",
      WholeAt<&W::global_batch>(1, kGlobalBatchMax), kSameOnAllRanks | kSameWhenResumed | kPeerTakes},
     {"seed", "training", "seed of everything random", WholeAt<&W::seed>(0, std::numeric_limits<uint64_t>::max()),
@@ -385,6 +389,8 @@ inline constexpr FlagRow kRows[] = {
      WholeAt<&W::checkpoint_every_epochs>(1, kEpochCountMax), kSameOnAllRanks},
     {"checkpoint_every_steps", "checkpoint", "steps of the run between further checkpoints; 0: none",
      WholeAt<&W::checkpoint_every_steps>(0, kStepCountMax), kSameOnAllRanks},
+    {"save_best", "checkpoint", "the epoch with the lowest test loss is kept in the folder `best` of --checkpoint_dir",
+     SwitchAt<&W::save_best>(), kSameOnAllRanks},
     {"checkpoint_deadline_s", "checkpoint", "seconds to wait, at the end or a stop, for the last checkpoint",
      SecondsAt<&W::checkpoint_deadline>(1, kDeadlineSecondsMax)},
     {"resume", "checkpoint", "continue from the newest whole checkpoint in --checkpoint_dir, if any",
@@ -392,9 +398,9 @@ inline constexpr FlagRow kRows[] = {
     {"warm_start", "checkpoint", "safetensors to begin with; with --resume a checkpoint comes first",
      TextAt<&W::warm_start>("file"), kSameContent},
 
-    {"evaluate", "after training", "instead of training: loss and accuracy of this checkpoint on the test set",
+    {"evaluate", "after training", "instead of training: loss and metrics of this checkpoint on the test set",
      TextAt<&W::evaluate>("folder")},
-    {"predict", "after training", "the same, and its probabilities for the test set go to --out",
+    {"predict", "after training", "the same, and its predictions for the test set go to --out",
      TextAt<&W::predict>("folder")},
     {"out", "after training", "the predictions, in the order of the samples: FILE.csv or FILE.npy",
      TextAt<&W::out>("file")},

@@ -213,7 +213,7 @@ class Input {
     return input;
   }
 
-  // What the batch had before is not used any more after the evaluation of that batch.
+  // Overwrites the batch before, whose evaluation has ended.
   NetworkInput Copy(const Batch& batch) {
     device_->CopyToDevice(batch.images.data(), images_->data(), static_cast<int64_t>(batch.images.size_bytes()));
     labels_.clear();
@@ -232,7 +232,7 @@ class Input {
         .images = images_->floats(), .targets = LossTargets(targets_->data()), .batch = std::ssize(batch.plan.samples)};
   }
 
-  // Of the batch that was copied last.
+  // Counts the batch that was copied last.
   void Count(std::span<const float> outputs, QualityCounts& counts) const {
     if (loss_ == LossKind::kSoftmax) {
       counts.Add(outputs, labels_);
@@ -272,7 +272,7 @@ absl::StatusOr<std::unique_ptr<PredictionFile>> CreateFile(const PredictOptions&
                                  .class_names = std::move(names)});
 }
 
-// What a prediction says, from outputs, in place.
+// Turns outputs into what a prediction says, in place.
 void Finish(const Model& model, std::span<float> outputs) {
   if (model.network->loss() == LossKind::kSoftmax) Softmax(outputs, model.network->outputs());
   if (model.network->loss() == LossKind::kBce) Sigmoid(outputs);
@@ -348,6 +348,7 @@ absl::StatusOr<Evaluation> Predict(const PredictOptions& options) {
     RETURN_IF_ERROR(file->Append(outputs));
   }
   if (file != nullptr) RETURN_IF_ERROR(file->Commit());
+  evaluation.class_names = model.head.model.class_names;
   evaluation.quality = counts.Result(loss_sum, correct, data.count, MeanVariance(data.targets, data.outputs()));
   return evaluation;
 }

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -38,12 +39,13 @@ struct Evaluation {
   int64_t samples = 0;
   bool has_labels = true;  // else `quality` says nothing
   Quality quality;
+  std::vector<std::string> class_names;  // the model's; empty: numbers
 };
 
 // The targets that a loss compares with.
 TargetType TargetOf(LossKind loss);
 
-// What the model of the newest readable checkpoint takes.
+// The input and the targets of the model of the newest readable checkpoint.
 struct ModelInput {
   int64_t columns = 0;  // 0: images, or there is no checkpoint
   TargetType target = TargetType::kClass;

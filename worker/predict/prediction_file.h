@@ -1,4 +1,4 @@
-// What a model says of each sample, as a file: CSV or an array of NumPy.
+// A model's answer to each sample, as a file: CSV or an array of NumPy.
 //
 //   csv   a row for each sample, in the order of the input; %.9g, so that float32 is exact
 //         kClasses  index,predicted,name,p0,p1,...   the number of the class that is most likely, its name, and the

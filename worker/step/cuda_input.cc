@@ -13,12 +13,12 @@ namespace {
 
 constexpr int64_t kNumberBytes = sizeof(uint32_t);  // of a sample
 
-// Of one sample in the data set.
+// The label or targets of one sample in the data set.
 int64_t ResidentTargetBytes(const Dataset& data) {
   return data.target == TargetType::kClass ? static_cast<int64_t>(sizeof(uint16_t)) : data.batch_target_bytes();
 }
 
-// Of one evaluated sample, whichever the loader brings.
+// The same in an evaluated batch, or the sample's number, whichever the loader brings.
 int64_t HeadBytes(const CudaInput::Options& options) {
   return options.data_on_gpu ? kNumberBytes : options.data->train.batch_target_bytes();
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "common/checkpoint/checkpoint.h"
 #include "worker/exchange/gradient_exchange.h"
 #include "worker/model/quality.h"
 #include "worker/step/step_timer.h"
@@ -30,6 +31,8 @@ struct TrainResult {
   int64_t resumed_from_step = 0;          // by this process; 0: it has not resumed
   std::vector<std::string> resume_notes;  // the lines about the resume that a person must read
   bool stopped_early = false;
+  bool converged = false;  // --early_stop has ended the run
+  BestEpoch best;
   bool checkpoint_saved = false;  // of next_step; only rank 0 knows
   StepSummary step_summary;
   ExchangeCounters exchange;

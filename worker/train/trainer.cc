@@ -101,7 +101,11 @@ class Trainer {
   absl::Status FinishEpoch();
   absl::Status Evaluate(std::span<double, 3> sums, QualityCounts* counts);
   absl::Status CountQuality(const Batch& batch, QualityCounts* counts);
+  absl::Status TakeQuality(QualityCounts& counts, double loss_sum, double correct);
+  absl::Status MeasureQuality();
+  absl::Status KeepBest(double test_loss);
   absl::Status SaveCheckpoint();
+  absl::Status SaveBest();
   absl::Status AverageBuffers();
   absl::Status SumLosses();
   absl::Status FinishRun();
@@ -130,6 +134,11 @@ class Trainer {
   // The losses of a step and the results of a test must not depend on the number of workers (--micro_batches).
   bool has_leaves() const { return worker_.micro_batches > 0; }
   int64_t epoch() const { return (step_ - 1) / steps_per_epoch_; }  // of the step that has just finished
+  // Whether no epoch of the last --early_stop was better than those before.
+  bool HasConverged() const {
+    const BestEpoch& best = checkpointer_->best();
+    return worker_.early_stop > 0 && best.epoch > 0 && step_ / steps_per_epoch_ - best.epoch >= worker_.early_stop;
+  }
   // After `step_count` steps an epoch ends, or the run in the middle of one.
   bool EndsEpoch(int64_t step_count) const { return step_count % steps_per_epoch_ == 0 || step_count == end_step_; }
 
@@ -159,6 +168,7 @@ class Trainer {
 
   int64_t step_ = 0;                // the next one
   bool checkpoint_is_due_ = false;  // since a step at which the segment could not be saved
+  bool best_is_due_ = false;        // a checkpoint of the best epoch, which has just ended
   absl::Time epoch_begin_;
   std::vector<FinishedStep> finished_;  // not taken by TakeFinished yet
   // The run so far. Its sum of losses, and its losses from losses_summed_ on, are over this rank's samples.
@@ -390,7 +400,7 @@ absl::Status Trainer::TrainSteps() {
   checkpoint_is_due_ = segment_.from_snapshot && checkpointer_->IsOverdue(checkpoints_, step_);
   bool stops = false;  // at the next step at which the segment may pause
   result_.stopped_early = segment_.ends_run && step_ < end_step_;
-  while (step_ < end_step_ && !result_.stopped_early) {
+  while (step_ < end_step_ && !result_.stopped_early && !HasConverged()) {
     // Evaluations and checkpoints have paused the measurement. Resume has no effect while it goes on.
     if (step_ >= first_measured_step_) processor_use_.Resume();
     timer_->BeginStep();
@@ -421,8 +431,11 @@ absl::Status Trainer::TrainSteps() {
     const bool saves = SavesAt(step_);
     checkpoint_is_due_ = !saves && (checkpoint_is_due_ || checkpoints_.IsDue(step_));
     if (step_ != end_step_ && saves) RETURN_IF_ERROR(SaveCheckpoint());
+    if (std::exchange(best_is_due_, false)) RETURN_IF_ERROR(SaveBest());
   }
   processor_use_.Pause();
+  result_.best = checkpointer_->best();
+  result_.converged = !result_.stopped_early && step_ < end_step_ && HasConverged();
   if (result_.segment_over) return training_step_.Settle(&finished_);
   if (!result_.stopped_early) return absl::OkStatus();
   // The last step before the end of an epoch has settled; a step before which the run was stopped has not.
@@ -579,11 +592,7 @@ absl::Status Trainer::FinishEpoch() {
   if (has_leaves() && worker_.rank > 0) sums[0] = sums[1] = 0;
   RETURN_IF_ERROR(exchange_.Sum(SumPurpose::kEpoch, sums));
   CHECK_EQ(static_cast<int64_t>(sums[3]), data_.test.count);  // the ranks agreed on the data at Start
-  if (counts.has_value()) {
-    RETURN_IF_ERROR(SumInParts(SumPurpose::kEvaluation, counts->counts(), &exchange_));
-    result_.quality =
-        counts->Result(sums[1], sums[2], data_.test.count, MeanVariance(data_.test.targets, data_.test.outputs()));
-  }
+  if (counts.has_value()) RETURN_IF_ERROR(TakeQuality(*counts, sums[1], sums[2]));
   const EpochSummary summary{.epoch = epoch(),
                              .train_loss = sums[0] / static_cast<double>(history_.epoch_samples),
                              .test_loss = sums[1] / sums[3],
@@ -592,12 +601,51 @@ absl::Status Trainer::FinishEpoch() {
                              .samples_per_second = static_cast<double>(history_.epoch_samples) / seconds};
   history_.epochs.push_back(summary);
   progress_.EpochDone(summary);
+  RETURN_IF_ERROR(KeepBest(summary.test_loss));
+  if (step_ != end_step_ && HasConverged()) RETURN_IF_ERROR(MeasureQuality());
   if (result_.quality.has_value()) progress_.QualityDone(*result_.quality);
   for (RunObserver* const observer : options_.observers) observer->OnEpoch(summary, step_);
   // The next epoch's clock starts after the evaluation and the observers, whose time belongs to no epoch.
   history_.epoch_loss_sum = 0;
   history_.epoch_samples = 0;
   epoch_begin_ = SteadyNow();
+  return absl::OkStatus();
+}
+
+// Adds the ranks' counts up.
+absl::Status Trainer::TakeQuality(QualityCounts& counts, double loss_sum, double correct) {
+  RETURN_IF_ERROR(SumInParts(SumPurpose::kEvaluation, counts.counts(), &exchange_));
+  result_.quality =
+      counts.Result(loss_sum, correct, data_.test.count, MeanVariance(data_.test.targets, data_.test.outputs()));
+  return absl::OkStatus();
+}
+
+// The same for an epoch that has turned out to be the last one after its evaluation.
+absl::Status Trainer::MeasureQuality() {
+  QualityCounts counts(network_.loss(), network_.outputs());
+  std::array<double, 3> sums = {};
+  RETURN_IF_ERROR(Evaluate(sums, &counts));
+  if (has_leaves() && worker_.rank > 0) sums[0] = 0;
+  RETURN_IF_ERROR(exchange_.Sum(SumPurpose::kEpoch, sums));
+  return TakeQuality(counts, sums[0], sums[1]);
+}
+
+// All ranks have the same losses, and so the same best epoch.
+absl::Status Trainer::KeepBest(double test_loss) {
+  const BestEpoch& best = checkpointer_->best();
+  // A loss that is not finite ends the run elsewhere, and is no minimum.
+  if (!std::isfinite(test_loss) || (best.epoch > 0 && test_loss >= best.test_loss)) return absl::OkStatus();
+  checkpointer_->set_best({.epoch = epoch() + 1, .test_loss = test_loss});
+  best_is_due_ = worker_.save_best;
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::SaveBest() {
+  Enter(WorkPhase::kCheckpoint);
+  const absl::Time begin = SteadyNow();
+  processor_use_.Pause();
+  RETURN_IF_ERROR(checkpointer_->SaveBest(step_, training_step_.parameters(), &exchange_));
+  epoch_begin_ += SteadyNow() - begin;
   return absl::OkStatus();
 }
 

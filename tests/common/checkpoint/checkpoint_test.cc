@@ -47,6 +47,7 @@ Checkpoint Filled(const Layout& layout, int64_t step) {
   checkpoint.world_size = 6;
   checkpoint.chunk_bytes = 32768;
   checkpoint.bucket_bytes = 1 << 20;
+  checkpoint.best = {.epoch = 1, .test_loss = 0.25};
   checkpoint.parameters.assign(layout.element_count(), 0.0f);
   float value = static_cast<float>(step);
   for (const Tensor& tensor : layout.tensors()) {
@@ -83,6 +84,8 @@ TEST_F(CheckpointTest, WhatIsWrittenIsRead) {
   EXPECT_EQ(read.world_size, 6);
   EXPECT_EQ(read.chunk_bytes, 32768);
   EXPECT_EQ(read.bucket_bytes, 1 << 20);
+  EXPECT_EQ(read.best.epoch, 1);
+  EXPECT_EQ(read.best.test_loss, 0.25);
   EXPECT_EQ(read.parameters, written.parameters);
   EXPECT_EQ(read.state, written.state);
   EXPECT_EQ(read.buffers, written.buffers);

@@ -34,6 +34,15 @@ TEST(QualityTest, TopFiveAndConfusionCountTheFirstOfEqualOutputs) {
   EXPECT_EQ(ToString(quality), "loss 2.000000, accuracy 33.33 %, top 5 66.67 %");
 }
 
+TEST(QualityTest, TheMostConfusedComeFirst) {
+  const Quality quality{.confusion = {9, 2, 0, 3, 9, 0, 2, 1, 9}};
+  EXPECT_EQ(MostConfused(quality, {}), "most often 1 is taken for 0 (3), 0 is taken for 1 (2), 2 is taken for 0 (2)");
+  EXPECT_EQ(MostConfused(quality, {"a", "b"}),
+            "most often b is taken for a (3), a is taken for b (2), 2 is taken for a (2)");
+  EXPECT_EQ(MostConfused({.confusion = {4, 0, 0, 4}}, {}), "");
+  EXPECT_EQ(MostConfused({}, {}), "");
+}
+
 TEST(QualityTest, ManyClassesHaveNoConfusionMatrix) {
   const QualityCounts counts(LossKind::kSoftmax, kConfusionClassesMax + 1);
   EXPECT_THAT(counts.Result(0, 0, 1, 0).confusion, IsEmpty());

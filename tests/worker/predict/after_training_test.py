@@ -100,7 +100,8 @@ class AfterTrainingTest(unittest.TestCase):
                 with open(f"{folder}/out.csv", encoding="utf-8", newline="") as file:
                     rows = list(csv.DictReader(file))
                 self.assertEqual(len(rows), 50)
-                self.assertEqual(list(rows[0]), ["index", "y0"] if loss == "mse" else ["index", "predicted", "name", "p0"])
+                columns = ["index", "y0"] if loss == "mse" else ["index", "predicted", "name", "p0"]
+                self.assertEqual(list(rows[0]), columns)
                 if loss == "bce":
                     self.assertEqual({row["name"]: row["predicted"] for row in rows}, {"no": "0", "yes": "1"})
                 # A test file alone, with the labels of one class.

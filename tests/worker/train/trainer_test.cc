@@ -283,6 +283,53 @@ TEST_F(TrainerTest, SavesEverySoManyStepsAndWhereItIsStopped) {
   EXPECT_THAT(SavedSteps(), ElementsAre(12, 15));
 }
 
+// Nothing is learnt, so no epoch is better than the first.
+TEST_F(TrainerTest, EndsAfterSoManyEpochsWithoutALowerLoss) {
+  options_.schedule.base = 0;
+  options_.early_stop = 2;
+  options_.save_best = true;
+  const auto result = Train();
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_TRUE(result->converged);
+  EXPECT_FALSE(result->stopped_early);
+  EXPECT_EQ(result->epochs.size(), 3u);
+  EXPECT_EQ(result->next_step, 12);
+  EXPECT_EQ(result->best.epoch, 1);
+  EXPECT_EQ(result->best.test_loss, result->epochs[0].test_loss);
+  ASSERT_TRUE(result->quality.has_value()) << "of an epoch whose end was not known when it was evaluated";
+  EXPECT_EQ(result->quality->loss_mean, result->epochs[2].test_loss);
+  EXPECT_TRUE(std::filesystem::exists(options_.checkpoint_dir + "/best/step-000000004/manifest.json"));
+  EXPECT_THAT(SavedSteps(), ElementsAre(8, 12));
+  // A resumed run knows it too, and one with more patience goes on.
+  options_.resume = true;
+  const auto same = Train();
+  ASSERT_TRUE(same.ok()) << same.status();
+  EXPECT_EQ(same->steps, 0);
+  EXPECT_TRUE(same->converged);
+  options_.early_stop = 3;
+  const auto patient = Train();
+  ASSERT_TRUE(patient.ok()) << patient.status();
+  EXPECT_EQ(patient->next_step, 16);
+  EXPECT_EQ(patient->best.epoch, 1);
+}
+
+TEST_F(TrainerTest, EachBetterEpochIsSaved) {
+  options_.save_best = true;
+  options_.early_stop = 3;
+  const auto result = Train();
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_FALSE(result->converged);
+  const auto best = std::ranges::min_element(result->epochs, {}, &EpochSummary::test_loss);
+  EXPECT_EQ(result->best.epoch, best->epoch + 1);
+  EXPECT_EQ(result->best.test_loss, best->test_loss);
+  const std::string folder = options_.checkpoint_dir + "/best";
+  EXPECT_EQ(ListCheckpointFolders(folder).front().step, 4 * result->best.epoch);
+  const auto head = ReadCheckpointHead(ListCheckpointFolders(folder).front().path);
+  ASSERT_TRUE(head.ok()) << head.status();
+  EXPECT_EQ(head->best.epoch, result->best.epoch);
+  EXPECT_EQ(head->best.test_loss, result->best.test_loss);
+}
+
 TEST_F(TrainerTest, ARunThatIsOverSavesNothingAgain) {
   periodic_ = {8, 16};
   ASSERT_TRUE(Train().ok());
