@@ -2,6 +2,7 @@
 
 #include <initializer_list>
 #include <string>
+#include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
@@ -68,9 +69,7 @@ absl::Status CheckSeesInput(const Axis& axis) {
   return absl::OkStatus();
 }
 
-}  // namespace
-
-absl::Status CheckShape(const Conv2dSpec& s) {
+absl::Status CheckOperation(const Conv2dSpec& s) {
   RETURN_IF_ERROR(AllAtLeast(1, {{"batch", s.batch},
                                  {"in_height", s.in_height},
                                  {"in_width", s.in_width},
@@ -93,14 +92,14 @@ absl::Status CheckShape(const Conv2dSpec& s) {
   return Annotate(Fits("the output", {s.batch, s.out_height(), s.out_width(), s.out_channels}), "conv2d");
 }
 
-absl::Status CheckShape(const DenseSpec& s) {
+absl::Status CheckOperation(const DenseSpec& s) {
   RETURN_IF_ERROR(AllAtLeast(1, {{"batch", s.batch}, {"in", s.in}, {"out", s.out}}), "dense");
   RETURN_IF_ERROR(Fits("the weight", {s.out, s.in}), "dense");
   RETURN_IF_ERROR(Fits("the input", {s.batch, s.in}), "dense");
   return Annotate(Fits("the output", {s.batch, s.out}), "dense");
 }
 
-absl::Status CheckShape(const Pool2dSpec& s) {
+absl::Status CheckOperation(const Pool2dSpec& s) {
   RETURN_IF_ERROR(AllAtLeast(1, {{"batch", s.batch},
                                  {"in_height", s.in_height},
                                  {"in_width", s.in_width},
@@ -125,11 +124,17 @@ absl::Status CheckShape(const Pool2dSpec& s) {
   return Annotate(Fits("the output", {s.batch, s.out_height(), s.out_width(), s.channels}), "max pool");
 }
 
-absl::Status CheckShape(const GlobalAveragePoolSpec& s) {
+absl::Status CheckOperation(const GlobalAveragePoolSpec& s) {
   RETURN_IF_ERROR(
       AllAtLeast(1, {{"batch", s.batch}, {"height", s.height}, {"width", s.width}, {"channels", s.channels}}),
       "global average pool");
   return Annotate(Fits("the input", {s.batch, s.height, s.width, s.channels}), "global average pool");
+}
+
+}  // namespace
+
+absl::Status CheckShape(const OperationSpec& spec) {
+  return std::visit([](const auto& s) { return CheckOperation(s); }, spec);
 }
 
 absl::Status CheckShape(const BatchNormSpec& s) {

@@ -17,14 +17,14 @@ namespace starring {
 namespace {
 
 // `winners` must live from forward to backward, so it is memory of this layer's own and not scratch memory.
-class CudaMaxPool2d : public MaxPool2d {
+class CudaMaxPool2d : public LayerOperation {
  public:
   CudaMaxPool2d(CudaContext* context, const cuda::PatchShape& window, CudaMemory winners)
       : context_(context), window_(window), winners_(std::move(winners)) {}
-  void Forward(const float* x, float* y) override {
+  void Forward(const float* x, const float*, const float*, float* y) override {
     context_->Keep(cuda::MaxPoolForward(context_->stream, window_, x, y, winners_.data()), "max pool");
   }
-  void Backward(const float* dy, float* dx) override {
+  void Backward(const float*, const float*, const float*, float* dy, float* dx, float*, float*) override {
     context_->Keep(cuda::MaxPoolBackward(context_->stream, window_, dy, winners_.data(), dx), "max pool backward");
   }
 
@@ -34,14 +34,14 @@ class CudaMaxPool2d : public MaxPool2d {
   const CudaMemory winners_;
 };
 
-class CudaGlobalAveragePool : public GlobalAveragePool {
+class CudaGlobalAveragePool : public LayerOperation {
  public:
   CudaGlobalAveragePool(CudaContext* context, const GlobalAveragePoolSpec& s)
       : context_(context), shape_{.images = s.batch, .pixels = s.height * s.width, .channels = s.channels} {}
-  void Forward(const float* x, float* y) override {
+  void Forward(const float* x, const float*, const float*, float* y) override {
     context_->Keep(cuda::AveragePoolForward(context_->stream, shape_, x, y), "global average pool");
   }
-  void Backward(const float* dy, float* dx) override {
+  void Backward(const float*, const float*, const float*, float* dy, float* dx, float*, float*) override {
     context_->Keep(cuda::AveragePoolBackward(context_->stream, shape_, dy, dx), "global average pool backward");
   }
 
@@ -195,17 +195,15 @@ class CudaSoftmaxCrossEntropy : public SoftmaxCrossEntropy {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<MaxPool2d>> CreateCudaMaxPool2d(CudaContext* context, const Pool2dSpec& s) {
-  RETURN_IF_ERROR(CheckShape(s));
+absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCudaOperation(CudaContext* context, const Pool2dSpec& s) {
   // Memory is allocated when an operation is created, never when it runs: a capture forbids it.
   const cuda::PatchShape window = cuda::PatchShapeOf(s, s.channels);
   ASSIGN_OR_RETURN(CudaMemory winners, context->Allocate(cuda::WinnerBytes(window)), "max pool");
   return std::make_unique<CudaMaxPool2d>(context, window, std::move(winners));
 }
 
-absl::StatusOr<std::unique_ptr<GlobalAveragePool>> CreateCudaGlobalAveragePool(CudaContext* context,
-                                                                               const GlobalAveragePoolSpec& s) {
-  RETURN_IF_ERROR(CheckShape(s));
+absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCudaOperation(CudaContext* context,
+                                                                    const GlobalAveragePoolSpec& s) {
   return std::make_unique<CudaGlobalAveragePool>(context, s);
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <variant>
 
 #include "common/base/check.h"
 
@@ -147,6 +148,74 @@ Values GlobalAveragePool(const GlobalAveragePoolSpec& s, const Values& x) {
     y[i / (space * s.channels) * s.channels + i % s.channels] += x[i] / static_cast<double>(space);
   }
   return y;
+}
+
+Values GlobalAveragePoolBackward(const GlobalAveragePoolSpec& s, const Values& dy) {
+  const int64_t space = s.height * s.width;
+  Values dx(s.batch * space * s.channels);
+  for (int64_t i = 0; i < std::ssize(dx); ++i) {
+    dx[i] = dy[i / (space * s.channels) * s.channels + i % s.channels] / static_cast<double>(space);
+  }
+  return dx;
+}
+
+namespace {
+
+Sizes SizesOfSpec(const Conv2dSpec& s) {
+  return {.x = s.batch * s.in_height * s.in_width * s.in_channels,
+          .y = s.batch * s.out_height() * s.out_width() * s.out_channels,
+          .weight = s.out_channels * s.kernel_height * s.kernel_width * s.in_channels,
+          .bias = s.bias == Bias::kAdded ? s.out_channels : 0};
+}
+Sizes SizesOfSpec(const DenseSpec& s) {
+  return {
+      .x = s.batch * s.in, .y = s.batch * s.out, .weight = s.out * s.in, .bias = s.bias == Bias::kAdded ? s.out : 0};
+}
+Sizes SizesOfSpec(const Pool2dSpec& s) {
+  return {.x = s.batch * s.in_height * s.in_width * s.channels,
+          .y = s.batch * s.out_height() * s.out_width() * s.channels};
+}
+Sizes SizesOfSpec(const GlobalAveragePoolSpec& s) {
+  return {.x = s.batch * s.height * s.width * s.channels, .y = s.batch * s.channels};
+}
+
+Values ForwardOf(const Conv2dSpec& s, const Values& x, const Values& weight, const Values& bias) {
+  return Conv2d(s, x, weight, bias);
+}
+Values ForwardOf(const DenseSpec& s, const Values& x, const Values& weight, const Values& bias) {
+  return Dense(s, x, weight, bias);
+}
+Values ForwardOf(const Pool2dSpec& s, const Values& x, const Values&, const Values&) { return MaxPool2d(s, x); }
+Values ForwardOf(const GlobalAveragePoolSpec& s, const Values& x, const Values&, const Values&) {
+  return GlobalAveragePool(s, x);
+}
+
+Gradients BackwardOf(const Conv2dSpec& s, const Values& x, const Values& weight, const Values& y, const Values& dy) {
+  return Conv2dBackward(s, x, weight, y, dy);
+}
+Gradients BackwardOf(const DenseSpec& s, const Values& x, const Values& weight, const Values& y, const Values& dy) {
+  return DenseBackward(s, x, weight, y, dy);
+}
+Gradients BackwardOf(const Pool2dSpec& s, const Values& x, const Values&, const Values&, const Values& dy) {
+  return {MaxPool2dBackward(s, x, dy), {}, {}};
+}
+Gradients BackwardOf(const GlobalAveragePoolSpec& s, const Values&, const Values&, const Values&, const Values& dy) {
+  return {GlobalAveragePoolBackward(s, dy), {}, {}};
+}
+
+}  // namespace
+
+Sizes SizesOf(const OperationSpec& spec) {
+  return std::visit([](const auto& s) { return SizesOfSpec(s); }, spec);
+}
+
+Values Forward(const OperationSpec& spec, const Values& x, const Values& weight, const Values& bias) {
+  return std::visit([&](const auto& s) { return ForwardOf(s, x, weight, bias); }, spec);
+}
+
+Gradients Backward(const OperationSpec& spec, const Values& x, const Values& weight, const Values& y,
+                   const Values& dy) {
+  return std::visit([&](const auto& s) { return BackwardOf(s, x, weight, y, dy); }, spec);
 }
 
 Moments BatchMoments(const BatchNormSpec& s, const Values& x) {

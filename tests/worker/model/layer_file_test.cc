@@ -11,6 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/starring/v1/layer_file.pb.h"
+#include "worker/model/layer_table.h"
 #include "worker/model/network_graph.h"
 
 namespace starring {
@@ -133,6 +134,11 @@ TEST(LayerFileTest, TextErrorsHaveLineAndColumn) {
   EXPECT_THAT(ErrorOf(std::string("\0\xff\x01", 3)), StartsWith("my.textproto:1:"));
 }
 
+TEST(LayerFileTest, ALayerWithoutAKindIsToldAllKinds) {
+  EXPECT_EQ(ErrorOf("\n\n  layer { name: \"fc\" }"),
+            "my.textproto:3:11: layer fc: has no kind: add " + LayerKindNames());
+}
+
 struct WrongFile {
   const char* name;
   const char* text;
@@ -211,9 +217,6 @@ INSTANTIATE_TEST_SUITE_P(
         WrongFile{"SpaceInName", "layer { name: \"f c\" relu {} }",
                   "my.textproto:1:9: layer f c: the name has the character ' ', allowed are letters, digits, '_', '-' "
                   "and '.'"},
-        WrongFile{"NoKind", "\n\n  layer { name: \"fc\" }",
-                  "my.textproto:3:11: layer fc: has no kind: add conv2d, dense, relu, max_pool, global_average_pool, "
-                  "batch_norm, dropout, add or flatten"},
         WrongFile{"NoUnits", "layer { name: \"fc\" dense {} }\nlayer { name: \"last\" dense {} }",
                   "my.textproto:1:20: layer fc: units is 0, it must be from 1 to 1048576"},
         WrongFile{"LongKernel", "layer { name: \"c\" conv2d { out_channels: 2 kernel: 4097 } }",

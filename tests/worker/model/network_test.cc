@@ -413,7 +413,8 @@ TEST(NetworkErrorTest, ShapesThatDoNotFitAreRefusedWithTheirLine) {
 }
 
 class WithoutMaxPool : public ReferenceDevice {
-  absl::StatusOr<std::unique_ptr<MaxPool2d>> CreateMaxPool2d(const Pool2dSpec&) override {
+  absl::StatusOr<std::unique_ptr<LayerOperation>> CreateOperation(const OperationSpec& spec) override {
+    if (!std::holds_alternative<Pool2dSpec>(spec)) return ReferenceDevice::CreateOperation(spec);
     return absl::InvalidArgumentError("there is no max pool here");
   }
 };

@@ -24,6 +24,16 @@ except ImportError:  # A machine without torch runs Starring; what is compared w
 import models
 from torch.nn import functional as F
 
+# By name: layers that no shipped model has, and the shape of an image (height, width, channels). Each is a model whose
+# last layer is dense {}.
+PARITY = {
+    "overlapping_pools": ("""layer { name: "c" conv2d { out_channels: 4 kernel: 3 stride: 2 padding: 2 } }
+layer { name: "p" max_pool { kernel: 3 stride: 2 padding: 1 } }
+layer { name: "g" global_average_pool {} }
+layer { name: "fc" dense {} }
+""", (9, 11, 3)),
+}
+
 # The errors of float activations and sums, relative to the largest value of a tensor. The reference device sums in
 # double.
 TOLERANCES = {"reference": 2e-6, "cpu": 1e-5}
@@ -149,6 +159,14 @@ class TorchParityTest(unittest.TestCase):
         # Twenty normalisations in a row amplify the rounding of each.
         self.compare("resnet20", 8, 12, 3, amplification=10, seed=19)
         self.compare("resnet20", 32, 32, 3, amplification=10, devices=["cpu"], steps=1)
+
+    def test_layers_that_no_shipped_model_has(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, (text, shape) in PARITY.items():
+                path = os.path.join(folder, name + ".textproto")
+                with open(path, "w", encoding="utf-8") as file:
+                    file.write(text)
+                self.compare(path, *shape)
 
 
 if __name__ == "__main__":

@@ -75,6 +75,7 @@ class SchemaTest(unittest.TestCase):
         schema["Layer"] = {name: (repeated or "") + kind for repeated, kind, name in re.findall(
             r"^ *(repeated )?(\w+) (\w+) = \d+;", layer, re.M)}
         self.assertEqual(schema, layer_file.SCHEMA)
+        self.assertEqual([field for field in schema["Layer"] if field not in ("name", "input")], layer_file.KINDS)
 
     def test_limits_are_the_workers(self):
         for name, value in layer_file.LIMITS.items():
@@ -141,6 +142,11 @@ class RefusalTest(unittest.TestCase):
         for name, text, error in cases:
             with self.subTest(name):
                 self.assertEqual(self.refusal(text), error)
+
+    def test_a_layer_without_a_kind_is_told_all_kinds(self):
+        kinds = ", ".join(layer_file.KINDS[:-1]) + " or " + layer_file.KINDS[-1]
+        self.assertEqual(self.refusal("\n\n  layer { name: \"fc\" }"),
+                         "my.textproto:3:11: layer fc: has no kind: add " + kinds)
 
     def test_text_that_is_none(self):
         for text, error in (

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from ._layer_table import GraphLayer
 from .layer_file import LayerFileError
-from .layer_graph import GraphLayer, LayerGraph, READS_IMAGE
+from .layer_graph import LayerGraph, READS_IMAGE
 
 
 class GlobalAveragePool(nn.Module):
@@ -26,23 +27,29 @@ class Add(nn.Module):
         return x + y
 
 
-def _module_of(layer: GraphLayer) -> nn.Module:
+def _conv2d(layer: GraphLayer) -> nn.Module:
     shape = layer.weight_shape
-    if layer.kind == "conv2d":
-        return nn.Conv2d(shape[1], shape[0], layer.kernel, stride=layer.stride, padding=layer.padding,
-                         bias=layer.has_bias)
-    if layer.kind == "dense":
-        return nn.Linear(shape[1], shape[0], bias=layer.has_bias)
-    if layer.kind == "max_pool":
-        return nn.MaxPool2d(layer.kernel, layer.stride, layer.padding)
-    if layer.kind == "batch_norm":
-        kind: Any = nn.BatchNorm1d if layer.before.flat else nn.BatchNorm2d
-        return kind(shape[0], eps=layer.epsilon, momentum=layer.momentum)
-    if layer.kind == "dropout":
-        return nn.Dropout(layer.rate)
-    others: Dict[str, Any] = {"relu": nn.ReLU, "global_average_pool": GlobalAveragePool, "add": Add,
-                              "flatten": nn.Flatten}
-    return others[layer.kind]()
+    return nn.Conv2d(shape[1], shape[0], layer.kernel, stride=layer.stride, padding=layer.padding, bias=layer.has_bias)
+
+
+def _batch_norm(layer: GraphLayer) -> nn.Module:
+    kind: Any = nn.BatchNorm1d if layer.before.flat else nn.BatchNorm2d
+    module: nn.Module = kind(layer.weight_shape[0], eps=layer.epsilon, momentum=layer.momentum)
+    return module
+
+
+# By kind: the module of a layer.
+MODULES: Dict[str, Callable[[GraphLayer], nn.Module]] = {
+    "conv2d": _conv2d,
+    "dense": lambda layer: nn.Linear(layer.weight_shape[1], layer.weight_shape[0], bias=layer.has_bias),
+    "relu": lambda layer: nn.ReLU(),
+    "max_pool": lambda layer: nn.MaxPool2d(layer.kernel, layer.stride, layer.padding),
+    "global_average_pool": lambda layer: GlobalAveragePool(),
+    "batch_norm": _batch_norm,
+    "dropout": lambda layer: nn.Dropout(layer.rate),
+    "add": lambda layer: Add(),
+    "flatten": lambda layer: nn.Flatten(),
+}
 
 
 class LayerFileModel(nn.Module):
@@ -64,7 +71,7 @@ class LayerFileModel(nn.Module):
         self._paths: List[Tuple[str, ...]] = [tuple(layer.name.split(".")) for layer in graph.layers]
 
     def _attach(self, graph: LayerGraph) -> None:
-        modules = {layer.name: _module_of(layer) for layer in graph.layers}
+        modules = {layer.name: MODULES[layer.kind](layer) for layer in graph.layers}
         attached: Dict[str, nn.Module] = {"": self}
         for layer in graph.layers:
             parent, path = "", ""

@@ -1,0 +1,153 @@
+// Operations without a suite of their own: values against the reference, gradients against the reference and finite
+// differences, and equal bits in every run, at other addresses, and where they are promised on every device.
+#include <bit>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "tests/kernels/device_test_suite.h"
+
+namespace starring {
+namespace {
+
+using reference::Values;
+
+struct OperationCase {
+  std::string name;
+  OperationSpec spec;
+  // FNV-1a over the bits of y, then of dx; 0 where devices need not agree. A test that fails prints the number.
+  uint64_t bits = 0;
+  double tolerance = 1e-6;
+};
+
+std::vector<OperationCase> Cases() {
+  std::vector<OperationCase> cases;
+  for (const GlobalAveragePoolSpec& spec :
+       std::vector<GlobalAveragePoolSpec>{{.batch = 1, .height = 1, .width = 1, .channels = 1},
+                                          {.batch = 63, .height = 8, .width = 8, .channels = 64},
+                                          {.batch = 2, .height = 3, .width = 5, .channels = 17},
+                                          {.batch = 3, .height = 3, .width = 5, .channels = 12},
+                                          {.batch = 1, .height = 1, .width = 2, .channels = 4},
+                                          {.batch = 5, .height = 1, .width = 7, .channels = 3}}) {
+    cases.push_back({absl::StrCat("global average pool ", spec.height, "x", spec.width, "x", spec.channels), spec});
+  }
+  return cases;
+}
+
+struct Results {
+  std::vector<float> y, dx, dweight, dbias;
+  friend bool operator==(const Results&, const Results&) = default;
+};
+
+// One case with its random numbers.
+class OperationRun {
+ public:
+  OperationRun(DeviceTest* test, const OperationSpec& spec) : spec_(spec), sizes_(reference::SizesOf(spec)) {
+    x_ = test->Random(sizes_.x);
+    // Activations bend beyond 1.
+    for (float& value : x_) value *= 8;
+    weight_ = test->Random(sizes_.weight);
+    bias_ = test->Random(sizes_.bias);
+    dy_ = test->Random(sizes_.y);
+  }
+
+  Results On(Device* device, int offset_lines = 0) const {
+    auto operation = device->CreateOperation(spec_);
+    EXPECT_TRUE(operation.ok()) << operation.status();
+    if (!operation.ok()) return {};
+    DeviceTensor x(device, x_, offset_lines), y(device, sizes_.y, offset_lines), dy(device, dy_, offset_lines);
+    DeviceTensor dx(device, sizes_.x, offset_lines), weight(device, weight_), dweight(device, sizes_.weight);
+    DeviceTensor bias(device, bias_), dbias(device, sizes_.bias);
+    const auto given = [](DeviceTensor& tensor, int64_t count) { return count > 0 ? tensor.data() : nullptr; };
+    (*operation)->Forward(x.data(), given(weight, sizes_.weight), given(bias, sizes_.bias), y.data());
+    (*operation)
+        ->Backward(x.data(), given(weight, sizes_.weight), y.data(), dy.data(), dx.data(),
+                   given(dweight, sizes_.weight), given(dbias, sizes_.bias));
+    return {y.Host(), dx.Host(), dweight.Host(), dbias.Host()};
+  }
+
+  Values Forward() const { return Forward(ToDouble(x_), ToDouble(weight_), ToDouble(bias_)); }
+  reference::Gradients Backward() const {
+    return reference::Backward(spec_, ToDouble(x_), ToDouble(weight_), Forward(), ToDouble(dy_));
+  }
+
+  // The gradients of x, weight and bias by central differences, at a few places, beside `got`.
+  void ExpectDifferences(const Results& got, double tolerance) const {
+    const Values x = ToDouble(x_), weight = ToDouble(weight_), bias = ToDouble(bias_), dy = ToDouble(dy_);
+    const auto loss = [&](const Values& y) { return reference::Dot(y, dy); };
+    const auto expect = [&](const char* what, const Values& at, const std::vector<float>& gradient, auto forward) {
+      if (at.empty()) return;
+      for (const int64_t i : SampleOf(std::ssize(at))) {
+        const auto at_value = [&](const Values& v) { return loss(forward(v)); };
+        EXPECT_NEAR(gradient[i], reference::FiniteDifference(at_value, at, i), tolerance) << what << "[" << i << "]";
+      }
+    };
+    expect("dx", x, got.dx, [&](const Values& v) { return Forward(v, weight, bias); });
+    expect("dweight", weight, got.dweight, [&](const Values& v) { return Forward(x, v, bias); });
+    expect("dbias", bias, got.dbias, [&](const Values& v) { return Forward(x, weight, v); });
+  }
+
+ private:
+  Values Forward(const Values& x, const Values& weight, const Values& bias) const {
+    return reference::Forward(spec_, x, weight, bias);
+  }
+
+  const OperationSpec spec_;
+  const reference::Sizes sizes_;
+  std::vector<float> x_, weight_, bias_, dy_;
+};
+
+uint64_t BitsOf(const Results& results) {
+  uint64_t hash = 14695981039346656037u;
+  for (const std::vector<float>* values : {&results.y, &results.dx}) {
+    for (const float value : *values) hash = (hash ^ std::bit_cast<uint32_t>(value)) * 1099511628211u;
+  }
+  return hash;
+}
+
+TEST_P(DeviceTest, OperationsMatchTheReference) {
+  for (const OperationCase& c : Tested(Cases())) {
+    SCOPED_TRACE(c.name);
+    const OperationRun run(this, c.spec);
+    const Results got = run.On(device());
+    const reference::Gradients gradients = run.Backward();
+    EXPECT_TRUE(Near(got.y, run.Forward(), c.tolerance));
+    EXPECT_TRUE(Near(got.dx, gradients.dx, c.tolerance));
+    EXPECT_TRUE(Near(got.dweight, gradients.dweight));
+    EXPECT_TRUE(Near(got.dbias, gradients.dbias));
+    EXPECT_TRUE(got == run.On(device(), 3)) << "at another address";
+  }
+}
+
+TEST_P(DeviceTest, OperationsGradientsMatchFiniteDifferences) {
+  for (const OperationCase& c : Tested(Cases())) {
+    SCOPED_TRACE(c.name);
+    const OperationRun run(this, c.spec);
+    run.ExpectDifferences(run.On(device()), 2e-4);
+  }
+}
+
+TEST_P(DeviceTest, OperationsRefuseShapesThatMakeNoSense) {
+  for (const OperationCase& c : Cases()) {
+    SCOPED_TRACE(c.name);
+    OperationSpec spec = c.spec;
+    std::visit([](auto& s) { s.batch = 0; }, spec);
+    const absl::Status status = device()->CreateOperation(spec).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), testing::HasSubstr("batch is 0"));
+  }
+}
+
+TEST_P(DeviceTest, OperationsHaveTheirBits) {
+  for (const OperationCase& c : Cases()) {
+    // Every case draws its numbers, so that those of the next one do not depend on `bits`.
+    const OperationRun run(this, c.spec);
+    if (c.bits != 0) {
+      EXPECT_EQ(BitsOf(run.On(device())), c.bits) << c.name;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace starring

@@ -1,0 +1,295 @@
+#include "worker/model/layer_table.h"
+
+#include <google/protobuf/descriptor.h>
+
+#include <cmath>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/limits.h"
+#include "common/base/status.h"
+#include "proto/starring/v1/layer_file.pb.h"
+
+namespace starring {
+namespace {
+
+struct Bounds {
+  int64_t lowest;
+  int64_t highest;
+};
+
+absl::Status CheckNumber(const LayerCheck& at, absl::string_view field, int64_t value, const Bounds& bounds) {
+  if (value >= bounds.lowest && value <= bounds.highest) return absl::OkStatus();
+  return at.error(field,
+                  absl::StrCat(field, " is ", value, ", it must be from ", bounds.lowest, " to ", bounds.highest));
+}
+
+constexpr Bounds kChannelBounds{1, kLayerWidthMax};
+constexpr Bounds kKernelBounds{1, kLayerKernelMax};
+// 0 is a stride that the file does not give: 1 for a convolution, the kernel for a pool.
+constexpr Bounds kStrideBounds{0, kLayerKernelMax};
+constexpr Bounds kPaddingBounds{0, kLayerKernelMax};
+
+Activation ActivationOf(bool relu) { return relu ? Activation::kRelu : Activation::kNone; }
+
+absl::Status RequireImage(const LayerFill& at) {
+  if (!at.inputs[0].flat) return absl::OkStatus();
+  return at.error("", absl::StrCat("needs an image, its input is ", ToString(at.inputs[0])));
+}
+
+struct Window {
+  int64_t kernel, stride, padding;
+};
+
+// Sets the output's height and width.
+absl::Status SlideWindow(const LayerFill& at, const Window& window, GraphLayer* layer) {
+  const int64_t height = layer->in.height + 2 * window.padding;
+  const int64_t width = layer->in.width + 2 * window.padding;
+  if (window.kernel > height || window.kernel > width) {
+    return at.error("kernel", absl::StrCat("kernel ", window.kernel, " is larger than its input, ", ToString(layer->in),
+                                           window.padding > 0 ? absl::StrCat(" with padding ", window.padding) : "",
+                                           ": the output would have a size below 1"));
+  }
+  // The division rounds down, as PyTorch's does: a window that does not fit is left out.
+  layer->out.height = (height - window.kernel) / window.stride + 1;
+  layer->out.width = (width - window.kernel) / window.stride + 1;
+  return absl::OkStatus();
+}
+
+void AddBias(int64_t size, const GraphLayer& layer, std::vector<TensorSpec>* tensors) {
+  if (layer.bias == Bias::kNone) return;
+  tensors->push_back({.name = layer.name + ".bias", .dims = {size}, .torch_axes = {}, .torch_shape = {}});
+}
+
+// conv2d
+
+absl::Status CheckConv2d(const LayerCheck& at) {
+  const v1::Conv2d& conv = at.layer.conv2d();
+  RETURN_IF_ERROR(CheckNumber(at, "out_channels", conv.out_channels(), kChannelBounds));
+  RETURN_IF_ERROR(CheckNumber(at, "kernel", conv.kernel(), kKernelBounds));
+  RETURN_IF_ERROR(CheckNumber(at, "stride", conv.stride(), kStrideBounds));
+  return CheckNumber(at, "padding", conv.padding(), kPaddingBounds);
+}
+
+absl::Status FillConv2d(const LayerFill& at, GraphLayer* layer, std::vector<TensorSpec>* tensors) {
+  const v1::Conv2d& conv = at.layer.conv2d();
+  RETURN_IF_ERROR(RequireImage(at));
+  layer->activation = ActivationOf(conv.relu());
+  layer->bias = conv.no_bias() ? Bias::kNone : Bias::kAdded;
+  // A stride that the file does not give is read as 0, and 0 stands for the default.
+  const int64_t stride = conv.stride() == 0 ? 1 : conv.stride();
+  RETURN_IF_ERROR(SlideWindow(at, {conv.kernel(), stride, conv.padding()}, layer));
+  layer->out.channels = conv.out_channels();
+  layer->operation = Conv2dSpec{.batch = 1,
+                                .in_height = layer->in.height,
+                                .in_width = layer->in.width,
+                                .in_channels = layer->in.channels,
+                                .out_channels = layer->out.channels,
+                                .kernel_height = conv.kernel(),
+                                .kernel_width = conv.kernel(),
+                                .stride_height = stride,
+                                .stride_width = stride,
+                                .padding_height = conv.padding(),
+                                .padding_width = conv.padding(),
+                                .bias = layer->bias,
+                                .activation = layer->activation};
+  layer->backward_reads_input = true;
+  tensors->push_back({.name = layer->name + ".weight",
+                      .dims = {conv.out_channels(), conv.kernel(), conv.kernel(), layer->in.channels},
+                      // A weight is (out, height, width, in) in memory, as images are; PyTorch has (out, in, height,
+                      // width).
+                      .torch_axes = {0, 3, 1, 2},
+                      .torch_shape = {}});
+  layer->fan_in = int64_t{conv.kernel()} * conv.kernel() * layer->in.channels;
+  AddBias(conv.out_channels(), *layer, tensors);
+  return absl::OkStatus();
+}
+
+// dense
+
+absl::Status CheckDense(const LayerCheck& at) {
+  // The last layer may leave its units to the data.
+  if (at.layer.dense().units() == 0 && at.is_last) return absl::OkStatus();
+  return CheckNumber(at, "units", at.layer.dense().units(), kChannelBounds);
+}
+
+absl::Status FillDense(const LayerFill& at, GraphLayer* layer, std::vector<TensorSpec>* tensors) {
+  const v1::Dense& dense = at.layer.dense();
+  layer->activation = ActivationOf(dense.relu());
+  layer->bias = dense.no_bias() ? Bias::kNone : Bias::kAdded;
+  // The layer file's check has found that only the last layer leaves its units to the data.
+  const int64_t units = dense.units() == 0 ? at.outputs : dense.units();
+  const SampleShape& in = layer->in;
+  layer->out = {.height = 1, .width = 1, .channels = units, .flat = true};
+  layer->operation =
+      DenseSpec{.batch = 1, .in = in.elements(), .out = units, .bias = layer->bias, .activation = layer->activation};
+  layer->backward_reads_input = true;
+  layer->fan_in = in.elements();
+  TensorSpec weight{
+      .name = layer->name + ".weight", .dims = {units, in.elements()}, .torch_axes = {}, .torch_shape = {}};
+  if (in.channels > 1 && in.height * in.width > 1) {
+    // PyTorch flattens (channels, height, width), this program (height, width, channels). The weight keeps the axes
+    // of the image apart, so that it can be reordered when a checkpoint or the initial values change between the two.
+    weight.dims = {units, in.height, in.width, in.channels};
+    weight.torch_axes = {0, 3, 1, 2};
+    weight.torch_shape = {units, in.elements()};
+  }
+  tensors->push_back(std::move(weight));
+  AddBias(units, *layer, tensors);
+  return absl::OkStatus();
+}
+
+absl::Status FillRelu(const LayerFill&, GraphLayer* layer, std::vector<TensorSpec>*) {
+  layer->kind = LayerKind::kRelu;
+  layer->works_in_place = true;
+  return absl::OkStatus();
+}
+
+// max_pool
+
+absl::Status CheckMaxPool(const LayerCheck& at) {
+  const v1::MaxPool2d& pool = at.layer.max_pool();
+  RETURN_IF_ERROR(CheckNumber(at, "kernel", pool.kernel(), kKernelBounds));
+  RETURN_IF_ERROR(CheckNumber(at, "stride", pool.stride(), kStrideBounds));
+  // With more padding, some windows would see nothing but padding, and have no maximum.
+  return CheckNumber(at, "padding", pool.padding(), {0, pool.kernel() / 2});
+}
+
+Pool2dSpec PoolOf(const SampleShape& in, const Window& window) {
+  return {.batch = 1,
+          .in_height = in.height,
+          .in_width = in.width,
+          .channels = in.channels,
+          .kernel_height = window.kernel,
+          .kernel_width = window.kernel,
+          .stride_height = window.stride,
+          .stride_width = window.stride,
+          .padding_height = window.padding,
+          .padding_width = window.padding};
+}
+
+absl::Status FillMaxPool(const LayerFill& at, GraphLayer* layer, std::vector<TensorSpec>*) {
+  const v1::MaxPool2d& pool = at.layer.max_pool();
+  RETURN_IF_ERROR(RequireImage(at));
+  const Window window{pool.kernel(), pool.stride() == 0 ? pool.kernel() : pool.stride(), pool.padding()};
+  RETURN_IF_ERROR(SlideWindow(at, window, layer));
+  layer->operation = PoolOf(layer->in, window);
+  return absl::OkStatus();
+}
+
+absl::Status FillGlobalAveragePool(const LayerFill& at, GraphLayer* layer, std::vector<TensorSpec>*) {
+  RETURN_IF_ERROR(RequireImage(at));
+  const SampleShape& in = layer->in;
+  layer->operation = GlobalAveragePoolSpec{.batch = 1, .height = in.height, .width = in.width, .channels = in.channels};
+  layer->out = {.height = 1, .width = 1, .channels = in.channels, .flat = true};
+  return absl::OkStatus();
+}
+
+// batch_norm
+
+absl::Status CheckEpsilon(const LayerCheck& at, float epsilon) {
+  // The negation also refuses NaN, which the text format can write.
+  if (epsilon >= 0 && !std::isinf(epsilon)) return absl::OkStatus();
+  return at.error("epsilon", absl::StrCat("epsilon is ", epsilon, ", it must be 0 or more (0 means 1e-5)"));
+}
+
+absl::Status CheckBatchNorm(const LayerCheck& at) {
+  const v1::BatchNorm& norm = at.layer.batch_norm();
+  RETURN_IF_ERROR(CheckEpsilon(at, norm.epsilon()));
+  if (norm.momentum() >= 0 && norm.momentum() <= 1) return absl::OkStatus();
+  return at.error("momentum", absl::StrCat("momentum is ", norm.momentum(), ", it must be from 0 to 1 (0 means 0.1)"));
+}
+
+absl::Status FillBatchNorm(const LayerFill& at, GraphLayer* layer, std::vector<TensorSpec>* tensors) {
+  const v1::BatchNorm& norm = at.layer.batch_norm();
+  layer->kind = LayerKind::kBatchNorm;
+  layer->activation = ActivationOf(norm.relu());
+  // A number that the file does not give is read as 0. The defaults are PyTorch's.
+  layer->epsilon = norm.epsilon() == 0 ? 1e-5f : norm.epsilon();
+  layer->momentum = norm.momentum() == 0 ? 0.1f : norm.momentum();
+  layer->backward_reads_input = true;
+  // Flattening keeps the order of the values in memory, but PyTorch would see height * width * channels features here,
+  // each with a mean of its own.
+  if (layer->in.flat && layer->in.height * layer->in.width > 1) {
+    return at.error("", "batch_norm of a flattened image is not supported: put it before flatten");
+  }
+  tensors->push_back(
+      {.name = layer->name + ".weight", .dims = {layer->in.channels}, .torch_axes = {}, .torch_shape = {}});
+  layer->bias = Bias::kAdded;
+  AddBias(layer->in.channels, *layer, tensors);
+  return absl::OkStatus();
+}
+
+// dropout
+
+absl::Status CheckDropout(const LayerCheck& at) {
+  const float rate = at.layer.dropout().rate();
+  if (rate >= 0 && rate < 1) return absl::OkStatus();
+  return at.error("rate", absl::StrCat("rate is ", rate, ", it must be 0 or more and below 1"));
+}
+
+absl::Status FillDropout(const LayerFill& at, GraphLayer* layer, std::vector<TensorSpec>*) {
+  layer->kind = LayerKind::kDropout;
+  layer->works_in_place = true;
+  layer->rate = at.layer.dropout().rate();
+  return absl::OkStatus();
+}
+
+absl::Status FillAdd(const LayerFill& at, GraphLayer* layer, std::vector<TensorSpec>*) {
+  layer->kind = LayerKind::kAdd;
+  layer->activation = ActivationOf(at.layer.add().relu());
+  // Both shapes must be equal. PyTorch would broadcast one of them, and a model with a wrong shape would train.
+  if (at.inputs[0] == at.inputs[1]) return absl::OkStatus();
+  return at.error(
+      "input", absl::StrCat("adds ", ToString(at.inputs[0]), " (", at.input_names[0], ") and ", ToString(at.inputs[1]),
+                            " (", at.input_names[1], "): both must have one shape"));
+}
+
+absl::Status FillFlatten(const LayerFill&, GraphLayer* layer, std::vector<TensorSpec>*) {
+  layer->kind = LayerKind::kFlatten;
+  layer->out.flat = true;
+  return absl::OkStatus();
+}
+
+struct Row {
+  v1::Layer::KindCase kind;
+  LayerType type;
+};
+
+constexpr Row kRows[] = {
+    {v1::Layer::kConv2D, {1, CheckConv2d, FillConv2d}},
+    {v1::Layer::kDense, {1, CheckDense, FillDense}},
+    {v1::Layer::kRelu, {1, nullptr, FillRelu}},
+    {v1::Layer::kMaxPool, {1, CheckMaxPool, FillMaxPool}},
+    {v1::Layer::kGlobalAveragePool, {1, nullptr, FillGlobalAveragePool}},
+    {v1::Layer::kBatchNorm, {1, CheckBatchNorm, FillBatchNorm}},
+    {v1::Layer::kDropout, {1, CheckDropout, FillDropout}},
+    {v1::Layer::kAdd, {2, nullptr, FillAdd}},
+    {v1::Layer::kFlatten, {1, nullptr, FillFlatten}},
+};
+
+}  // namespace
+
+std::string ToString(const SampleShape& shape) {
+  if (shape.flat) return absl::StrCat(shape.elements(), " (flat)");
+  return absl::StrCat(shape.height, " x ", shape.width, " x ", shape.channels);
+}
+
+const LayerType* LayerTypeOf(const v1::Layer& layer) {
+  for (const Row& row : kRows) {
+    if (row.kind == layer.kind_case()) return &row.type;
+  }
+  return nullptr;
+}
+
+std::string LayerKindNames() {
+  const google::protobuf::OneofDescriptor& kinds = *v1::Layer::descriptor()->FindOneofByName("kind");
+  std::string names;
+  for (int k = 0; k < kinds.field_count(); ++k) {
+    const bool is_last = k + 1 == kinds.field_count();
+    absl::StrAppend(&names, k == 0 ? "" : is_last ? " or " : ", ", kinds.field(k)->name());
+  }
+  return names;
+}
+
+}  // namespace starring
