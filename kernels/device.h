@@ -23,6 +23,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/activation_math.h"
 
 namespace starring {
 
@@ -67,9 +68,17 @@ struct GlobalAveragePoolSpec {
   int64_t batch = 0, height = 0, width = 0, channels = 0;
 };
 
+// y = f(x), element by element. y may alias x, and dx dy, unless BackwardReadsInput(function): backward then reads x,
+// and otherwise y, of which that of kScale reads neither.
+struct ActivationSpec {
+  int64_t batch = 0, sample_elements = 0;
+  ActivationFunction function = ActivationFunction::kRelu6;
+  float parameter = 0;
+};
+
 // A layer's operation that depends on its tensors alone. The worker's table of layers (worker/model/layer_table.h) says
 // which of x and y its backward reads.
-using OperationSpec = std::variant<Conv2dSpec, DenseSpec, Pool2dSpec, GlobalAveragePoolSpec>;
+using OperationSpec = std::variant<Conv2dSpec, DenseSpec, Pool2dSpec, GlobalAveragePoolSpec, ActivationSpec>;
 
 // Tensors that an operation does not have are null: weight, bias and their gradients of a pool.
 class LayerOperation {

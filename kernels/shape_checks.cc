@@ -131,6 +131,11 @@ absl::Status CheckOperation(const GlobalAveragePoolSpec& s) {
   return Annotate(Fits("the input", {s.batch, s.height, s.width, s.channels}), "global average pool");
 }
 
+absl::Status CheckOperation(const ActivationSpec& s) {
+  RETURN_IF_ERROR(AllAtLeast(1, {{"batch", s.batch}, {"sample_elements", s.sample_elements}}), "activation");
+  return Annotate(Fits("the input", {s.batch, s.sample_elements}), "activation");
+}
+
 }  // namespace
 
 absl::Status CheckShape(const OperationSpec& spec) {

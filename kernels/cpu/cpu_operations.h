@@ -38,6 +38,8 @@ inline bool TiledConv2dPays(const Conv2dSpec& spec, InstructionSet set) {
                                                                                  const Pool2dSpec& spec);
 [[nodiscard]] absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCpuOperation(CpuContext* context,
                                                                                  const GlobalAveragePoolSpec& spec);
+[[nodiscard]] absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCpuOperation(CpuContext* context,
+                                                                                 const ActivationSpec& spec);
 
 [[nodiscard]] absl::StatusOr<std::unique_ptr<BatchNorm>> CreateCpuBatchNorm(CpuContext* context,
                                                                             const BatchNormSpec& spec);

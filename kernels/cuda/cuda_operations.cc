@@ -6,6 +6,7 @@
 
 #include "common/base/check.h"
 #include "common/base/status.h"
+#include "kernels/cuda/activation.h"
 #include "kernels/cuda/batch_norm.h"
 #include "kernels/cuda/cuda_memory.h"
 #include "kernels/cuda/elementwise.h"
@@ -48,6 +49,27 @@ class CudaGlobalAveragePool : public LayerOperation {
  private:
   CudaContext* const context_;
   const cuda::AveragePoolShape shape_;
+};
+
+class CudaActivation : public LayerOperation {
+ public:
+  CudaActivation(CudaContext* context, const ActivationSpec& s)
+      : context_(context),
+        args_{.count = s.batch * s.sample_elements, .function = s.function, .parameter = s.parameter} {}
+  void Forward(const float* x, const float*, const float*, float* y) override {
+    context_->Keep(cuda::ActivationForward(context_->stream, args_, x, y), "activation");
+  }
+  void Backward(const float* x, const float*, const float* y, float* dy, float* dx, float*, float*) override {
+    // The slope of a scale is constant: any readable number does.
+    const float* const at = args_.function == ActivationFunction::kScale ? dy
+                            : BackwardReadsInput(args_.function)         ? x
+                                                                         : y;
+    context_->Keep(cuda::ActivationBackward(context_->stream, args_, at, dy, dx), "activation backward");
+  }
+
+ private:
+  CudaContext* const context_;
+  const cuda::ActivationArgs args_;
 };
 
 class CudaBatchNorm : public BatchNorm {
@@ -205,6 +227,10 @@ absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCudaOperation(CudaContext*
 absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCudaOperation(CudaContext* context,
                                                                     const GlobalAveragePoolSpec& s) {
   return std::make_unique<CudaGlobalAveragePool>(context, s);
+}
+
+absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCudaOperation(CudaContext* context, const ActivationSpec& s) {
+  return std::make_unique<CudaActivation>(context, s);
 }
 
 absl::StatusOr<std::unique_ptr<BatchNorm>> CreateCudaBatchNorm(CudaContext* context, const BatchNormSpec& s) {

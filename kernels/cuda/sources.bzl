@@ -2,6 +2,7 @@
 
 # Kernels: CUDA, std and plain structs only. Each has a header of its name.
 KERNELS = [
+    "activation",
     "batch_norm",
     "bias_gradient",
     "elementwise",

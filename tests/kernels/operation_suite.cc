@@ -1,6 +1,7 @@
 // Operations without a suite of their own: values against the reference, gradients against the reference and finite
 // differences, and equal bits in every run, at other addresses, and where they are promised on every device.
 #include <bit>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -19,7 +20,39 @@ struct OperationCase {
   // FNV-1a over the bits of y, then of dx; 0 where devices need not agree. A test that fails prints the number.
   uint64_t bits = 0;
   double tolerance = 1e-6;
+  bool works_in_place = false;  // y in place of x, and dx in place of dy
 };
+
+enum class Place { kOwn, kInPlace };
+
+void AddActivations(std::vector<OperationCase>* cases) {
+  struct Named {
+    const char* name;
+    ActivationFunction function;
+    uint64_t bits;
+    float parameter = 0;
+  };
+  for (const Named& f : {Named{"relu6", ActivationFunction::kRelu6, 13096591350423757013u},
+                         Named{"sigmoid", ActivationFunction::kSigmoid, 14694092026836183366u},
+                         Named{"tanh", ActivationFunction::kTanh, 12207148261305118690u},
+                         Named{"gelu", ActivationFunction::kGelu, 2582337710297561329u},
+                         Named{"gelu_tanh", ActivationFunction::kGeluTanh, 11135949555876441556u},
+                         Named{"silu", ActivationFunction::kSilu, 9145725852843061652u},
+                         Named{"leaky_relu", ActivationFunction::kLeakyRelu, 11130236984916261909u, 0.2f},
+                         Named{"scale", ActivationFunction::kScale, 7695649754275244132u, -1.5f}}) {
+    // A share of a thread ends in the middle of a vector, and elements are left over.
+    for (const int64_t elements : {1, 4099}) {
+      cases->push_back(
+          {.name = absl::StrCat(f.name, " of ", elements),
+           .spec =
+               ActivationSpec{
+                   .batch = 3, .sample_elements = elements, .function = f.function, .parameter = f.parameter},
+           .bits = elements == 1 ? 0 : f.bits,
+           .tolerance = 4e-6,
+           .works_in_place = !BackwardReadsInput(f.function)});
+    }
+  }
+}
 
 std::vector<OperationCase> Cases() {
   std::vector<OperationCase> cases;
@@ -32,6 +65,7 @@ std::vector<OperationCase> Cases() {
                                           {.batch = 5, .height = 1, .width = 7, .channels = 3}}) {
     cases.push_back({absl::StrCat("global average pool ", spec.height, "x", spec.width, "x", spec.channels), spec});
   }
+  AddActivations(&cases);
   return cases;
 }
 
@@ -52,7 +86,7 @@ class OperationRun {
     dy_ = test->Random(sizes_.y);
   }
 
-  Results On(Device* device, int offset_lines = 0) const {
+  Results On(Device* device, int offset_lines = 0, Place place = Place::kOwn) const {
     auto operation = device->CreateOperation(spec_);
     EXPECT_TRUE(operation.ok()) << operation.status();
     if (!operation.ok()) return {};
@@ -60,11 +94,13 @@ class OperationRun {
     DeviceTensor dx(device, sizes_.x, offset_lines), weight(device, weight_), dweight(device, sizes_.weight);
     DeviceTensor bias(device, bias_), dbias(device, sizes_.bias);
     const auto given = [](DeviceTensor& tensor, int64_t count) { return count > 0 ? tensor.data() : nullptr; };
-    (*operation)->Forward(x.data(), given(weight, sizes_.weight), given(bias, sizes_.bias), y.data());
+    DeviceTensor& out = place == Place::kOwn ? y : x;
+    DeviceTensor& gradient = place == Place::kOwn ? dx : dy;
+    (*operation)->Forward(x.data(), given(weight, sizes_.weight), given(bias, sizes_.bias), out.data());
     (*operation)
-        ->Backward(x.data(), given(weight, sizes_.weight), y.data(), dy.data(), dx.data(),
+        ->Backward(x.data(), given(weight, sizes_.weight), out.data(), dy.data(), gradient.data(),
                    given(dweight, sizes_.weight), given(dbias, sizes_.bias));
-    return {y.Host(), dx.Host(), dweight.Host(), dbias.Host()};
+    return {out.Host(), gradient.Host(), dweight.Host(), dbias.Host()};
   }
 
   Values Forward() const { return Forward(ToDouble(x_), ToDouble(weight_), ToDouble(bias_)); }
@@ -117,6 +153,9 @@ TEST_P(DeviceTest, OperationsMatchTheReference) {
     EXPECT_TRUE(Near(got.dweight, gradients.dweight));
     EXPECT_TRUE(Near(got.dbias, gradients.dbias));
     EXPECT_TRUE(got == run.On(device(), 3)) << "at another address";
+    if (c.works_in_place) {
+      EXPECT_TRUE(got == run.On(device(), 0, Place::kInPlace)) << "in place";
+    }
   }
 }
 
@@ -136,6 +175,33 @@ TEST_P(DeviceTest, OperationsRefuseShapesThatMakeNoSense) {
     const absl::Status status = device()->CreateOperation(spec).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(status.message()), testing::HasSubstr("batch is 0"));
+  }
+}
+
+TEST_P(DeviceTest, ActivationsOfExtremesAreFiniteAndNanStaysNan) {
+  const float infinity = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<float> extremes = {nan, -infinity, infinity, -3e38f, 3e38f, -200, 200, -90, 90, -15, 15, 1e-30f};
+  for (const ActivationFunction function :
+       {ActivationFunction::kRelu6, ActivationFunction::kSigmoid, ActivationFunction::kTanh}) {
+    const auto count = std::ssize(extremes);
+    auto operation =
+        device()->CreateOperation(ActivationSpec{.batch = 1, .sample_elements = count, .function = function}).value();
+    DeviceTensor x(device(), extremes), y(device(), count);
+    operation->Forward(x.data(), nullptr, nullptr, y.data());
+    const std::vector<float> got = y.Host();
+    EXPECT_THAT(got[0], testing::IsNan());
+    const bool is_tanh = function == ActivationFunction::kTanh;
+    const float highest = function == ActivationFunction::kRelu6 ? 6 : 1;
+    for (const size_t i : {2, 4, 6, 8, 10}) EXPECT_NEAR(got[i], highest, 1e-6) << extremes[i];
+    for (const size_t i : {1, 3, 5, 7, 9}) EXPECT_NEAR(got[i], is_tanh ? -1 : 0, 1e-6) << extremes[i];
+  }
+  for (const ActivationFunction function : {ActivationFunction::kGelu, ActivationFunction::kGeluTanh,
+                                            ActivationFunction::kSilu, ActivationFunction::kLeakyRelu}) {
+    auto operation =
+        device()->CreateOperation(ActivationSpec{.batch = 1, .sample_elements = 4, .function = function}).value();
+    DeviceTensor x(device(), {nan, infinity, 200, -200}), y(device(), 4);
+    operation->Forward(x.data(), nullptr, nullptr, y.data());
+    EXPECT_THAT(y.Host(), testing::ElementsAre(testing::IsNan(), infinity, 200, testing::FloatNear(0, 1e-6f)));
   }
 }
 

@@ -190,6 +190,73 @@ Values ForwardOf(const GlobalAveragePoolSpec& s, const Values& x, const Values&,
   return GlobalAveragePool(s, x);
 }
 
+double Sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
+double Density(double x) { return std::exp(-x * x / 2) / std::sqrt(2 * std::acos(-1)); }
+// gelu_tanh is x * sigmoid(GeluTanhExponent(x)).
+double GeluTanhExponent(double x) { return std::sqrt(8 / std::acos(-1)) * (x + 0.044715 * x * x * x); }
+
+double ActivationAt(const ActivationSpec& s, double x) {
+  switch (s.function) {
+    case ActivationFunction::kRelu6:
+      return std::min(std::max(x, 0.0), 6.0);
+    case ActivationFunction::kSigmoid:
+      return Sigmoid(x);
+    case ActivationFunction::kTanh:
+      return std::tanh(x);
+    case ActivationFunction::kGelu:
+      return x * std::erfc(-x / std::sqrt(2)) / 2;
+    case ActivationFunction::kGeluTanh:
+      return x * Sigmoid(GeluTanhExponent(x));
+    case ActivationFunction::kSilu:
+      return x * Sigmoid(x);
+    case ActivationFunction::kLeakyRelu:
+      return x > 0 ? x : x * s.parameter;
+    case ActivationFunction::kScale:
+      break;
+  }
+  return x * s.parameter;
+}
+
+// `at` is x or y, as BackwardReadsInput says.
+double SlopeAt(const ActivationSpec& s, double at) {
+  const double sigmoid = Sigmoid(s.function == ActivationFunction::kGeluTanh ? GeluTanhExponent(at) : at);
+  switch (s.function) {
+    case ActivationFunction::kRelu6:
+      return at > 0 && at < 6 ? 1 : 0;
+    case ActivationFunction::kSigmoid:
+      return at * (1 - at);
+    case ActivationFunction::kTanh:
+      return 1 - at * at;
+    case ActivationFunction::kGelu:
+      return std::erfc(-at / std::sqrt(2)) / 2 + at * Density(at);
+    case ActivationFunction::kGeluTanh:
+      return sigmoid + at * sigmoid * (1 - sigmoid) * std::sqrt(8 / std::acos(-1)) * (1 + 3 * 0.044715 * at * at);
+    case ActivationFunction::kSilu:
+      return sigmoid + at * sigmoid * (1 - sigmoid);
+    case ActivationFunction::kLeakyRelu:
+      return at > 0 ? 1 : s.parameter;
+    case ActivationFunction::kScale:
+      break;
+  }
+  return s.parameter;
+}
+
+Sizes SizesOfSpec(const ActivationSpec& s) {
+  return {.x = s.batch * s.sample_elements, .y = s.batch * s.sample_elements};
+}
+Values ForwardOf(const ActivationSpec& s, const Values& x, const Values&, const Values&) {
+  Values y(x.size());
+  for (size_t i = 0; i < x.size(); ++i) y[i] = ActivationAt(s, x[i]);
+  return y;
+}
+Gradients BackwardOf(const ActivationSpec& s, const Values& x, const Values&, const Values& y, const Values& dy) {
+  Values dx(dy.size());
+  const bool constant = s.function == ActivationFunction::kScale;
+  const Values& at = constant ? dy : BackwardReadsInput(s.function) ? x : y;
+  for (size_t i = 0; i < dx.size(); ++i) dx[i] = dy[i] * SlopeAt(s, at[i]);
+  return {dx, {}, {}};
+}
+
 Gradients BackwardOf(const Conv2dSpec& s, const Values& x, const Values& weight, const Values& y, const Values& dy) {
   return Conv2dBackward(s, x, weight, y, dy);
 }

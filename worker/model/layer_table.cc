@@ -3,6 +3,7 @@
 #include <google/protobuf/descriptor.h>
 
 #include <cmath>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -61,6 +62,89 @@ void AddBias(int64_t size, const GraphLayer& layer, std::vector<TensorSpec>* ten
   tensors->push_back({.name = layer.name + ".bias", .dims = {size}, .torch_axes = {}, .torch_shape = {}});
 }
 
+// activation
+
+struct NamedFunction {
+  absl::string_view name;
+  ActivationFunction function;
+};
+constexpr NamedFunction kFunctions[] = {
+    {"relu6", ActivationFunction::kRelu6},         {"sigmoid", ActivationFunction::kSigmoid},
+    {"tanh", ActivationFunction::kTanh},           {"gelu", ActivationFunction::kGelu},
+    {"gelu_tanh", ActivationFunction::kGeluTanh},  {"silu", ActivationFunction::kSilu},
+    {"leaky_relu", ActivationFunction::kLeakyRelu}};
+constexpr float kLeakySlope = 0.01f;  // PyTorch's default
+
+std::optional<ActivationFunction> FunctionOf(absl::string_view name) {
+  for (const NamedFunction& known : kFunctions) {
+    if (known.name == name) return known.function;
+  }
+  return std::nullopt;
+}
+
+absl::Status CheckFunction(const LayerCheck& at, absl::string_view field, const std::string& name) {
+  if (FunctionOf(name).has_value()) return absl::OkStatus();
+  return at.error(field, absl::StrCat(field, " is \"", name,
+                                      "\", it must be relu6, sigmoid, tanh, gelu, gelu_tanh, silu or leaky_relu"));
+}
+
+// The field `activation` of a layer that also has `relu`.
+template <typename Kind>
+absl::Status CheckActivationField(const LayerCheck& at, const Kind& kind) {
+  if (kind.activation().empty()) return absl::OkStatus();
+  if (kind.relu()) return at.error("activation", "has relu and an activation, it can have one of them");
+  return CheckFunction(at, "activation", kind.activation());
+}
+
+template <typename Kind>
+void FillActivations(const Kind& kind, GraphLayer* layer) {
+  layer->activation = ActivationOf(kind.relu());
+  if (const std::optional<ActivationFunction> function = FunctionOf(kind.activation())) {
+    layer->then = ActivationSpec{.function = *function, .parameter = kLeakySlope};
+  }
+}
+
+absl::Status CheckActivation(const LayerCheck& at) {
+  const v1::Activation& activation = at.layer.activation();
+  RETURN_IF_ERROR(CheckFunction(at, "function", activation.function()));
+  const float slope = activation.slope();
+  // The negation also refuses NaN.
+  if (!(slope >= 0) || std::isinf(slope)) {
+    return at.error("slope", absl::StrCat("slope is ", slope, ", it must be 0 or more (0 means 0.01)"));
+  }
+  if (slope == 0 || activation.function() == "leaky_relu") return absl::OkStatus();
+  return at.error("slope", absl::StrCat("slope is ", slope, ", which only leaky_relu has"));
+}
+
+// y = f(x) in the shape of x.
+void FillFunction(const ActivationSpec& function, GraphLayer* layer) {
+  ActivationSpec spec = function;
+  spec.batch = 1;
+  spec.sample_elements = layer->in.elements();
+  layer->operation = spec;
+  layer->backward_reads_input = BackwardReadsInput(spec.function);
+  layer->works_in_place = !layer->backward_reads_input;
+  layer->backward_reads_output = layer->works_in_place && spec.function != ActivationFunction::kScale;
+}
+
+absl::Status FillActivation(const LayerFill& at, GraphLayer* layer, std::vector<TensorSpec>*) {
+  const v1::Activation& activation = at.layer.activation();
+  const float slope = activation.slope() == 0 ? kLeakySlope : activation.slope();
+  FillFunction({.function = *FunctionOf(activation.function()), .parameter = slope}, layer);
+  return absl::OkStatus();
+}
+
+absl::Status CheckScale(const LayerCheck& at) {
+  const float factor = at.layer.scale().factor();
+  if (factor != 0 && std::isfinite(factor)) return absl::OkStatus();
+  return at.error("factor", absl::StrCat("factor is ", factor, ", it must be a finite number other than 0"));
+}
+
+absl::Status FillScale(const LayerFill& at, GraphLayer* layer, std::vector<TensorSpec>*) {
+  FillFunction({.function = ActivationFunction::kScale, .parameter = at.layer.scale().factor()}, layer);
+  return absl::OkStatus();
+}
+
 // conv2d
 
 absl::Status CheckConv2d(const LayerCheck& at) {
@@ -68,13 +152,14 @@ absl::Status CheckConv2d(const LayerCheck& at) {
   RETURN_IF_ERROR(CheckNumber(at, "out_channels", conv.out_channels(), kChannelBounds));
   RETURN_IF_ERROR(CheckNumber(at, "kernel", conv.kernel(), kKernelBounds));
   RETURN_IF_ERROR(CheckNumber(at, "stride", conv.stride(), kStrideBounds));
-  return CheckNumber(at, "padding", conv.padding(), kPaddingBounds);
+  RETURN_IF_ERROR(CheckNumber(at, "padding", conv.padding(), kPaddingBounds));
+  return CheckActivationField(at, conv);
 }
 
 absl::Status FillConv2d(const LayerFill& at, GraphLayer* layer, std::vector<TensorSpec>* tensors) {
   const v1::Conv2d& conv = at.layer.conv2d();
   RETURN_IF_ERROR(RequireImage(at));
-  layer->activation = ActivationOf(conv.relu());
+  FillActivations(conv, layer);
   layer->bias = conv.no_bias() ? Bias::kNone : Bias::kAdded;
   // A stride that the file does not give is read as 0, and 0 stands for the default.
   const int64_t stride = conv.stride() == 0 ? 1 : conv.stride();
@@ -109,13 +194,15 @@ absl::Status FillConv2d(const LayerFill& at, GraphLayer* layer, std::vector<Tens
 
 absl::Status CheckDense(const LayerCheck& at) {
   // The last layer may leave its units to the data.
-  if (at.layer.dense().units() == 0 && at.is_last) return absl::OkStatus();
-  return CheckNumber(at, "units", at.layer.dense().units(), kChannelBounds);
+  if (at.layer.dense().units() != 0 || !at.is_last) {
+    RETURN_IF_ERROR(CheckNumber(at, "units", at.layer.dense().units(), kChannelBounds));
+  }
+  return CheckActivationField(at, at.layer.dense());
 }
 
 absl::Status FillDense(const LayerFill& at, GraphLayer* layer, std::vector<TensorSpec>* tensors) {
   const v1::Dense& dense = at.layer.dense();
-  layer->activation = ActivationOf(dense.relu());
+  FillActivations(dense, layer);
   layer->bias = dense.no_bias() ? Bias::kNone : Bias::kAdded;
   // The layer file's check has found that only the last layer leaves its units to the data.
   const int64_t units = dense.units() == 0 ? at.outputs : dense.units();
@@ -266,6 +353,8 @@ constexpr Row kRows[] = {
     {v1::Layer::kDropout, {1, CheckDropout, FillDropout}},
     {v1::Layer::kAdd, {2, nullptr, FillAdd}},
     {v1::Layer::kFlatten, {1, nullptr, FillFlatten}},
+    {v1::Layer::kActivation, {1, CheckActivation, FillActivation}},
+    {v1::Layer::kScale, {1, CheckScale, FillScale}},
 };
 
 }  // namespace
@@ -280,6 +369,13 @@ const LayerType* LayerTypeOf(const v1::Layer& layer) {
     if (row.kind == layer.kind_case()) return &row.type;
   }
   return nullptr;
+}
+
+GraphLayer ActivationAfter(const GraphLayer& layer) {
+  GraphLayer after{.name = layer.name, .number = layer.number, .in = layer.out, .out = layer.out};
+  after.first_tensor = layer.first_tensor + layer.tensor_count;
+  FillFunction(*layer.then, &after);
+  return after;
 }
 
 std::string LayerKindNames() {

@@ -6,6 +6,7 @@
 #define STARRING_WORKER_MODEL_LAYER_TABLE_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,6 +38,7 @@ struct GraphLayer {
   static constexpr int kImage = -1;
 
   std::string name;
+  int number = 0;  // in the file
   LayerKind kind = LayerKind::kOperation;
   std::vector<int> inputs;  // layers above, or kImage
   SampleShape in, out;      // add: `in` is the shape of both inputs
@@ -48,7 +50,9 @@ struct GraphLayer {
   bool backward_reads_input = false, backward_reads_output = false;
   bool works_in_place = false;  // y may be where x is, and dx where dy is. REQUIRES: !backward_reads_input
 
-  Activation activation = Activation::kNone;
+  Activation activation = Activation::kNone;  // by the operation itself
+  // An activation after it. The graph has a layer more for that.
+  std::optional<ActivationSpec> then;
   Bias bias = Bias::kNone;
   float epsilon = 0, momentum = 0;  // batch norm
   float rate = 0;                   // dropout
@@ -89,6 +93,9 @@ struct LayerType {
 
 // Null if the layer has no kind.
 const LayerType* LayerTypeOf(const v1::Layer& layer);
+
+// The layer after `layer` that computes layer.then, without `inputs`.
+GraphLayer ActivationAfter(const GraphLayer& layer);
 
 // "conv2d, dense, ... or flatten": the kinds, in the order of the proto.
 std::string LayerKindNames();

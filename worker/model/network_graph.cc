@@ -27,6 +27,7 @@ class GraphBuilder {
     const v1::Layer& proto = file_.definition().layer(number);
     GraphLayer layer;
     layer.name = proto.name();
+    layer.number = number;
     layer.first_tensor = static_cast<int>(tensors_.size());
     Resolve(proto, &layer);
     // Most kinds keep the shape. Their rows' functions change the others.
@@ -47,8 +48,13 @@ class GraphBuilder {
                                            kSampleElementsMax, " are allowed"));
     }
     layer.tensor_count = static_cast<int>(tensors_.size()) - layer.first_tensor;
-    numbers_.emplace(layer.name, number);
     layers_.push_back(std::move(layer));
+    if (layers_.back().then.has_value()) {
+      GraphLayer after = ActivationAfter(layers_.back());
+      after.inputs = {static_cast<int>(layers_.size()) - 1};
+      layers_.push_back(std::move(after));
+    }
+    numbers_.emplace(proto.name(), static_cast<int>(layers_.size()) - 1);
     return absl::OkStatus();
   }
 
@@ -73,7 +79,7 @@ class GraphBuilder {
   const int64_t outputs_;
   std::vector<GraphLayer> layers_;
   std::vector<TensorSpec> tensors_;
-  std::map<std::string, int> numbers_;
+  std::map<std::string, int> numbers_;  // by name: the last layer of the graph that computes it
 };
 
 absl::Status CheckLast(const LayerFile& file, const GraphLayer& last, int64_t classes) {

@@ -31,6 +31,7 @@ class NetworkGraph {
   // an add of different shapes, a last layer that is not a vector of `classes` numbers, a tensor that is too large.
   static absl::StatusOr<NetworkGraph> Create(const LayerFile& file, const DataShape& data);
 
+  // One for each layer of the file, or two where an operation has an activation after it that it cannot compute.
   const std::vector<GraphLayer>& layers() const { return layers_; }
   const GraphLoss& loss() const { return loss_; }
   const Layout& layout() const { return layout_; }

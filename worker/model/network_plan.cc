@@ -48,7 +48,7 @@ absl::StatusOr<std::unique_ptr<NetworkPlan>> NetworkPlan::Create(const Parts& pa
     // A refused shape is a mistake in the layer file and is reported at its line. Other errors, for instance too little
     // memory, are not.
     if (operation.status().code() == absl::StatusCode::kInvalidArgument) {
-      return parts.file->LayerError(l, "", operation.status().message());
+      return parts.file->LayerError(parts.graph->layers()[l].number, "", operation.status().message());
     }
     RETURN_IF_ERROR(operation.status(), "layer ", parts.graph->layers()[l].name);
     plan->prepared_.push_back(*std::move(operation));
@@ -99,7 +99,7 @@ absl::StatusOr<NetworkPlan::Prepared> NetworkPlan::Prepare(int layer) const {
                                                         .rate = l.rate,
                                                         .seed = parts_.seed,
                                                         // From one seed, every layer draws other numbers.
-                                                        .stream = static_cast<uint32_t>(layer)}));
+                                                        .stream = static_cast<uint32_t>(l.number)}));
     case LayerKind::kRelu:
     case LayerKind::kAdd:
     case LayerKind::kFlatten:

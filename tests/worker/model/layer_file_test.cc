@@ -233,6 +233,21 @@ INSTANTIATE_TEST_SUITE_P(
                   "my.textproto:1:29: layer d: rate is nan, it must be 0 or more and below 1"},
         WrongFile{"NegativeEpsilon", "layer { name: \"n\" batch_norm { epsilon: -1 } }",
                   "my.textproto:1:32: layer n: epsilon is -1, it must be 0 or more (0 means 1e-5)"},
+        WrongFile{
+            "UnknownActivation", "layer { name: \"a\" activation { function: \"swish\" } }",
+            "my.textproto:1:32: layer a: function is \"swish\", it must be relu6, sigmoid, tanh, gelu, gelu_tanh, silu "
+            "or leaky_relu"},
+        WrongFile{"UnknownActivationField", "layer { name: \"fc\" dense { units: 2 activation: \"relu\" } }",
+                  "my.textproto:1:37: layer fc: activation is \"relu\", it must be relu6, sigmoid, tanh, gelu, "
+                  "gelu_tanh, silu or leaky_relu"},
+        WrongFile{"TwoActivations", "layer { name: \"fc\" dense { units: 2 relu: true activation: \"silu\" } }",
+                  "my.textproto:1:48: layer fc: has relu and an activation, it can have one of them"},
+        WrongFile{"SlopeOfNan", "layer { name: \"a\" activation { function: \"leaky_relu\" slope: nan } }",
+                  "my.textproto:1:55: layer a: slope is nan, it must be 0 or more (0 means 0.01)"},
+        WrongFile{"SlopeOfSilu", "layer { name: \"a\" activation { function: \"silu\" slope: 0.5 } }",
+                  "my.textproto:1:49: layer a: slope is 0.5, which only leaky_relu has"},
+        WrongFile{"ScaleByNothing", "layer { name: \"s\" scale {} }",
+                  "my.textproto:1:19: layer s: factor is 0, it must be a finite number other than 0"},
         WrongFile{"MomentumAboveOne", "layer { name: \"n\" batch_norm { momentum: 1.5 } }",
                   "my.textproto:1:32: layer n: momentum is 1.5, it must be from 0 to 1 (0 means 0.1)"}),
     [](const testing::TestParamInfo<WrongFile>& wrong) { return wrong.param.name; });

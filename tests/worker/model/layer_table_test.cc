@@ -27,6 +27,8 @@ v1::Layer LayerOf(const google::protobuf::FieldDescriptor& kind) {
     const google::protobuf::FieldDescriptor* const field = kind.message_type()->FindFieldByName(name);
     if (field != nullptr) fields->GetReflection()->SetInt32(fields, field, 2);
   }
+  if (layer.has_activation()) layer.mutable_activation()->set_function("silu");
+  if (layer.has_scale()) layer.mutable_scale()->set_factor(2);
   return layer;
 }
 

@@ -34,6 +34,15 @@ layer { name: "fc" dense {} }
 """, (9, 11, 3)),
 }
 
+# Here too, because its lines end with activations: each kind in a field and as a layer.
+KINDS = ("relu6", "sigmoid", "tanh", "gelu", "gelu_tanh", "silu", "leaky_relu")
+PARITY["activation_fields"] = ("".join(
+    f"layer {{ name: \"{kind}\" dense {{ units: 7 activation: \"{kind}\" }} }}\n" for kind in KINDS) +
+    "layer { name: \"fc\" dense {} }\n", (3, 3, 1))
+PARITY["activations"] = ("layer { name: \"c\" conv2d { out_channels: 4 kernel: 3 activation: \"silu\" } }\n" + "".join(
+    f"layer {{ name: \"{kind}\" activation {{ function: \"{kind}\" }} }}\nlayer {{ name: \"{kind}.scale\" scale {{ factor: 0.5 }} }}\n"
+    for kind in KINDS) + "layer { name: \"fc\" dense {} }\n", (5, 6, 3))
+
 # The errors of float activations and sums, relative to the largest value of a tensor. The reference device sums in
 # double.
 TOLERANCES = {"reference": 2e-6, "cpu": 1e-5}

@@ -151,7 +151,7 @@ class RefusalTest(unittest.TestCase):
     def test_text_that_is_none(self):
         for text, error in (
                 ("name: \"x\"\nlayer { name: \"fc\"\n  dense { unit: 10 } }",
-                 "3:11: Dense has no field \"unit\", its fields are: units, relu, no_bias"),
+                 "3:11: Dense has no field \"unit\", its fields are: units, relu, no_bias, activation"),
                 ("layer { name: \"fc\" dense { units: ten } }", "1:35: expected a whole number, found \"ten\""),
                 ("layer {\n", "2:1: expected a field of Layer or \"}\", found the end of the file"),
                 ("layer { name: \"fc\" dense { units: 10 } relu {} }",

@@ -18,18 +18,20 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from . import _tracing
-from ._layer_modules import Add, GlobalAveragePool, LayerFileModel
+from ._layer_modules import Add, GlobalAveragePool, LayerFileModel, Scale
 from ._tracing import NoCounterpartError
+from ._layer_table import ACTIVATIONS
 from .layer_file import check, IMAGE, KINDS, Layer, LayerFile, Loss
 
 _TAKES_RELU = ("conv2d", "dense", "batch_norm", "add")
+_TAKES_ACTIVATION = ("conv2d", "dense")
 
 # Advice on how to replace an operation that has no counterpart.
 _LOSS_APPLIES_IT = "the loss applies it, so return the logits"
 _HINTS = {"Softmax": _LOSS_APPLIES_IT, "LogSoftmax": _LOSS_APPLIES_IT, "softmax": _LOSS_APPLIES_IT,
           "log_softmax": _LOSS_APPLIES_IT,
           "Dropout2d": "it drops whole channels: use Dropout", "dropout2d": "it drops whole channels: use dropout",
-          "ReLU6": "use ReLU", "linear": "use the module Linear, whose name its tensors take",
+          "linear": "use the module Linear, whose name its tensors take",
           "conv2d": "use the module Conv2d, whose name its tensors take",
           "batch_norm": "use the module BatchNorm2d, whose name its tensors take"}
 
@@ -186,7 +188,10 @@ class _Converter:
             (nn.BatchNorm1d, self._batch_norm), (nn.ReLU, self._relu_module), (nn.MaxPool2d, self._max_pool_module),
             (nn.Dropout, self._dropout_module), (nn.Flatten, self._flatten_module), (nn.Identity, self._identity),
             (nn.AdaptiveAvgPool2d, self._adaptive_pool_module), (nn.AvgPool2d, self._average_pool_module),
-            (GlobalAveragePool, self._global_average_pool), (Add, self._add_values)]
+            (GlobalAveragePool, self._global_average_pool), (Add, self._add_values), (Scale, self._scale_module),
+            (nn.ReLU6, self._activation_module), (nn.Sigmoid, self._activation_module),
+            (nn.Tanh, self._activation_module), (nn.GELU, self._activation_module),
+            (nn.SiLU, self._activation_module), (nn.LeakyReLU, self._activation_module)]
         # Subclasses may compute something else, so the type must be the very one.
         known = next((add for kind, add in kinds if type(module) is kind), None)
         if known is None:
@@ -267,11 +272,55 @@ class _Converter:
         if in_place and (not value.read_once or not node.users):
             self._refuse(node, "a ReLU that changes what another operation reads,", "use one that is not in place")
         layer = self._by_name.get(value.layer)
-        if layer is not None and value.read_once and layer.kind in _TAKES_RELU:
+        if layer is not None and value.read_once and layer.kind in _TAKES_RELU and not layer.settings.get("activation"):
             layer.settings["relu"] = True
             self._hand_on(node, value)
         else:
             self._layer(node, "relu", "relu", [value])
+
+    def _activation_module(self, node: fx.Node, module: Any) -> None:
+        function = {nn.ReLU6: "relu6", nn.LeakyReLU: "leaky_relu"}.get(type(module), type(module).__name__.lower())
+        if function == "gelu" and module.approximate == "tanh":
+            function = "gelu_tanh"
+        self._activation(node, function, getattr(module, "negative_slope", 0.01), getattr(module, "inplace", False))
+
+    def _activation(self, node: fx.Node, function: str, slope: float = 0.01, in_place: bool = False) -> None:
+        value = self._value(node, node.args[0])
+        if in_place and (not value.read_once or not node.users):
+            self._refuse(node, f"{function}, which changes what another operation reads,", "use one that is not in place")
+        if slope <= 0:
+            self._refuse(node, f"{function} with a slope of {slope}", "it must be above 0")
+        layer = self._by_name.get(value.layer)
+        takes_it = layer is not None and value.read_once and layer.kind in _TAKES_ACTIVATION and slope == 0.01
+        if layer is not None and takes_it and not (
+                layer.settings.get("relu") or layer.settings.get("activation")):
+            layer.settings["activation"] = function
+            self._hand_on(node, value)
+        else:
+            self._layer(node, "activation", function, [value], function=function, slope=slope if slope != 0.01 else 0)
+
+    def _activation_operation(self, node: fx.Node) -> None:
+        name = str(getattr(node.target, "__name__", node.target))
+        in_place = name.endswith("_") or bool(self._argument(node, 2 if "leaky" in name else 1, "inplace", False))
+        function = name.rstrip("_")
+        if function == "gelu":
+            in_place = False
+            function = "gelu_tanh" if self._argument(node, 1, "approximate", "none") == "tanh" else function
+        slope = self._argument(node, 1, "negative_slope", 0.01) if function == "leaky_relu" else 0.01
+        self._activation(node, function, slope, in_place)
+
+    def _scale_module(self, node: fx.Node, module: Any) -> None:
+        self._scale(node, node.args[0], module.factor)
+
+    def _scale_operation(self, node: fx.Node) -> None:
+        factors = [one for one in node.args if isinstance(one, (int, float))]
+        values = [one for one in node.args if isinstance(one, fx.Node)]
+        if len(factors) != 1 or len(values) != 1:
+            self._refuse(node, "a product that is not of one tensor with one number", "scale has a constant factor")
+        self._scale(node, values[0], factors[0])
+
+    def _scale(self, node: fx.Node, argument: Any, factor: float) -> None:
+        self._layer(node, "scale", "scale", [self._value(node, argument)], factor=float(factor))
 
     def _dropout_module(self, node: fx.Node, module: Any) -> None:
         self._dropout(node, module.p)
@@ -368,7 +417,8 @@ class _Converter:
         known = {"relu": self._relu_operation, "add": self._add_operation_of_two, "iadd": self._add_operation_of_two,
                  "max_pool2d": self._max_pool_operation, "mean": self._mean, "dropout": self._dropout_operation,
                  "adaptive_avg_pool2d": self._adaptive_pool_operation, "avg_pool2d": self._average_pool_operation,
-                 "contiguous": self._same, "clone": self._same}.get(base)
+                 "contiguous": self._same, "clone": self._same, "mul": self._scale_operation,
+                 **{kind: self._activation_operation for kind in ACTIVATIONS if kind != "gelu_tanh"}}.get(base)
         if base in ("flatten", "view", "reshape", "squeeze"):
             self._reshape(node, base)
         elif known is not None:

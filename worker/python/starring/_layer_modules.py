@@ -27,6 +27,27 @@ class Add(nn.Module):
         return x + y
 
 
+class Scale(nn.Module):
+    """A tensor times a constant."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
+
+
+# By kind of activation: the function, and the module of a layer.
+FUNCTIONS: Dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu6": F.relu6, "sigmoid": torch.sigmoid, "tanh": torch.tanh, "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu, "leaky_relu": F.leaky_relu}
+_FUNCTION_MODULES: Dict[str, Callable[[GraphLayer], nn.Module]] = {
+    "relu6": lambda layer: nn.ReLU6(), "sigmoid": lambda layer: nn.Sigmoid(), "tanh": lambda layer: nn.Tanh(),
+    "gelu": lambda layer: nn.GELU(), "gelu_tanh": lambda layer: nn.GELU(approximate="tanh"),
+    "silu": lambda layer: nn.SiLU(), "leaky_relu": lambda layer: nn.LeakyReLU(layer.slope)}
+
+
 def _conv2d(layer: GraphLayer) -> nn.Module:
     shape = layer.weight_shape
     return nn.Conv2d(shape[1], shape[0], layer.kernel, stride=layer.stride, padding=layer.padding, bias=layer.has_bias)
@@ -49,6 +70,8 @@ MODULES: Dict[str, Callable[[GraphLayer], nn.Module]] = {
     "dropout": lambda layer: nn.Dropout(layer.rate),
     "add": lambda layer: Add(),
     "flatten": lambda layer: nn.Flatten(),
+    "activation": lambda layer: _FUNCTION_MODULES[layer.activation](layer),
+    "scale": lambda layer: Scale(layer.factor),
 }
 
 
@@ -104,6 +127,8 @@ class LayerFileModel(nn.Module):
             x = self._layer(number)(*inputs)
             if layer.relu and layer.kind != "relu":
                 x = F.relu(x)
+            if layer.activation and layer.kind != "activation":
+                x = FUNCTIONS[layer.activation](x)
             for one in self._read_last[number]:
                 del outputs[one]
             outputs[number] = x

@@ -43,6 +43,9 @@ class GraphLayer:
     stride: int = 1
     padding: int = 0
     relu: bool = False
+    activation: str = ""  # one of ACTIVATIONS
+    slope: float = 0.01  # of leaky_relu
+    factor: float = 1.0  # of scale
     has_bias: bool = False
     epsilon: float = 1e-5
     momentum: float = 0.1
@@ -117,16 +120,57 @@ def _slide_window(at: Build, layer: GraphLayer, channels: int) -> None:
     layer.after = Shape((height - kernel) // stride + 1, (width - kernel) // stride + 1, channels)
 
 
+ACTIVATIONS = ("relu6", "sigmoid", "tanh", "gelu", "gelu_tanh", "silu", "leaky_relu")
+
+
+def _check_function(at: Place, field: str) -> None:
+    if at.get(field) not in ACTIVATIONS:
+        at.fail(field, f"{field} is \"{at.get(field)}\", it must be {', '.join(ACTIVATIONS[:-1])} or {ACTIVATIONS[-1]}")
+
+
+def _check_activation_field(at: Place) -> None:
+    if not at.get("activation"):
+        return
+    if at.get("relu"):
+        at.fail("activation", "has relu and an activation, it can have one of them")
+    _check_function(at, "activation")
+
+
+def _check_activation(at: Place) -> None:
+    _check_function(at, "function")
+    slope = at.get("slope")
+    if not slope >= 0 or math.isinf(slope):
+        at.fail("slope", f"slope is {slope:g}, it must be 0 or more (0 means 0.01)")
+    if slope != 0 and at.get("function") != "leaky_relu":
+        at.fail("slope", f"slope is {slope:g}, which only leaky_relu has")
+
+
+def _build_activation(at: Build, layer: GraphLayer) -> None:
+    layer.activation, layer.slope = at.get("function"), at.get("slope") or layer.slope
+
+
+def _check_scale(at: Place) -> None:
+    factor = at.get("factor")
+    if factor == 0 or not math.isfinite(factor):
+        at.fail("factor", f"factor is {factor:g}, it must be a finite number other than 0")
+
+
+def _build_scale(at: Build, layer: GraphLayer) -> None:
+    layer.factor = at.get("factor")
+
+
 def _check_conv2d(at: Place) -> None:
     _check_range(at, "out_channels", 1, LIMITS["kLayerWidthMax"])
     _check_window(at)
     _check_range(at, "padding", 0, LIMITS["kLayerKernelMax"])
+    _check_activation_field(at)
 
 
 def _build_conv2d(at: Build, layer: GraphLayer) -> None:
     _require_image(at)
     layer.kernel, layer.stride = at.get("kernel"), at.get("stride") or 1
     layer.padding, layer.relu, layer.has_bias = at.get("padding"), at.get("relu"), not at.get("no_bias")
+    layer.activation = at.get("activation")
     _slide_window(at, layer, at.get("out_channels"))
     layer.weight_shape = (at.get("out_channels"), layer.before.channels, layer.kernel, layer.kernel)
 
@@ -135,10 +179,12 @@ def _check_dense(at: Place) -> None:
     # The last layer may leave its units to the data.
     if at.get("units") != 0 or not at.is_last:
         _check_range(at, "units", 1, LIMITS["kLayerWidthMax"])
+    _check_activation_field(at)
 
 
 def _build_dense(at: Build, layer: GraphLayer) -> None:
     layer.relu, layer.has_bias = at.get("relu"), not at.get("no_bias")
+    layer.activation = at.get("activation")
     units = at.get("units") or at.outputs
     layer.after = Shape(1, 1, units, flat=True)
     layer.weight_shape = (units, layer.before.elements)
@@ -228,8 +274,9 @@ class LayerType:
 # In the order of the proto.
 LAYERS: Dict[str, LayerType] = {
     "conv2d": LayerType("Conv2d", {"out_channels": "int32", "kernel": "int32", "stride": "int32", "padding": "int32",
-                                   "relu": "bool", "no_bias": "bool"}, _build_conv2d, _check_conv2d),
-    "dense": LayerType("Dense", {"units": "int32", "relu": "bool", "no_bias": "bool"}, _build_dense, _check_dense),
+                                   "relu": "bool", "no_bias": "bool", "activation": "string"}, _build_conv2d, _check_conv2d),
+    "dense": LayerType("Dense", {"units": "int32", "relu": "bool", "no_bias": "bool", "activation": "string"},
+                       _build_dense, _check_dense),
     "relu": LayerType("Relu", {}, _build_relu),
     "max_pool": LayerType("MaxPool2d", {"kernel": "int32", "stride": "int32", "padding": "int32"}, _build_pool,
                           _check_max_pool),
@@ -239,4 +286,7 @@ LAYERS: Dict[str, LayerType] = {
     "dropout": LayerType("Dropout", {"rate": "float"}, _build_dropout, _check_dropout),
     "add": LayerType("Add", {"relu": "bool"}, _build_add, input_count=2),
     "flatten": LayerType("Flatten", {}, _build_flatten),
+    "activation": LayerType("Activation", {"function": "string", "slope": "float"}, _build_activation,
+                            _check_activation),
+    "scale": LayerType("Scale", {"factor": "float"}, _build_scale, _check_scale),
 }

@@ -65,7 +65,7 @@ class Loss:
 
 
 def _setting(settings: Mapping[str, Any], message: str, field: str) -> Any:
-    defaults = {"int32": 0, "bool": False, "float": 0.0}
+    defaults = {"int32": 0, "bool": False, "float": 0.0, "string": ""}
     return settings.get(field, defaults[SCHEMA[message][field]])
 
 
@@ -120,7 +120,7 @@ def _kind_text(part: Layer | Loss, message: str) -> str:
     for field, field_type in SCHEMA[SCHEMA[message][part.kind]].items():
         value = part.get(field)
         if value:
-            text: Any = {"bool": "true", "float": _text_format.float_text}.get(field_type, str)
+            text: Any = {"bool": "true", "float": _text_format.float_text, "string": _quoted}.get(field_type, str)
             words.append(f"{field}: {text if isinstance(text, str) else text(value)}")
     return f"{part.kind} {{ {' '.join(words)} }}" if words else f"{part.kind} {{}}"
 
