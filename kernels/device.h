@@ -63,6 +63,16 @@ struct Pool2dSpec {
   int64_t out_width() const { return (in_width + 2 * padding_width - kernel_width) / stride_width + 1; }
 };
 
+// The mean of each window; padding counts as zeros, as in PyTorch by default.
+struct AveragePool2dSpec : Pool2dSpec {};
+
+// A convolution of each channel by itself. x and y as a pool's, weight (channels, kernel_height, kernel_width), bias
+// (channels).
+struct DepthwiseConv2dSpec : Pool2dSpec {
+  Bias bias = Bias::kAdded;
+  InputGradient input_gradient = InputGradient::kNeeded;
+};
+
 // y (batch, channels): the mean over height and width.
 struct GlobalAveragePoolSpec {
   int64_t batch = 0, height = 0, width = 0, channels = 0;
@@ -78,7 +88,8 @@ struct ActivationSpec {
 
 // A layer's operation that depends on its tensors alone. The worker's table of layers (worker/model/layer_table.h) says
 // which of x and y its backward reads.
-using OperationSpec = std::variant<Conv2dSpec, DenseSpec, Pool2dSpec, GlobalAveragePoolSpec, ActivationSpec>;
+using OperationSpec = std::variant<Conv2dSpec, DenseSpec, Pool2dSpec, GlobalAveragePoolSpec, ActivationSpec,
+                                   AveragePool2dSpec, DepthwiseConv2dSpec>;
 
 // Tensors that an operation does not have are null: weight, bias and their gradients of a pool.
 class LayerOperation {

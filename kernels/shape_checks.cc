@@ -99,7 +99,8 @@ absl::Status CheckOperation(const DenseSpec& s) {
   return Annotate(Fits("the output", {s.batch, s.out}), "dense");
 }
 
-absl::Status CheckOperation(const Pool2dSpec& s) {
+// A window that slides over each channel by itself.
+absl::Status CheckWindow(const Pool2dSpec& s) {
   RETURN_IF_ERROR(AllAtLeast(1, {{"batch", s.batch},
                                  {"in_height", s.in_height},
                                  {"in_width", s.in_width},
@@ -107,21 +108,33 @@ absl::Status CheckOperation(const Pool2dSpec& s) {
                                  {"kernel_height", s.kernel_height},
                                  {"kernel_width", s.kernel_width},
                                  {"stride_height", s.stride_height},
-                                 {"stride_width", s.stride_width}}),
-                  "max pool");
-  RETURN_IF_ERROR(AllAtLeast(0, {{"padding_height", s.padding_height}, {"padding_width", s.padding_width}}),
-                  "max pool");
+                                 {"stride_width", s.stride_width}}));
+  RETURN_IF_ERROR(AllAtLeast(0, {{"padding_height", s.padding_height}, {"padding_width", s.padding_width}}));
   for (const Axis& axis : {Axis{"height", s.in_height, s.kernel_height, s.stride_height, s.padding_height},
                            Axis{"width", s.in_width, s.kernel_width, s.stride_width, s.padding_width}}) {
-    RETURN_IF_ERROR(CheckAxis(axis), "max pool");
+    RETURN_IF_ERROR(CheckAxis(axis));
+  }
+  // A place in the window is numbered in 32 bits at most.
+  RETURN_IF_ERROR(Fits("the window", {s.kernel_height, s.kernel_width}));
+  RETURN_IF_ERROR(Fits("the padded input",
+                       {s.batch, s.in_height + 2 * s.padding_height, s.in_width + 2 * s.padding_width, s.channels}));
+  return Fits("the output", {s.batch, s.out_height(), s.out_width(), s.channels});
+}
+
+absl::Status CheckOperation(const Pool2dSpec& s) {
+  RETURN_IF_ERROR(CheckWindow(s), "max pool");
+  for (const Axis& axis : {Axis{"height", s.in_height, s.kernel_height, s.stride_height, s.padding_height},
+                           Axis{"width", s.in_width, s.kernel_width, s.stride_width, s.padding_width}}) {
     RETURN_IF_ERROR(CheckSeesInput(axis), "max pool");
   }
-  // A winner is remembered by its place in the window, in 32 bits at most.
-  RETURN_IF_ERROR(Fits("the window", {s.kernel_height, s.kernel_width}), "max pool");
-  RETURN_IF_ERROR(Fits("the padded input",
-                       {s.batch, s.in_height + 2 * s.padding_height, s.in_width + 2 * s.padding_width, s.channels}),
-                  "max pool");
-  return Annotate(Fits("the output", {s.batch, s.out_height(), s.out_width(), s.channels}), "max pool");
+  return absl::OkStatus();
+}
+
+absl::Status CheckOperation(const AveragePool2dSpec& s) { return Annotate(CheckWindow(s), "average pool"); }
+
+absl::Status CheckOperation(const DepthwiseConv2dSpec& s) {
+  RETURN_IF_ERROR(CheckWindow(s), "depthwise conv2d");
+  return Annotate(Fits("the weight", {s.channels, s.kernel_height, s.kernel_width}), "depthwise conv2d");
 }
 
 absl::Status CheckOperation(const GlobalAveragePoolSpec& s) {

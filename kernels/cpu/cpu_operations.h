@@ -1,4 +1,5 @@
-// The operations of kernels/device.h on the CPU: a source file for each, named after it. Dense layers and convolutions
+// The operations of kernels/device.h on the CPU: a source file for each, named after it, but for average pools and
+// depthwise convolutions, which share channel_windows.cc. Dense layers and convolutions
 // of few channels run on our tiles (tiles.h), other convolutions on oneDNN, everything else on loops of our own;
 // kernels/README.md says what each of our loops gains.
 //
@@ -40,6 +41,10 @@ inline bool TiledConv2dPays(const Conv2dSpec& spec, InstructionSet set) {
                                                                                  const GlobalAveragePoolSpec& spec);
 [[nodiscard]] absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCpuOperation(CpuContext* context,
                                                                                  const ActivationSpec& spec);
+[[nodiscard]] absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCpuOperation(CpuContext* context,
+                                                                                 const AveragePool2dSpec& spec);
+[[nodiscard]] absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCpuOperation(CpuContext* context,
+                                                                                 const DepthwiseConv2dSpec& spec);
 
 [[nodiscard]] absl::StatusOr<std::unique_ptr<BatchNorm>> CreateCpuBatchNorm(CpuContext* context,
                                                                             const BatchNormSpec& spec);

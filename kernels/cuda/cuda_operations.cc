@@ -8,8 +8,10 @@
 #include "common/base/status.h"
 #include "kernels/cuda/activation.h"
 #include "kernels/cuda/batch_norm.h"
+#include "kernels/cuda/channel_windows.h"
 #include "kernels/cuda/cuda_memory.h"
 #include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/matrix_product.h"
 #include "kernels/cuda/pool.h"
 #include "kernels/cuda/softmax_cross_entropy.h"
 #include "kernels/shape_checks.h"
@@ -70,6 +72,50 @@ class CudaActivation : public LayerOperation {
  private:
   CudaContext* const context_;
   const cuda::ActivationArgs args_;
+};
+
+class CudaAveragePool2d : public LayerOperation {
+ public:
+  CudaAveragePool2d(CudaContext* context, const AveragePool2dSpec& s)
+      : context_(context), window_(cuda::PatchShapeOf(s, s.channels)) {}
+  void Forward(const float* x, const float*, const float*, float* y) override {
+    context_->Keep(cuda::ChannelWindowsForward(context_->stream, window_, x, nullptr, nullptr, y), "average pool");
+  }
+  void Backward(const float*, const float*, const float*, float* dy, float* dx, float*, float*) override {
+    context_->Keep(cuda::ChannelWindowsBackward(context_->stream, window_, dy, nullptr, dx), "average pool backward");
+  }
+
+ private:
+  CudaContext* const context_;
+  const cuda::PatchShape window_;
+};
+
+class CudaDepthwiseConv2d : public LayerOperation {
+ public:
+  CudaDepthwiseConv2d(CudaContext* context, const DepthwiseConv2dSpec& s)
+      : context_(context), window_(cuda::PatchShapeOf(s, s.channels)) {}
+  void Forward(const float* x, const float* weight, const float* bias, float* y) override {
+    context_->Keep(cuda::ChannelWindowsForward(context_->stream, window_, x, weight, bias, y), "depthwise convolution");
+  }
+  void Backward(const float* x, const float* weight, const float*, float* dy, float* dx, float* dweight,
+                float* dbias) override {
+    // Before the weight gradient, because both use the scratch memory.
+    ActivationGradient(context_, {.rows = window_.rows(),
+                                  .channels = window_.channels,
+                                  .activation = Activation::kNone,
+                                  .y = nullptr,
+                                  .dy = dy,
+                                  .dbias = dbias});
+    context_->Keep(cuda::DepthwiseWeightGradient(context_->stream, window_, x, dy, context_->scratch.floats(), dweight),
+                   "weight gradient of a depthwise convolution");
+    if (dx == nullptr) return;
+    context_->Keep(cuda::ChannelWindowsBackward(context_->stream, window_, dy, weight, dx),
+                   "input gradient of a depthwise convolution");
+  }
+
+ private:
+  CudaContext* const context_;
+  const cuda::PatchShape window_;
 };
 
 class CudaBatchNorm : public BatchNorm {
@@ -231,6 +277,18 @@ absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCudaOperation(CudaContext*
 
 absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCudaOperation(CudaContext* context, const ActivationSpec& s) {
   return std::make_unique<CudaActivation>(context, s);
+}
+
+absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCudaOperation(CudaContext* context, const AveragePool2dSpec& s) {
+  return std::make_unique<CudaAveragePool2d>(context, s);
+}
+
+absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCudaOperation(CudaContext* context,
+                                                                    const DepthwiseConv2dSpec& s) {
+  const cuda::PatchShape window = cuda::PatchShapeOf(s, s.channels);
+  RETURN_IF_ERROR(context->scratch.Reserve(kFloatBytes * cuda::DepthwisePartialFloats(window)), "depthwise conv2d");
+  RETURN_IF_ERROR(ReserveForActivationGradient(context, window.rows(), window.channels), "depthwise conv2d");
+  return std::make_unique<CudaDepthwiseConv2d>(context, s);
 }
 
 absl::StatusOr<std::unique_ptr<BatchNorm>> CreateCudaBatchNorm(CudaContext* context, const BatchNormSpec& s) {

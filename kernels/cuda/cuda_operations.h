@@ -1,7 +1,8 @@
 // The operations of kernels/device.h on a GPU.
 //
-//   cuda_operations.cc         kernels of ours alone: pools, activations, batch norm, dropout, the loss
-//   cuda_operations_matrix.cc  dense layers, and convolutions by cuBLASLt (matrix_product.h) or by our own kernels
+//   cuda_operations.cc         kernels of ours alone: pools, depthwise convolutions, activations, batch norm, dropout,
+//   the loss cuda_operations_matrix.cc  dense layers, and convolutions by cuBLASLt (matrix_product.h) or by our own
+//   kernels
 //                              (narrow_convolution.h)
 //   cuda_operations_cudnn.cc   convolutions by cuDNN (cudnn_product.h)
 //
@@ -32,6 +33,10 @@ namespace starring {
                                                                                   const GlobalAveragePoolSpec& spec);
 [[nodiscard]] absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCudaOperation(CudaContext* context,
                                                                                   const ActivationSpec& spec);
+[[nodiscard]] absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCudaOperation(CudaContext* context,
+                                                                                  const AveragePool2dSpec& spec);
+[[nodiscard]] absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCudaOperation(CudaContext* context,
+                                                                                  const DepthwiseConv2dSpec& spec);
 
 // Null where cuDNN has no engine that may be used for one of the shape's three products: then the whole convolution is
 // for our own kernels. Either way the choice is noted in context->engines.

@@ -54,6 +54,79 @@ void AddActivations(std::vector<OperationCase>* cases) {
   }
 }
 
+void AddWindows(std::vector<OperationCase>* cases) {
+  struct Named {
+    const char* name;
+    Pool2dSpec window;
+    uint64_t average_bits, depthwise_bits;
+  };
+  // Whole blocks of channels and a rest; windows that overlap, leave gaps, are not square, are all padding at the edge.
+  const std::vector<Named> windows = {
+      {"one", {.batch = 1, .in_height = 1, .in_width = 1, .channels = 1, .kernel_height = 1, .kernel_width = 1}, 0, 0},
+      {"3x3",
+       {.batch = 3,
+        .in_height = 7,
+        .in_width = 6,
+        .channels = 21,
+        .kernel_height = 3,
+        .kernel_width = 3,
+        .stride_height = 1,
+        .stride_width = 1,
+        .padding_height = 1,
+        .padding_width = 1},
+       3701092200532862159u,
+       6972760602497905734u},
+      {"3x3 by 2",
+       {.batch = 2,
+        .in_height = 8,
+        .in_width = 9,
+        .channels = 36,
+        .kernel_height = 3,
+        .kernel_width = 3,
+        .padding_height = 1,
+        .padding_width = 1},
+       14506984756259552119u,
+       4700542441136232189u},
+      {"1x2 with gaps",
+       {.batch = 9,
+        .in_height = 6,
+        .in_width = 11,
+        .channels = 5,
+        .kernel_height = 1,
+        .kernel_width = 2,
+        .stride_height = 2,
+        .stride_width = 3,
+        .padding_width = 1},
+       11387322925747392714u,
+       9520323879557404882u},
+      {"5x4 of a small image",
+       {.batch = 2,
+        .in_height = 3,
+        .in_width = 2,
+        .channels = 4,
+        .kernel_height = 5,
+        .kernel_width = 4,
+        .stride_height = 1,
+        .stride_width = 1,
+        .padding_height = 3,
+        .padding_width = 4},
+       15783912248449801291u,
+       9103110148116342191u},
+      {"many outputs",
+       {.batch = 40, .in_height = 9, .in_width = 9, .channels = 3, .stride_height = 1, .stride_width = 1},
+       17542625830112722784u,
+       1906428810729992648u}};
+  for (const Named& w : windows) {
+    cases->push_back(
+        {.name = absl::StrCat("average pool ", w.name), .spec = AveragePool2dSpec{w.window}, .bits = w.average_bits});
+    cases->push_back({.name = absl::StrCat("depthwise conv2d ", w.name),
+                      .spec = DepthwiseConv2dSpec{w.window},
+                      .bits = w.depthwise_bits});
+  }
+  cases->push_back(
+      {.name = "depthwise conv2d without bias", .spec = DepthwiseConv2dSpec{windows[1].window, Bias::kNone}});
+}
+
 std::vector<OperationCase> Cases() {
   std::vector<OperationCase> cases;
   for (const GlobalAveragePoolSpec& spec :
@@ -66,6 +139,7 @@ std::vector<OperationCase> Cases() {
     cases.push_back({absl::StrCat("global average pool ", spec.height, "x", spec.width, "x", spec.channels), spec});
   }
   AddActivations(&cases);
+  AddWindows(&cases);
   return cases;
 }
 

@@ -257,6 +257,81 @@ Gradients BackwardOf(const ActivationSpec& s, const Values& x, const Values&, co
   return {dx, {}, {}};
 }
 
+Sizes SizesOfSpec(const AveragePool2dSpec& s) { return SizesOfSpec(static_cast<const Pool2dSpec&>(s)); }
+Values ForwardOf(const AveragePool2dSpec& s, const Values& x, const Values&, const Values&) {
+  Values y(SizesOfSpec(s).y);
+  const double places = static_cast<double>(s.kernel_height * s.kernel_width);
+  ForEachWindow(s, [&](int64_t iy, const std::vector<int64_t>& window) {
+    for (const int64_t i : window) y[iy] += x[i] / places;
+  });
+  return y;
+}
+Gradients BackwardOf(const AveragePool2dSpec& s, const Values&, const Values&, const Values&, const Values& dy) {
+  Values dx(SizesOfSpec(s).x);
+  const double places = static_cast<double>(s.kernel_height * s.kernel_width);
+  ForEachWindow(s, [&](int64_t iy, const std::vector<int64_t>& window) {
+    for (const int64_t i : window) dx[i] += dy[iy] / places;
+  });
+  return {dx, {}, {}};
+}
+
+// The convolution of one channel.
+Conv2dSpec ChannelOf(const DepthwiseConv2dSpec& s) {
+  return {.batch = s.batch,
+          .in_height = s.in_height,
+          .in_width = s.in_width,
+          .in_channels = 1,
+          .out_channels = 1,
+          .kernel_height = s.kernel_height,
+          .kernel_width = s.kernel_width,
+          .stride_height = s.stride_height,
+          .stride_width = s.stride_width,
+          .padding_height = s.padding_height,
+          .padding_width = s.padding_width,
+          .bias = s.bias};
+}
+// Every channels-th value from `channel` on, and back.
+Values Take(const Values& values, int64_t channel, int64_t channels) {
+  Values taken;
+  for (int64_t i = channel; i < std::ssize(values); i += channels) taken.push_back(values[i]);
+  return taken;
+}
+void Put(const Values& taken, int64_t channel, int64_t channels, Values& values) {
+  for (size_t i = 0; i < taken.size(); ++i) values[i * channels + channel] = taken[i];
+}
+Values WeightOf(const DepthwiseConv2dSpec& s, const Values& weight, int64_t channel) {
+  const int64_t taps = s.kernel_height * s.kernel_width;
+  return {weight.begin() + channel * taps, weight.begin() + (channel + 1) * taps};
+}
+
+Sizes SizesOfSpec(const DepthwiseConv2dSpec& s) {
+  Sizes sizes = SizesOfSpec(static_cast<const Pool2dSpec&>(s));
+  sizes.weight = s.channels * s.kernel_height * s.kernel_width;
+  sizes.bias = s.bias == Bias::kAdded ? s.channels : 0;
+  return sizes;
+}
+Values ForwardOf(const DepthwiseConv2dSpec& s, const Values& x, const Values& weight, const Values& bias) {
+  Values y(SizesOfSpec(s).y);
+  for (int64_t c = 0; c < s.channels; ++c) {
+    const Values of_channel = bias.empty() ? Values() : Values{bias[c]};
+    Put(Conv2d(ChannelOf(s), Take(x, c, s.channels), WeightOf(s, weight, c), of_channel), c, s.channels, y);
+  }
+  return y;
+}
+Gradients BackwardOf(const DepthwiseConv2dSpec& s, const Values& x, const Values& weight, const Values&,
+                     const Values& dy) {
+  const Sizes sizes = SizesOfSpec(s);
+  Gradients all{Values(sizes.x), {}, {}};
+  for (int64_t c = 0; c < s.channels; ++c) {
+    const Gradients one =
+        Conv2dBackward(ChannelOf(s), Take(x, c, s.channels), WeightOf(s, weight, c), {}, Take(dy, c, s.channels));
+    Put(one.dx, c, s.channels, all.dx);
+    all.dweight.insert(all.dweight.end(), one.dweight.begin(), one.dweight.end());
+    if (sizes.bias > 0) all.dbias.push_back(one.dbias[0]);
+  }
+  return all;
+}
+
 Gradients BackwardOf(const Conv2dSpec& s, const Values& x, const Values& weight, const Values& y, const Values& dy) {
   return Conv2dBackward(s, x, weight, y, dy);
 }

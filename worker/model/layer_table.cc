@@ -62,6 +62,19 @@ void AddBias(int64_t size, const GraphLayer& layer, std::vector<TensorSpec>* ten
   tensors->push_back({.name = layer.name + ".bias", .dims = {size}, .torch_axes = {}, .torch_shape = {}});
 }
 
+Pool2dSpec PoolOf(const SampleShape& in, const Window& window) {
+  return {.batch = 1,
+          .in_height = in.height,
+          .in_width = in.width,
+          .channels = in.channels,
+          .kernel_height = window.kernel,
+          .kernel_width = window.kernel,
+          .stride_height = window.stride,
+          .stride_width = window.stride,
+          .padding_height = window.padding,
+          .padding_width = window.padding};
+}
+
 // activation
 
 struct NamedFunction {
@@ -149,11 +162,28 @@ absl::Status FillScale(const LayerFill& at, GraphLayer* layer, std::vector<Tenso
 
 absl::Status CheckConv2d(const LayerCheck& at) {
   const v1::Conv2d& conv = at.layer.conv2d();
-  RETURN_IF_ERROR(CheckNumber(at, "out_channels", conv.out_channels(), kChannelBounds));
+  const Bounds bounds{conv.depthwise() ? 0 : kChannelBounds.lowest, kChannelBounds.highest};
+  RETURN_IF_ERROR(CheckNumber(at, "out_channels", conv.out_channels(), bounds));
   RETURN_IF_ERROR(CheckNumber(at, "kernel", conv.kernel(), kKernelBounds));
   RETURN_IF_ERROR(CheckNumber(at, "stride", conv.stride(), kStrideBounds));
   RETURN_IF_ERROR(CheckNumber(at, "padding", conv.padding(), kPaddingBounds));
   return CheckActivationField(at, conv);
+}
+
+// Its operation has no ReLU: few depthwise convolutions are without a batch norm after them.
+absl::Status FillDepthwise(const LayerFill& at, const Window& window, GraphLayer* layer) {
+  const v1::Conv2d& conv = at.layer.conv2d();
+  const int64_t channels = layer->in.channels;
+  if (conv.out_channels() != 0 && conv.out_channels() != channels) {
+    return at.error("out_channels",
+                    absl::StrCat("out_channels is ", conv.out_channels(),
+                                 ", a depthwise convolution has as many as its input, ", channels, ": leave it out"));
+  }
+  layer->relu_after = conv.relu();
+  layer->activation = Activation::kNone;
+  layer->operation = DepthwiseConv2dSpec{PoolOf(layer->in, window), layer->bias};
+  layer->out.channels = channels;
+  return absl::OkStatus();
 }
 
 absl::Status FillConv2d(const LayerFill& at, GraphLayer* layer, std::vector<TensorSpec>* tensors) {
@@ -163,7 +193,8 @@ absl::Status FillConv2d(const LayerFill& at, GraphLayer* layer, std::vector<Tens
   layer->bias = conv.no_bias() ? Bias::kNone : Bias::kAdded;
   // A stride that the file does not give is read as 0, and 0 stands for the default.
   const int64_t stride = conv.stride() == 0 ? 1 : conv.stride();
-  RETURN_IF_ERROR(SlideWindow(at, {conv.kernel(), stride, conv.padding()}, layer));
+  const Window window{conv.kernel(), stride, conv.padding()};
+  RETURN_IF_ERROR(SlideWindow(at, window, layer));
   layer->out.channels = conv.out_channels();
   layer->operation = Conv2dSpec{.batch = 1,
                                 .in_height = layer->in.height,
@@ -178,15 +209,17 @@ absl::Status FillConv2d(const LayerFill& at, GraphLayer* layer, std::vector<Tens
                                 .padding_width = conv.padding(),
                                 .bias = layer->bias,
                                 .activation = layer->activation};
+  if (conv.depthwise()) RETURN_IF_ERROR(FillDepthwise(at, window, layer));
   layer->backward_reads_input = true;
+  const int64_t in_channels = conv.depthwise() ? 1 : layer->in.channels;
   tensors->push_back({.name = layer->name + ".weight",
-                      .dims = {conv.out_channels(), conv.kernel(), conv.kernel(), layer->in.channels},
+                      .dims = {layer->out.channels, conv.kernel(), conv.kernel(), in_channels},
                       // A weight is (out, height, width, in) in memory, as images are; PyTorch has (out, in, height,
                       // width).
                       .torch_axes = {0, 3, 1, 2},
                       .torch_shape = {}});
-  layer->fan_in = int64_t{conv.kernel()} * conv.kernel() * layer->in.channels;
-  AddBias(conv.out_channels(), *layer, tensors);
+  layer->fan_in = int64_t{conv.kernel()} * conv.kernel() * in_channels;
+  AddBias(layer->out.channels, *layer, tensors);
   return absl::OkStatus();
 }
 
@@ -232,35 +265,36 @@ absl::Status FillRelu(const LayerFill&, GraphLayer* layer, std::vector<TensorSpe
   return absl::OkStatus();
 }
 
-// max_pool
+// max_pool and average_pool
 
-absl::Status CheckMaxPool(const LayerCheck& at) {
-  const v1::MaxPool2d& pool = at.layer.max_pool();
+template <typename Pool>
+absl::Status CheckPool(const LayerCheck& at, const Pool& pool) {
   RETURN_IF_ERROR(CheckNumber(at, "kernel", pool.kernel(), kKernelBounds));
   RETURN_IF_ERROR(CheckNumber(at, "stride", pool.stride(), kStrideBounds));
   // With more padding, some windows would see nothing but padding, and have no maximum.
   return CheckNumber(at, "padding", pool.padding(), {0, pool.kernel() / 2});
 }
 
-Pool2dSpec PoolOf(const SampleShape& in, const Window& window) {
-  return {.batch = 1,
-          .in_height = in.height,
-          .in_width = in.width,
-          .channels = in.channels,
-          .kernel_height = window.kernel,
-          .kernel_width = window.kernel,
-          .stride_height = window.stride,
-          .stride_width = window.stride,
-          .padding_height = window.padding,
-          .padding_width = window.padding};
-}
-
-absl::Status FillMaxPool(const LayerFill& at, GraphLayer* layer, std::vector<TensorSpec>*) {
-  const v1::MaxPool2d& pool = at.layer.max_pool();
+// The spec of a pool with a batch of 1; sets the output's shape.
+template <typename Pool>
+absl::StatusOr<Pool2dSpec> SlidePool(const LayerFill& at, const Pool& pool, GraphLayer* layer) {
   RETURN_IF_ERROR(RequireImage(at));
   const Window window{pool.kernel(), pool.stride() == 0 ? pool.kernel() : pool.stride(), pool.padding()};
   RETURN_IF_ERROR(SlideWindow(at, window, layer));
-  layer->operation = PoolOf(layer->in, window);
+  return PoolOf(layer->in, window);
+}
+
+absl::Status CheckMaxPool(const LayerCheck& at) { return CheckPool(at, at.layer.max_pool()); }
+absl::Status CheckAveragePool(const LayerCheck& at) { return CheckPool(at, at.layer.average_pool()); }
+
+absl::Status FillMaxPool(const LayerFill& at, GraphLayer* layer, std::vector<TensorSpec>*) {
+  ASSIGN_OR_RETURN(layer->operation, SlidePool(at, at.layer.max_pool(), layer));
+  return absl::OkStatus();
+}
+
+absl::Status FillAveragePool(const LayerFill& at, GraphLayer* layer, std::vector<TensorSpec>*) {
+  ASSIGN_OR_RETURN(const Pool2dSpec pool, SlidePool(at, at.layer.average_pool(), layer));
+  layer->operation = AveragePool2dSpec{pool};
   return absl::OkStatus();
 }
 
@@ -355,6 +389,7 @@ constexpr Row kRows[] = {
     {v1::Layer::kFlatten, {1, nullptr, FillFlatten}},
     {v1::Layer::kActivation, {1, CheckActivation, FillActivation}},
     {v1::Layer::kScale, {1, CheckScale, FillScale}},
+    {v1::Layer::kAveragePool, {1, CheckAveragePool, FillAveragePool}},
 };
 
 }  // namespace
@@ -374,7 +409,12 @@ const LayerType* LayerTypeOf(const v1::Layer& layer) {
 GraphLayer ActivationAfter(const GraphLayer& layer) {
   GraphLayer after{.name = layer.name, .number = layer.number, .in = layer.out, .out = layer.out};
   after.first_tensor = layer.first_tensor + layer.tensor_count;
-  FillFunction(*layer.then, &after);
+  if (layer.relu_after) {
+    after.kind = LayerKind::kRelu;
+    after.works_in_place = true;
+  } else {
+    FillFunction(*layer.then, &after);
+  }
   return after;
 }
 

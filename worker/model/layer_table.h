@@ -51,7 +51,8 @@ struct GraphLayer {
   bool works_in_place = false;  // y may be where x is, and dx where dy is. REQUIRES: !backward_reads_input
 
   Activation activation = Activation::kNone;  // by the operation itself
-  // An activation after it. The graph has a layer more for that.
+  // A ReLU or an activation after it, which the operation cannot compute. The graph has a layer more for that.
+  bool relu_after = false;
   std::optional<ActivationSpec> then;
   Bias bias = Bias::kNone;
   float epsilon = 0, momentum = 0;  // batch norm
@@ -94,7 +95,7 @@ struct LayerType {
 // Null if the layer has no kind.
 const LayerType* LayerTypeOf(const v1::Layer& layer);
 
-// The layer after `layer` that computes layer.then, without `inputs`.
+// The layer after `layer` that computes relu_after or then, without `inputs`.
 GraphLayer ActivationAfter(const GraphLayer& layer);
 
 // "conv2d, dense, ... or flatten": the kinds, in the order of the proto.

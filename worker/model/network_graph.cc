@@ -49,7 +49,7 @@ class GraphBuilder {
     }
     layer.tensor_count = static_cast<int>(tensors_.size()) - layer.first_tensor;
     layers_.push_back(std::move(layer));
-    if (layers_.back().then.has_value()) {
+    if (layers_.back().relu_after || layers_.back().then.has_value()) {
       GraphLayer after = ActivationAfter(layers_.back());
       after.inputs = {static_cast<int>(layers_.size()) - 1};
       layers_.push_back(std::move(after));

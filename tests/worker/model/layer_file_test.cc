@@ -248,6 +248,13 @@ INSTANTIATE_TEST_SUITE_P(
                   "my.textproto:1:49: layer a: slope is 0.5, which only leaky_relu has"},
         WrongFile{"ScaleByNothing", "layer { name: \"s\" scale {} }",
                   "my.textproto:1:19: layer s: factor is 0, it must be a finite number other than 0"},
+        WrongFile{"DepthwiseOfOtherChannels",
+                  "layer { name: \"c\" conv2d { out_channels: 2 kernel: 3 depthwise: true } }\n"
+                  "layer { name: \"fc\" dense {} }",
+                  "my.textproto:1:28: layer c: out_channels is 2, a depthwise convolution has as many as its input, 1: "
+                  "leave it out"},
+        WrongFile{"AverageOfPaddingAlone", "layer { name: \"p\" average_pool { kernel: 3 padding: 2 } }",
+                  "my.textproto:1:44: layer p: padding is 2, it must be from 0 to 1"},
         WrongFile{"MomentumAboveOne", "layer { name: \"n\" batch_norm { momentum: 1.5 } }",
                   "my.textproto:1:32: layer n: momentum is 1.5, it must be from 0 to 1 (0 means 0.1)"}),
     [](const testing::TestParamInfo<WrongFile>& wrong) { return wrong.param.name; });

@@ -82,11 +82,18 @@ inline constexpr NetworkCase kChainCases[] = {
         "ActivationsThatReadTheirOutputs",
         "layer { name: \"a\" dense { units: 7 } } layer { name: \"b\" activation { function: \"tanh\" } }"
         "layer { name: \"f\" flatten {} } layer { name: \"r\" relu {} }"
-        "layer { name: \"c\" activation { function: \"leaky_relu\" slope: 0.3 } } layer { name: \"s\" scale { factor: "
-        "9 } }"
+        "layer { name: \"c\" activation { function: \"leaky_relu\" slope: 0.3 } } layer { name: \"s\" scale { "
+        "factor: 9 } }"
         "layer { name: \"d\" activation { function: \"relu6\" } } layer { name: \"u\" dropout { rate: 0.2 } }"
         "layer { name: \"fc\" dense { units: 3 } } layer { name: \"last\" activation { function: \"sigmoid\" } }",
         3, 3, 1, 3, 6},
+    NetworkCase{"DepthwiseAndAverage",
+                "layer { name: \"d\" conv2d { kernel: 3 padding: 1 depthwise: true relu: true } }"
+                "layer { name: \"p\" average_pool { kernel: 2 stride: 1 padding: 1 } }"
+                "layer { name: \"e\" conv2d { out_channels: 2 kernel: 2 stride: 2 depthwise: true no_bias: true "
+                "activation: \"relu6\" } }"
+                "layer { name: \"q\" average_pool { kernel: 2 } } layer { name: \"fc\" dense {} }",
+                7, 6, 2, 3, 4},
     // The loss may not overwrite logits that the ReLU's mask is read from.
     NetworkCase{"DropoutOfAReluLast",
                 "layer { name: \"fc\" dense { units: 3 relu: true } } layer { name: \"d\" dropout { rate: 0.3 } }", 2,

@@ -34,14 +34,20 @@ layer { name: "fc" dense {} }
 """, (9, 11, 3)),
 }
 
+PARITY["depthwise"] = ("""layer { name: "c" conv2d { out_channels: 5 kernel: 3 } }
+layer { name: "d" conv2d { kernel: 3 stride: 2 padding: 1 depthwise: true relu: true } }
+layer { name: "p" average_pool { kernel: 3 stride: 2 padding: 1 } }
+layer { name: "e" conv2d { kernel: 2 depthwise: true no_bias: true activation: "tanh" } }
+layer { name: "fc" dense {} }
+""", (11, 12, 3))
 # Here too, because its lines end with activations: each kind in a field and as a layer.
 KINDS = ("relu6", "sigmoid", "tanh", "gelu", "gelu_tanh", "silu", "leaky_relu")
 PARITY["activation_fields"] = ("".join(
     f"layer {{ name: \"{kind}\" dense {{ units: 7 activation: \"{kind}\" }} }}\n" for kind in KINDS) +
     "layer { name: \"fc\" dense {} }\n", (3, 3, 1))
 PARITY["activations"] = ("layer { name: \"c\" conv2d { out_channels: 4 kernel: 3 activation: \"silu\" } }\n" + "".join(
-    f"layer {{ name: \"{kind}\" activation {{ function: \"{kind}\" }} }}\nlayer {{ name: \"{kind}.scale\" scale {{ factor: 0.5 }} }}\n"
-    for kind in KINDS) + "layer { name: \"fc\" dense {} }\n", (5, 6, 3))
+    f"layer {{ name: \"{kind}\" activation {{ function: \"{kind}\" }} }}\n"
+    f"layer {{ name: \"{kind}.scale\" scale {{ factor: 0.5 }} }}\n" for kind in KINDS) + "layer { name: \"fc\" dense {} }\n", (5, 6, 3))
 
 # The errors of float activations and sums, relative to the largest value of a tensor. The reference device sums in
 # double.

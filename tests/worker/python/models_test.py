@@ -26,6 +26,8 @@ IMAGES = {"logreg": (1, 28, 28), "mlp": (1, 28, 28), "lenet5": (1, 28, 28), "mni
 EVERYTHING = """name: "everything"
 layer { name: "stem.conv" conv2d { out_channels: 4 kernel: 3 stride: 2 padding: 1 no_bias: true } }
 layer { name: "stem.norm" batch_norm { relu: true epsilon: 0.001 momentum: 0.25 } }
+layer { name: "each" conv2d { kernel: 3 padding: 1 depthwise: true } }
+layer { name: "mean" average_pool { kernel: 3 stride: 1 padding: 1 } }
 layer { name: "stem.leaky" activation { function: "leaky_relu" slope: 0.25 } }
 layer { name: "pool" max_pool { kernel: 3 stride: 2 padding: 1 } }
 layer { name: "stem" conv2d { out_channels: 4 kernel: 1 } }
@@ -140,6 +142,7 @@ class FromLayerFileTest(unittest.TestCase):
         model.eval()
         with torch.no_grad():
             y = F.relu(modules["stem.norm"](F.conv2d(x, modules["stem.conv"].weight, None, 2, 1)))
+            y = F.avg_pool2d(F.conv2d(y, model.each.weight, model.each.bias, 1, 1, groups=4), 3, 1, 1)
             pool = F.max_pool2d(F.leaky_relu(y, 0.25), 3, 2, 1)
             y = F.relu(F.conv2d(pool, model.stem.weight, model.stem.bias) + pool)
             y = torch.flatten(y, 1)
@@ -522,13 +525,13 @@ class RefusalTest(unittest.TestCase):
                 (nn.Conv2d(1, 2, 3, padding=2, dilation=2), r"Conv2d with dilation=\(2, 2\)"),
                 (nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular"), "padding_mode=circular"),
                 (nn.Conv2d(1, 2, 4, padding="same"), "padding=\"same\" and a kernel of 4"),
-                (nn.Sequential(nn.Conv2d(1, 2, 1), nn.Conv2d(2, 2, 3, padding=1, groups=2)), "groups=2"),
+                (nn.Sequential(nn.Conv2d(1, 4, 1), nn.Conv2d(4, 2, 3, padding=1, groups=2)), "groups=2"),
                 (nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2, affine=False)), "affine=False"),
                 (nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2, momentum=None)), "momentum=None"),
                 (nn.Sequential(nn.Conv2d(1, 2, 1), nn.Dropout2d(0.5)), "Dropout2d"),
                 (nn.Sequential(nn.Conv2d(1, 2, 1), nn.Dropout(1.0)), "p=1.0"),
                 (nn.Sequential(nn.Conv2d(1, 2, 1), nn.MaxPool2d(3, 1, 1, ceil_mode=True)), "ceil_mode=True"),
-                (nn.Sequential(nn.Conv2d(1, 2, 1), nn.AvgPool2d(3, 1, 1)), "average pooling of 8 x 8 pixels"),
+                (nn.Sequential(nn.Conv2d(1, 2, 1), nn.AvgPool2d(3, 1, 1, count_include_pad=False)), "count_include_pad=False"),
                 (nn.Sequential(nn.Conv2d(1, 2, 1), nn.AdaptiveAvgPool2d((8, 8))), r"output_size=\(8, 8\)"),
                 (nn.Sequential(nn.Conv2d(1, 2, 1), nn.Linear(8, 8)), r"Linear of a tensor with shape \(2, 2, 8, 8\)")):
             with self.subTest(expected):

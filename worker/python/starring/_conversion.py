@@ -220,9 +220,10 @@ class _Converter:
 
     def _conv2d(self, node: fx.Node, module: Any) -> None:
         value = self._value(node, node.args[0])
-        self._expect(node, "Conv2d", "a convolution has dilation 1, one group and zeros around the image",
-                     dilation=(module.dilation, 1), groups=(module.groups, 1), padding_mode=(module.padding_mode,
-                                                                                             "zeros"))
+        depthwise = 1 < module.groups == module.in_channels == module.out_channels
+        self._expect(node, "Conv2d", "a convolution has dilation 1, one group or one for each channel, and zeros around "
+                     "the image", dilation=(module.dilation, 1), padding_mode=(module.padding_mode, "zeros"),
+                     groups=(module.groups, module.groups if depthwise else 1))
         padding = module.padding
         if isinstance(padding, str):
             kernel, stride = _pair(module.kernel_size)[0], _pair(module.stride)
@@ -233,8 +234,8 @@ class _Converter:
         settings = self._window(node, "Conv2d", kernel=module.kernel_size, stride=module.stride, padding=padding)
         settings["stride"] = settings["stride"] if settings["stride"] != 1 else 0
         self._keep_tensors(node, module)
-        self._layer(node, "conv2d", "conv", [value], out_channels=module.out_channels, no_bias=module.bias is None,
-                    **settings)
+        self._layer(node, "conv2d", "conv", [value], out_channels=0 if depthwise else module.out_channels,
+                    no_bias=module.bias is None, depthwise=depthwise, **settings)
 
     def _linear(self, node: fx.Node, module: Any) -> None:
         value = self._value(node, node.args[0])
@@ -339,15 +340,10 @@ class _Converter:
             "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")})
 
     def _max_pool(self, node: fx.Node, given: Dict[str, Any]) -> None:
-        value = self._value(node, node.args[0])
         self._expect(node, "max pooling", "a window has dilation 1, and one that does not fit is left out",
                      dilation=(given["dilation"], 1), ceil_mode=(given["ceil_mode"], False),
                      return_indices=(given["return_indices"], False))
-        stride = given["stride"] if given["stride"] not in (None, []) else given["kernel_size"]
-        settings = self._window(node, "max pooling", kernel=given["kernel_size"], stride=stride,
-                                padding=given["padding"])
-        settings["stride"] = settings["stride"] if settings["stride"] != settings["kernel"] else 0
-        self._layer(node, "max_pool", "pool", [value], **settings)
+        self._pool(node, "max_pool", "max pooling", given)
 
     def _adaptive_pool_module(self, node: fx.Node, module: Any) -> None:
         self._adaptive_pool(node, module.output_size)
@@ -358,15 +354,27 @@ class _Converter:
         self._global_average_pool(node)
 
     def _average_pool_module(self, node: fx.Node, module: Any) -> None:
-        self._average_pool(node, module.kernel_size)
+        self._average_pool(node, {name: getattr(module, name) for name in (
+            "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")})
 
-    def _average_pool(self, node: fx.Node, kernel: Any) -> None:
-        shape = self._shape(node.args[0])
-        # One window that is the whole image.
-        if len(shape) != 4 or _pair(kernel) != shape[2:] or self._shape(node)[2:] != (1, 1):
-            self._refuse(node, f"average pooling of {' x '.join(map(str, shape[2:]))} pixels by a window of {kernel}",
-                         "global_average_pool takes the mean of the whole image")
-        self._global_average_pool(node)
+    def _average_pool(self, node: fx.Node, given: Dict[str, Any]) -> None:
+        shape, kernel = self._shape(node.args[0]), _pair(given["kernel_size"])
+        # One window that is the whole image: every size of image has such a layer.
+        if len(shape) == 4 and kernel == shape[2:] and self._shape(node)[2:] == (1, 1) and not any(
+                _pair(given["padding"])):
+            self._global_average_pool(node)
+            return
+        padded = any(_pair(given["padding"]))
+        self._expect(node, "average pooling", "a window that does not fit is left out, and padding counts as zeros",
+                     ceil_mode=(given["ceil_mode"], False), divisor_override=(given["divisor_override"], None),
+                     count_include_pad=(given["count_include_pad"] or not padded, True))
+        self._pool(node, "average_pool", "average pooling", given)
+
+    def _pool(self, node: fx.Node, kind: str, what: str, given: Dict[str, Any]) -> None:
+        stride = given["stride"] if given["stride"] not in (None, []) else given["kernel_size"]
+        settings = self._window(node, what, kernel=given["kernel_size"], stride=stride, padding=given["padding"])
+        settings["stride"] = settings["stride"] if settings["stride"] != settings["kernel"] else 0
+        self._layer(node, kind, "pool", [self._value(node, node.args[0])], **settings)
 
     def _global_average_pool(self, node: fx.Node, module: Any = None) -> None:
         del module
@@ -448,7 +456,10 @@ class _Converter:
         self._adaptive_pool(node, self._argument(node, 1, "output_size"))
 
     def _average_pool_operation(self, node: fx.Node) -> None:
-        self._average_pool(node, self._argument(node, 1, "kernel_size"))
+        names = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
+        defaults = (None, None, 0, False, True, None)
+        self._average_pool(node, {name: self._argument(node, number, name, default) for number, (name, default) in
+                                  enumerate(zip(names, defaults), 1)})
 
     def _mean(self, node: fx.Node) -> None:
         axes = self._argument(node, 1, "dim", ())

@@ -50,7 +50,9 @@ _FUNCTION_MODULES: Dict[str, Callable[[GraphLayer], nn.Module]] = {
 
 def _conv2d(layer: GraphLayer) -> nn.Module:
     shape = layer.weight_shape
-    return nn.Conv2d(shape[1], shape[0], layer.kernel, stride=layer.stride, padding=layer.padding, bias=layer.has_bias)
+    groups = shape[0] if layer.depthwise else 1
+    return nn.Conv2d(shape[1] * groups, shape[0], layer.kernel, stride=layer.stride, padding=layer.padding,
+                     groups=groups, bias=layer.has_bias)
 
 
 def _batch_norm(layer: GraphLayer) -> nn.Module:
@@ -72,6 +74,7 @@ MODULES: Dict[str, Callable[[GraphLayer], nn.Module]] = {
     "flatten": lambda layer: nn.Flatten(),
     "activation": lambda layer: _FUNCTION_MODULES[layer.activation](layer),
     "scale": lambda layer: Scale(layer.factor),
+    "average_pool": lambda layer: nn.AvgPool2d(layer.kernel, layer.stride, layer.padding),
 }
 
 

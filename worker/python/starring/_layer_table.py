@@ -43,6 +43,7 @@ class GraphLayer:
     stride: int = 1
     padding: int = 0
     relu: bool = False
+    depthwise: bool = False
     activation: str = ""  # one of ACTIVATIONS
     slope: float = 0.01  # of leaky_relu
     factor: float = 1.0  # of scale
@@ -160,7 +161,7 @@ def _build_scale(at: Build, layer: GraphLayer) -> None:
 
 
 def _check_conv2d(at: Place) -> None:
-    _check_range(at, "out_channels", 1, LIMITS["kLayerWidthMax"])
+    _check_range(at, "out_channels", 0 if at.get("depthwise") else 1, LIMITS["kLayerWidthMax"])
     _check_window(at)
     _check_range(at, "padding", 0, LIMITS["kLayerKernelMax"])
     _check_activation_field(at)
@@ -170,9 +171,13 @@ def _build_conv2d(at: Build, layer: GraphLayer) -> None:
     _require_image(at)
     layer.kernel, layer.stride = at.get("kernel"), at.get("stride") or 1
     layer.padding, layer.relu, layer.has_bias = at.get("padding"), at.get("relu"), not at.get("no_bias")
-    layer.activation = at.get("activation")
-    _slide_window(at, layer, at.get("out_channels"))
-    layer.weight_shape = (at.get("out_channels"), layer.before.channels, layer.kernel, layer.kernel)
+    layer.activation, layer.depthwise = at.get("activation"), at.get("depthwise")
+    out, channels = at.get("out_channels"), layer.before.channels
+    _slide_window(at, layer, channels if layer.depthwise else out)
+    if layer.depthwise and out not in (0, channels):
+        at.fail("out_channels", f"out_channels is {out}, a depthwise convolution has as many as its input, {channels}: "
+                                "leave it out")
+    layer.weight_shape = (layer.after.channels, 1 if layer.depthwise else channels, layer.kernel, layer.kernel)
 
 
 def _check_dense(at: Place) -> None:
@@ -195,7 +200,7 @@ def _build_relu(at: Build, layer: GraphLayer) -> None:
     layer.relu = True
 
 
-def _check_max_pool(at: Place) -> None:
+def _check_pool(at: Place) -> None:
     _check_window(at)
     # With more padding, some windows would see nothing but padding, and have no maximum.
     _check_range(at, "padding", 0, at.get("kernel") // 2)
@@ -274,12 +279,13 @@ class LayerType:
 # In the order of the proto.
 LAYERS: Dict[str, LayerType] = {
     "conv2d": LayerType("Conv2d", {"out_channels": "int32", "kernel": "int32", "stride": "int32", "padding": "int32",
-                                   "relu": "bool", "no_bias": "bool", "activation": "string"}, _build_conv2d, _check_conv2d),
+                                   "relu": "bool", "no_bias": "bool", "activation": "string", "depthwise": "bool"},
+                        _build_conv2d, _check_conv2d),
     "dense": LayerType("Dense", {"units": "int32", "relu": "bool", "no_bias": "bool", "activation": "string"},
                        _build_dense, _check_dense),
     "relu": LayerType("Relu", {}, _build_relu),
     "max_pool": LayerType("MaxPool2d", {"kernel": "int32", "stride": "int32", "padding": "int32"}, _build_pool,
-                          _check_max_pool),
+                          _check_pool),
     "global_average_pool": LayerType("GlobalAveragePool", {}, _build_global_average_pool),
     "batch_norm": LayerType("BatchNorm", {"relu": "bool", "epsilon": "float", "momentum": "float"}, _build_batch_norm,
                             _check_batch_norm),
@@ -289,4 +295,6 @@ LAYERS: Dict[str, LayerType] = {
     "activation": LayerType("Activation", {"function": "string", "slope": "float"}, _build_activation,
                             _check_activation),
     "scale": LayerType("Scale", {"factor": "float"}, _build_scale, _check_scale),
+    "average_pool": LayerType("AveragePool2d", {"kernel": "int32", "stride": "int32", "padding": "int32"}, _build_pool,
+                              _check_pool),
 }
