@@ -86,10 +86,16 @@ struct ActivationSpec {
   float parameter = 0;
 };
 
+// One input of a concatenation along the channels: y (batch, pixels, out_channels) has x (batch, pixels, channels) in
+// its channels from `offset` on. Forward leaves the other channels alone.
+struct ConcatPartSpec {
+  int64_t batch = 0, pixels = 0, channels = 0, out_channels = 0, offset = 0;
+};
+
 // A layer's operation that depends on its tensors alone. The worker's table of layers (worker/model/layer_table.h) says
 // which of x and y its backward reads.
 using OperationSpec = std::variant<Conv2dSpec, DenseSpec, Pool2dSpec, GlobalAveragePoolSpec, ActivationSpec,
-                                   AveragePool2dSpec, DepthwiseConv2dSpec>;
+                                   AveragePool2dSpec, DepthwiseConv2dSpec, ConcatPartSpec>;
 
 // Tensors that an operation does not have are null: weight, bias and their gradients of a pool.
 class LayerOperation {

@@ -149,6 +149,16 @@ absl::Status CheckOperation(const ActivationSpec& s) {
   return Annotate(Fits("the input", {s.batch, s.sample_elements}), "activation");
 }
 
+absl::Status CheckOperation(const ConcatPartSpec& s) {
+  RETURN_IF_ERROR(AllAtLeast(1, {{"batch", s.batch}, {"pixels", s.pixels}, {"channels", s.channels}}), "concat");
+  RETURN_IF_ERROR(AllAtLeast(0, {{"offset", s.offset}}), "concat");
+  if (s.channels > s.out_channels - s.offset) {
+    return absl::InvalidArgumentError(absl::StrCat("concat: channels ", s.offset, " to ", s.offset + s.channels,
+                                                   " of an output with ", s.out_channels, ": they must be inside"));
+  }
+  return Annotate(Fits("the output", {s.batch, s.pixels, s.out_channels}), "concat");
+}
+
 }  // namespace
 
 absl::Status CheckShape(const OperationSpec& spec) {

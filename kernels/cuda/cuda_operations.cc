@@ -8,6 +8,7 @@
 #include "common/base/status.h"
 #include "kernels/cuda/activation.h"
 #include "kernels/cuda/batch_norm.h"
+#include "kernels/cuda/channel_copy.h"
 #include "kernels/cuda/channel_windows.h"
 #include "kernels/cuda/cuda_memory.h"
 #include "kernels/cuda/elementwise.h"
@@ -116,6 +117,25 @@ class CudaDepthwiseConv2d : public LayerOperation {
  private:
   CudaContext* const context_;
   const cuda::PatchShape window_;
+};
+
+class CudaConcatPart : public LayerOperation {
+ public:
+  CudaConcatPart(CudaContext* context, const ConcatPartSpec& s)
+      : context_(context),
+        part_{
+            .pixels = s.batch * s.pixels, .channels = s.channels, .wide_channels = s.out_channels, .offset = s.offset} {
+  }
+  void Forward(const float* x, const float*, const float*, float* y) override {
+    context_->Keep(cuda::CopyIntoChannels(context_->stream, part_, x, y), "concat");
+  }
+  void Backward(const float*, const float*, const float*, float* dy, float* dx, float*, float*) override {
+    context_->Keep(cuda::CopyFromChannels(context_->stream, part_, dy, dx), "concat backward");
+  }
+
+ private:
+  CudaContext* const context_;
+  const cuda::ChannelPart part_;
 };
 
 class CudaBatchNorm : public BatchNorm {
@@ -289,6 +309,10 @@ absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCudaOperation(CudaContext*
   RETURN_IF_ERROR(context->scratch.Reserve(kFloatBytes * cuda::DepthwisePartialFloats(window)), "depthwise conv2d");
   RETURN_IF_ERROR(ReserveForActivationGradient(context, window.rows(), window.channels), "depthwise conv2d");
   return std::make_unique<CudaDepthwiseConv2d>(context, s);
+}
+
+absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCudaOperation(CudaContext* context, const ConcatPartSpec& s) {
+  return std::make_unique<CudaConcatPart>(context, s);
 }
 
 absl::StatusOr<std::unique_ptr<BatchNorm>> CreateCudaBatchNorm(CudaContext* context, const BatchNormSpec& s) {

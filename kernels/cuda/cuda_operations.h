@@ -37,6 +37,8 @@ namespace starring {
                                                                                   const AveragePool2dSpec& spec);
 [[nodiscard]] absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCudaOperation(CudaContext* context,
                                                                                   const DepthwiseConv2dSpec& spec);
+[[nodiscard]] absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCudaOperation(CudaContext* context,
+                                                                                  const ConcatPartSpec& spec);
 
 // Null where cuDNN has no engine that may be used for one of the shape's three products: then the whole convolution is
 // for our own kernels. Either way the choice is noted in context->engines.

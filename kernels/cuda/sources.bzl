@@ -5,6 +5,7 @@ KERNELS = [
     "activation",
     "batch_norm",
     "bias_gradient",
+    "channel_copy",
     "channel_windows",
     "elementwise",
     "im2col",

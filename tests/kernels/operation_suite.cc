@@ -279,6 +279,40 @@ TEST_P(DeviceTest, ActivationsOfExtremesAreFiniteAndNanStaysNan) {
   }
 }
 
+TEST_P(DeviceTest, PartsOfAConcatAreCopies) {
+  struct Channels {
+    int64_t first, second;
+  };
+  for (const Channels c : {Channels{1, 1}, Channels{3, 5}, Channels{4, 8}, Channels{4, 3}}) {
+    SCOPED_TRACE(absl::StrCat(c.first, " and ", c.second, " channels"));
+    const ConcatPartSpec first = {.batch = 3, .pixels = 35, .channels = c.first, .out_channels = c.first + c.second};
+    const ConcatPartSpec second = {
+        .batch = 3, .pixels = 35, .channels = c.second, .out_channels = c.first + c.second, .offset = c.first};
+    auto a = device()->CreateOperation(first).value(), b = device()->CreateOperation(second).value();
+    const int64_t pixels = 3 * 35;
+    const std::vector<float> x_host = Random(pixels * c.first), x2_host = Random(pixels * c.second);
+    DeviceTensor x(device(), x_host), x2(device(), x2_host), y(device(), pixels * first.out_channels);
+    b->Forward(x2.data(), nullptr, nullptr, y.data());
+    a->Forward(x.data(), nullptr, nullptr, y.data());
+    std::vector<float> want;
+    for (int64_t p = 0; p < pixels; ++p) {
+      want.insert(want.end(), x_host.begin() + p * c.first, x_host.begin() + (p + 1) * c.first);
+      want.insert(want.end(), x2_host.begin() + p * c.second, x2_host.begin() + (p + 1) * c.second);
+    }
+    EXPECT_EQ(y.Host(), want);
+    DeviceTensor dx(device(), pixels * c.first), dx2(device(), pixels * c.second);
+    a->Backward(nullptr, nullptr, nullptr, y.data(), dx.data(), nullptr, nullptr);
+    b->Backward(nullptr, nullptr, nullptr, y.data(), dx2.data(), nullptr, nullptr);
+    EXPECT_EQ(dx.Host(), x_host);
+    EXPECT_EQ(dx2.Host(), x2_host);
+  }
+  const absl::Status status =
+      device()
+          ->CreateOperation(ConcatPartSpec{.batch = 1, .pixels = 1, .channels = 3, .out_channels = 4, .offset = 2})
+          .status();
+  EXPECT_THAT(std::string(status.message()), testing::HasSubstr("channels 2 to 5 of an output with 4"));
+}
+
 TEST_P(DeviceTest, OperationsHaveTheirBits) {
   for (const OperationCase& c : Cases()) {
     // Every case draws its numbers, so that those of the next one do not depend on `bits`.

@@ -332,6 +332,23 @@ Gradients BackwardOf(const DepthwiseConv2dSpec& s, const Values& x, const Values
   return all;
 }
 
+Sizes SizesOfSpec(const ConcatPartSpec& s) {
+  return {.x = s.batch * s.pixels * s.channels, .y = s.batch * s.pixels * s.out_channels};
+}
+int64_t PlaceOf(const ConcatPartSpec& s, int64_t x) {
+  return x / s.channels * s.out_channels + s.offset + x % s.channels;
+}
+Values ForwardOf(const ConcatPartSpec& s, const Values& x, const Values&, const Values&) {
+  Values y(SizesOfSpec(s).y, std::numeric_limits<double>::quiet_NaN());
+  for (int64_t i = 0; i < std::ssize(x); ++i) y[PlaceOf(s, i)] = x[i];
+  return y;
+}
+Gradients BackwardOf(const ConcatPartSpec& s, const Values&, const Values&, const Values&, const Values& dy) {
+  Values dx(SizesOfSpec(s).x);
+  for (int64_t i = 0; i < std::ssize(dx); ++i) dx[i] = dy[PlaceOf(s, i)];
+  return {dx, {}, {}};
+}
+
 Gradients BackwardOf(const Conv2dSpec& s, const Values& x, const Values& weight, const Values& y, const Values& dy) {
   return Conv2dBackward(s, x, weight, y, dy);
 }

@@ -37,7 +37,8 @@ struct Sizes {
   int64_t x = 0, y = 0, weight = 0, bias = 0;
 };
 Sizes SizesOf(const OperationSpec& spec);
-// Any operation. Tensors that it does not have, or does not read, are empty; the gradients that it does not have, too.
+// Any operation; a value of y that it leaves alone is NaN. Tensors that it does not have, or does not read, are empty;
+// the gradients that it does not have, too.
 Values Forward(const OperationSpec& spec, const Values& x, const Values& weight, const Values& bias);
 Gradients Backward(const OperationSpec& spec, const Values& x, const Values& weight, const Values& y, const Values& dy);
 

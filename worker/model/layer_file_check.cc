@@ -1,3 +1,5 @@
+#include <google/protobuf/descriptor.h>
+
 #include <cctype>
 #include <map>
 #include <string>
@@ -49,10 +51,17 @@ absl::Status CheckName(const Place& place, const std::string& name, const LayerN
 absl::Status CheckInputs(const Place& place, const v1::Layer& layer, const LayerNumbers& above,
                          const LayerNumbers& all) {
   const int wanted = LayerTypeOf(layer)->input_count;
-  // A layer that names no input reads the layer above it. An add must name both inputs.
-  if (layer.input_size() != wanted && (wanted == 2 || layer.input_size() > 1)) {
-    return place.Error("input", absl::StrCat("has ", layer.input_size(), " inputs, ",
-                                             wanted == 2 ? "add needs 2" : "this kind of layer takes 1"));
+  const int given = layer.input_size();
+  // A layer that names no input reads the layer above it. One of several inputs must name them.
+  const bool fits = wanted == kTwoOrMore ? given >= 2 : given == wanted || (wanted == 1 && given == 0);
+  if (!fits) {
+    const google::protobuf::FieldDescriptor* const kind =
+        v1::Layer::GetReflection()->GetOneofFieldDescriptor(layer, v1::Layer::descriptor()->FindOneofByName("kind"));
+    return place.Error(
+        "input", absl::StrCat("has ", given, " inputs, ",
+                              wanted == 1 ? "this kind of layer takes 1"
+                                          : absl::StrCat(kind->name(), " needs ",
+                                                         wanted == kTwoOrMore ? "2 or more" : absl::StrCat(wanted))));
   }
   for (const std::string& input : layer.input()) {
     // Only layers above may be read, so that every input is ready when a layer runs. The messages below tell a cycle, a

@@ -134,7 +134,7 @@ void FillFunction(const ActivationSpec& function, GraphLayer* layer) {
   ActivationSpec spec = function;
   spec.batch = 1;
   spec.sample_elements = layer->in.elements();
-  layer->operation = spec;
+  layer->operations = {spec};
   layer->backward_reads_input = BackwardReadsInput(spec.function);
   layer->works_in_place = !layer->backward_reads_input;
   layer->backward_reads_output = layer->works_in_place && spec.function != ActivationFunction::kScale;
@@ -181,7 +181,7 @@ absl::Status FillDepthwise(const LayerFill& at, const Window& window, GraphLayer
   }
   layer->relu_after = conv.relu();
   layer->activation = Activation::kNone;
-  layer->operation = DepthwiseConv2dSpec{PoolOf(layer->in, window), layer->bias};
+  layer->operations = {DepthwiseConv2dSpec{PoolOf(layer->in, window), layer->bias}};
   layer->out.channels = channels;
   return absl::OkStatus();
 }
@@ -196,19 +196,19 @@ absl::Status FillConv2d(const LayerFill& at, GraphLayer* layer, std::vector<Tens
   const Window window{conv.kernel(), stride, conv.padding()};
   RETURN_IF_ERROR(SlideWindow(at, window, layer));
   layer->out.channels = conv.out_channels();
-  layer->operation = Conv2dSpec{.batch = 1,
-                                .in_height = layer->in.height,
-                                .in_width = layer->in.width,
-                                .in_channels = layer->in.channels,
-                                .out_channels = layer->out.channels,
-                                .kernel_height = conv.kernel(),
-                                .kernel_width = conv.kernel(),
-                                .stride_height = stride,
-                                .stride_width = stride,
-                                .padding_height = conv.padding(),
-                                .padding_width = conv.padding(),
-                                .bias = layer->bias,
-                                .activation = layer->activation};
+  layer->operations = {Conv2dSpec{.batch = 1,
+                                  .in_height = layer->in.height,
+                                  .in_width = layer->in.width,
+                                  .in_channels = layer->in.channels,
+                                  .out_channels = layer->out.channels,
+                                  .kernel_height = conv.kernel(),
+                                  .kernel_width = conv.kernel(),
+                                  .stride_height = stride,
+                                  .stride_width = stride,
+                                  .padding_height = conv.padding(),
+                                  .padding_width = conv.padding(),
+                                  .bias = layer->bias,
+                                  .activation = layer->activation}};
   if (conv.depthwise()) RETURN_IF_ERROR(FillDepthwise(at, window, layer));
   layer->backward_reads_input = true;
   const int64_t in_channels = conv.depthwise() ? 1 : layer->in.channels;
@@ -241,8 +241,8 @@ absl::Status FillDense(const LayerFill& at, GraphLayer* layer, std::vector<Tenso
   const int64_t units = dense.units() == 0 ? at.outputs : dense.units();
   const SampleShape& in = layer->in;
   layer->out = {.height = 1, .width = 1, .channels = units, .flat = true};
-  layer->operation =
-      DenseSpec{.batch = 1, .in = in.elements(), .out = units, .bias = layer->bias, .activation = layer->activation};
+  layer->operations = {
+      DenseSpec{.batch = 1, .in = in.elements(), .out = units, .bias = layer->bias, .activation = layer->activation}};
   layer->backward_reads_input = true;
   layer->fan_in = in.elements();
   TensorSpec weight{
@@ -288,20 +288,22 @@ absl::Status CheckMaxPool(const LayerCheck& at) { return CheckPool(at, at.layer.
 absl::Status CheckAveragePool(const LayerCheck& at) { return CheckPool(at, at.layer.average_pool()); }
 
 absl::Status FillMaxPool(const LayerFill& at, GraphLayer* layer, std::vector<TensorSpec>*) {
-  ASSIGN_OR_RETURN(layer->operation, SlidePool(at, at.layer.max_pool(), layer));
+  ASSIGN_OR_RETURN(const Pool2dSpec pool, SlidePool(at, at.layer.max_pool(), layer));
+  layer->operations = {pool};
   return absl::OkStatus();
 }
 
 absl::Status FillAveragePool(const LayerFill& at, GraphLayer* layer, std::vector<TensorSpec>*) {
   ASSIGN_OR_RETURN(const Pool2dSpec pool, SlidePool(at, at.layer.average_pool(), layer));
-  layer->operation = AveragePool2dSpec{pool};
+  layer->operations = {AveragePool2dSpec{pool}};
   return absl::OkStatus();
 }
 
 absl::Status FillGlobalAveragePool(const LayerFill& at, GraphLayer* layer, std::vector<TensorSpec>*) {
   RETURN_IF_ERROR(RequireImage(at));
   const SampleShape& in = layer->in;
-  layer->operation = GlobalAveragePoolSpec{.batch = 1, .height = in.height, .width = in.width, .channels = in.channels};
+  layer->operations = {
+      GlobalAveragePoolSpec{.batch = 1, .height = in.height, .width = in.width, .channels = in.channels}};
   layer->out = {.height = 1, .width = 1, .channels = in.channels, .flat = true};
   return absl::OkStatus();
 }
@@ -366,6 +368,33 @@ absl::Status FillAdd(const LayerFill& at, GraphLayer* layer, std::vector<TensorS
                             " (", at.input_names[1], "): both must have one shape"));
 }
 
+absl::Status FillConcat(const LayerFill& at, GraphLayer* layer, std::vector<TensorSpec>*) {
+  const SampleShape& first = at.inputs[0];
+  layer->out.channels = 0;
+  for (size_t i = 0; i < at.inputs.size(); ++i) {
+    const SampleShape& in = at.inputs[i];
+    if (in.flat != first.flat || in.height != first.height || in.width != first.width) {
+      return at.error("input", absl::StrCat("joins ", ToString(first), " (", at.input_names[0], ") and ", ToString(in),
+                                            " (", at.input_names[i], "): all must have one height and width"));
+    }
+    // In memory the pixels of the inputs would alternate; PyTorch would put one image after the other.
+    if (in.flat && in.height * in.width > 1) {
+      return at.error("", "concat of a flattened image is not supported: put it before flatten");
+    }
+    layer->out.channels += in.channels;
+  }
+  int64_t offset = 0;
+  for (const SampleShape& in : at.inputs) {
+    layer->operations.push_back(ConcatPartSpec{.batch = 1,
+                                               .pixels = in.height * in.width,
+                                               .channels = in.channels,
+                                               .out_channels = layer->out.channels,
+                                               .offset = offset});
+    offset += in.channels;
+  }
+  return absl::OkStatus();
+}
+
 absl::Status FillFlatten(const LayerFill&, GraphLayer* layer, std::vector<TensorSpec>*) {
   layer->kind = LayerKind::kFlatten;
   layer->out.flat = true;
@@ -390,6 +419,7 @@ constexpr Row kRows[] = {
     {v1::Layer::kActivation, {1, CheckActivation, FillActivation}},
     {v1::Layer::kScale, {1, CheckScale, FillScale}},
     {v1::Layer::kAveragePool, {1, CheckAveragePool, FillAveragePool}},
+    {v1::Layer::kConcat, {kTwoOrMore, nullptr, FillConcat}},
 };
 
 }  // namespace

@@ -43,8 +43,9 @@ struct GraphLayer {
   std::vector<int> inputs;  // layers above, or kImage
   SampleShape in, out;      // add: `in` is the shape of both inputs
 
-  // kOperation: for a batch of one sample. A plan puts its batch there, and whether the input's gradient is needed.
-  OperationSpec operation;
+  // kOperation: one, or one for each input, which all write parts of y. For a batch of one sample: a plan puts its
+  // batch there, and whether the input's gradient is needed.
+  std::vector<OperationSpec> operations;
   // Whether backward reads x, and whether it reads more of y than where it is positive, as the mask of a ReLU does. The
   // program keeps no other tensor for it.
   bool backward_reads_input = false, backward_reads_output = false;
@@ -83,8 +84,10 @@ struct LayerFill {
   LayerErrorFunction error;
 };
 
+inline constexpr int kTwoOrMore = -2;
+
 struct LayerType {
-  int input_count;  // a layer that names none reads the one above
+  int input_count;  // a layer that names none reads the one above; kTwoOrMore
   // The ranges of the numbers; null if the kind has none.
   absl::Status (*check)(const LayerCheck& at);
   // Completes `layer`, whose name, inputs, `in`, and `out` (= `in`) are set, and adds its tensors. null: a layer of

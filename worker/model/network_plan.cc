@@ -76,14 +76,17 @@ absl::StatusOr<NetworkPlan::Prepared> NetworkPlan::Prepare(int layer) const {
   Device* device = parts_.device;
   switch (l.kind) {
     case LayerKind::kOperation: {
-      OperationSpec spec = l.operation;
-      std::visit(
-          [&](auto& s) {
-            s.batch = batch_;
-            if constexpr (requires { s.input_gradient; }) s.input_gradient = InputGradientOf(layer);
-          },
-          spec);
-      return ToVariant<Prepared>(device->CreateOperation(spec));
+      Operations operations;
+      for (OperationSpec spec : l.operations) {
+        std::visit(
+            [&](auto& s) {
+              s.batch = batch_;
+              if constexpr (requires { s.input_gradient; }) s.input_gradient = InputGradientOf(layer);
+            },
+            spec);
+        ASSIGN_OR_RETURN(operations.emplace_back(), device->CreateOperation(spec));
+      }
+      return Prepared(std::move(operations));
     }
     case LayerKind::kBatchNorm:
       return ToVariant<Prepared>(device->CreateBatchNorm({.batch = batch_,
@@ -166,7 +169,7 @@ void NetworkPlan::Forward(const Instruction& instruction, const Pointers& pointe
   Prepared& prepared = prepared_[layer];
   switch (parts_.graph->layers()[layer].kind) {
     case LayerKind::kOperation:
-      return std::get<std::unique_ptr<LayerOperation>>(prepared)->Forward(x, weight, bias, y);
+      return std::get<Operations>(prepared)[instruction.part]->Forward(x, weight, bias, y);
     case LayerKind::kBatchNorm: {
       BatchNorm& norm = *std::get<std::unique_ptr<BatchNorm>>(prepared);
       // Training normalises by the batch's own statistics and updates the running ones, which evaluation reads.
@@ -197,7 +200,7 @@ void NetworkPlan::Backward(const Instruction& instruction, const Pointers& point
   Prepared& prepared = prepared_[layer];
   switch (parts_.graph->layers()[layer].kind) {
     case LayerKind::kOperation:
-      return std::get<std::unique_ptr<LayerOperation>>(prepared)->Backward(x, weight, y, dy, dx, dweight, dbias);
+      return std::get<Operations>(prepared)[instruction.part]->Backward(x, weight, y, dy, dx, dweight, dbias);
     case LayerKind::kBatchNorm:
       return std::get<std::unique_ptr<BatchNorm>>(prepared)->Backward(x, weight, y, dy, dx, dweight, dbias);
     case LayerKind::kDropout:

@@ -66,8 +66,8 @@ class NetworkPlan {
 
  private:
   // A layer's operation. Relu, add and flatten have none: they are calls of the device that need no preparation.
-  using Prepared = std::variant<std::monostate, std::unique_ptr<LayerOperation>, std::unique_ptr<BatchNorm>,
-                                std::unique_ptr<Dropout>>;
+  using Operations = std::vector<std::unique_ptr<LayerOperation>>;
+  using Prepared = std::variant<std::monostate, Operations, std::unique_ptr<BatchNorm>, std::unique_ptr<Dropout>>;
 
   NetworkPlan(const Parts& parts, int64_t batch) : parts_(parts), batch_(batch) {}
   absl::StatusOr<Prepared> Prepare(int layer) const;

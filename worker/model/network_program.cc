@@ -136,7 +136,14 @@ class ProgramBuilder {
       Emit(&program_.forward[l],
            {.operation = Operation::kAdd, .layer = l, .x = x, .x2 = OutputOf(layer.inputs[1]), .y = outputs_[l]});
     } else {
-      Emit(&program_.forward[l], {.operation = Operation::kForward, .layer = l, .x = x, .y = outputs_[l]});
+      const int parts = std::max(1, static_cast<int>(layer.operations.size()));
+      for (int part = 0; part < parts; ++part) {
+        Emit(&program_.forward[l], {.operation = Operation::kForward,
+                                    .layer = l,
+                                    .part = part,
+                                    .x = OutputOf(layer.inputs[part]),
+                                    .y = outputs_[l]});
+      }
     }
   }
 
@@ -176,8 +183,10 @@ class ProgramBuilder {
         PassOn(l, dy);
         return;
       default:
-        EmitBackward(l, y, dy, list);
+        break;
     }
+    const int parts = std::max(1, static_cast<int>(layer.operations.size()));
+    for (int part = 0; part < parts; ++part) EmitBackward({l, part, part + 1 == parts}, y, dy, list);
   }
 
   // Returns the storage of the masked gradient, which layer l now holds instead of `dy`.
@@ -191,21 +200,29 @@ class ProgramBuilder {
     return masked;
   }
 
-  void EmitBackward(int l, int y, int dy, std::vector<Instruction>* list) {
+  struct Part {
+    int layer, number;
+    bool is_last;
+  };
+  void EmitBackward(const Part& part, int y, int dy, std::vector<Instruction>* list) {
+    const int l = part.layer;
     const GraphLayer& layer = graph_.layers()[l];
-    const int input = layer.inputs[0];
+    const int input = layer.inputs[part.number];
     const bool in_place = layer.works_in_place && holders_[dy] == 1;
     const bool needs_dx = NeedsGradient(input);
     int dx = kNone;
     // Batch norm's backward always writes dx, so that a first layer needs a storage for it too.
-    if (needs_dx || layer.kind == LayerKind::kBatchNorm) dx = in_place ? dy : NewStorage(layer.in);
-    Instruction instruction{.operation = Operation::kBackward, .layer = l, .dy = dy, .dx = dx};
+    if (needs_dx || layer.kind == LayerKind::kBatchNorm) {
+      dx = in_place ? dy : NewStorage(needs_dx ? graph_.layers()[input].out : layer.in);
+    }
+    Instruction instruction{.operation = Operation::kBackward, .layer = l, .part = part.number, .dy = dy, .dx = dx};
     // x and y are named only where backward reads them: a storage that is named stays alive until then.
     if (layer.backward_reads_input) instruction.x = OutputOf(input);
     if (layer.backward_reads_output || HasRelu(layer)) instruction.y = y;
-    Emit(list, instruction);
-    // This backward was the last reader of the gradient of the layer's output.
-    --holders_[dy];
+    // A part that reads the image has nothing to do.
+    if (needs_dx || layer.tensor_count > 0) Emit(list, instruction);
+    // The last part is the last reader of the gradient of the layer's output.
+    if (part.is_last) --holders_[dy];
     if (!needs_dx) return;
     ++holders_[dx];
     Contribute(l, input, dx);

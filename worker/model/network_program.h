@@ -40,6 +40,7 @@ struct Instruction {
   };
   Operation operation = Operation::kForward;
   int layer = 0;
+  int part = 0;                                   // of a layer with an operation for each input
   int x = -1, x2 = -1, y = -1, dy = -1, dx = -1;  // storages, or kNone or kImages
 };
 

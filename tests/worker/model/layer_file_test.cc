@@ -255,6 +255,18 @@ INSTANTIATE_TEST_SUITE_P(
                   "leave it out"},
         WrongFile{"AverageOfPaddingAlone", "layer { name: \"p\" average_pool { kernel: 3 padding: 2 } }",
                   "my.textproto:1:44: layer p: padding is 2, it must be from 0 to 1"},
+        WrongFile{"ConcatOfOne", "layer { name: \"c\" relu {} }\nlayer { name: \"j\" input: \"c\" concat {} }",
+                  "my.textproto:2:19: layer j: has 1 inputs, concat needs 2 or more"},
+        WrongFile{
+            "ConcatOfShapes",
+            "layer { name: \"p\" max_pool { kernel: 2 } }\nlayer { name: \"j\" input: \"p\" input: \"input\" concat {} "
+            "}\nlayer { name: \"fc\" dense {} }",
+            "my.textproto:2:19: layer j: joins 14 x 14 x 1 (p) and 28 x 28 x 1 (input): all must have one height "
+            "and width"},
+        WrongFile{"ConcatOfFlattened",
+                  "layer { name: \"f\" flatten {} }\nlayer { name: \"j\" input: \"f\" input: \"f\" concat {} }\n"
+                  "layer { name: \"fc\" dense {} }",
+                  "my.textproto:2:41: layer j: concat of a flattened image is not supported: put it before flatten"},
         WrongFile{"MomentumAboveOne", "layer { name: \"n\" batch_norm { momentum: 1.5 } }",
                   "my.textproto:1:32: layer n: momentum is 1.5, it must be from 0 to 1 (0 means 0.1)"}),
     [](const testing::TestParamInfo<WrongFile>& wrong) { return wrong.param.name; });

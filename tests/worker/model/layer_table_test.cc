@@ -3,6 +3,7 @@
 
 #include <google/protobuf/descriptor.h>
 
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -46,8 +47,8 @@ TEST(LayerTableTest, EveryKindHasARow) {
     GraphLayer layer{.name = "a", .in = shape, .out = shape};
     std::vector<TensorSpec> tensors;
     const LayerFill fill{.layer = proto,
-                         .inputs = std::vector<SampleShape>(type->input_count, shape),
-                         .input_names = std::vector<std::string>(type->input_count, "input"),
+                         .inputs = std::vector<SampleShape>(std::abs(type->input_count), shape),
+                         .input_names = std::vector<std::string>(std::abs(type->input_count), "input"),
                          .outputs = 3,
                          .error = Refuse};
     EXPECT_EQ(type->fill(fill, &layer, &tensors), absl::OkStatus());

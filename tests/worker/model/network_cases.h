@@ -132,6 +132,17 @@ inline constexpr NetworkCase kJoinCases[] = {
                 "layer { name: \"d\" input: \"input\" conv2d { out_channels: 2 kernel: 1 activation: \"tanh\" } }"
                 "layer { name: \"a\" input: \"c\" input: \"d\" add {} }" END,
                 3, 4, 2, 3, 4},
+    NetworkCase{"ConcatOfThree",
+                "layer { name: \"c\" " CONV " } layer { name: \"d\" conv2d { out_channels: 3 kernel: 1 relu: true } }"
+                "layer { name: \"e\" input: \"c\" input: \"input\" input: \"d\" concat {} }"
+                "layer { name: \"f\" input: \"e\" input: \"e\" concat {} }"
+                "layer { name: \"r\" relu {} }" END,
+                3, 4, 2, 3, 4},
+    NetworkCase{
+        "ConcatOfUnits",
+        "layer { name: \"a\" dense { units: 4 relu: true } } layer { name: \"b\" dense { units: 3 activation: "
+        "\"sigmoid\" } } layer { name: \"j\" input: \"a\" input: \"b\" concat {} } layer { name: \"fc\" dense {} }",
+        2, 3, 1, 3, 4},
     // Both readers of the shared gradient would mask it in place.
     NetworkCase{"AddOfTwoFusedRelus",
                 "layer { name: \"c\" input: \"input\" conv2d { out_channels: 2 kernel: 1 relu: true } }"

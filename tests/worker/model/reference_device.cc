@@ -61,7 +61,9 @@ class ReferenceOperation : public LayerOperation {
     if (std::holds_alternative<Pool2dSpec>(spec_)) pooled_ = in;
     const reference::Values out =
         reference::Forward(spec_, in, ToDouble(weight, sizes_.weight), ToDouble(bias, sizes_.bias));
-    std::copy(out.begin(), out.end(), y);
+    for (int64_t i = 0; i < sizes_.y; ++i) {
+      if (!std::isnan(out[i]) || !std::holds_alternative<ConcatPartSpec>(spec_)) y[i] = static_cast<float>(out[i]);
+    }
   }
 
   void Backward(const float* x, const float* weight, const float* y, float* dy, float* dx, float* dweight,

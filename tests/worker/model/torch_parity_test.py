@@ -40,6 +40,14 @@ layer { name: "p" average_pool { kernel: 3 stride: 2 padding: 1 } }
 layer { name: "e" conv2d { kernel: 2 depthwise: true no_bias: true activation: "tanh" } }
 layer { name: "fc" dense {} }
 """, (11, 12, 3))
+PARITY["concat"] = ("""layer { name: "c" conv2d { out_channels: 5 kernel: 3 padding: 1 activation: "silu" } }
+layer { name: "d" conv2d { out_channels: 4 kernel: 3 padding: 1 } }
+layer { name: "j" input: "c" input: "input" input: "d" concat {} }
+layer { name: "u" dense { units: 6 } }
+layer { name: "v" input: "j" dense { units: 3 activation: "tanh" } }
+layer { name: "k" input: "u" input: "v" concat {} }
+layer { name: "fc" dense {} }
+""", (5, 6, 3))
 # Here too, because its lines end with activations: each kind in a field and as a layer.
 KINDS = ("relu6", "sigmoid", "tanh", "gelu", "gelu_tanh", "silu", "leaky_relu")
 PARITY["activation_fields"] = ("".join(

@@ -18,7 +18,7 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from . import _tracing
-from ._layer_modules import Add, GlobalAveragePool, LayerFileModel, Scale
+from ._layer_modules import Add, Concat, GlobalAveragePool, LayerFileModel, Scale
 from ._tracing import NoCounterpartError
 from ._layer_table import ACTIVATIONS
 from .layer_file import check, IMAGE, KINDS, Layer, LayerFile, Loss
@@ -189,6 +189,7 @@ class _Converter:
             (nn.Dropout, self._dropout_module), (nn.Flatten, self._flatten_module), (nn.Identity, self._identity),
             (nn.AdaptiveAvgPool2d, self._adaptive_pool_module), (nn.AvgPool2d, self._average_pool_module),
             (GlobalAveragePool, self._global_average_pool), (Add, self._add_values), (Scale, self._scale_module),
+            (Concat, self._concat_module),
             (nn.ReLU6, self._activation_module), (nn.Sigmoid, self._activation_module),
             (nn.Tanh, self._activation_module), (nn.GELU, self._activation_module),
             (nn.SiLU, self._activation_module), (nn.LeakyReLU, self._activation_module)]
@@ -310,6 +311,23 @@ class _Converter:
         slope = self._argument(node, 1, "negative_slope", 0.01) if function == "leaky_relu" else 0.01
         self._activation(node, function, slope, in_place)
 
+    def _concat_module(self, node: fx.Node, module: Any) -> None:
+        del module
+        self._concat(node, node.args)
+
+    def _concat_operation(self, node: fx.Node) -> None:
+        axis = self._argument(node, 1, "dim", 0)
+        if axis != 1 and axis != 1 - len(self._shape(node)):
+            self._refuse(node, f"a concatenation along axis {axis}", "concat joins channels, axis 1")
+        tensors = self._argument(node, 0, "tensors")
+        self._concat(node, tensors if isinstance(tensors, (tuple, list)) else [])
+
+    def _concat(self, node: fx.Node, inputs: Any) -> None:
+        values = [self._value(node, one) for one in inputs]
+        if len(values) < 2:
+            self._refuse(node, f"a concatenation of {len(values)} tensors", "concat joins two or more")
+        self._layer(node, "concat", "concat", values)
+
     def _scale_module(self, node: fx.Node, module: Any) -> None:
         self._scale(node, node.args[0], module.factor)
 
@@ -426,6 +444,7 @@ class _Converter:
                  "max_pool2d": self._max_pool_operation, "mean": self._mean, "dropout": self._dropout_operation,
                  "adaptive_avg_pool2d": self._adaptive_pool_operation, "avg_pool2d": self._average_pool_operation,
                  "contiguous": self._same, "clone": self._same, "mul": self._scale_operation,
+                 "cat": self._concat_operation, "concat": self._concat_operation,
                  **{kind: self._activation_operation for kind in ACTIVATIONS if kind != "gelu_tanh"}}.get(base)
         if base in ("flatten", "view", "reshape", "squeeze"):
             self._reshape(node, base)

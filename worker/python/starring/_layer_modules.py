@@ -27,6 +27,13 @@ class Add(nn.Module):
         return x + y
 
 
+class Concat(nn.Module):
+    """Tensors one after the other along the channels."""
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return torch.cat(inputs, 1)
+
+
 class Scale(nn.Module):
     """A tensor times a constant."""
 
@@ -74,6 +81,7 @@ MODULES: Dict[str, Callable[[GraphLayer], nn.Module]] = {
     "flatten": lambda layer: nn.Flatten(),
     "activation": lambda layer: _FUNCTION_MODULES[layer.activation](layer),
     "scale": lambda layer: Scale(layer.factor),
+    "concat": lambda layer: Concat(),
     "average_pool": lambda layer: nn.AvgPool2d(layer.kernel, layer.stride, layer.padding),
 }
 

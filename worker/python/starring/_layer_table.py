@@ -257,6 +257,17 @@ def _build_add(at: Build, layer: GraphLayer) -> None:
                          "shape")
 
 
+def _build_concat(at: Build, layer: GraphLayer) -> None:
+    first = at.shapes[0]
+    for shape, name in zip(at.shapes, at.names):
+        if (shape.flat, shape.height, shape.width) != (first.flat, first.height, first.width):
+            at.fail("input", f"joins {first} ({at.names[0]}) and {shape} ({name}): all must have one height and width")
+        # In memory the pixels of the inputs would alternate; PyTorch would put one image after the other.
+        if shape.flat and shape.height * shape.width > 1:
+            at.fail("", "concat of a flattened image is not supported: put it before flatten")
+    layer.after = dataclasses.replace(first, channels=sum(shape.channels for shape in at.shapes))
+
+
 def _build_flatten(at: Build, layer: GraphLayer) -> None:
     del at
     layer.after = dataclasses.replace(layer.before, flat=True)
@@ -266,6 +277,9 @@ def _check_nothing(at: Place) -> None:
     del at
 
 
+TWO_OR_MORE = -2
+
+
 @dataclasses.dataclass(frozen=True)
 class LayerType:
     """One row."""
@@ -273,7 +287,7 @@ class LayerType:
     fields: Dict[str, str]  # the types of its fields
     build: Callable[[Build, GraphLayer], None]  # shapes and settings; `after` is `before` until then
     check: Callable[[Place], None] = _check_nothing  # the ranges of its numbers
-    input_count: int = 1  # a layer that names none reads the one above
+    input_count: int = 1  # a layer that names none reads the one above; or TWO_OR_MORE
 
 
 # In the order of the proto.
@@ -297,4 +311,5 @@ LAYERS: Dict[str, LayerType] = {
     "scale": LayerType("Scale", {"factor": "float"}, _build_scale, _check_scale),
     "average_pool": LayerType("AveragePool2d", {"kernel": "int32", "stride": "int32", "padding": "int32"}, _build_pool,
                               _check_pool),
+    "concat": LayerType("Concat", {}, _build_concat, input_count=TWO_OR_MORE),
 }

@@ -12,7 +12,7 @@ import re
 from typing import Any, Dict, List, Mapping, NoReturn, Tuple
 
 from . import _text_format
-from ._layer_table import LAYERS, LIMITS
+from ._layer_table import LAYERS, LIMITS, TWO_OR_MORE
 from ._text_format import Position
 
 # The messages of the proto; tests/worker/python/layer_file_test.py compares the two.
@@ -274,8 +274,11 @@ class _Place:
 
     def _check_inputs(self, above: Mapping[str, int], names: set[str]) -> None:
         inputs, count = self.layer.inputs, LAYERS[self.layer.kind].input_count
-        if len(inputs) != count and (count > 1 or len(inputs) > 1):
-            wanted = f"{self.layer.kind} needs {count}" if count > 1 else "this kind of layer takes 1"
+        # One of several inputs must name them.
+        fits = len(inputs) >= 2 if count == TWO_OR_MORE else len(inputs) == count or (count == 1 and not inputs)
+        if not fits:
+            needed = "2 or more" if count == TWO_OR_MORE else count
+            wanted = "this kind of layer takes 1" if count == 1 else f"{self.layer.kind} needs {needed}"
             self.fail("input", f"has {len(inputs)} inputs, {wanted}")
         for name in inputs:
             if name == IMAGE or name in above:
