@@ -56,6 +56,10 @@ TEST(LayerFileTest, ShippedModelsHaveTheKnownParameterCounts) {
   EXPECT_EQ(GraphOf(LayerFile::Load("lenet5")).layout().parameter_count(), 61706);
   EXPECT_EQ(GraphOf(LayerFile::Load("mnist_cnn")).layout().parameter_count(), 1199882);
   EXPECT_EQ(GraphOf(LayerFile::Load("resnet20"), kCifar).layout().parameter_count(), 272474);
+  EXPECT_EQ(GraphOf(LayerFile::Load("resnet18"), kCifar).layout().parameter_count(), 11173962);
+  EXPECT_EQ(GraphOf(LayerFile::Load("mobilenet_v2"), kCifar).layout().parameter_count(), 2236682);
+  constexpr NetworkGraph::DataShape kTable{.height = 1, .width = 1, .channels = 14, .classes = 2};
+  EXPECT_EQ(GraphOf(LayerFile::Load("tabular_mlp"), kTable).layout().parameter_count(), 37378);
 }
 
 TEST(LayerFileTest, ShippedModelsAreFoundFromAnyWorkingDirectory) {
@@ -106,7 +110,8 @@ TEST(LayerFileTest, OwnFileWorksByPath) {
 TEST(LayerFileTest, UnknownNameListsTheShippedOnes) {
   const absl::Status status = LayerFile::Load("lenet6").status();
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("lenet5, logreg, mlp, mnist_cnn, resnet20"));
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("lenet5, logreg, mlp, mnist_cnn, mobilenet_v2, resnet18, resnet20, tabular_mlp"));
 }
 
 TEST(LayerFileTest, MissingFileSaysWhere) {

@@ -337,7 +337,7 @@ TEST(NetworkMemoryTest, AChainReusesWhatIsDead) {
 TEST(NetworkMemoryTest, AllocatesNothingOnceABatchSizeIsKnown) {
   IdleDevice device;
   const NetworkOptions options = {.height = 16, .width = 16, .channels = 3, .classes = 10, .batch_max = 4};
-  for (const char* name : {"lenet5", "mnist_cnn", "resnet20"}) {
+  for (const char* name : {"lenet5", "mnist_cnn", "resnet20", "mobilenet_v2"}) {
     std::unique_ptr<Network> network = LoadNetwork(&device, name, options);
     std::vector<float> images(4 * 16 * 16 * 3), parameters(network->layout().element_count()), gradients(parameters);
     std::vector<int32_t> labels(4);

@@ -16,7 +16,8 @@ CIFAR = layer_graph.Shape(32, 32, 3)
 PROTO = "proto/starring/v1/layer_file.proto"
 CASES = "tests/worker/model/layer_file_test.cc"
 LIMITS = "common/base/limits.h"
-PARAMETERS = {"logreg": 7850, "mlp": 1863690, "lenet5": 61706, "mnist_cnn": 1199882, "resnet20": 272474}
+PARAMETERS = {"logreg": 7850, "mlp": 1863690, "lenet5": 61706, "mnist_cnn": 1199882, "resnet20": 272474,
+              "resnet18": 11173962, "mobilenet_v2": 2236682, "tabular_mlp": 235530}
 EVERYTHING = """# Every kind of layer, and every field.
 name: 'every\\tthing "here"',
 layer { name: "a" conv2d { out_channels: 4, kernel: 0x3; stride: 02 padding: 1 relu: t no_bias: True } }
@@ -87,7 +88,7 @@ class ReadTest(unittest.TestCase):
     def test_shipped_models(self):
         self.assertEqual(layer_file.shipped_names(), sorted(PARAMETERS))
         for name, count in PARAMETERS.items():
-            graph = layer_graph.build(layer_file.load(name), CIFAR if name == "resnet20" else MNIST, 10)
+            graph = layer_graph.build(layer_file.load(name), CIFAR if "net" in name and name != "lenet5" else MNIST, 10)
             self.assertEqual(parameter_count(graph), count, name)
 
     def test_every_way_to_write_it(self):
@@ -210,7 +211,8 @@ class RefusalTest(unittest.TestCase):
         self.assertIn("every number must be 1 or more", self.refusal(deep, layer_graph.Shape(0, 1, 1)))
 
     def test_files(self):
-        with self.assertRaisesRegex(layer_file.LayerFileError, "use one of lenet5, logreg, mlp, mnist_cnn, resnet20"):
+        with self.assertRaisesRegex(layer_file.LayerFileError,
+                                    "use one of lenet5, logreg, mlp, mnist_cnn, mobilenet_v2, resnet18, resnet20"):
             layer_file.load("lenet6")
         with self.assertRaisesRegex(layer_file.LayerFileError, "/no/such.textproto: No such file or directory"):
             layer_file.load("/no/such.textproto")
