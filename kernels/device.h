@@ -92,10 +92,19 @@ struct ConcatPartSpec {
   int64_t batch = 0, pixels = 0, channels = 0, out_channels = 0, offset = 0;
 };
 
+// Normalises each sample's groups of neighbouring channels by their mean and (biased) variance over all pixels. x and y
+// (batch, pixels, channels); weight, gamma, and bias, beta: (channels).
+struct GroupNormSpec {
+  int64_t batch = 0, pixels = 0, channels = 0;
+  int64_t groups = 1;  // of channels / groups channels each
+  float epsilon = 1e-5f;
+  InputGradient input_gradient = InputGradient::kNeeded;
+};
+
 // A layer's operation that depends on its tensors alone. The worker's table of layers (worker/model/layer_table.h) says
 // which of x and y its backward reads.
 using OperationSpec = std::variant<Conv2dSpec, DenseSpec, Pool2dSpec, GlobalAveragePoolSpec, ActivationSpec,
-                                   AveragePool2dSpec, DepthwiseConv2dSpec, ConcatPartSpec>;
+                                   AveragePool2dSpec, DepthwiseConv2dSpec, ConcatPartSpec, GroupNormSpec>;
 
 // Tensors that an operation does not have are null: weight, bias and their gradients of a pool.
 class LayerOperation {

@@ -159,6 +159,22 @@ absl::Status CheckOperation(const ConcatPartSpec& s) {
   return Annotate(Fits("the output", {s.batch, s.pixels, s.out_channels}), "concat");
 }
 
+absl::Status CheckOperation(const GroupNormSpec& s) {
+  RETURN_IF_ERROR(
+      AllAtLeast(1, {{"batch", s.batch}, {"pixels", s.pixels}, {"channels", s.channels}, {"groups", s.groups}}),
+      "group norm");
+  RETURN_IF_ERROR(Fits("the input", {s.batch, s.pixels, s.channels}), "group norm");
+  if (s.channels % s.groups != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("group norm: ", s.channels, " channels in ", s.groups, " groups: all groups must have as many"));
+  }
+  // The comparison is negated, so that a NaN is refused.
+  if (!(s.epsilon > 0)) {
+    return absl::InvalidArgumentError(absl::StrCat("group norm: epsilon is ", s.epsilon, ": must be above 0"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status CheckShape(const OperationSpec& spec) {

@@ -47,6 +47,8 @@ inline bool TiledConv2dPays(const Conv2dSpec& spec, InstructionSet set) {
                                                                                  const DepthwiseConv2dSpec& spec);
 [[nodiscard]] absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCpuOperation(CpuContext* context,
                                                                                  const ConcatPartSpec& spec);
+[[nodiscard]] absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCpuOperation(CpuContext* context,
+                                                                                 const GroupNormSpec& spec);
 
 [[nodiscard]] absl::StatusOr<std::unique_ptr<BatchNorm>> CreateCpuBatchNorm(CpuContext* context,
                                                                             const BatchNormSpec& spec);

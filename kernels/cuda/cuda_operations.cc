@@ -12,6 +12,7 @@
 #include "kernels/cuda/channel_windows.h"
 #include "kernels/cuda/cuda_memory.h"
 #include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/group_norm.h"
 #include "kernels/cuda/matrix_product.h"
 #include "kernels/cuda/pool.h"
 #include "kernels/cuda/softmax_cross_entropy.h"
@@ -136,6 +137,34 @@ class CudaConcatPart : public LayerOperation {
  private:
   CudaContext* const context_;
   const cuda::ChannelPart part_;
+};
+
+class CudaGroupNorm : public LayerOperation {
+ public:
+  // `statistics` holds mean and inverse deviation of each image's groups.
+  CudaGroupNorm(CudaContext* context, const cuda::GroupNormShape& shape, CudaMemory statistics)
+      : context_(context), shape_(shape), statistics_(std::move(statistics)) {}
+  void Forward(const float* x, const float* gamma, const float* beta, float* y) override {
+    context_->Keep(cuda::GroupNormForward(context_->stream, shape_, Memory(), x, gamma, beta, y), "group norm");
+  }
+  void Backward(const float* x, const float* gamma, const float*, float* dy, float* dx, float* dgamma,
+                float* dbeta) override {
+    context_->Keep(
+        cuda::GroupNormBackward(context_->stream, shape_, Memory(),
+                                {.x = x, .gamma = gamma, .dy = dy, .dx = dx, .dgamma = dgamma, .dbeta = dbeta}),
+        "group norm backward");
+  }
+
+ private:
+  cuda::GroupNormMemory Memory() const {
+    return {.mean = statistics_.floats(),
+            .inverse_deviation = statistics_.floats() + shape_.images * shape_.groups,
+            .partial = context_->scratch.floats()};
+  }
+
+  CudaContext* const context_;
+  const cuda::GroupNormShape shape_;
+  const CudaMemory statistics_;
 };
 
 class CudaBatchNorm : public BatchNorm {
@@ -313,6 +342,14 @@ absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCudaOperation(CudaContext*
 
 absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCudaOperation(CudaContext* context, const ConcatPartSpec& s) {
   return std::make_unique<CudaConcatPart>(context, s);
+}
+
+absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCudaOperation(CudaContext* context, const GroupNormSpec& s) {
+  const cuda::GroupNormShape shape = {
+      .images = s.batch, .pixels = s.pixels, .channels = s.channels, .groups = s.groups, .epsilon = s.epsilon};
+  RETURN_IF_ERROR(context->scratch.Reserve(kFloatBytes * cuda::GroupNormPartialFloats(shape)), "group norm");
+  ASSIGN_OR_RETURN(CudaMemory statistics, context->Allocate(kFloatBytes * 2 * s.batch * s.groups), "group norm");
+  return std::make_unique<CudaGroupNorm>(context, shape, std::move(statistics));
 }
 
 absl::StatusOr<std::unique_ptr<BatchNorm>> CreateCudaBatchNorm(CudaContext* context, const BatchNormSpec& s) {

@@ -1,6 +1,6 @@
 // The operations of kernels/device.h on a GPU.
 //
-//   cuda_operations.cc         kernels of ours alone: pools, depthwise convolutions, activations, batch norm, dropout,
+//   cuda_operations.cc         kernels of ours alone: pools, depthwise convolutions, activations, norms, dropout,
 //   the loss cuda_operations_matrix.cc  dense layers, and convolutions by cuBLASLt (matrix_product.h) or by our own
 //   kernels
 //                              (narrow_convolution.h)
@@ -39,6 +39,8 @@ namespace starring {
                                                                                   const DepthwiseConv2dSpec& spec);
 [[nodiscard]] absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCudaOperation(CudaContext* context,
                                                                                   const ConcatPartSpec& spec);
+[[nodiscard]] absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCudaOperation(CudaContext* context,
+                                                                                  const GroupNormSpec& spec);
 
 // Null where cuDNN has no engine that may be used for one of the shape's three products: then the whole convolution is
 // for our own kernels. Either way the choice is noted in context->engines.

@@ -8,6 +8,7 @@ KERNELS = [
     "channel_copy",
     "channel_windows",
     "elementwise",
+    "group_norm",
     "im2col",
     "narrow_convolution",
     "optimizer",

@@ -140,6 +140,17 @@ std::vector<OperationCase> Cases() {
   }
   AddActivations(&cases);
   AddWindows(&cases);
+  // Groups of one channel, of all, and between; more rows than a tile; whole vectors and a rest.
+  for (const GroupNormSpec& spec :
+       std::vector<GroupNormSpec>{{.batch = 3, .pixels = 35, .channels = 12, .groups = 3},
+                                  {.batch = 2, .pixels = 64, .channels = 40, .groups = 40},
+                                  {.batch = 5, .pixels = 1, .channels = 301, .groups = 1, .epsilon = 0.1f},
+                                  {.batch = 60, .pixels = 9, .channels = 6, .groups = 2},
+                                  {.batch = 70, .pixels = 3, .channels = 4, .groups = 1}}) {
+    cases.push_back({.name = absl::StrCat("group norm of ", spec.pixels, "x", spec.channels, " by ", spec.groups),
+                     .spec = spec,
+                     .tolerance = 5e-6});
+  }
   return cases;
 }
 

@@ -349,6 +349,56 @@ Gradients BackwardOf(const ConcatPartSpec& s, const Values&, const Values&, cons
   return {dx, {}, {}};
 }
 
+Sizes SizesOfSpec(const GroupNormSpec& s) {
+  const int64_t count = s.batch * s.pixels * s.channels;
+  return {.x = count, .y = count, .weight = s.channels, .bias = s.channels};
+}
+// Calls visit(place of x, channel) for every value of one group of one sample.
+template <typename Visit>
+void ForGroup(const GroupNormSpec& s, int64_t group, const Visit& visit) {
+  const int64_t width = s.channels / s.groups, first = group % s.groups * width;
+  for (int64_t p = 0; p < s.pixels; ++p) {
+    for (int64_t c = first; c < first + width; ++c) visit((group / s.groups * s.pixels + p) * s.channels + c, c);
+  }
+}
+struct GroupMoments {
+  double mean = 0, deviation = 0, count = 0;
+};
+GroupMoments MomentsOf(const GroupNormSpec& s, int64_t group, const Values& x) {
+  GroupMoments m{.count = static_cast<double>(s.pixels * s.channels / s.groups)};
+  ForGroup(s, group, [&](int64_t i, int64_t) { m.mean += x[i] / m.count; });
+  double variance = 0;
+  ForGroup(s, group, [&](int64_t i, int64_t) { variance += (x[i] - m.mean) * (x[i] - m.mean) / m.count; });
+  m.deviation = std::sqrt(variance + double{s.epsilon});
+  return m;
+}
+Values ForwardOf(const GroupNormSpec& s, const Values& x, const Values& gamma, const Values& beta) {
+  Values y(x.size());
+  for (int64_t group = 0; group < s.batch * s.groups; ++group) {
+    const GroupMoments m = MomentsOf(s, group, x);
+    ForGroup(s, group, [&](int64_t i, int64_t c) { y[i] = (x[i] - m.mean) / m.deviation * gamma[c] + beta[c]; });
+  }
+  return y;
+}
+Gradients BackwardOf(const GroupNormSpec& s, const Values& x, const Values& gamma, const Values&, const Values& dy) {
+  Gradients g{Values(x.size()), Values(s.channels), Values(s.channels)};
+  for (int64_t group = 0; group < s.batch * s.groups; ++group) {
+    const GroupMoments m = MomentsOf(s, group, x);
+    double sum = 0, product = 0;
+    ForGroup(s, group, [&](int64_t i, int64_t c) {
+      const double normalised = (x[i] - m.mean) / m.deviation;
+      g.dweight[c] += dy[i] * normalised;
+      g.dbias[c] += dy[i];
+      sum += gamma[c] * dy[i] / m.count;
+      product += gamma[c] * dy[i] * normalised / m.count;
+    });
+    ForGroup(s, group, [&](int64_t i, int64_t c) {
+      g.dx[i] = (gamma[c] * dy[i] - sum - (x[i] - m.mean) / m.deviation * product) / m.deviation;
+    });
+  }
+  return g;
+}
+
 Gradients BackwardOf(const Conv2dSpec& s, const Values& x, const Values& weight, const Values& y, const Values& dy) {
   return Conv2dBackward(s, x, weight, y, dy);
 }

@@ -343,6 +343,42 @@ absl::Status FillBatchNorm(const LayerFill& at, GraphLayer* layer, std::vector<T
   return absl::OkStatus();
 }
 
+// group_norm
+
+absl::Status CheckGroupNorm(const LayerCheck& at) {
+  RETURN_IF_ERROR(CheckNumber(at, "groups", at.layer.group_norm().groups(), kChannelBounds));
+  return CheckEpsilon(at, at.layer.group_norm().epsilon());
+}
+
+void FillNorm(const GroupNormSpec& norm, std::vector<int64_t> dims, GraphLayer* layer,
+              std::vector<TensorSpec>* tensors) {
+  GroupNormSpec spec = norm;
+  spec.batch = 1;
+  if (spec.epsilon == 0) spec.epsilon = 1e-5f;
+  layer->operations = {spec};
+  layer->backward_reads_input = true;
+  layer->bias = Bias::kAdded;
+  for (const char* suffix : {".weight", ".bias"}) {
+    tensors->push_back({.name = layer->name + suffix, .dims = dims, .torch_axes = {}, .torch_shape = {}});
+  }
+}
+
+absl::Status FillGroupNorm(const LayerFill& at, GraphLayer* layer, std::vector<TensorSpec>* tensors) {
+  const v1::GroupNorm& norm = at.layer.group_norm();
+  const SampleShape& in = layer->in;
+  if (in.flat && in.height * in.width > 1) {
+    return at.error("", "group_norm of a flattened image is not supported: put it before flatten");
+  }
+  if (in.channels % norm.groups() != 0) {
+    return at.error("groups", absl::StrCat("groups is ", norm.groups(), ", its input has ", in.channels,
+                                           " channels: all groups must have as many"));
+  }
+  FillNorm(
+      {.pixels = in.height * in.width, .channels = in.channels, .groups = norm.groups(), .epsilon = norm.epsilon()},
+      {in.channels}, layer, tensors);
+  return absl::OkStatus();
+}
+
 // dropout
 
 absl::Status CheckDropout(const LayerCheck& at) {
@@ -420,6 +456,7 @@ constexpr Row kRows[] = {
     {v1::Layer::kScale, {1, CheckScale, FillScale}},
     {v1::Layer::kAveragePool, {1, CheckAveragePool, FillAveragePool}},
     {v1::Layer::kConcat, {kTwoOrMore, nullptr, FillConcat}},
+    {v1::Layer::kGroupNorm, {1, CheckGroupNorm, FillGroupNorm}},
 };
 
 }  // namespace

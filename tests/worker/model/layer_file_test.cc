@@ -272,6 +272,15 @@ INSTANTIATE_TEST_SUITE_P(
                   "layer { name: \"f\" flatten {} }\nlayer { name: \"j\" input: \"f\" input: \"f\" concat {} }\n"
                   "layer { name: \"fc\" dense {} }",
                   "my.textproto:2:41: layer j: concat of a flattened image is not supported: put it before flatten"},
+        WrongFile{"NoGroups", "layer { name: \"n\" group_norm {} }",
+                  "my.textproto:1:19: layer n: groups is 0, it must be from 1 to 1048576"},
+        WrongFile{"UnequalGroups", "layer { name: \"n\" group_norm { groups: 2 } }\nlayer { name: \"fc\" dense {} }",
+                  "my.textproto:1:32: layer n: groups is 2, its input has 1 channels: all groups must have as many"},
+        WrongFile{
+            "GroupNormOfFlattened",
+            "layer { name: \"f\" flatten {} }\nlayer { name: \"n\" group_norm { groups: 1 } }\n"
+            "layer { name: \"fc\" dense {} }",
+            "my.textproto:2:19: layer n: group_norm of a flattened image is not supported: put it before flatten"},
         WrongFile{"MomentumAboveOne", "layer { name: \"n\" batch_norm { momentum: 1.5 } }",
                   "my.textproto:1:32: layer n: momentum is 1.5, it must be from 0 to 1 (0 means 0.1)"}),
     [](const testing::TestParamInfo<WrongFile>& wrong) { return wrong.param.name; });

@@ -24,7 +24,7 @@ absl::Status Refuse(absl::string_view field, absl::string_view reason) {
 v1::Layer LayerOf(const google::protobuf::FieldDescriptor& kind) {
   v1::Layer layer;
   google::protobuf::Message* const fields = layer.GetReflection()->MutableMessage(&layer, &kind);
-  for (const char* name : {"out_channels", "kernel", "units"}) {
+  for (const char* name : {"out_channels", "kernel", "units", "groups"}) {
     const google::protobuf::FieldDescriptor* const field = kind.message_type()->FindFieldByName(name);
     if (field != nullptr) fields->GetReflection()->SetInt32(fields, field, 2);
   }

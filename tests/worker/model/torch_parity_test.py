@@ -48,6 +48,13 @@ layer { name: "v" input: "j" dense { units: 3 activation: "tanh" } }
 layer { name: "k" input: "u" input: "v" concat {} }
 layer { name: "fc" dense {} }
 """, (5, 6, 3))
+PARITY["group_norm"] = ("""layer { name: "c" conv2d { out_channels: 6 kernel: 3 } }
+layer { name: "n" group_norm { groups: 3 epsilon: 0.01 } }
+layer { name: "s" activation { function: "silu" } }
+layer { name: "d" dense { units: 8 } }
+layer { name: "o" group_norm { groups: 2 } }
+layer { name: "fc" dense {} }
+""", (7, 8, 3))
 # Here too, because its lines end with activations: each kind in a field and as a layer.
 KINDS = ("relu6", "sigmoid", "tanh", "gelu", "gelu_tanh", "silu", "leaky_relu")
 PARITY["activation_fields"] = ("".join(

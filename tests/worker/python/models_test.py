@@ -30,6 +30,7 @@ layer { name: "each" conv2d { kernel: 3 padding: 1 depthwise: true } }
 layer { name: "mean" average_pool { kernel: 3 stride: 1 padding: 1 } }
 layer { name: "joined" input: "mean" input: "each" concat {} }
 layer { name: "narrow" conv2d { out_channels: 4 kernel: 1 } }
+layer { name: "grouped" group_norm { groups: 2 epsilon: 0.25 } }
 layer { name: "stem.leaky" activation { function: "leaky_relu" slope: 0.25 } }
 layer { name: "pool" max_pool { kernel: 3 stride: 2 padding: 1 } }
 layer { name: "stem" conv2d { out_channels: 4 kernel: 1 } }
@@ -146,6 +147,7 @@ class FromLayerFileTest(unittest.TestCase):
             y = F.relu(modules["stem.norm"](F.conv2d(x, modules["stem.conv"].weight, None, 2, 1)))
             y = F.conv2d(y, model.each.weight, model.each.bias, 1, 1, groups=4)
             y = model.narrow(torch.cat([F.avg_pool2d(y, 3, 1, 1), y], dim=1))
+            y = F.group_norm(y, 2, model.grouped.weight, model.grouped.bias, 0.25)
             pool = F.max_pool2d(F.leaky_relu(y, 0.25), 3, 2, 1)
             y = F.relu(F.conv2d(pool, model.stem.weight, model.stem.bias) + pool)
             y = torch.flatten(y, 1)

@@ -189,7 +189,7 @@ class _Converter:
             (nn.Dropout, self._dropout_module), (nn.Flatten, self._flatten_module), (nn.Identity, self._identity),
             (nn.AdaptiveAvgPool2d, self._adaptive_pool_module), (nn.AvgPool2d, self._average_pool_module),
             (GlobalAveragePool, self._global_average_pool), (Add, self._add_values), (Scale, self._scale_module),
-            (Concat, self._concat_module),
+            (Concat, self._concat_module), (nn.GroupNorm, self._group_norm),
             (nn.ReLU6, self._activation_module), (nn.Sigmoid, self._activation_module),
             (nn.Tanh, self._activation_module), (nn.GELU, self._activation_module),
             (nn.SiLU, self._activation_module), (nn.LeakyReLU, self._activation_module)]
@@ -261,6 +261,16 @@ class _Converter:
         self._keep_tensors(node, module)
         self._layer(node, "batch_norm", "bn", [value], epsilon=module.eps if module.eps != 1e-5 else 0,
                     momentum=module.momentum if module.momentum != 0.1 else 0)
+
+    def _group_norm(self, node: fx.Node, module: Any) -> None:
+        self._norm(node, module, "group_norm", groups=module.num_groups, affine=module.affine)
+
+    def _norm(self, node: fx.Node, module: Any, kind: str, affine: bool, **settings: Any) -> None:
+        value = self._value(node, node.args[0])
+        self._expect(node, type(module).__name__, f"{kind} has weights and is not 0", affine=(affine, True),
+                     eps=(module.eps or None, module.eps))
+        self._keep_tensors(node, module)
+        self._layer(node, kind, "norm", [value], epsilon=module.eps if module.eps != 1e-5 else 0, **settings)
 
     def _identity(self, node: fx.Node, module: Any) -> None:
         del module

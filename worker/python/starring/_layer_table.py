@@ -44,6 +44,7 @@ class GraphLayer:
     padding: int = 0
     relu: bool = False
     depthwise: bool = False
+    groups: int = 1  # of a norm
     activation: str = ""  # one of ACTIVATIONS
     slope: float = 0.01  # of leaky_relu
     factor: float = 1.0  # of scale
@@ -240,6 +241,21 @@ def _build_batch_norm(at: Build, layer: GraphLayer) -> None:
     layer.weight_shape = (layer.before.channels,)
 
 
+def _check_group_norm(at: Place) -> None:
+    _check_range(at, "groups", 1, LIMITS["kLayerWidthMax"])
+    _check_epsilon(at)
+
+
+def _build_group_norm(at: Build, layer: GraphLayer) -> None:
+    if layer.before.flat and layer.before.height * layer.before.width > 1:
+        at.fail("", "group_norm of a flattened image is not supported: put it before flatten")
+    layer.groups, channels = at.get("groups"), layer.before.channels
+    if channels % layer.groups != 0:
+        at.fail("groups", f"groups is {layer.groups}, its input has {channels} channels: all groups must have as many")
+    layer.epsilon = at.get("epsilon") or layer.epsilon
+    layer.weight_shape, layer.has_bias = (channels,), True
+
+
 def _check_dropout(at: Place) -> None:
     if not 0 <= at.get("rate") < 1:
         at.fail("rate", f"rate is {at.get('rate'):g}, it must be 0 or more and below 1")
@@ -312,4 +328,5 @@ LAYERS: Dict[str, LayerType] = {
     "average_pool": LayerType("AveragePool2d", {"kernel": "int32", "stride": "int32", "padding": "int32"}, _build_pool,
                               _check_pool),
     "concat": LayerType("Concat", {}, _build_concat, input_count=TWO_OR_MORE),
+    "group_norm": LayerType("GroupNorm", {"groups": "int32", "epsilon": "float"}, _build_group_norm, _check_group_norm),
 }
