@@ -203,6 +203,23 @@ TEST_P(CpuAllocationTest, PoolsNormalisationDropoutLossAndElementwiseAllocateNot
   });
 }
 
+TEST_P(CpuAllocationTest, OtherOperationsAllocateNothing) {
+  const Pool2dSpec window = {.batch = 8, .in_height = 12, .in_width = 12, .channels = 20};
+  const int64_t count = 8 * 12 * 12 * 20;
+  float *x = Floats(count), *y = Floats(count), *dy = Floats(count), *dx = Floats(count), *weights = Floats(400);
+  for (const OperationSpec& spec : std::vector<OperationSpec>{
+           ActivationSpec{.batch = 8, .sample_elements = 12 * 12 * 20, .function = ActivationFunction::kGelu},
+           AveragePool2dSpec{window}, DepthwiseConv2dSpec{window},
+           ConcatPartSpec{.batch = 8, .pixels = 144, .channels = 8, .out_channels = 20, .offset = 4},
+           GroupNormSpec{.batch = 8, .pixels = 144, .channels = 20, .groups = 5}}) {
+    const auto operation = device_->CreateOperation(spec).value();
+    ExpectNone([&] {
+      operation->Forward(x, weights, weights + 80, y);
+      operation->Backward(x, weights, y, dy, dx, weights + 100, weights + 200);
+    });
+  }
+}
+
 // An operation that cannot run is refused when it is created. Those that were created before go on.
 TEST_P(CpuAllocationTest, WithoutMemoryOperationsAreRefusedAndOthersGoOn) {
   float *x = Floats(64 * 84), *weight = Floats(84 * 10), *bias = Floats(10), *y = Floats(64 * 10);

@@ -311,7 +311,7 @@ absl::Status FillGlobalAveragePool(const LayerFill& at, GraphLayer* layer, std::
 // batch_norm
 
 absl::Status CheckEpsilon(const LayerCheck& at, float epsilon) {
-  // The negation also refuses NaN, which the text format can write.
+  // The form of the condition also refuses NaN, which the text format can write.
   if (epsilon >= 0 && !std::isinf(epsilon)) return absl::OkStatus();
   return at.error("epsilon", absl::StrCat("epsilon is ", epsilon, ", it must be 0 or more (0 means 1e-5)"));
 }

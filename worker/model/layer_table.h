@@ -90,8 +90,7 @@ struct LayerType {
   int input_count;  // a layer that names none reads the one above; kTwoOrMore
   // The ranges of the numbers; null if the kind has none.
   absl::Status (*check)(const LayerCheck& at);
-  // Completes `layer`, whose name, inputs, `in`, and `out` (= `in`) are set, and adds its tensors. null: a layer of
-  // one operation that keeps the shape.
+  // Completes `layer`, whose name, inputs, `in`, and `out` (= `in`) are set, and adds its tensors.
   absl::Status (*fill)(const LayerFill& at, GraphLayer* layer, std::vector<TensorSpec>* tensors);
 };
 
