@@ -379,6 +379,26 @@ absl::Status FillGroupNorm(const LayerFill& at, GraphLayer* layer, std::vector<T
   return absl::OkStatus();
 }
 
+// layer_norm
+
+absl::Status CheckLayerNorm(const LayerCheck& at) { return CheckEpsilon(at, at.layer.layer_norm().epsilon()); }
+
+absl::Status FillLayerNorm(const LayerFill& at, GraphLayer* layer, std::vector<TensorSpec>* tensors) {
+  const SampleShape& in = layer->in;
+  if (in.flat && in.height * in.width > 1) {
+    return at.error("", "layer_norm of a flattened image is not supported: put it before flatten");
+  }
+  const size_t first = tensors->size();
+  // One group of one pixel, whose channels are all values.
+  FillNorm({.pixels = 1, .channels = in.elements(), .groups = 1, .epsilon = at.layer.layer_norm().epsilon()},
+           {in.channels}, layer, tensors);
+  for (size_t t = first; !in.flat && t < tensors->size(); ++t) {
+    (*tensors)[t].dims = {in.height, in.width, in.channels};
+    (*tensors)[t].torch_axes = {2, 0, 1};
+  }
+  return absl::OkStatus();
+}
+
 // dropout
 
 absl::Status CheckDropout(const LayerCheck& at) {
@@ -457,6 +477,7 @@ constexpr Row kRows[] = {
     {v1::Layer::kAveragePool, {1, CheckAveragePool, FillAveragePool}},
     {v1::Layer::kConcat, {kTwoOrMore, nullptr, FillConcat}},
     {v1::Layer::kGroupNorm, {1, CheckGroupNorm, FillGroupNorm}},
+    {v1::Layer::kLayerNorm, {1, CheckLayerNorm, FillLayerNorm}},
 };
 
 }  // namespace

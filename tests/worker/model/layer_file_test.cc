@@ -281,6 +281,10 @@ INSTANTIATE_TEST_SUITE_P(
             "layer { name: \"f\" flatten {} }\nlayer { name: \"n\" group_norm { groups: 1 } }\n"
             "layer { name: \"fc\" dense {} }",
             "my.textproto:2:19: layer n: group_norm of a flattened image is not supported: put it before flatten"},
+        WrongFile{
+            "LayerNormOfFlattened",
+            "layer { name: \"f\" flatten {} }\nlayer { name: \"n\" layer_norm {} }\nlayer { name: \"fc\" dense {} }",
+            "my.textproto:2:19: layer n: layer_norm of a flattened image is not supported: put it before flatten"},
         WrongFile{"MomentumAboveOne", "layer { name: \"n\" batch_norm { momentum: 1.5 } }",
                   "my.textproto:1:32: layer n: momentum is 1.5, it must be from 0 to 1 (0 means 0.1)"}),
     [](const testing::TestParamInfo<WrongFile>& wrong) { return wrong.param.name; });

@@ -100,6 +100,11 @@ inline constexpr NetworkCase kChainCases[] = {
         "layer { name: \"n\" group_norm { groups: 3 epsilon: 0.01 } } layer { name: \"d\" dense { units: 8 } }"
         "layer { name: \"o\" group_norm { groups: 2 } } layer { name: \"fc\" dense {} }",
         4, 5, 2, 3, 4},
+    NetworkCase{"LayerNorms",
+                "layer { name: \"m\" layer_norm {} } layer { name: \"c\" conv2d { out_channels: 3 kernel: 3 } }"
+                "layer { name: \"n\" layer_norm { epsilon: 0.01 } } layer { name: \"d\" dense { units: 8 } }"
+                "layer { name: \"o\" layer_norm {} } layer { name: \"fc\" dense {} }",
+                4, 5, 2, 3, 4},
     // The loss may not overwrite logits that the ReLU's mask is read from.
     NetworkCase{"DropoutOfAReluLast",
                 "layer { name: \"fc\" dense { units: 3 relu: true } } layer { name: \"d\" dropout { rate: 0.3 } }", 2,

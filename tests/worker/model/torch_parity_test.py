@@ -55,6 +55,13 @@ layer { name: "d" dense { units: 8 } }
 layer { name: "o" group_norm { groups: 2 } }
 layer { name: "fc" dense {} }
 """, (7, 8, 3))
+PARITY["layer_norm"] = ("""layer { name: "c" conv2d { out_channels: 6 kernel: 3 } }
+layer { name: "n" layer_norm { epsilon: 0.01 } }
+layer { name: "s" activation { function: "gelu" } }
+layer { name: "d" dense { units: 8 } }
+layer { name: "o" layer_norm {} }
+layer { name: "fc" dense {} }
+""", (7, 8, 3))
 # Here too, because its lines end with activations: each kind in a field and as a layer.
 KINDS = ("relu6", "sigmoid", "tanh", "gelu", "gelu_tanh", "silu", "leaky_relu")
 PARITY["activation_fields"] = ("".join(

@@ -31,6 +31,7 @@ layer { name: "mean" average_pool { kernel: 3 stride: 1 padding: 1 } }
 layer { name: "joined" input: "mean" input: "each" concat {} }
 layer { name: "narrow" conv2d { out_channels: 4 kernel: 1 } }
 layer { name: "grouped" group_norm { groups: 2 epsilon: 0.25 } }
+layer { name: "layered" layer_norm { epsilon: 0.5 } }
 layer { name: "stem.leaky" activation { function: "leaky_relu" slope: 0.25 } }
 layer { name: "pool" max_pool { kernel: 3 stride: 2 padding: 1 } }
 layer { name: "stem" conv2d { out_channels: 4 kernel: 1 } }
@@ -148,6 +149,7 @@ class FromLayerFileTest(unittest.TestCase):
             y = F.conv2d(y, model.each.weight, model.each.bias, 1, 1, groups=4)
             y = model.narrow(torch.cat([F.avg_pool2d(y, 3, 1, 1), y], dim=1))
             y = F.group_norm(y, 2, model.grouped.weight, model.grouped.bias, 0.25)
+            y = F.layer_norm(y, y.shape[1:], model.layered.weight, model.layered.bias, 0.5)
             pool = F.max_pool2d(F.leaky_relu(y, 0.25), 3, 2, 1)
             y = F.relu(F.conv2d(pool, model.stem.weight, model.stem.bias) + pool)
             y = torch.flatten(y, 1)
@@ -528,6 +530,7 @@ class RefusalTest(unittest.TestCase):
 
     def test_modules(self):
         for module, expected in (
+                (nn.Sequential(nn.Conv2d(1, 2, 1), nn.LayerNorm(8)), r"LayerNorm of \(8,\) in a tensor of shape"),
                 (nn.Conv2d(1, 2, (3, 1), padding=(1, 0)), r"Conv2d with kernel=\(3, 1\)"),
                 (nn.Conv2d(1, 2, 3, padding=2, dilation=2), r"Conv2d with dilation=\(2, 2\)"),
                 (nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular"), "padding_mode=circular"),

@@ -190,6 +190,7 @@ class _Converter:
             (nn.AdaptiveAvgPool2d, self._adaptive_pool_module), (nn.AvgPool2d, self._average_pool_module),
             (GlobalAveragePool, self._global_average_pool), (Add, self._add_values), (Scale, self._scale_module),
             (Concat, self._concat_module), (nn.GroupNorm, self._group_norm),
+            (nn.LayerNorm, self._layer_norm),
             (nn.ReLU6, self._activation_module), (nn.Sigmoid, self._activation_module),
             (nn.Tanh, self._activation_module), (nn.GELU, self._activation_module),
             (nn.SiLU, self._activation_module), (nn.LeakyReLU, self._activation_module)]
@@ -264,6 +265,13 @@ class _Converter:
 
     def _group_norm(self, node: fx.Node, module: Any) -> None:
         self._norm(node, module, "group_norm", groups=module.num_groups, affine=module.affine)
+
+    def _layer_norm(self, node: fx.Node, module: Any) -> None:
+        shape = self._shape(node.args[0])
+        if tuple(module.normalized_shape) != shape[1:]:
+            self._refuse(node, f"LayerNorm of {tuple(module.normalized_shape)} in a tensor of shape {shape}",
+                         "layer_norm reads whole samples")
+        self._norm(node, module, "layer_norm", affine=module.elementwise_affine)
 
     def _norm(self, node: fx.Node, module: Any, kind: str, affine: bool, **settings: Any) -> None:
         value = self._value(node, node.args[0])

@@ -82,6 +82,7 @@ MODULES: Dict[str, Callable[[GraphLayer], nn.Module]] = {
     "activation": lambda layer: _FUNCTION_MODULES[layer.activation](layer),
     "scale": lambda layer: Scale(layer.factor),
     "concat": lambda layer: Concat(),
+    "layer_norm": lambda layer: nn.LayerNorm(layer.weight_shape, eps=layer.epsilon),
     "group_norm": lambda layer: nn.GroupNorm(layer.groups, layer.weight_shape[0], eps=layer.epsilon),
     "average_pool": lambda layer: nn.AvgPool2d(layer.kernel, layer.stride, layer.padding),
 }

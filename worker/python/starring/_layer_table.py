@@ -256,6 +256,14 @@ def _build_group_norm(at: Build, layer: GraphLayer) -> None:
     layer.weight_shape, layer.has_bias = (channels,), True
 
 
+def _build_layer_norm(at: Build, layer: GraphLayer) -> None:
+    shape = layer.before
+    if shape.flat and shape.height * shape.width > 1:
+        at.fail("", "layer_norm of a flattened image is not supported: put it before flatten")
+    layer.epsilon, layer.has_bias = at.get("epsilon") or layer.epsilon, True
+    layer.weight_shape = (shape.channels,) if shape.flat else (shape.channels, shape.height, shape.width)
+
+
 def _check_dropout(at: Place) -> None:
     if not 0 <= at.get("rate") < 1:
         at.fail("rate", f"rate is {at.get('rate'):g}, it must be 0 or more and below 1")
@@ -329,4 +337,5 @@ LAYERS: Dict[str, LayerType] = {
                               _check_pool),
     "concat": LayerType("Concat", {}, _build_concat, input_count=TWO_OR_MORE),
     "group_norm": LayerType("GroupNorm", {"groups": "int32", "epsilon": "float"}, _build_group_norm, _check_group_norm),
+    "layer_norm": LayerType("LayerNorm", {"epsilon": "float"}, _build_layer_norm, _check_epsilon),
 }
