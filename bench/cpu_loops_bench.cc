@@ -55,7 +55,7 @@ memory::desc Describe(const memory::dims& dims, Tag tag) { return {dims, memory:
 
 // A dense layer by oneDNN's inner product. The formats are those in which the model keeps its tensors. With others,
 // weights would have to be reordered in every step.
-class OnednnDense : public Dense {
+class OnednnDense : public LayerOperation {
  public:
   OnednnDense(CpuContext* context, const DenseSpec& spec) : context_(context), spec_(spec) {
     const memory::desc x = Describe({spec.batch, spec.in}, Tag::nc), y = Describe({spec.batch, spec.out}, Tag::nc);
@@ -196,28 +196,8 @@ class ComparedDevice : public Device {
   absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t size_bytes) override {
     return ours_->Allocate(size_bytes);
   }
-  absl::StatusOr<std::unique_ptr<Conv2d>> CreateConv2d(const Conv2dSpec& spec) override {
-    const bool tiled = TiledConv2dPays(spec, set_);
-    if (replaced_ == Replaced::kConvolution) return CreateOnednnConv2d(&onednn_, spec);
-    if (replaced_ == Replaced::kRowLanes && tiled) return CreateTiledConv2d(&narrower_, spec);
-    // Only the plain loops are without AVX: products and pools are kinds of their own.
-    if (replaced_ == Replaced::kVectors && tiled) return CreateTiledConv2d(&onednn_, spec);
-    if (replaced_ == Replaced::kVectors) return CreateOnednnConv2d(&onednn_, spec);
-    return ours_->CreateConv2d(spec);
-  }
-  absl::StatusOr<std::unique_ptr<Dense>> CreateDense(const DenseSpec& spec) override {
-    if (replaced_ == Replaced::kDense) return std::make_unique<OnednnDense>(&onednn_, spec);
-    if (replaced_ == Replaced::kVectors) return CreateTiledDense(&onednn_, spec);
-    return ours_->CreateDense(spec);
-  }
-  absl::StatusOr<std::unique_ptr<MaxPool2d>> CreateMaxPool2d(const Pool2dSpec& spec) override {
-    if (replaced_ == Replaced::kMaxPool) return CreateCpuMaxPool2d(&plain_, spec);
-    if (replaced_ == Replaced::kVectors) return CreateCpuMaxPool2d(&onednn_, spec);
-    return ours_->CreateMaxPool2d(spec);
-  }
-  absl::StatusOr<std::unique_ptr<GlobalAveragePool>> CreateGlobalAveragePool(
-      const GlobalAveragePoolSpec& spec) override {
-    return ours_->CreateGlobalAveragePool(spec);
+  absl::StatusOr<std::unique_ptr<LayerOperation>> CreateOperation(const OperationSpec& spec) override {
+    return std::visit([this](const auto& s) { return Create(s); }, spec);
   }
   absl::StatusOr<std::unique_ptr<BatchNorm>> CreateBatchNorm(const BatchNormSpec& spec) override {
     if (replaced_ == Replaced::kBatchNorm) return std::make_unique<OnednnBatchNorm>(&onednn_, spec);
@@ -246,6 +226,30 @@ class ComparedDevice : public Device {
   absl::Status Synchronize() override { return ours_->Synchronize(); }
 
  private:
+  absl::StatusOr<std::unique_ptr<LayerOperation>> Create(const Conv2dSpec& spec) {
+    const bool tiled = TiledConv2dPays(spec, set_);
+    if (replaced_ == Replaced::kConvolution) return CreateOnednnConv2d(&onednn_, spec);
+    if (replaced_ == Replaced::kRowLanes && tiled) return CreateTiledConv2d(&narrower_, spec);
+    // Only the plain loops are without AVX: products and pools are kinds of their own.
+    if (replaced_ == Replaced::kVectors && tiled) return CreateTiledConv2d(&onednn_, spec);
+    if (replaced_ == Replaced::kVectors) return CreateOnednnConv2d(&onednn_, spec);
+    return ours_->CreateOperation(spec);
+  }
+  absl::StatusOr<std::unique_ptr<LayerOperation>> Create(const DenseSpec& spec) {
+    if (replaced_ == Replaced::kDense) return std::make_unique<OnednnDense>(&onednn_, spec);
+    if (replaced_ == Replaced::kVectors) return CreateCpuOperation(&onednn_, spec);
+    return ours_->CreateOperation(spec);
+  }
+  absl::StatusOr<std::unique_ptr<LayerOperation>> Create(const Pool2dSpec& spec) {
+    if (replaced_ == Replaced::kMaxPool) return CreateCpuOperation(&plain_, spec);
+    if (replaced_ == Replaced::kVectors) return CreateCpuOperation(&onednn_, spec);
+    return ours_->CreateOperation(spec);
+  }
+  template <typename Spec>
+  absl::StatusOr<std::unique_ptr<LayerOperation>> Create(const Spec& spec) {
+    return ours_->CreateOperation(spec);
+  }
+
   const InstructionSet set_;
   const Replaced replaced_;
   std::unique_ptr<Device> ours_;

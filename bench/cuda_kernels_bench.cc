@@ -86,7 +86,7 @@ class Bench {
     copy_ =
         2.0 * static_cast<double>(bytes) / Seconds([&] { CHECK_OK(device_->stream()->CopyOnDevice(from, to, bytes)); });
     const int64_t n = 4096;
-    auto dense = device_->CreateDense({.batch = n, .in = n, .out = n, .bias = Bias::kNone});
+    auto dense = device_->CreateOperation(DenseSpec{.batch = n, .in = n, .out = n, .bias = Bias::kNone});
     CHECK_OK(dense);
     float *x = Floats(n * n), *weight = Floats(n * n), *y = Floats(n * n);
     product_ = 2.0 * n * n * n / Seconds([&] { (*dense)->Forward(x, weight, nullptr, y); });
@@ -115,7 +115,7 @@ class Bench {
 };
 
 void RunConv2d(Bench& bench, const char* name, const Conv2dSpec& s) {
-  auto conv = bench.device()->CreateConv2d(s);
+  auto conv = bench.device()->CreateOperation(s);
   CHECK_OK(conv);
   const int64_t in = s.batch * s.in_height * s.in_width * s.in_channels;
   const int64_t out = s.batch * s.out_height() * s.out_width() * s.out_channels;
@@ -135,7 +135,7 @@ void RunConv2d(Bench& bench, const char* name, const Conv2dSpec& s) {
   // The first layer of a network makes no dx.
   Conv2dSpec first = s;
   first.input_gradient = InputGradient::kNotNeeded;
-  auto first_conv = bench.device()->CreateConv2d(first);
+  auto first_conv = bench.device()->CreateOperation(first);
   CHECK_OK(first_conv);
   bench.Report(absl::StrCat("conv ", name, " weights alone"),
                {.bytes = tensors + kElementBytes * static_cast<double>(2 * out), .flops = flops},
@@ -144,7 +144,7 @@ void RunConv2d(Bench& bench, const char* name, const Conv2dSpec& s) {
 }
 
 void RunDense(Bench& bench, const DenseSpec& s) {
-  auto dense = bench.device()->CreateDense(s);
+  auto dense = bench.device()->CreateOperation(s);
   CHECK_OK(dense);
   float *x = bench.Floats(s.batch * s.in), *w = bench.Floats(s.out * s.in), *b = bench.Floats(s.out);
   float *dx = bench.Floats(s.batch * s.in), *dw = bench.Floats(s.out * s.in), *db = bench.Floats(s.out);
@@ -176,20 +176,23 @@ void RunBatchNorm(Bench& bench, const BatchNormSpec& s) {
 
 void RunPools(Bench& bench, int64_t batch) {
   const Pool2dSpec s = {.batch = batch, .in_height = 28, .in_width = 28, .channels = 6};
-  auto pool = bench.device()->CreateMaxPool2d(s);
+  auto pool = bench.device()->CreateOperation(s);
   CHECK_OK(pool);
   const int64_t in = batch * 28 * 28 * 6, out = in / 4;
   float *x = bench.Floats(in), *y = bench.Floats(out);
   // The extra byte of an output says which input of its window was the largest.
   const double bytes = kElementBytes * static_cast<double>(in) + (kElementBytes + 1) * static_cast<double>(out);
-  bench.Report("max pool 28x28x6 forward", {.bytes = bytes}, [&] { (*pool)->Forward(x, y); });
-  bench.Report("max pool 28x28x6 backward", {.bytes = bytes}, [&] { (*pool)->Backward(y, x); });
-  auto average = bench.device()->CreateGlobalAveragePool({.batch = batch, .height = 8, .width = 8, .channels = 64});
+  bench.Report("max pool 28x28x6 forward", {.bytes = bytes}, [&] { (*pool)->Forward(x, nullptr, nullptr, y); });
+  bench.Report("max pool 28x28x6 backward", {.bytes = bytes},
+               [&] { (*pool)->Backward(nullptr, nullptr, nullptr, y, x, nullptr, nullptr); });
+  auto average =
+      bench.device()->CreateOperation(GlobalAveragePoolSpec{.batch = batch, .height = 8, .width = 8, .channels = 64});
   CHECK_OK(average);
   float *wide = bench.Floats(batch * 4096), *mean = bench.Floats(batch * 64);
   const Work work = {.bytes = kElementBytes * static_cast<double>(batch * (4096 + 64))};
-  bench.Report("global average pool 8x8x64 forward", work, [&] { (*average)->Forward(wide, mean); });
-  bench.Report("global average pool 8x8x64 backward", work, [&] { (*average)->Backward(mean, wide); });
+  bench.Report("global average pool 8x8x64 forward", work, [&] { (*average)->Forward(wide, nullptr, nullptr, mean); });
+  bench.Report("global average pool 8x8x64 backward", work,
+               [&] { (*average)->Backward(nullptr, nullptr, nullptr, mean, wide, nullptr, nullptr); });
   bench.Clear();
 }
 

@@ -66,7 +66,7 @@ enum class Pass { kForward, kBackward };
 
 void RunConv2d(benchmark::State& state, const Conv2dSpec& s, Pass pass) {
   Bench bench;
-  const auto conv = bench.device()->CreateConv2d(s).value();
+  const auto conv = bench.device()->CreateOperation(s).value();
   const int64_t in = s.batch * s.in_height * s.in_width * s.in_channels;
   const int64_t out = s.batch * s.out_height() * s.out_width() * s.out_channels;
   const int64_t kernel = s.kernel_height * s.kernel_width * s.in_channels;
@@ -81,7 +81,7 @@ void RunConv2d(benchmark::State& state, const Conv2dSpec& s, Pass pass) {
 
 void RunDense(benchmark::State& state, const DenseSpec& s, Pass pass) {
   Bench bench;
-  const auto dense = bench.device()->CreateDense(s).value();
+  const auto dense = bench.device()->CreateOperation(s).value();
   float *x = bench.Floats(s.batch * s.in), *w = bench.Floats(s.in * s.out), *b = bench.Floats(s.out);
   float *dx = bench.Floats(s.batch * s.in), *dw = bench.Floats(s.in * s.out), *db = bench.Floats(s.out);
   float *y = bench.Floats(s.batch * s.out), *dy = bench.Floats(s.batch * s.out);
@@ -93,13 +93,13 @@ void RunDense(benchmark::State& state, const DenseSpec& s, Pass pass) {
 
 void RunMaxPool(benchmark::State& state, const Pool2dSpec& s, Pass pass) {
   Bench bench;
-  const auto pool = bench.device()->CreateMaxPool2d(s).value();
+  const auto pool = bench.device()->CreateOperation(s).value();
   float* const x = bench.Floats(s.batch * s.in_height * s.in_width * s.channels);
   float* const y = bench.Floats(s.batch * s.out_height() * s.out_width() * s.channels);
-  pool->Forward(x, y);
+  pool->Forward(x, nullptr, nullptr, y);
   // Backward reads the winners that the call above has noted.
-  if (pass == Pass::kForward) return Report(state, 0, [&] { pool->Forward(x, y); });
-  Report(state, 0, [&] { pool->Backward(y, x); });
+  if (pass == Pass::kForward) return Report(state, 0, [&] { pool->Forward(x, nullptr, nullptr, y); });
+  Report(state, 0, [&] { pool->Backward(nullptr, nullptr, nullptr, y, x, nullptr, nullptr); });
 }
 
 void RunBatchNorm(benchmark::State& state, const BatchNormSpec& s, Pass pass) {

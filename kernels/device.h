@@ -19,9 +19,11 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <variant>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "kernels/activation_math.h"
 
 namespace starring {
 
@@ -31,6 +33,7 @@ enum class Activation { kNone, kRelu };
 enum class InputGradient { kNeeded, kNotNeeded };  // the first layer needs none
 enum class Bias { kNone, kAdded };
 
+// x (batch, in_height, in_width, in_channels), weight (out, kernel_height, kernel_width, in), bias (out), y NHWC.
 struct Conv2dSpec {
   int64_t batch = 0, in_height = 0, in_width = 0, in_channels = 0;
   int64_t out_channels = 0, kernel_height = 1, kernel_width = 1;
@@ -42,17 +45,7 @@ struct Conv2dSpec {
   int64_t out_width() const { return (in_width + 2 * padding_width - kernel_width) / stride_width + 1; }
 };
 
-// x (batch, in_height, in_width, in_channels), weight (out, kernel_height, kernel_width, in), bias (out), y NHWC.
-class Conv2d {
- public:
-  virtual ~Conv2d() = default;
-  virtual void Forward(const float* x, const float* weight, const float* bias, float* y) = 0;
-  // With kRelu dy may be masked in place by y > 0. With kNone it is only read, so it may be the gradient of a second
-  // tensor too. dx is null where the spec says kNotNeeded; dbias is null with Bias::kNone.
-  virtual void Backward(const float* x, const float* weight, const float* y, float* dy, float* dx, float* dweight,
-                        float* dbias) = 0;
-};
-
+// x (batch, in), weight (out, in), bias (out), y (batch, out): y = act(x weight^T + bias).
 struct DenseSpec {
   int64_t batch = 0, in = 0, out = 0;
   Bias bias = Bias::kAdded;
@@ -60,16 +53,8 @@ struct DenseSpec {
   InputGradient input_gradient = InputGradient::kNeeded;
 };
 
-// x (batch, in), weight (out, in), bias (out), y (batch, out): y = act(x weight^T + bias).
-class Dense {
- public:
-  virtual ~Dense() = default;
-  virtual void Forward(const float* x, const float* weight, const float* bias, float* y) = 0;
-  // dy, dx and dbias as Conv2d's.
-  virtual void Backward(const float* x, const float* weight, const float* y, float* dy, float* dx, float* dweight,
-                        float* dbias) = 0;
-};
-
+// A max pool. Padding counts as -infinity. Among equal maxima the first in row-major order of the window gets the
+// gradient, as in PyTorch. Forward remembers the winners for Backward.
 struct Pool2dSpec {
   int64_t batch = 0, in_height = 0, in_width = 0, channels = 0;
   int64_t kernel_height = 2, kernel_width = 2, stride_height = 2, stride_width = 2, padding_height = 0,
@@ -78,23 +63,58 @@ struct Pool2dSpec {
   int64_t out_width() const { return (in_width + 2 * padding_width - kernel_width) / stride_width + 1; }
 };
 
-// Padding counts as -infinity. Among equal maxima the first in row-major order of the window gets the gradient, as in
-// PyTorch.
-class MaxPool2d {
- public:
-  virtual ~MaxPool2d() = default;
-  virtual void Forward(const float* x, float* y) = 0;  // remembers the winners for Backward
-  virtual void Backward(const float* dy, float* dx) = 0;
+// The mean of each window; padding counts as zeros, as in PyTorch by default.
+struct AveragePool2dSpec : Pool2dSpec {};
+
+// A convolution of each channel by itself. x and y as a pool's, weight (channels, kernel_height, kernel_width), bias
+// (channels).
+struct DepthwiseConv2dSpec : Pool2dSpec {
+  Bias bias = Bias::kAdded;
+  InputGradient input_gradient = InputGradient::kNeeded;
 };
 
+// y (batch, channels): the mean over height and width.
 struct GlobalAveragePoolSpec {
   int64_t batch = 0, height = 0, width = 0, channels = 0;
 };
-class GlobalAveragePool {
+
+// y = f(x), element by element. y may alias x, and dx dy, unless BackwardReadsInput(function): backward then reads x,
+// and otherwise y, of which that of kScale reads neither.
+struct ActivationSpec {
+  int64_t batch = 0, sample_elements = 0;
+  ActivationFunction function = ActivationFunction::kRelu6;
+  float parameter = 0;
+};
+
+// One input of a concatenation along the channels: y (batch, pixels, out_channels) has x (batch, pixels, channels) in
+// its channels from `offset` on. Forward leaves the other channels alone.
+struct ConcatPartSpec {
+  int64_t batch = 0, pixels = 0, channels = 0, out_channels = 0, offset = 0;
+};
+
+// Normalises each sample's groups of neighbouring channels by their mean and (biased) variance over all pixels. x and y
+// (batch, pixels, channels); weight, gamma, and bias, beta: (channels).
+struct GroupNormSpec {
+  int64_t batch = 0, pixels = 0, channels = 0;
+  int64_t groups = 1;  // of channels / groups channels each
+  float epsilon = 1e-5f;
+  InputGradient input_gradient = InputGradient::kNeeded;
+};
+
+// A layer's operation that depends on its tensors alone. The worker's table of layers (worker/model/layer_table.h) says
+// which of x and y its backward reads.
+using OperationSpec = std::variant<Conv2dSpec, DenseSpec, Pool2dSpec, GlobalAveragePoolSpec, ActivationSpec,
+                                   AveragePool2dSpec, DepthwiseConv2dSpec, ConcatPartSpec, GroupNormSpec>;
+
+// Tensors that an operation does not have are null: weight, bias and their gradients of a pool.
+class LayerOperation {
  public:
-  virtual ~GlobalAveragePool() = default;
-  virtual void Forward(const float* x, float* y) = 0;  // y (batch, channels)
-  virtual void Backward(const float* dy, float* dx) = 0;
+  virtual ~LayerOperation() = default;
+  virtual void Forward(const float* x, const float* weight, const float* bias, float* y) = 0;
+  // After Forward. With kRelu dy may be masked in place by y > 0. With kNone it is only read, so it may be the gradient
+  // of a second tensor too. dx is null where the spec says kNotNeeded; dbias is null with Bias::kNone.
+  virtual void Backward(const float* x, const float* weight, const float* y, float* dy, float* dx, float* dweight,
+                        float* dbias) = 0;
 };
 
 struct BatchNormSpec {
@@ -112,7 +132,7 @@ class BatchNorm {
   // Evaluation: normalises by the running mean and variance.
   virtual void Infer(const float* x, const float* gamma, const float* beta, const float* running_mean,
                      const float* running_variance, float* y) = 0;
-  // After Forward. dy as Conv2d's.
+  // After Forward. dy as a LayerOperation's.
   virtual void Backward(const float* x, const float* gamma, const float* y, float* dy, float* dx, float* dgamma,
                         float* dbeta) = 0;
 };
@@ -194,11 +214,7 @@ class Device {
   virtual absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t size_bytes) = 0;
 
   // Each fails with InvalidArgument, naming the numbers, on a shape that makes no sense (kernels/shape_checks.h).
-  virtual absl::StatusOr<std::unique_ptr<Conv2d>> CreateConv2d(const Conv2dSpec& spec) = 0;
-  virtual absl::StatusOr<std::unique_ptr<Dense>> CreateDense(const DenseSpec& spec) = 0;
-  virtual absl::StatusOr<std::unique_ptr<MaxPool2d>> CreateMaxPool2d(const Pool2dSpec& spec) = 0;
-  virtual absl::StatusOr<std::unique_ptr<GlobalAveragePool>> CreateGlobalAveragePool(
-      const GlobalAveragePoolSpec& spec) = 0;
+  virtual absl::StatusOr<std::unique_ptr<LayerOperation>> CreateOperation(const OperationSpec& spec) = 0;
   virtual absl::StatusOr<std::unique_ptr<BatchNorm>> CreateBatchNorm(const BatchNormSpec& spec) = 0;
   virtual absl::StatusOr<std::unique_ptr<Dropout>> CreateDropout(const DropoutSpec& spec) = 0;
   virtual absl::StatusOr<std::unique_ptr<Loss>> CreateLoss(const LossSpec& spec) = 0;

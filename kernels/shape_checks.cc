@@ -2,6 +2,7 @@
 
 #include <initializer_list>
 #include <string>
+#include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
@@ -68,9 +69,7 @@ absl::Status CheckSeesInput(const Axis& axis) {
   return absl::OkStatus();
 }
 
-}  // namespace
-
-absl::Status CheckShape(const Conv2dSpec& s) {
+absl::Status CheckOperation(const Conv2dSpec& s) {
   RETURN_IF_ERROR(AllAtLeast(1, {{"batch", s.batch},
                                  {"in_height", s.in_height},
                                  {"in_width", s.in_width},
@@ -93,14 +92,15 @@ absl::Status CheckShape(const Conv2dSpec& s) {
   return Annotate(Fits("the output", {s.batch, s.out_height(), s.out_width(), s.out_channels}), "conv2d");
 }
 
-absl::Status CheckShape(const DenseSpec& s) {
+absl::Status CheckOperation(const DenseSpec& s) {
   RETURN_IF_ERROR(AllAtLeast(1, {{"batch", s.batch}, {"in", s.in}, {"out", s.out}}), "dense");
   RETURN_IF_ERROR(Fits("the weight", {s.out, s.in}), "dense");
   RETURN_IF_ERROR(Fits("the input", {s.batch, s.in}), "dense");
   return Annotate(Fits("the output", {s.batch, s.out}), "dense");
 }
 
-absl::Status CheckShape(const Pool2dSpec& s) {
+// A window that slides over each channel by itself.
+absl::Status CheckWindow(const Pool2dSpec& s) {
   RETURN_IF_ERROR(AllAtLeast(1, {{"batch", s.batch},
                                  {"in_height", s.in_height},
                                  {"in_width", s.in_width},
@@ -108,28 +108,77 @@ absl::Status CheckShape(const Pool2dSpec& s) {
                                  {"kernel_height", s.kernel_height},
                                  {"kernel_width", s.kernel_width},
                                  {"stride_height", s.stride_height},
-                                 {"stride_width", s.stride_width}}),
-                  "max pool");
-  RETURN_IF_ERROR(AllAtLeast(0, {{"padding_height", s.padding_height}, {"padding_width", s.padding_width}}),
-                  "max pool");
+                                 {"stride_width", s.stride_width}}));
+  RETURN_IF_ERROR(AllAtLeast(0, {{"padding_height", s.padding_height}, {"padding_width", s.padding_width}}));
   for (const Axis& axis : {Axis{"height", s.in_height, s.kernel_height, s.stride_height, s.padding_height},
                            Axis{"width", s.in_width, s.kernel_width, s.stride_width, s.padding_width}}) {
-    RETURN_IF_ERROR(CheckAxis(axis), "max pool");
-    RETURN_IF_ERROR(CheckSeesInput(axis), "max pool");
+    RETURN_IF_ERROR(CheckAxis(axis));
   }
-  // A winner is remembered by its place in the window, in 32 bits at most.
-  RETURN_IF_ERROR(Fits("the window", {s.kernel_height, s.kernel_width}), "max pool");
+  // A place in the window is numbered in 32 bits at most.
+  RETURN_IF_ERROR(Fits("the window", {s.kernel_height, s.kernel_width}));
   RETURN_IF_ERROR(Fits("the padded input",
-                       {s.batch, s.in_height + 2 * s.padding_height, s.in_width + 2 * s.padding_width, s.channels}),
-                  "max pool");
-  return Annotate(Fits("the output", {s.batch, s.out_height(), s.out_width(), s.channels}), "max pool");
+                       {s.batch, s.in_height + 2 * s.padding_height, s.in_width + 2 * s.padding_width, s.channels}));
+  return Fits("the output", {s.batch, s.out_height(), s.out_width(), s.channels});
 }
 
-absl::Status CheckShape(const GlobalAveragePoolSpec& s) {
+absl::Status CheckOperation(const Pool2dSpec& s) {
+  RETURN_IF_ERROR(CheckWindow(s), "max pool");
+  for (const Axis& axis : {Axis{"height", s.in_height, s.kernel_height, s.stride_height, s.padding_height},
+                           Axis{"width", s.in_width, s.kernel_width, s.stride_width, s.padding_width}}) {
+    RETURN_IF_ERROR(CheckSeesInput(axis), "max pool");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckOperation(const AveragePool2dSpec& s) { return Annotate(CheckWindow(s), "average pool"); }
+
+absl::Status CheckOperation(const DepthwiseConv2dSpec& s) {
+  RETURN_IF_ERROR(CheckWindow(s), "depthwise conv2d");
+  return Annotate(Fits("the weight", {s.channels, s.kernel_height, s.kernel_width}), "depthwise conv2d");
+}
+
+absl::Status CheckOperation(const GlobalAveragePoolSpec& s) {
   RETURN_IF_ERROR(
       AllAtLeast(1, {{"batch", s.batch}, {"height", s.height}, {"width", s.width}, {"channels", s.channels}}),
       "global average pool");
   return Annotate(Fits("the input", {s.batch, s.height, s.width, s.channels}), "global average pool");
+}
+
+absl::Status CheckOperation(const ActivationSpec& s) {
+  RETURN_IF_ERROR(AllAtLeast(1, {{"batch", s.batch}, {"sample_elements", s.sample_elements}}), "activation");
+  return Annotate(Fits("the input", {s.batch, s.sample_elements}), "activation");
+}
+
+absl::Status CheckOperation(const ConcatPartSpec& s) {
+  RETURN_IF_ERROR(AllAtLeast(1, {{"batch", s.batch}, {"pixels", s.pixels}, {"channels", s.channels}}), "concat");
+  RETURN_IF_ERROR(AllAtLeast(0, {{"offset", s.offset}}), "concat");
+  if (s.channels > s.out_channels - s.offset) {
+    return absl::InvalidArgumentError(absl::StrCat("concat: channels ", s.offset, " to ", s.offset + s.channels,
+                                                   " of an output with ", s.out_channels, ": they must be inside"));
+  }
+  return Annotate(Fits("the output", {s.batch, s.pixels, s.out_channels}), "concat");
+}
+
+absl::Status CheckOperation(const GroupNormSpec& s) {
+  RETURN_IF_ERROR(
+      AllAtLeast(1, {{"batch", s.batch}, {"pixels", s.pixels}, {"channels", s.channels}, {"groups", s.groups}}),
+      "group norm");
+  RETURN_IF_ERROR(Fits("the input", {s.batch, s.pixels, s.channels}), "group norm");
+  if (s.channels % s.groups != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("group norm: ", s.channels, " channels in ", s.groups, " groups: all groups must have as many"));
+  }
+  // The comparison is negated, so that a NaN is refused.
+  if (!(s.epsilon > 0)) {
+    return absl::InvalidArgumentError(absl::StrCat("group norm: epsilon is ", s.epsilon, ": must be above 0"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckShape(const OperationSpec& spec) {
+  return std::visit([](const auto& s) { return CheckOperation(s); }, spec);
 }
 
 absl::Status CheckShape(const BatchNormSpec& s) {

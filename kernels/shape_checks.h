@@ -14,10 +14,7 @@ namespace starring {
 // The most elements of one tensor of one operation: offsets then fit in the 32 bits by which devices' libraries index.
 inline constexpr int64_t kTensorElementsMax = (int64_t{1} << 31) - 1;
 
-[[nodiscard]] absl::Status CheckShape(const Conv2dSpec& spec);
-[[nodiscard]] absl::Status CheckShape(const DenseSpec& spec);
-[[nodiscard]] absl::Status CheckShape(const Pool2dSpec& spec);
-[[nodiscard]] absl::Status CheckShape(const GlobalAveragePoolSpec& spec);
+[[nodiscard]] absl::Status CheckShape(const OperationSpec& spec);
 [[nodiscard]] absl::Status CheckShape(const BatchNormSpec& spec);
 [[nodiscard]] absl::Status CheckShape(const DropoutSpec& spec);
 [[nodiscard]] absl::Status CheckShape(const LossSpec& spec);

@@ -15,7 +15,7 @@ import sync_cells as cells
 
 SYNCS = (*cells.CONTROLS, *cells.SYNCS, "ddp", "ddp-tuned", "ddp+star", "ddp+ring")
 UNEVEN_SYNCS = ("ring", "star", cells.ELASTIC, "ddp-tuned")
-MODELS = ("logreg", "mlp", "lenet5", "mnist_cnn", "resnet20")
+MODELS = ("logreg", "mlp", "tabular_mlp", "lenet5", "mnist_cnn", "resnet18", "resnet20", "mobilenet_v2")
 MATHS = ("fp32", "tf32", "bf16")
 QUICK: dict[str, Any] = {"repeats": 2, "uneven_repeats": 1, "steps": 24, "train_epochs": 0, "sweep": False,
                          "loaders": False, "scaling": ["weak"], "exchange_bytes": [4096, 1 << 20]}

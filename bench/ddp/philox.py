@@ -65,8 +65,8 @@ def initialize(model: Any, seed: int) -> None:
     for number, name in enumerate(model.layer_graph.tensor_names):
         tensor = parameters[name]
         module = name.rsplit(".", 1)[0]
-        if isinstance(model.get_submodule(module), (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d)):
-            continue  # PyTorch's initial 1 and 0 are also ours
+        if not isinstance(model.get_submodule(module), (torch.nn.Conv2d, torch.nn.Linear)):
+            continue  # a norm: PyTorch's initial 1 and 0 are also ours
         if name.endswith(".weight"):
             fan_in[module] = tensor[0].numel()
         count = tensor.numel()

@@ -17,8 +17,8 @@ ALIGNMENT_ELEMENTS = 16  # common/job/layout.h: each tensor starts on a 64-byte 
 
 def _in_our_order(name: str, tensor: torch.Tensor, flattened: dict[str, tuple[int, int, int]]) -> np.ndarray:
     array = tensor.detach().to(torch.float32).cpu().numpy()
-    if array.ndim == 4:
-        return array.transpose(0, 2, 3, 1)
+    if array.ndim in (3, 4):  # channels, height and width, which come last
+        return np.moveaxis(array, -3, -1)
     if name in flattened:
         return array.reshape(array.shape[0], *flattened[name]).transpose(0, 2, 3, 1)
     return array

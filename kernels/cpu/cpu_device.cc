@@ -8,6 +8,7 @@
 #include <cstring>
 #include <initializer_list>
 #include <utility>
+#include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
@@ -59,24 +60,10 @@ class CpuDevice : public Device {
     return std::make_unique<CpuBuffer>(std::move(memory));
   }
 
-  absl::StatusOr<std::unique_ptr<Conv2d>> CreateConv2d(const Conv2dSpec& spec) override {
-    // The factories of convolutions and dense layers rely on this check; all others make it themselves. oneDNN would
-    // refuse a wrong shape too, but without its numbers.
+  absl::StatusOr<std::unique_ptr<LayerOperation>> CreateOperation(const OperationSpec& spec) override {
+    // The factories rely on this check. oneDNN would refuse a wrong shape too, but without its numbers.
     RETURN_IF_ERROR(CheckShape(spec));
-    if (TiledConv2dPays(spec, context_.instruction_set)) return CreateTiledConv2d(&context_, spec);
-    uses_onednn_ = true;
-    return CreateOnednnConv2d(&context_, spec);
-  }
-  absl::StatusOr<std::unique_ptr<Dense>> CreateDense(const DenseSpec& spec) override {
-    RETURN_IF_ERROR(CheckShape(spec));
-    return CreateTiledDense(&context_, spec);
-  }
-  absl::StatusOr<std::unique_ptr<MaxPool2d>> CreateMaxPool2d(const Pool2dSpec& spec) override {
-    return CreateCpuMaxPool2d(&context_, spec);
-  }
-  absl::StatusOr<std::unique_ptr<GlobalAveragePool>> CreateGlobalAveragePool(
-      const GlobalAveragePoolSpec& spec) override {
-    return CreateCpuGlobalAveragePool(&context_, spec);
+    return std::visit([this](const auto& s) { return Create(s); }, spec);
   }
   absl::StatusOr<std::unique_ptr<BatchNorm>> CreateBatchNorm(const BatchNormSpec& spec) override {
     return CreateCpuBatchNorm(&context_, spec);
@@ -111,6 +98,16 @@ class CpuDevice : public Device {
   absl::Status Synchronize() override { return absl::OkStatus(); }
 
  private:
+  absl::StatusOr<std::unique_ptr<LayerOperation>> Create(const Conv2dSpec& spec) {
+    if (TiledConv2dPays(spec, context_.instruction_set)) return CreateTiledConv2d(&context_, spec);
+    uses_onednn_ = true;
+    return CreateOnednnConv2d(&context_, spec);
+  }
+  template <typename Spec>
+  absl::StatusOr<std::unique_ptr<LayerOperation>> Create(const Spec& spec) {
+    return CreateCpuOperation(&context_, spec);
+  }
+
   CpuContext context_;
   bool uses_onednn_ = false;  // a run record names oneDNN only if an operation runs on it
 };

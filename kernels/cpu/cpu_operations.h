@@ -1,9 +1,10 @@
-// The operations of kernels/device.h on the CPU: a source file for each, named after it. Dense layers and convolutions
+// The operations of kernels/device.h on the CPU: a source file for each, named after it, but for average pools and
+// depthwise convolutions, which share channel_windows.cc. Dense layers and convolutions
 // of few channels run on our tiles (tiles.h), other convolutions on oneDNN, everything else on loops of our own;
 // kernels/README.md says what each of our loops gains.
 //
-// A factory fails with InvalidArgument on a shape that makes no sense (the first three: REQUIRES CheckShape(spec)), and
-// with ResourceExhausted where memory does not fit. `context` outlives the results.
+// A factory fails with InvalidArgument on a shape that makes no sense, unless it requires a checked one, and with
+// ResourceExhausted where memory does not fit. `context` outlives the results.
 //
 // Thread safety: one thread, which starts the context's threads.
 #ifndef STARRING_KERNELS_CPU_CPU_OPERATIONS_H_
@@ -25,14 +26,30 @@ struct CpuContext;  // cpu_context.h
 inline bool TiledConv2dPays(const Conv2dSpec& spec, InstructionSet set) {
   return spec.in_channels < 16 || set == InstructionSet::kBaseline;
 }
-[[nodiscard]] absl::StatusOr<std::unique_ptr<Conv2d>> CreateTiledConv2d(CpuContext* context, const Conv2dSpec& spec);
-[[nodiscard]] absl::StatusOr<std::unique_ptr<Conv2d>> CreateOnednnConv2d(CpuContext* context, const Conv2dSpec& spec);
-[[nodiscard]] absl::StatusOr<std::unique_ptr<Dense>> CreateTiledDense(CpuContext* context, const DenseSpec& spec);
+// REQUIRES: CheckShape(spec).
+[[nodiscard]] absl::StatusOr<std::unique_ptr<LayerOperation>> CreateTiledConv2d(CpuContext* context,
+                                                                                const Conv2dSpec& spec);
+[[nodiscard]] absl::StatusOr<std::unique_ptr<LayerOperation>> CreateOnednnConv2d(CpuContext* context,
+                                                                                 const Conv2dSpec& spec);
 
-[[nodiscard]] absl::StatusOr<std::unique_ptr<MaxPool2d>> CreateCpuMaxPool2d(CpuContext* context,
-                                                                            const Pool2dSpec& spec);
-[[nodiscard]] absl::StatusOr<std::unique_ptr<GlobalAveragePool>> CreateCpuGlobalAveragePool(
-    CpuContext* context, const GlobalAveragePoolSpec& spec);
+// One for each other alternative of OperationSpec. REQUIRES: CheckShape(spec).
+[[nodiscard]] absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCpuOperation(CpuContext* context,
+                                                                                 const DenseSpec& spec);
+[[nodiscard]] absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCpuOperation(CpuContext* context,
+                                                                                 const Pool2dSpec& spec);
+[[nodiscard]] absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCpuOperation(CpuContext* context,
+                                                                                 const GlobalAveragePoolSpec& spec);
+[[nodiscard]] absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCpuOperation(CpuContext* context,
+                                                                                 const ActivationSpec& spec);
+[[nodiscard]] absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCpuOperation(CpuContext* context,
+                                                                                 const AveragePool2dSpec& spec);
+[[nodiscard]] absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCpuOperation(CpuContext* context,
+                                                                                 const DepthwiseConv2dSpec& spec);
+[[nodiscard]] absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCpuOperation(CpuContext* context,
+                                                                                 const ConcatPartSpec& spec);
+[[nodiscard]] absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCpuOperation(CpuContext* context,
+                                                                                 const GroupNormSpec& spec);
+
 [[nodiscard]] absl::StatusOr<std::unique_ptr<BatchNorm>> CreateCpuBatchNorm(CpuContext* context,
                                                                             const BatchNormSpec& spec);
 [[nodiscard]] absl::StatusOr<std::unique_ptr<Dropout>> CreateCpuDropout(CpuContext* context, const DropoutSpec& spec);

@@ -1,10 +1,8 @@
 #include <algorithm>
 
 #include "common/arithmetic/instruction_set.h"
-#include "common/base/status.h"
 #include "kernels/cpu/cpu_context.h"
 #include "kernels/cpu/cpu_operations.h"
-#include "kernels/shape_checks.h"
 
 namespace starring {
 namespace {
@@ -47,12 +45,14 @@ struct Args {
 STARRING_DEFINE_CLONES(kForward, ForwardLoop, Args);
 STARRING_DEFINE_CLONES(kBackward, BackwardLoop, Args);
 
-class CpuGlobalAveragePool : public GlobalAveragePool {
+class CpuGlobalAveragePool : public LayerOperation {
  public:
   CpuGlobalAveragePool(const CpuContext* context, const GlobalAveragePoolSpec& spec) : context_(context), spec_(spec) {}
 
-  void Forward(const float* x, float* y) override { Run(kForward, x, y); }
-  void Backward(const float* dy, float* dx) override { Run(kBackward, dy, dx); }
+  void Forward(const float* x, const float*, const float*, float* y) override { Run(kForward, x, y); }
+  void Backward(const float*, const float*, const float*, float* dy, float* dx, float*, float*) override {
+    Run(kBackward, dy, dx);
+  }
 
  private:
   using Clones = void (*const[kInstructionSetCount])(const Args&);
@@ -70,9 +70,8 @@ class CpuGlobalAveragePool : public GlobalAveragePool {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<GlobalAveragePool>> CreateCpuGlobalAveragePool(CpuContext* context,
-                                                                              const GlobalAveragePoolSpec& spec) {
-  RETURN_IF_ERROR(CheckShape(spec));
+absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCpuOperation(CpuContext* context,
+                                                                   const GlobalAveragePoolSpec& spec) {
   return std::make_unique<CpuGlobalAveragePool>(context, spec);
 }
 

@@ -6,11 +6,9 @@
 #include "absl/strings/str_cat.h"
 #include "common/arithmetic/instruction_set.h"
 #include "common/base/memory.h"
-#include "common/base/status.h"
 #include "kernels/cpu/cpu_context.h"
 #include "kernels/cpu/cpu_operations.h"
 #include "kernels/cpu/halving_pool.h"
-#include "kernels/shape_checks.h"
 
 namespace starring {
 namespace {
@@ -126,7 +124,7 @@ STARRING_DEFINE_CLONES(kWordsForward, GeneralForward<int32_t>, WordsArgs);
 STARRING_DEFINE_CLONES(kWordsBackward, GeneralBackward<int32_t>, WordsArgs);
 
 template <typename Index>
-class CpuMaxPool2d : public MaxPool2d {
+class CpuMaxPool2d : public LayerOperation {
  public:
   using Clones = void (*const[kInstructionSetCount])(const Args<Index>&);
 
@@ -138,8 +136,10 @@ class CpuMaxPool2d : public MaxPool2d {
         backward_(backward[static_cast<int>(context->instruction_set)]),
         winners_(std::move(winners)) {}
 
-  void Forward(const float* x, float* y) override { Run(forward_, x, y); }
-  void Backward(const float* dy, float* dx) override { Run(backward_, dy, dx); }
+  void Forward(const float* x, const float*, const float*, float* y) override { Run(forward_, x, y); }
+  void Backward(const float*, const float*, const float*, float* dy, float* dx, float*, float*) override {
+    Run(backward_, dy, dx);
+  }
 
  private:
   void Run(void (*pass)(const Args<Index>&), const float* in, float* out) {
@@ -169,7 +169,7 @@ HalvingPool HalvingPoolOf(const Pool2dSpec& s, InstructionSet instruction_set) {
           .lanes = instruction_set == InstructionSet::kAvx512 ? 16 : 8};
 }
 
-class HalvingMaxPool2d : public MaxPool2d {
+class HalvingMaxPool2d : public LayerOperation {
  public:
   HalvingMaxPool2d(const CpuContext* context, const Pool2dSpec& spec, AlignedMemory winners)
       : context_(context),
@@ -177,12 +177,12 @@ class HalvingMaxPool2d : public MaxPool2d {
         pool_(HalvingPoolOf(spec, context->instruction_set)),
         winners_(std::move(winners)) {}
 
-  void Forward(const float* x, float* y) override {
+  void Forward(const float* x, const float*, const float*, float* y) override {
     ForImages([&](int64_t image, HalvingPool::Winners* winners) {
       HalvingForward(pool_, x + image * InImage(), y + image * OutImage(), winners);
     });
   }
-  void Backward(const float* dy, float* dx) override {
+  void Backward(const float*, const float*, const float*, float* dy, float* dx, float*, float*) override {
     ForImages([&](int64_t image, const HalvingPool::Winners* winners) {
       HalvingBackward(pool_, dy + image * OutImage(), winners, dx + image * InImage());
     });
@@ -209,8 +209,7 @@ class HalvingMaxPool2d : public MaxPool2d {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<MaxPool2d>> CreateCpuMaxPool2d(CpuContext* context, const Pool2dSpec& spec) {
-  RETURN_IF_ERROR(CheckShape(spec));
+absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCpuOperation(CpuContext* context, const Pool2dSpec& spec) {
   // A place in a window of up to 256 places fits in a byte. The choice does not change bits.
   const bool bytes = spec.kernel_height * spec.kernel_width <= 256;
   const bool halves = Halves(spec) && context->instruction_set != InstructionSet::kBaseline;

@@ -77,7 +77,7 @@ class Operand {
   int64_t reorder_scratch_ = 0;
 };
 
-class OnednnConv2d : public Conv2d {
+class OnednnConv2d : public LayerOperation {
  public:
   // Throws dnnl::error when `convolution` cannot do this shape on this CPU.
   OnednnConv2d(CpuContext* context, const Conv2dSpec& spec, algorithm convolution, Tag activations);
@@ -254,7 +254,7 @@ absl::StatusOr<std::unique_ptr<OnednnConv2d>> PlanConv2d(CpuContext* context, co
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Conv2d>> CreateOnednnConv2d(CpuContext* context, const Conv2dSpec& spec) {
+absl::StatusOr<std::unique_ptr<LayerOperation>> CreateOnednnConv2d(CpuContext* context, const Conv2dSpec& spec) {
   // oneDNN chooses an implementation for the number of threads that it finds here, and Run executes with the same
   // number.
   const ThreadCountScope threads(context->threads);

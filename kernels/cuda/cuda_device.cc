@@ -3,6 +3,7 @@
 #include <cuda_runtime.h>
 
 #include <utility>
+#include <variant>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/memory/memory.h"
@@ -17,6 +18,7 @@
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/optimizer.h"
 #include "kernels/cuda/pixels.h"
+#include "kernels/shape_checks.h"
 
 namespace starring {
 namespace {
@@ -162,18 +164,9 @@ class CudaDeviceOnCublasLt : public CudaDevice {
     return std::make_unique<CudaBuffer>(std::move(memory));
   }
 
-  absl::StatusOr<std::unique_ptr<Conv2d>> CreateConv2d(const Conv2dSpec& spec) override {
-    return CreateCudaConv2d(&context_, spec);
-  }
-  absl::StatusOr<std::unique_ptr<Dense>> CreateDense(const DenseSpec& spec) override {
-    return CreateCudaDense(&context_, spec);
-  }
-  absl::StatusOr<std::unique_ptr<MaxPool2d>> CreateMaxPool2d(const Pool2dSpec& spec) override {
-    return CreateCudaMaxPool2d(&context_, spec);
-  }
-  absl::StatusOr<std::unique_ptr<GlobalAveragePool>> CreateGlobalAveragePool(
-      const GlobalAveragePoolSpec& spec) override {
-    return CreateCudaGlobalAveragePool(&context_, spec);
+  absl::StatusOr<std::unique_ptr<LayerOperation>> CreateOperation(const OperationSpec& spec) override {
+    RETURN_IF_ERROR(CheckShape(spec));
+    return std::visit([this](const auto& s) { return CreateCudaOperation(&context_, s); }, spec);
   }
   absl::StatusOr<std::unique_ptr<BatchNorm>> CreateBatchNorm(const BatchNormSpec& spec) override {
     return CreateCudaBatchNorm(&context_, spec);

@@ -6,10 +6,15 @@
 
 #include "common/base/check.h"
 #include "common/base/status.h"
+#include "kernels/cuda/activation.h"
 #include "kernels/cuda/batch_norm.h"
+#include "kernels/cuda/channel_copy.h"
+#include "kernels/cuda/channel_windows.h"
 #include "kernels/cuda/cuda_memory.h"
 #include "kernels/cuda/elementwise.h"
+#include "kernels/cuda/group_norm.h"
 #include "kernels/cuda/loss.h"
+#include "kernels/cuda/matrix_product.h"
 #include "kernels/cuda/pool.h"
 #include "kernels/shape_checks.h"
 
@@ -17,14 +22,14 @@ namespace starring {
 namespace {
 
 // `winners` must live from forward to backward, so it is memory of this layer's own and not scratch memory.
-class CudaMaxPool2d : public MaxPool2d {
+class CudaMaxPool2d : public LayerOperation {
  public:
   CudaMaxPool2d(CudaContext* context, const cuda::PatchShape& window, CudaMemory winners)
       : context_(context), window_(window), winners_(std::move(winners)) {}
-  void Forward(const float* x, float* y) override {
+  void Forward(const float* x, const float*, const float*, float* y) override {
     context_->Keep(cuda::MaxPoolForward(context_->stream, window_, x, y, winners_.data()), "max pool");
   }
-  void Backward(const float* dy, float* dx) override {
+  void Backward(const float*, const float*, const float*, float* dy, float* dx, float*, float*) override {
     context_->Keep(cuda::MaxPoolBackward(context_->stream, window_, dy, winners_.data(), dx), "max pool backward");
   }
 
@@ -34,20 +39,132 @@ class CudaMaxPool2d : public MaxPool2d {
   const CudaMemory winners_;
 };
 
-class CudaGlobalAveragePool : public GlobalAveragePool {
+class CudaGlobalAveragePool : public LayerOperation {
  public:
   CudaGlobalAveragePool(CudaContext* context, const GlobalAveragePoolSpec& s)
       : context_(context), shape_{.images = s.batch, .pixels = s.height * s.width, .channels = s.channels} {}
-  void Forward(const float* x, float* y) override {
+  void Forward(const float* x, const float*, const float*, float* y) override {
     context_->Keep(cuda::AveragePoolForward(context_->stream, shape_, x, y), "global average pool");
   }
-  void Backward(const float* dy, float* dx) override {
+  void Backward(const float*, const float*, const float*, float* dy, float* dx, float*, float*) override {
     context_->Keep(cuda::AveragePoolBackward(context_->stream, shape_, dy, dx), "global average pool backward");
   }
 
  private:
   CudaContext* const context_;
   const cuda::AveragePoolShape shape_;
+};
+
+class CudaActivation : public LayerOperation {
+ public:
+  CudaActivation(CudaContext* context, const ActivationSpec& s)
+      : context_(context),
+        args_{.count = s.batch * s.sample_elements, .function = s.function, .parameter = s.parameter} {}
+  void Forward(const float* x, const float*, const float*, float* y) override {
+    context_->Keep(cuda::ActivationForward(context_->stream, args_, x, y), "activation");
+  }
+  void Backward(const float* x, const float*, const float* y, float* dy, float* dx, float*, float*) override {
+    // The slope of a scale is constant: any readable number does.
+    const float* const at = args_.function == ActivationFunction::kScale ? dy
+                            : BackwardReadsInput(args_.function)         ? x
+                                                                         : y;
+    context_->Keep(cuda::ActivationBackward(context_->stream, args_, at, dy, dx), "activation backward");
+  }
+
+ private:
+  CudaContext* const context_;
+  const cuda::ActivationArgs args_;
+};
+
+class CudaAveragePool2d : public LayerOperation {
+ public:
+  CudaAveragePool2d(CudaContext* context, const AveragePool2dSpec& s)
+      : context_(context), window_(cuda::PatchShapeOf(s, s.channels)) {}
+  void Forward(const float* x, const float*, const float*, float* y) override {
+    context_->Keep(cuda::ChannelWindowsForward(context_->stream, window_, x, nullptr, nullptr, y), "average pool");
+  }
+  void Backward(const float*, const float*, const float*, float* dy, float* dx, float*, float*) override {
+    context_->Keep(cuda::ChannelWindowsBackward(context_->stream, window_, dy, nullptr, dx), "average pool backward");
+  }
+
+ private:
+  CudaContext* const context_;
+  const cuda::PatchShape window_;
+};
+
+class CudaDepthwiseConv2d : public LayerOperation {
+ public:
+  CudaDepthwiseConv2d(CudaContext* context, const DepthwiseConv2dSpec& s)
+      : context_(context), window_(cuda::PatchShapeOf(s, s.channels)) {}
+  void Forward(const float* x, const float* weight, const float* bias, float* y) override {
+    context_->Keep(cuda::ChannelWindowsForward(context_->stream, window_, x, weight, bias, y), "depthwise convolution");
+  }
+  void Backward(const float* x, const float* weight, const float*, float* dy, float* dx, float* dweight,
+                float* dbias) override {
+    // Before the weight gradient, because both use the scratch memory.
+    ActivationGradient(context_, {.rows = window_.rows(),
+                                  .channels = window_.channels,
+                                  .activation = Activation::kNone,
+                                  .y = nullptr,
+                                  .dy = dy,
+                                  .dbias = dbias});
+    context_->Keep(cuda::DepthwiseWeightGradient(context_->stream, window_, x, dy, context_->scratch.floats(), dweight),
+                   "weight gradient of a depthwise convolution");
+    if (dx == nullptr) return;
+    context_->Keep(cuda::ChannelWindowsBackward(context_->stream, window_, dy, weight, dx),
+                   "input gradient of a depthwise convolution");
+  }
+
+ private:
+  CudaContext* const context_;
+  const cuda::PatchShape window_;
+};
+
+class CudaConcatPart : public LayerOperation {
+ public:
+  CudaConcatPart(CudaContext* context, const ConcatPartSpec& s)
+      : context_(context),
+        part_{
+            .pixels = s.batch * s.pixels, .channels = s.channels, .wide_channels = s.out_channels, .offset = s.offset} {
+  }
+  void Forward(const float* x, const float*, const float*, float* y) override {
+    context_->Keep(cuda::CopyIntoChannels(context_->stream, part_, x, y), "concat");
+  }
+  void Backward(const float*, const float*, const float*, float* dy, float* dx, float*, float*) override {
+    context_->Keep(cuda::CopyFromChannels(context_->stream, part_, dy, dx), "concat backward");
+  }
+
+ private:
+  CudaContext* const context_;
+  const cuda::ChannelPart part_;
+};
+
+class CudaGroupNorm : public LayerOperation {
+ public:
+  // `statistics` holds mean and inverse deviation of each image's groups.
+  CudaGroupNorm(CudaContext* context, const cuda::GroupNormShape& shape, CudaMemory statistics)
+      : context_(context), shape_(shape), statistics_(std::move(statistics)) {}
+  void Forward(const float* x, const float* gamma, const float* beta, float* y) override {
+    context_->Keep(cuda::GroupNormForward(context_->stream, shape_, Memory(), x, gamma, beta, y), "group norm");
+  }
+  void Backward(const float* x, const float* gamma, const float*, float* dy, float* dx, float* dgamma,
+                float* dbeta) override {
+    context_->Keep(
+        cuda::GroupNormBackward(context_->stream, shape_, Memory(),
+                                {.x = x, .gamma = gamma, .dy = dy, .dx = dx, .dgamma = dgamma, .dbeta = dbeta}),
+        "group norm backward");
+  }
+
+ private:
+  cuda::GroupNormMemory Memory() const {
+    return {.mean = statistics_.floats(),
+            .inverse_deviation = statistics_.floats() + shape_.images * shape_.groups,
+            .partial = context_->scratch.floats()};
+  }
+
+  CudaContext* const context_;
+  const cuda::GroupNormShape shape_;
+  const CudaMemory statistics_;
 };
 
 class CudaBatchNorm : public BatchNorm {
@@ -209,18 +326,44 @@ class CudaLoss : public Loss {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<MaxPool2d>> CreateCudaMaxPool2d(CudaContext* context, const Pool2dSpec& s) {
-  RETURN_IF_ERROR(CheckShape(s));
+absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCudaOperation(CudaContext* context, const Pool2dSpec& s) {
   // Memory is allocated when an operation is created, never when it runs: a capture forbids it.
   const cuda::PatchShape window = cuda::PatchShapeOf(s, s.channels);
   ASSIGN_OR_RETURN(CudaMemory winners, context->Allocate(cuda::WinnerBytes(window)), "max pool");
   return std::make_unique<CudaMaxPool2d>(context, window, std::move(winners));
 }
 
-absl::StatusOr<std::unique_ptr<GlobalAveragePool>> CreateCudaGlobalAveragePool(CudaContext* context,
-                                                                               const GlobalAveragePoolSpec& s) {
-  RETURN_IF_ERROR(CheckShape(s));
+absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCudaOperation(CudaContext* context,
+                                                                    const GlobalAveragePoolSpec& s) {
   return std::make_unique<CudaGlobalAveragePool>(context, s);
+}
+
+absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCudaOperation(CudaContext* context, const ActivationSpec& s) {
+  return std::make_unique<CudaActivation>(context, s);
+}
+
+absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCudaOperation(CudaContext* context, const AveragePool2dSpec& s) {
+  return std::make_unique<CudaAveragePool2d>(context, s);
+}
+
+absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCudaOperation(CudaContext* context,
+                                                                    const DepthwiseConv2dSpec& s) {
+  const cuda::PatchShape window = cuda::PatchShapeOf(s, s.channels);
+  RETURN_IF_ERROR(context->scratch.Reserve(kFloatBytes * cuda::DepthwisePartialFloats(window)), "depthwise conv2d");
+  RETURN_IF_ERROR(ReserveForActivationGradient(context, window.rows(), window.channels), "depthwise conv2d");
+  return std::make_unique<CudaDepthwiseConv2d>(context, s);
+}
+
+absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCudaOperation(CudaContext* context, const ConcatPartSpec& s) {
+  return std::make_unique<CudaConcatPart>(context, s);
+}
+
+absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCudaOperation(CudaContext* context, const GroupNormSpec& s) {
+  const cuda::GroupNormShape shape = {
+      .images = s.batch, .pixels = s.pixels, .channels = s.channels, .groups = s.groups, .epsilon = s.epsilon};
+  RETURN_IF_ERROR(context->scratch.Reserve(kFloatBytes * cuda::GroupNormPartialFloats(shape)), "group norm");
+  ASSIGN_OR_RETURN(CudaMemory statistics, context->Allocate(kFloatBytes * 2 * s.batch * s.groups), "group norm");
+  return std::make_unique<CudaGroupNorm>(context, shape, std::move(statistics));
 }
 
 absl::StatusOr<std::unique_ptr<BatchNorm>> CreateCudaBatchNorm(CudaContext* context, const BatchNormSpec& s) {

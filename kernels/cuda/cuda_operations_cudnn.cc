@@ -69,7 +69,7 @@ absl::StatusOr<std::shared_ptr<const CudnnProducts>> CreateProducts(CudaContext*
   return products;
 }
 
-class CudnnConv2d : public Conv2d {
+class CudnnConv2d : public LayerOperation {
  public:
   CudnnConv2d(CudaContext* context, const Conv2dSpec& spec, std::shared_ptr<const CudnnProducts> products)
       : context_(context), spec_(spec), products_(std::move(products)) {}
@@ -114,7 +114,7 @@ class CudnnConv2d : public Conv2d {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Conv2d>> CreateCudnnConv2d(CudaContext* context, const Conv2dSpec& spec) {
+absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCudnnConv2d(CudaContext* context, const Conv2dSpec& spec) {
   const std::string shape = ShapeText(spec);
   // Products are kept as long as the device, also the answer that there is no engine: neither another layer of the
   // shape nor a batch size that the network plans again needs a second search.

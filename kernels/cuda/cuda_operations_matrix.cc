@@ -25,7 +25,7 @@ namespace {
 
 constexpr int64_t kImagesMultiple = 4;  // of a chunk: four floats are 16 bytes
 
-class CudaDense : public Dense {
+class CudaDense : public LayerOperation {
  public:
   CudaDense(CudaContext* context, const DenseSpec& spec, DenseProducts products)
       : context_(context), spec_(spec), products_(std::move(products)) {}
@@ -73,7 +73,7 @@ void ConvolutionActivationGradient(CudaContext* context, const Conv2dSpec& s, co
 }
 
 // By narrow_convolution.h, in fp32.
-class CudaNarrowConv2d : public Conv2d {
+class CudaNarrowConv2d : public LayerOperation {
  public:
   CudaNarrowConv2d(CudaContext* context, const Conv2dSpec& spec)
       : context_(context), spec_(spec), patches_(PatchesOf(spec, spec.batch)) {}
@@ -110,7 +110,7 @@ class CudaNarrowConv2d : public Conv2d {
 };
 
 // By columns and cuBLASLt.
-class CudaConv2d : public Conv2d {
+class CudaConv2d : public LayerOperation {
  public:
   static absl::StatusOr<std::unique_ptr<CudaConv2d>> Create(CudaContext* context, const Conv2dSpec& s,
                                                             int64_t chunk_images) {
@@ -190,22 +190,20 @@ class CudaConv2d : public Conv2d {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Dense>> CreateCudaDense(CudaContext* context, const DenseSpec& s) {
-  RETURN_IF_ERROR(CheckShape(s));
+absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCudaOperation(CudaContext* context, const DenseSpec& s) {
   ASSIGN_OR_RETURN(DenseProducts products, DenseProducts::Create(context, s));
   // The memory is reserved here and not in Backward, which may be captured.
   RETURN_IF_ERROR(ReserveForActivationGradient(context, s.batch, s.out), "dense");
   return std::make_unique<CudaDense>(context, s, std::move(products));
 }
 
-absl::StatusOr<std::unique_ptr<Conv2d>> CreateCudaConv2d(CudaContext* context, const Conv2dSpec& s) {
-  RETURN_IF_ERROR(CheckShape(s));
+absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCudaOperation(CudaContext* context, const Conv2dSpec& s) {
   RETURN_IF_ERROR(ReserveForActivationGradient(context, s.batch * s.out_height() * s.out_width(), s.out_channels),
                   "conv2d");
   // This is a rule over shapes: cuDNN, x itself as columns, our narrow kernels, or columns. The first that applies is
   // taken.
   if (context->cudnn_handle != nullptr) {
-    ASSIGN_OR_RETURN(std::unique_ptr<Conv2d> by_cudnn, CreateCudnnConv2d(context, s));
+    ASSIGN_OR_RETURN(std::unique_ptr<LayerOperation> by_cudnn, CreateCudnnConv2d(context, s));
     if (by_cudnn != nullptr) return by_cudnn;
   }
   if (ColumnsAreInput(s)) return CudaConv2d::Create(context, s, s.batch);

@@ -2,9 +2,13 @@
 
 # Kernels: CUDA, std and plain structs only. Each has a header of its name.
 KERNELS = [
+    "activation",
     "batch_norm",
     "bias_gradient",
+    "channel_copy",
+    "channel_windows",
     "elementwise",
+    "group_norm",
     "im2col",
     "loss",
     "narrow_convolution",

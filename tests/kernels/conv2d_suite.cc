@@ -117,7 +117,7 @@ std::vector<Conv2dSpec> Shapes() {
 
 struct Conv2dKind {
   using Spec = Conv2dSpec;
-  static auto Create(Device* device, const Conv2dSpec& spec) { return device->CreateConv2d(spec); }
+  static auto Create(Device* device, const Conv2dSpec& spec) { return device->CreateOperation(spec); }
   static constexpr auto Forward = reference::Conv2d;
   static constexpr auto Backward = reference::Conv2dBackward;
 };
@@ -178,11 +178,11 @@ TEST_P(Conv2dTest, RefusesShapesThatMakeNoSense) {
                            .out_channels = 4,
                            .kernel_height = 3,
                            .kernel_width = 3};
-  EXPECT_TRUE(device()->CreateConv2d(good).ok());
+  EXPECT_TRUE(device()->CreateOperation(good).ok());
   const auto refuses = [&](void (*change)(Conv2dSpec&), std::initializer_list<const char*> words) {
     Conv2dSpec spec = good;
     change(spec);
-    const absl::Status status = device()->CreateConv2d(spec).status();
+    const absl::Status status = device()->CreateOperation(spec).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << Describe(spec);
     for (const char* word : words) EXPECT_THAT(std::string(status.message()), testing::HasSubstr(word));
   };

@@ -138,7 +138,7 @@ TEST_P(CpuAllocationTest, ConvolutionsAllocateNothingLarge) {
     float *dx = Floats(in), *dweight = Floats(weights), *dbias = Floats(spec.out_channels), *dy = Floats(out);
     Conv2dSpec with_relu = spec;
     with_relu.activation = Activation::kRelu;
-    const auto conv = device_->CreateConv2d(with_relu).value();
+    const auto conv = device_->CreateOperation(with_relu).value();
     const auto step = [&] {
       conv->Forward(x, weight, bias, y);
       conv->Backward(x, weight, y, dy, dx, dweight, dbias);
@@ -158,7 +158,7 @@ TEST_P(CpuAllocationTest, DenseLayersAllocateNothing) {
     float *x = Floats(spec.batch * spec.in), *weight = Floats(spec.in * spec.out), *bias = Floats(spec.out);
     float *dx = Floats(spec.batch * spec.in), *dweight = Floats(spec.in * spec.out), *dbias = Floats(spec.out);
     float *y = Floats(spec.batch * spec.out), *dy = Floats(spec.batch * spec.out);
-    const auto dense = device_->CreateDense(spec).value();
+    const auto dense = device_->CreateOperation(spec).value();
     ExpectNone([&] {
       dense->Forward(x, weight, bias, y);
       dense->Backward(x, weight, y, dy, dx, dweight, dbias);
@@ -169,25 +169,26 @@ TEST_P(CpuAllocationTest, DenseLayersAllocateNothing) {
 TEST_P(CpuAllocationTest, PoolsNormalisationDropoutLossAndElementwiseAllocateNothing) {
   const int64_t count = 8 * 12 * 12 * 16;
   float *x = Floats(count), *y = Floats(count), *dy = Floats(count), *dx = Floats(count), *channels = Floats(16 * 6);
-  const auto halving = device_->CreateMaxPool2d({.batch = 8, .in_height = 12, .in_width = 12, .channels = 16}).value();
+  const auto halving =
+      device_->CreateOperation(Pool2dSpec{.batch = 8, .in_height = 12, .in_width = 12, .channels = 16}).value();
   const auto overlapping =
       device_
-          ->CreateMaxPool2d(
-              {.batch = 8, .in_height = 12, .in_width = 12, .channels = 16, .kernel_height = 3, .kernel_width = 3})
+          ->CreateOperation(Pool2dSpec{
+              .batch = 8, .in_height = 12, .in_width = 12, .channels = 16, .kernel_height = 3, .kernel_width = 3})
           .value();
   const auto average =
-      device_->CreateGlobalAveragePool({.batch = 8, .height = 12, .width = 12, .channels = 16}).value();
+      device_->CreateOperation(GlobalAveragePoolSpec{.batch = 8, .height = 12, .width = 12, .channels = 16}).value();
   const auto norm = device_->CreateBatchNorm({.batch = 8, .height = 12, .width = 12, .channels = 16}).value();
   const auto dropout = device_->CreateDropout({.batch = 8, .sample_elements = 12 * 12 * 16}).value();
   const auto loss = device_->CreateLoss({.batch = 64, .outputs = 10}).value();
   auto labels = device_->Allocate(64 * 4).value();
   ExpectNone([&] {
-    for (MaxPool2d* pool : {halving.get(), overlapping.get()}) {
-      pool->Forward(x, y);
-      pool->Backward(dy, dx);
+    for (LayerOperation* pool : {halving.get(), overlapping.get()}) {
+      pool->Forward(x, nullptr, nullptr, y);
+      pool->Backward(nullptr, nullptr, nullptr, dy, dx, nullptr, nullptr);
     }
-    average->Forward(x, y);
-    average->Backward(dy, dx);
+    average->Forward(x, nullptr, nullptr, y);
+    average->Backward(nullptr, nullptr, nullptr, dy, dx, nullptr, nullptr);
     norm->Forward(x, channels, channels + 16, channels + 32, channels + 48, y);
     norm->Infer(x, channels, channels + 16, channels + 32, channels + 48, y);
     norm->Backward(x, channels, y, dy, dx, channels + 64, channels + 80);
@@ -202,22 +203,39 @@ TEST_P(CpuAllocationTest, PoolsNormalisationDropoutLossAndElementwiseAllocateNot
   });
 }
 
+TEST_P(CpuAllocationTest, OtherOperationsAllocateNothing) {
+  const Pool2dSpec window = {.batch = 8, .in_height = 12, .in_width = 12, .channels = 20};
+  const int64_t count = 8 * 12 * 12 * 20;
+  float *x = Floats(count), *y = Floats(count), *dy = Floats(count), *dx = Floats(count), *weights = Floats(400);
+  for (const OperationSpec& spec : std::vector<OperationSpec>{
+           ActivationSpec{.batch = 8, .sample_elements = 12 * 12 * 20, .function = ActivationFunction::kGelu},
+           AveragePool2dSpec{window}, DepthwiseConv2dSpec{window},
+           ConcatPartSpec{.batch = 8, .pixels = 144, .channels = 8, .out_channels = 20, .offset = 4},
+           GroupNormSpec{.batch = 8, .pixels = 144, .channels = 20, .groups = 5}}) {
+    const auto operation = device_->CreateOperation(spec).value();
+    ExpectNone([&] {
+      operation->Forward(x, weights, weights + 80, y);
+      operation->Backward(x, weights, y, dy, dx, weights + 100, weights + 200);
+    });
+  }
+}
+
 // An operation that cannot run is refused when it is created. Those that were created before go on.
 TEST_P(CpuAllocationTest, WithoutMemoryOperationsAreRefusedAndOthersGoOn) {
   float *x = Floats(64 * 84), *weight = Floats(84 * 10), *bias = Floats(10), *y = Floats(64 * 10);
-  const auto dense = device_->CreateDense({.batch = 64, .in = 84, .out = 10}).value();
+  const auto dense = device_->CreateOperation(DenseSpec{.batch = 64, .in = 84, .out = 10}).value();
   std::vector<absl::Status> refused;
   granted_bytes_max = 4 << 20;
   // By oneDNN, if it is not the baseline, and by our own code.
   refused.push_back(
       device_
-          ->CreateConv2d(
+          ->CreateOperation(
               SpecOf({.batch = 1, .side = 8, .in_channels = 512, .out_channels = 512, .kernel = 3, .padding = 1}))
           .status());
   refused.push_back(
-      device_->CreateConv2d(SpecOf({.batch = 1, .side = 8, .in_channels = 8, .out_channels = 1 << 15, .kernel = 3}))
+      device_->CreateOperation(SpecOf({.batch = 1, .side = 8, .in_channels = 8, .out_channels = 1 << 15, .kernel = 3}))
           .status());
-  refused.push_back(device_->CreateDense({.batch = 64, .in = 1 << 15, .out = 16}).status());
+  refused.push_back(device_->CreateOperation(DenseSpec{.batch = 64, .in = 1 << 15, .out = 16}).status());
   refused.push_back(device_->CreateBatchNorm({.batch = 1, .height = 32, .width = 32, .channels = 4096}).status());
   refused.push_back(device_->CreateLoss({.batch = 1 << 20, .outputs = 10}).status());
   granted_bytes_max = std::numeric_limits<int64_t>::max();

@@ -41,11 +41,11 @@ TEST(CpuDevice, NamesTheThreadsAndTheLibraryIfAnOperationUsesIt) {
                  .out_channels = 6,
                  .kernel_height = 5,
                  .kernel_width = 5};
-  ASSERT_TRUE(device->CreateConv2d(few).ok());
+  ASSERT_TRUE(device->CreateOperation(few).ok());
   EXPECT_EQ(device->name(), "cpu (1 thread)");
   Conv2dSpec many = few;
   many.in_channels = many.out_channels = 64;
-  ASSERT_TRUE(device->CreateConv2d(many).ok());
+  ASSERT_TRUE(device->CreateOperation(many).ok());
   EXPECT_THAT(device->name(), BestInstructionSet() == InstructionSet::kBaseline
                                   ? testing::MatchesRegex("cpu \\(1 thread\\)")
                                   : testing::MatchesRegex("cpu \\(oneDNN 2\\.[0-9.]+, 1 thread\\)"));

@@ -347,12 +347,12 @@ TEST_P(CudaDeviceTest, LabelsThatDoNotExistMakeTheLossNan) {
 
 TEST_P(CudaDeviceTest, MaxPoolPassesOneNanOfAWindowOn) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  auto pool = device()->CreateMaxPool2d({.batch = 1, .in_height = 2, .in_width = 8, .channels = 1}).value();
+  auto pool = device()->CreateOperation(Pool2dSpec{.batch = 1, .in_height = 2, .in_width = 8, .channels = 1}).value();
   DeviceTensor x(device(), {nan, 1, 1, nan, 1, 2, 1, 2, 2, 3, 2, 3, nan, 3, 3, nan}), y(device(), 4), dx(device(), 16);
   DeviceTensor dy(device(), {1, 2, 3, 4});
-  pool->Forward(x.data(), y.data());
+  pool->Forward(x.data(), nullptr, nullptr, y.data());
   EXPECT_THAT(y.Host(), testing::Each(testing::IsNan()));
-  pool->Backward(dy.data(), dx.data());
+  pool->Backward(nullptr, nullptr, nullptr, dy.data(), dx.data(), nullptr, nullptr);
   EXPECT_EQ(dx.Host(), std::vector<float>({1, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 4}));
 }
 
@@ -397,16 +397,19 @@ TEST_P(CudaDeviceTest, OperationsOverChannelsDoNotNeedAlignment) {
       return OffsetTensor(device(), RandomFloats(seed, count), shifted ? offset : 0);
     };
     auto x = tensor(1, kCount), y = tensor(2, kCount), dy = tensor(3, kCount), dx = tensor(4, kCount);
-    auto pool = device()->CreateMaxPool2d({.batch = 2, .in_height = 5, .in_width = 6, .channels = kChannels}).value();
+    auto pool =
+        device()->CreateOperation(Pool2dSpec{.batch = 2, .in_height = 5, .in_width = 6, .channels = kChannels}).value();
     auto pooled = tensor(5, kPooled), dpooled = tensor(6, kPooled);
-    pool->Forward(x.data(), pooled.data());
-    pool->Backward(dpooled.data(), dx.data());
+    pool->Forward(x.data(), nullptr, nullptr, pooled.data());
+    pool->Backward(nullptr, nullptr, nullptr, dpooled.data(), dx.data(), nullptr, nullptr);
     results.insert(results.end(), {pooled.Host(), dx.Host()});
 
-    auto mean = device()->CreateGlobalAveragePool({.batch = 2, .height = 5, .width = 6, .channels = kChannels}).value();
+    auto mean = device()
+                    ->CreateOperation(GlobalAveragePoolSpec{.batch = 2, .height = 5, .width = 6, .channels = kChannels})
+                    .value();
     auto means = tensor(7, 2 * kChannels), dmeans = tensor(8, 2 * kChannels);
-    mean->Forward(x.data(), means.data());
-    mean->Backward(dmeans.data(), dx.data());
+    mean->Forward(x.data(), nullptr, nullptr, means.data());
+    mean->Backward(nullptr, nullptr, nullptr, dmeans.data(), dx.data(), nullptr, nullptr);
     results.insert(results.end(), {means.Host(), dx.Host()});
 
     auto norm = device()
@@ -422,7 +425,7 @@ TEST_P(CudaDeviceTest, OperationsOverChannelsDoNotNeedAlignment) {
     norm->Infer(x.data(), gamma.data(), beta.data(), running.data(), variance.data(), y.data());
     results.push_back(y.Host());
 
-    auto conv = device()->CreateConv2d(conv_spec).value();
+    auto conv = device()->CreateOperation(conv_spec).value();
     auto weight = tensor(14, kWeights, narrow), dweight = tensor(15, kWeights, narrow);
     auto bias = tensor(16, 4, narrow), dbias = tensor(17, 4);
     auto out = tensor(18, kOutputs, narrow), dout = tensor(19, kOutputs, narrow);
@@ -452,7 +455,7 @@ TEST_P(CudaDeviceTest, ConvolutionsInChunksEqualThoseInOne) {
                            .activation = Activation::kRelu};
   const int64_t in = 11 * 5 * 6 * 3, out = 11 * spec.out_height() * spec.out_width() * kOut, kernel = kOut * 3 * 2 * 3;
   const auto run = [&](Device* device) {
-    auto conv = device->CreateConv2d(spec).value();
+    auto conv = device->CreateOperation(spec).value();
     DeviceTensor x(device, RandomFloats(1, in)), dy(device, RandomFloats(2, out)), y(device, out), dx(device, in);
     DeviceTensor weight(device, RandomFloats(3, kernel)), bias(device, RandomFloats(4, kOut));
     DeviceTensor dweight(device, kernel), dbias(device, kOut);

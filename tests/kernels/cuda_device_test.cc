@@ -69,7 +69,7 @@ TEST(CudaDevice, MathRoundsTheFactorsOnly) {
   std::vector<std::vector<float>> results;
   for (const CudaMath math : {CudaMath::kFp32, CudaMath::kTf32, CudaMath::kBf16}) {
     auto device = CreateCudaDevice({.math = math}).value();
-    auto dense = device->CreateDense(spec).value();
+    auto dense = device->CreateOperation(spec).value();
     DeviceTensor x(device.get(), x_host), weight(device.get(), weight_host), bias(device.get(), RandomFloats(3, 256));
     DeviceTensor y(device.get(), 256 * 256);
     dense->Forward(x.data(), weight.data(), bias.data(), y.data());

@@ -98,8 +98,10 @@ TEST_F(CreateCudaDeviceTest, GivesAllItsMemoryBack) {
   Gpu() = {.cudnn_version = 91900};
   for (const CudaConvolutions convolutions : {CudaConvolutions::kOwn, CudaConvolutions::kCudnn}) {
     auto device = CreateCudaDevice({.convolutions = convolutions}).value();
-    EXPECT_TRUE(
-        device->CreateConv2d({.batch = 1, .in_height = 2, .in_width = 2, .in_channels = 3, .out_channels = 4}).ok());
+    EXPECT_TRUE(device
+                    ->CreateOperation(
+                        Conv2dSpec{.batch = 1, .in_height = 2, .in_width = 2, .in_channels = 3, .out_channels = 4})
+                    .ok());
     auto norm = device->CreateBatchNorm({.batch = 2, .height = 3, .width = 4, .channels = 5});
     EXPECT_TRUE(norm.ok());
     EXPECT_GT(cuda_emulation::DeviceBytes(), before_bytes);
@@ -132,14 +134,14 @@ TEST_F(CreateCudaDeviceTest, EnginesOfCudnnAreChosenByWhatTheyPromise) {
     Gpu() = gpu;
     auto device = CreateCudaDevice({.math = math, .convolutions = CudaConvolutions::kCudnn}).value();
     EXPECT_TRUE(device
-                    ->CreateConv2d({.batch = 2,
-                                    .in_height = 4,
-                                    .in_width = 5,
-                                    .in_channels = 3,
-                                    .out_channels = 8,
-                                    .kernel_height = 3,
-                                    .kernel_width = 3,
-                                    .bias = bias})
+                    ->CreateOperation(Conv2dSpec{.batch = 2,
+                                                 .in_height = 4,
+                                                 .in_width = 5,
+                                                 .in_channels = 3,
+                                                 .out_channels = 8,
+                                                 .kernel_height = 3,
+                                                 .kernel_width = 3,
+                                                 .bias = bias})
                     .ok());
     EXPECT_EQ(device->engines().size(), 1u);
     return device->engines().begin()->first + ": " + device->engines().begin()->second;
@@ -164,7 +166,7 @@ TEST_F(CreateCudaDeviceTest, OnlyNarrowConvolutionsInFp32MakeNoColumns) {
   const auto makes_columns = [](const Conv2dSpec& spec, CudaMath math) {
     auto device = CreateCudaDevice({.math = math}).value();
     const int64_t before_bytes = cuda_emulation::DeviceBytes();
-    EXPECT_TRUE(device->CreateConv2d(spec).ok());
+    EXPECT_TRUE(device->CreateOperation(spec).ok());
     const int64_t columns =
         spec.batch * spec.out_height() * spec.out_width() * spec.kernel_height * spec.kernel_width * spec.in_channels;
     return cuda_emulation::DeviceBytes() - before_bytes >= static_cast<int64_t>(sizeof(float)) * columns;
@@ -202,7 +204,7 @@ struct Belongings {
     registered = device->Pin(host.data(), 64, CudaDevice::PinFor::kReadAndWrite).value();
     math = device->CreateVectorMath().value();
     loss = device->CreateLoss({.batch = 2, .outputs = 3}).value();
-    pool = device->CreateMaxPool2d({.batch = 1, .in_height = 2, .in_width = 2, .channels = 1}).value();
+    pool = device->CreateOperation(Pool2dSpec{.batch = 1, .in_height = 2, .in_width = 2, .channels = 1}).value();
     EXPECT_TRUE(device->BeginCapture().ok());
     device->Relu(buffer->floats(), buffer->floats(), 16);
     graph = device->EndCapture().value();
@@ -215,7 +217,7 @@ struct Belongings {
   std::unique_ptr<PinnedBuffer> pinned, registered;
   std::unique_ptr<CudaVectorMath> math;
   std::unique_ptr<Loss> loss;
-  std::unique_ptr<MaxPool2d> pool;
+  std::unique_ptr<LayerOperation> pool;
   std::unique_ptr<CudaGraph> graph;
 };
 
@@ -266,25 +268,25 @@ TEST_F(CreateCudaDeviceTest, OperationsThatDoNotFitAreRefusedWithNumbers) {
   Gpu() = {.memory_bytes = int64_t{40} << 20};
   auto device = CreateCudaDevice({}).value();
   const absl::Status status = device
-                                  ->CreateConv2d({.batch = 4,
-                                                  .in_height = 100,
-                                                  .in_width = 100,
-                                                  .in_channels = 16,
-                                                  .out_channels = 65,
-                                                  .kernel_height = 5,
-                                                  .kernel_width = 5})
+                                  ->CreateOperation(Conv2dSpec{.batch = 4,
+                                                               .in_height = 100,
+                                                               .in_width = 100,
+                                                               .in_channels = 16,
+                                                               .out_channels = 65,
+                                                               .kernel_height = 5,
+                                                               .kernel_width = 5})
                                   .status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
   // Columns of 4 images: 96 x 96 places, each with a patch of 5 x 5 x 16 floats.
   EXPECT_THAT(std::string(status.message()), testing::HasSubstr("58982400 bytes"));
   const absl::Status too_many = device
-                                    ->CreateConv2d({.batch = 4,
-                                                    .in_height = 2000,
-                                                    .in_width = 2000,
-                                                    .in_channels = 64,
-                                                    .out_channels = 1,
-                                                    .kernel_height = 9,
-                                                    .kernel_width = 9})
+                                    ->CreateOperation(Conv2dSpec{.batch = 4,
+                                                                 .in_height = 2000,
+                                                                 .in_width = 2000,
+                                                                 .in_channels = 64,
+                                                                 .out_channels = 1,
+                                                                 .kernel_height = 9,
+                                                                 .kernel_width = 9})
                                     .status();
   EXPECT_EQ(too_many.code(), absl::StatusCode::kInvalidArgument) << too_many;
   EXPECT_THAT(std::string(too_many.message()), testing::HasSubstr("columns of 4 images"));

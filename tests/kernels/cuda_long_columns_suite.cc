@@ -121,11 +121,11 @@ TEST_P(CudaDeviceTest, BatchNormCanBeReplayed) {
 void CheckBiasGradient(CudaDevice* device, int64_t channels, Activation activation) {
   SCOPED_TRACE(channels);
   auto dense = device
-                   ->CreateDense({.batch = kRows,
-                                  .in = 1,
-                                  .out = channels,
-                                  .activation = activation,
-                                  .input_gradient = InputGradient::kNotNeeded})
+                   ->CreateOperation(DenseSpec{.batch = kRows,
+                                               .in = 1,
+                                               .out = channels,
+                                               .activation = activation,
+                                               .input_gradient = InputGradient::kNotNeeded})
                    .value();
   const std::vector<float> y_host = RandomIntegers(3, kRows * channels), dy_host = RandomIntegers(4, kRows * channels);
   std::vector<float> want(static_cast<size_t>(channels));
@@ -146,17 +146,17 @@ TEST_P(CudaDeviceTest, BiasGradientsOfLongColumns) {
 
 TEST_P(CudaDeviceTest, WeightGradientsOfManyThinSlices) {
   constexpr int64_t kImages = 44, kSize = 28, kOut = 6, kPatch = 9, kPixels = kSize * kSize;
-  auto conv = device()->CreateConv2d({.batch = kImages,
-                                      .in_height = kSize,
-                                      .in_width = kSize,
-                                      .in_channels = 1,
-                                      .out_channels = kOut,
-                                      .kernel_height = 3,
-                                      .kernel_width = 3,
-                                      .padding_height = 1,
-                                      .padding_width = 1,
-                                      .bias = Bias::kNone,
-                                      .input_gradient = InputGradient::kNotNeeded});
+  auto conv = device()->CreateOperation(Conv2dSpec{.batch = kImages,
+                                                   .in_height = kSize,
+                                                   .in_width = kSize,
+                                                   .in_channels = 1,
+                                                   .out_channels = kOut,
+                                                   .kernel_height = 3,
+                                                   .kernel_width = 3,
+                                                   .padding_height = 1,
+                                                   .padding_width = 1,
+                                                   .bias = Bias::kNone,
+                                                   .input_gradient = InputGradient::kNotNeeded});
   ASSERT_TRUE(conv.ok()) << conv.status();
   const std::vector<float> x_host = RandomIntegers(5, kImages * kPixels);
   const std::vector<float> dy_host = RandomIntegers(6, kImages * kPixels * kOut);

@@ -100,7 +100,7 @@ TEST_P(CudaDeviceTest, AGraphOutlivesTheGrowthOfTemporaryMemory) {
                      .out_channels = kOut,
                      .kernel_height = 3,
                      .kernel_width = 3};
-  auto conv = device()->CreateConv2d(spec).value();
+  auto conv = device()->CreateOperation(spec).value();
   DeviceTensor x(device(), RandomFloats(1, 2 * 75)), weight(device(), RandomFloats(2, kOut * 27)),
       bias(device(), RandomFloats(3, kOut));
   DeviceTensor y(device(), 2 * 9 * kOut), again(device(), 2 * 9 * kOut);
@@ -110,7 +110,7 @@ TEST_P(CudaDeviceTest, AGraphOutlivesTheGrowthOfTemporaryMemory) {
   auto graph = device()->EndCapture();
   ASSERT_TRUE(graph.ok()) << graph.status();
   spec.batch = 64;
-  auto larger = device()->CreateConv2d(spec);
+  auto larger = device()->CreateOperation(spec);
   ASSERT_TRUE(larger.ok()) << larger.status();
   ASSERT_TRUE((*graph)->Launch().ok());
   EXPECT_EQ(again.Host(), y.Host());
@@ -170,10 +170,11 @@ TEST_P(CudaDeviceTest, AGraphWaitsForEventsAndRecordsThemWheneverItIsLaunched) {
 TEST_P(CudaDeviceTest, WaitingBehindALaunchWaitsForTheRecordOfThatLaunch) {
   using Clock = std::chrono::steady_clock;
   // One sample with one channel is summed by a few threads, which takes long.
-  auto spin = device()->CreateGlobalAveragePool({.batch = 1, .height = 256, .width = 256, .channels = 1}).value();
+  auto spin =
+      device()->CreateOperation(GlobalAveragePoolSpec{.batch = 1, .height = 256, .width = 256, .channels = 1}).value();
   DeviceTensor pixels(device(), std::vector<float>(65536)), mean(device(), 1), x(device(), 3), y(device(), 3);
   const auto spin_times = [&](int64_t count) {
-    for (int64_t i = 0; i < count; ++i) spin->Forward(pixels.data(), mean.data());
+    for (int64_t i = 0; i < count; ++i) spin->Forward(pixels.data(), nullptr, nullptr, mean.data());
   };
   spin_times(1);  // loads the kernel
   ASSERT_TRUE(device()->Synchronize().ok());

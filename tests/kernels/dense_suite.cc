@@ -28,7 +28,7 @@ std::vector<DenseSpec> Shapes() {
 
 struct DenseKind {
   using Spec = DenseSpec;
-  static auto Create(Device* device, const DenseSpec& spec) { return device->CreateDense(spec); }
+  static auto Create(Device* device, const DenseSpec& spec) { return device->CreateOperation(spec); }
   static constexpr auto Forward = reference::Dense;
   static constexpr auto Backward = reference::DenseBackward;
 };
@@ -70,7 +70,7 @@ TEST_P(DeviceTest, DenseGivesTheSameBitsOnEveryRunAndAtEveryAddress) {
 
 TEST_P(DeviceTest, DenseRefusesShapesThatMakeNoSense) {
   const auto refuses = [&](const DenseSpec& spec, std::initializer_list<const char*> words) {
-    const absl::Status status = device()->CreateDense(spec).status();
+    const absl::Status status = device()->CreateOperation(spec).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << Describe(spec);
     for (const char* word : words) EXPECT_THAT(std::string(status.message()), testing::HasSubstr(word));
   };

@@ -79,13 +79,13 @@ struct Results {
 
 Results RunPool(Device* device, const Pool2dSpec& spec, const std::vector<float>& x_host,
                 const std::vector<float>& dy_host, int offset_lines = 0) {
-  auto pool = device->CreateMaxPool2d(spec);
+  auto pool = device->CreateOperation(spec);
   EXPECT_TRUE(pool.ok()) << pool.status();
   if (!pool.ok()) return {};
   DeviceTensor x(device, x_host, offset_lines), dy(device, dy_host);
   DeviceTensor y(device, OutCount(spec), offset_lines), dx(device, InCount(spec), offset_lines);
-  (*pool)->Forward(x.data(), y.data());
-  (*pool)->Backward(dy.data(), dx.data());
+  (*pool)->Forward(x.data(), nullptr, nullptr, y.data());
+  (*pool)->Backward(nullptr, nullptr, nullptr, dy.data(), dx.data(), nullptr, nullptr);
   return {y.Host(), dx.Host()};
 }
 
@@ -144,7 +144,7 @@ TEST_P(DeviceTest, MaxPoolRefusesShapesThatMakeNoSense) {
   const auto refuses = [&](void (*change)(Pool2dSpec&), std::initializer_list<const char*> words) {
     Pool2dSpec spec = good;
     change(spec);
-    const absl::Status status = device()->CreateMaxPool2d(spec).status();
+    const absl::Status status = device()->CreateOperation(spec).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << Describe(spec);
     for (const char* word : words) EXPECT_THAT(std::string(status.message()), testing::HasSubstr(word));
   };
@@ -156,38 +156,6 @@ TEST_P(DeviceTest, MaxPoolRefusesShapesThatMakeNoSense) {
   refuses([](Pool2dSpec& s) { s.kernel_height = 6; }, {"kernel_height", "6", "5"});
   refuses([](Pool2dSpec& s) { s.padding_width = 2; }, {"padding_width", "2", "kernel_width 2"});
   refuses([](Pool2dSpec& s) { s.padding_height = -2; }, {"padding_height", "-2"});
-}
-
-TEST_P(DeviceTest, GlobalAveragePoolMatchesTheReference) {
-  for (const GlobalAveragePoolSpec& spec :
-       std::vector<GlobalAveragePoolSpec>{{.batch = 1, .height = 1, .width = 1, .channels = 1},
-                                          {.batch = 63, .height = 8, .width = 8, .channels = 64},
-                                          {.batch = 2, .height = 3, .width = 5, .channels = 17},
-                                          {.batch = 3, .height = 3, .width = 5, .channels = 12},
-                                          {.batch = 1, .height = 1, .width = 2, .channels = 4},
-                                          {.batch = 5, .height = 1, .width = 7, .channels = 3}}) {
-    SCOPED_TRACE(absl::StrCat(spec.batch, "x", spec.height, "x", spec.width, "x", spec.channels));
-    const std::vector<float> x_host = Random(spec.batch * spec.height * spec.width * spec.channels);
-    const std::vector<float> dy_host = Random(spec.batch * spec.channels);
-    auto pool = device()->CreateGlobalAveragePool(spec);
-    ASSERT_TRUE(pool.ok()) << pool.status();
-    DeviceTensor x(device(), x_host), y(device(), spec.batch * spec.channels);
-    DeviceTensor dy(device(), dy_host), dx(device(), static_cast<int64_t>(x_host.size()));
-    (*pool)->Forward(x.data(), y.data());
-    (*pool)->Backward(dy.data(), dx.data());
-    EXPECT_TRUE(Near(y.Host(), reference::GlobalAveragePool(spec, ToDouble(x_host)), 1e-6));
-    const std::vector<float> gradient = dx.Host();
-    for (const int64_t i : SampleOf(static_cast<int64_t>(x_host.size()))) {
-      const auto loss = [&](const Values& v) {
-        return reference::Dot(reference::GlobalAveragePool(spec, v), ToDouble(dy_host));
-      };
-      EXPECT_NEAR(gradient[i], reference::FiniteDifference(loss, ToDouble(x_host), i), 1e-5) << "dx[" << i << "]";
-    }
-  }
-  const absl::Status status =
-      device()->CreateGlobalAveragePool({.batch = 1, .height = 0, .width = 1, .channels = 1}).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()), testing::HasSubstr("height is 0"));
 }
 
 }  // namespace

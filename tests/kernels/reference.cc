@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <variant>
 
 #include "common/base/check.h"
 
@@ -147,6 +148,283 @@ Values GlobalAveragePool(const GlobalAveragePoolSpec& s, const Values& x) {
     y[i / (space * s.channels) * s.channels + i % s.channels] += x[i] / static_cast<double>(space);
   }
   return y;
+}
+
+Values GlobalAveragePoolBackward(const GlobalAveragePoolSpec& s, const Values& dy) {
+  const int64_t space = s.height * s.width;
+  Values dx(s.batch * space * s.channels);
+  for (int64_t i = 0; i < std::ssize(dx); ++i) {
+    dx[i] = dy[i / (space * s.channels) * s.channels + i % s.channels] / static_cast<double>(space);
+  }
+  return dx;
+}
+
+namespace {
+
+Sizes SizesOfSpec(const Conv2dSpec& s) {
+  return {.x = s.batch * s.in_height * s.in_width * s.in_channels,
+          .y = s.batch * s.out_height() * s.out_width() * s.out_channels,
+          .weight = s.out_channels * s.kernel_height * s.kernel_width * s.in_channels,
+          .bias = s.bias == Bias::kAdded ? s.out_channels : 0};
+}
+Sizes SizesOfSpec(const DenseSpec& s) {
+  return {
+      .x = s.batch * s.in, .y = s.batch * s.out, .weight = s.out * s.in, .bias = s.bias == Bias::kAdded ? s.out : 0};
+}
+Sizes SizesOfSpec(const Pool2dSpec& s) {
+  return {.x = s.batch * s.in_height * s.in_width * s.channels,
+          .y = s.batch * s.out_height() * s.out_width() * s.channels};
+}
+Sizes SizesOfSpec(const GlobalAveragePoolSpec& s) {
+  return {.x = s.batch * s.height * s.width * s.channels, .y = s.batch * s.channels};
+}
+
+Values ForwardOf(const Conv2dSpec& s, const Values& x, const Values& weight, const Values& bias) {
+  return Conv2d(s, x, weight, bias);
+}
+Values ForwardOf(const DenseSpec& s, const Values& x, const Values& weight, const Values& bias) {
+  return Dense(s, x, weight, bias);
+}
+Values ForwardOf(const Pool2dSpec& s, const Values& x, const Values&, const Values&) { return MaxPool2d(s, x); }
+Values ForwardOf(const GlobalAveragePoolSpec& s, const Values& x, const Values&, const Values&) {
+  return GlobalAveragePool(s, x);
+}
+
+double Sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
+double Density(double x) { return std::exp(-x * x / 2) / std::sqrt(2 * std::acos(-1)); }
+// gelu_tanh is x * sigmoid(GeluTanhExponent(x)).
+double GeluTanhExponent(double x) { return std::sqrt(8 / std::acos(-1)) * (x + 0.044715 * x * x * x); }
+
+double ActivationAt(const ActivationSpec& s, double x) {
+  switch (s.function) {
+    case ActivationFunction::kRelu6:
+      return std::min(std::max(x, 0.0), 6.0);
+    case ActivationFunction::kSigmoid:
+      return Sigmoid(x);
+    case ActivationFunction::kTanh:
+      return std::tanh(x);
+    case ActivationFunction::kGelu:
+      return x * std::erfc(-x / std::sqrt(2)) / 2;
+    case ActivationFunction::kGeluTanh:
+      return x * Sigmoid(GeluTanhExponent(x));
+    case ActivationFunction::kSilu:
+      return x * Sigmoid(x);
+    case ActivationFunction::kLeakyRelu:
+      return x > 0 ? x : x * s.parameter;
+    case ActivationFunction::kScale:
+      break;
+  }
+  return x * s.parameter;
+}
+
+// `at` is x or y, as BackwardReadsInput says.
+double SlopeAt(const ActivationSpec& s, double at) {
+  const double sigmoid = Sigmoid(s.function == ActivationFunction::kGeluTanh ? GeluTanhExponent(at) : at);
+  switch (s.function) {
+    case ActivationFunction::kRelu6:
+      return at > 0 && at < 6 ? 1 : 0;
+    case ActivationFunction::kSigmoid:
+      return at * (1 - at);
+    case ActivationFunction::kTanh:
+      return 1 - at * at;
+    case ActivationFunction::kGelu:
+      return std::erfc(-at / std::sqrt(2)) / 2 + at * Density(at);
+    case ActivationFunction::kGeluTanh:
+      return sigmoid + at * sigmoid * (1 - sigmoid) * std::sqrt(8 / std::acos(-1)) * (1 + 3 * 0.044715 * at * at);
+    case ActivationFunction::kSilu:
+      return sigmoid + at * sigmoid * (1 - sigmoid);
+    case ActivationFunction::kLeakyRelu:
+      return at > 0 ? 1 : s.parameter;
+    case ActivationFunction::kScale:
+      break;
+  }
+  return s.parameter;
+}
+
+Sizes SizesOfSpec(const ActivationSpec& s) {
+  return {.x = s.batch * s.sample_elements, .y = s.batch * s.sample_elements};
+}
+Values ForwardOf(const ActivationSpec& s, const Values& x, const Values&, const Values&) {
+  Values y(x.size());
+  for (size_t i = 0; i < x.size(); ++i) y[i] = ActivationAt(s, x[i]);
+  return y;
+}
+Gradients BackwardOf(const ActivationSpec& s, const Values& x, const Values&, const Values& y, const Values& dy) {
+  Values dx(dy.size());
+  const bool constant = s.function == ActivationFunction::kScale;
+  const Values& at = constant ? dy : BackwardReadsInput(s.function) ? x : y;
+  for (size_t i = 0; i < dx.size(); ++i) dx[i] = dy[i] * SlopeAt(s, at[i]);
+  return {dx, {}, {}};
+}
+
+Sizes SizesOfSpec(const AveragePool2dSpec& s) { return SizesOfSpec(static_cast<const Pool2dSpec&>(s)); }
+Values ForwardOf(const AveragePool2dSpec& s, const Values& x, const Values&, const Values&) {
+  Values y(SizesOfSpec(s).y);
+  const double places = static_cast<double>(s.kernel_height * s.kernel_width);
+  ForEachWindow(s, [&](int64_t iy, const std::vector<int64_t>& window) {
+    for (const int64_t i : window) y[iy] += x[i] / places;
+  });
+  return y;
+}
+Gradients BackwardOf(const AveragePool2dSpec& s, const Values&, const Values&, const Values&, const Values& dy) {
+  Values dx(SizesOfSpec(s).x);
+  const double places = static_cast<double>(s.kernel_height * s.kernel_width);
+  ForEachWindow(s, [&](int64_t iy, const std::vector<int64_t>& window) {
+    for (const int64_t i : window) dx[i] += dy[iy] / places;
+  });
+  return {dx, {}, {}};
+}
+
+// The convolution of one channel.
+Conv2dSpec ChannelOf(const DepthwiseConv2dSpec& s) {
+  return {.batch = s.batch,
+          .in_height = s.in_height,
+          .in_width = s.in_width,
+          .in_channels = 1,
+          .out_channels = 1,
+          .kernel_height = s.kernel_height,
+          .kernel_width = s.kernel_width,
+          .stride_height = s.stride_height,
+          .stride_width = s.stride_width,
+          .padding_height = s.padding_height,
+          .padding_width = s.padding_width,
+          .bias = s.bias};
+}
+// Every channels-th value from `channel` on, and back.
+Values Take(const Values& values, int64_t channel, int64_t channels) {
+  Values taken;
+  for (int64_t i = channel; i < std::ssize(values); i += channels) taken.push_back(values[i]);
+  return taken;
+}
+void Put(const Values& taken, int64_t channel, int64_t channels, Values& values) {
+  for (size_t i = 0; i < taken.size(); ++i) values[i * channels + channel] = taken[i];
+}
+Values WeightOf(const DepthwiseConv2dSpec& s, const Values& weight, int64_t channel) {
+  const int64_t taps = s.kernel_height * s.kernel_width;
+  return {weight.begin() + channel * taps, weight.begin() + (channel + 1) * taps};
+}
+
+Sizes SizesOfSpec(const DepthwiseConv2dSpec& s) {
+  Sizes sizes = SizesOfSpec(static_cast<const Pool2dSpec&>(s));
+  sizes.weight = s.channels * s.kernel_height * s.kernel_width;
+  sizes.bias = s.bias == Bias::kAdded ? s.channels : 0;
+  return sizes;
+}
+Values ForwardOf(const DepthwiseConv2dSpec& s, const Values& x, const Values& weight, const Values& bias) {
+  Values y(SizesOfSpec(s).y);
+  for (int64_t c = 0; c < s.channels; ++c) {
+    const Values of_channel = bias.empty() ? Values() : Values{bias[c]};
+    Put(Conv2d(ChannelOf(s), Take(x, c, s.channels), WeightOf(s, weight, c), of_channel), c, s.channels, y);
+  }
+  return y;
+}
+Gradients BackwardOf(const DepthwiseConv2dSpec& s, const Values& x, const Values& weight, const Values&,
+                     const Values& dy) {
+  const Sizes sizes = SizesOfSpec(s);
+  Gradients all{Values(sizes.x), {}, {}};
+  for (int64_t c = 0; c < s.channels; ++c) {
+    const Gradients one =
+        Conv2dBackward(ChannelOf(s), Take(x, c, s.channels), WeightOf(s, weight, c), {}, Take(dy, c, s.channels));
+    Put(one.dx, c, s.channels, all.dx);
+    all.dweight.insert(all.dweight.end(), one.dweight.begin(), one.dweight.end());
+    if (sizes.bias > 0) all.dbias.push_back(one.dbias[0]);
+  }
+  return all;
+}
+
+Sizes SizesOfSpec(const ConcatPartSpec& s) {
+  return {.x = s.batch * s.pixels * s.channels, .y = s.batch * s.pixels * s.out_channels};
+}
+int64_t PlaceOf(const ConcatPartSpec& s, int64_t x) {
+  return x / s.channels * s.out_channels + s.offset + x % s.channels;
+}
+Values ForwardOf(const ConcatPartSpec& s, const Values& x, const Values&, const Values&) {
+  Values y(SizesOfSpec(s).y, std::numeric_limits<double>::quiet_NaN());
+  for (int64_t i = 0; i < std::ssize(x); ++i) y[PlaceOf(s, i)] = x[i];
+  return y;
+}
+Gradients BackwardOf(const ConcatPartSpec& s, const Values&, const Values&, const Values&, const Values& dy) {
+  Values dx(SizesOfSpec(s).x);
+  for (int64_t i = 0; i < std::ssize(dx); ++i) dx[i] = dy[PlaceOf(s, i)];
+  return {dx, {}, {}};
+}
+
+Sizes SizesOfSpec(const GroupNormSpec& s) {
+  const int64_t count = s.batch * s.pixels * s.channels;
+  return {.x = count, .y = count, .weight = s.channels, .bias = s.channels};
+}
+// Calls visit(place of x, channel) for every value of one group of one sample.
+template <typename Visit>
+void ForGroup(const GroupNormSpec& s, int64_t group, const Visit& visit) {
+  const int64_t width = s.channels / s.groups, first = group % s.groups * width;
+  for (int64_t p = 0; p < s.pixels; ++p) {
+    for (int64_t c = first; c < first + width; ++c) visit((group / s.groups * s.pixels + p) * s.channels + c, c);
+  }
+}
+struct GroupMoments {
+  double mean = 0, deviation = 0, count = 0;
+};
+GroupMoments MomentsOf(const GroupNormSpec& s, int64_t group, const Values& x) {
+  GroupMoments m{.count = static_cast<double>(s.pixels * s.channels / s.groups)};
+  ForGroup(s, group, [&](int64_t i, int64_t) { m.mean += x[i] / m.count; });
+  double variance = 0;
+  ForGroup(s, group, [&](int64_t i, int64_t) { variance += (x[i] - m.mean) * (x[i] - m.mean) / m.count; });
+  m.deviation = std::sqrt(variance + double{s.epsilon});
+  return m;
+}
+Values ForwardOf(const GroupNormSpec& s, const Values& x, const Values& gamma, const Values& beta) {
+  Values y(x.size());
+  for (int64_t group = 0; group < s.batch * s.groups; ++group) {
+    const GroupMoments m = MomentsOf(s, group, x);
+    ForGroup(s, group, [&](int64_t i, int64_t c) { y[i] = (x[i] - m.mean) / m.deviation * gamma[c] + beta[c]; });
+  }
+  return y;
+}
+Gradients BackwardOf(const GroupNormSpec& s, const Values& x, const Values& gamma, const Values&, const Values& dy) {
+  Gradients g{Values(x.size()), Values(s.channels), Values(s.channels)};
+  for (int64_t group = 0; group < s.batch * s.groups; ++group) {
+    const GroupMoments m = MomentsOf(s, group, x);
+    double sum = 0, product = 0;
+    ForGroup(s, group, [&](int64_t i, int64_t c) {
+      const double normalised = (x[i] - m.mean) / m.deviation;
+      g.dweight[c] += dy[i] * normalised;
+      g.dbias[c] += dy[i];
+      sum += gamma[c] * dy[i] / m.count;
+      product += gamma[c] * dy[i] * normalised / m.count;
+    });
+    ForGroup(s, group, [&](int64_t i, int64_t c) {
+      g.dx[i] = (gamma[c] * dy[i] - sum - (x[i] - m.mean) / m.deviation * product) / m.deviation;
+    });
+  }
+  return g;
+}
+
+Gradients BackwardOf(const Conv2dSpec& s, const Values& x, const Values& weight, const Values& y, const Values& dy) {
+  return Conv2dBackward(s, x, weight, y, dy);
+}
+Gradients BackwardOf(const DenseSpec& s, const Values& x, const Values& weight, const Values& y, const Values& dy) {
+  return DenseBackward(s, x, weight, y, dy);
+}
+Gradients BackwardOf(const Pool2dSpec& s, const Values& x, const Values&, const Values&, const Values& dy) {
+  return {MaxPool2dBackward(s, x, dy), {}, {}};
+}
+Gradients BackwardOf(const GlobalAveragePoolSpec& s, const Values&, const Values&, const Values&, const Values& dy) {
+  return {GlobalAveragePoolBackward(s, dy), {}, {}};
+}
+
+}  // namespace
+
+Sizes SizesOf(const OperationSpec& spec) {
+  return std::visit([](const auto& s) { return SizesOfSpec(s); }, spec);
+}
+
+Values Forward(const OperationSpec& spec, const Values& x, const Values& weight, const Values& bias) {
+  return std::visit([&](const auto& s) { return ForwardOf(s, x, weight, bias); }, spec);
+}
+
+Gradients Backward(const OperationSpec& spec, const Values& x, const Values& weight, const Values& y,
+                   const Values& dy) {
+  return std::visit([&](const auto& s) { return BackwardOf(s, x, weight, y, dy); }, spec);
 }
 
 Moments BatchMoments(const BatchNormSpec& s, const Values& x) {

@@ -30,6 +30,17 @@ Values MaxPool2d(const Pool2dSpec& spec, const Values& x);
 Values MaxPool2dBackward(const Pool2dSpec& spec, const Values& x, const Values& dy);
 
 Values GlobalAveragePool(const GlobalAveragePoolSpec& spec, const Values& x);
+Values GlobalAveragePoolBackward(const GlobalAveragePoolSpec& spec, const Values& dy);
+
+// Elements of an operation's tensors; 0 for a tensor that it does not have.
+struct Sizes {
+  int64_t x = 0, y = 0, weight = 0, bias = 0;
+};
+Sizes SizesOf(const OperationSpec& spec);
+// Any operation; a value of y that it leaves alone is NaN. Tensors that it does not have, or does not read, are empty;
+// the gradients that it does not have, too.
+Values Forward(const OperationSpec& spec, const Values& x, const Values& weight, const Values& bias);
+Gradients Backward(const OperationSpec& spec, const Values& x, const Values& weight, const Values& y, const Values& dy);
 
 struct Moments {
   Values mean, variance;  // biased

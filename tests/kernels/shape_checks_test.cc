@@ -49,6 +49,28 @@ TEST(ShapeChecksTest, SizesBelowOneAreRefusedByName) {
       LossSpec{.batch = 1, .outputs = 1}, [](auto& s) { s.outputs = 0; }, "outputs is 0");
 }
 
+TEST(ShapeChecksTest, WindowsPartsAndGroupsFitTheirTensors) {
+  ExpectRefused(
+      AveragePool2dSpec{kPool}, [](auto& s) { s.kernel_width = 7; }, "average pool: kernel_width is 7");
+  ExpectRefused(
+      DepthwiseConv2dSpec{kPool}, [](auto& s) { s.stride_height = 0; }, "depthwise conv2d: stride_height is 0");
+  ExpectRefused(
+      ActivationSpec{.batch = 2, .sample_elements = 3}, [](auto& s) { s.sample_elements = 0; },
+      "activation: sample_elements is 0");
+  const ConcatPartSpec part = {.batch = 1, .pixels = 2, .channels = 3, .out_channels = 5, .offset = 2};
+  ExpectRefused(
+      part, [](auto& s) { s.offset = 3; }, "concat: channels 3 to 6 of an output with 5");
+  ExpectRefused(
+      part, [](auto& s) { s.offset = -1; }, "concat: offset is -1");
+  const GroupNormSpec norm = {.batch = 1, .pixels = 2, .channels = 6, .groups = 3};
+  ExpectRefused(
+      norm, [](auto& s) { s.groups = 4; }, "group norm: 6 channels in 4 groups");
+  for (const float wrong : {0.0f, std::numeric_limits<float>::quiet_NaN()}) {
+    ExpectRefused(
+        norm, [wrong](auto& s) { s.epsilon = wrong; }, "must be above 0");
+  }
+}
+
 TEST(ShapeChecksTest, LabelSmoothingIsBelowOne) {
   const LossSpec loss = {.batch = 1, .outputs = 1};
   for (const float wrong : {-0.1f, 1.0f, std::numeric_limits<float>::quiet_NaN()}) {

@@ -1,5 +1,6 @@
+#include <google/protobuf/descriptor.h>
+
 #include <cctype>
-#include <cmath>
 #include <map>
 #include <string>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "common/base/status.h"
 #include "proto/starring/v1/layer_file.pb.h"
 #include "worker/model/layer_file.h"
+#include "worker/model/layer_table.h"
 
 namespace starring {
 namespace {
@@ -25,17 +27,6 @@ struct Place {
     return file->LayerError(layer, field, reason);
   }
 };
-
-struct Bounds {
-  int64_t lowest;
-  int64_t highest;
-};
-
-absl::Status CheckNumber(const Place& place, absl::string_view field, int64_t value, const Bounds& bounds) {
-  if (value >= bounds.lowest && value <= bounds.highest) return absl::OkStatus();
-  return place.Error(field,
-                     absl::StrCat(field, " is ", value, ", it must be from ", bounds.lowest, " to ", bounds.highest));
-}
 
 absl::Status CheckName(const Place& place, const std::string& name, const LayerNumbers& seen) {
   if (name.empty()) return place.Error("name", "has no name");
@@ -59,11 +50,18 @@ absl::Status CheckName(const Place& place, const std::string& name, const LayerN
 
 absl::Status CheckInputs(const Place& place, const v1::Layer& layer, const LayerNumbers& above,
                          const LayerNumbers& all) {
-  const int wanted = layer.kind_case() == v1::Layer::kAdd ? 2 : 1;
-  // A layer that names no input reads the layer above it. An add must name both inputs.
-  if (layer.input_size() != wanted && (wanted == 2 || layer.input_size() > 1)) {
-    return place.Error("input", absl::StrCat("has ", layer.input_size(), " inputs, ",
-                                             wanted == 2 ? "add needs 2" : "this kind of layer takes 1"));
+  const int wanted = LayerTypeOf(layer)->input_count;
+  const int given = layer.input_size();
+  // A layer that names no input reads the layer above it. One of several inputs must name them.
+  const bool fits = wanted == kTwoOrMore ? given >= 2 : given == wanted || (wanted == 1 && given == 0);
+  if (!fits) {
+    const google::protobuf::FieldDescriptor* const kind =
+        v1::Layer::GetReflection()->GetOneofFieldDescriptor(layer, v1::Layer::descriptor()->FindOneofByName("kind"));
+    return place.Error(
+        "input", absl::StrCat("has ", given, " inputs, ",
+                              wanted == 1 ? "this kind of layer takes 1"
+                                          : absl::StrCat(kind->name(), " needs ",
+                                                         wanted == kTwoOrMore ? "2 or more" : absl::StrCat(wanted))));
   }
   for (const std::string& input : layer.input()) {
     // Only layers above may be read, so that every input is ready when a layer runs. The messages below tell a cycle, a
@@ -79,57 +77,12 @@ absl::Status CheckInputs(const Place& place, const v1::Layer& layer, const Layer
   return absl::OkStatus();
 }
 
-constexpr Bounds kChannelBounds{1, kLayerWidthMax};
-constexpr Bounds kKernelBounds{1, kLayerKernelMax};
-// 0 is a stride that the file does not give: 1 for a convolution, the kernel for a pool.
-constexpr Bounds kStrideBounds{0, kLayerKernelMax};
-constexpr Bounds kPaddingBounds{0, kLayerKernelMax};
-
-absl::Status CheckBatchNorm(const Place& place, const v1::BatchNorm& norm) {
-  // The negation also refuses NaN, which the text format can write.
-  if (!(norm.epsilon() >= 0) || std::isinf(norm.epsilon())) {
-    return place.Error("epsilon", absl::StrCat("epsilon is ", norm.epsilon(), ", it must be 0 or more (0 means 1e-5)"));
-  }
-  if (!(norm.momentum() >= 0 && norm.momentum() <= 1)) {
-    return place.Error("momentum",
-                       absl::StrCat("momentum is ", norm.momentum(), ", it must be from 0 to 1 (0 means 0.1)"));
-  }
-  return absl::OkStatus();
-}
-
 absl::Status CheckKind(const Place& place, const v1::Layer& layer) {
-  switch (layer.kind_case()) {
-    case v1::Layer::kConv2D:
-      RETURN_IF_ERROR(CheckNumber(place, "out_channels", layer.conv2d().out_channels(), kChannelBounds));
-      RETURN_IF_ERROR(CheckNumber(place, "kernel", layer.conv2d().kernel(), kKernelBounds));
-      RETURN_IF_ERROR(CheckNumber(place, "stride", layer.conv2d().stride(), kStrideBounds));
-      return CheckNumber(place, "padding", layer.conv2d().padding(), kPaddingBounds);
-    case v1::Layer::kDense:
-      // The last layer may leave its units to the data.
-      if (layer.dense().units() == 0 && place.is_last()) return absl::OkStatus();
-      return CheckNumber(place, "units", layer.dense().units(), kChannelBounds);
-    case v1::Layer::kMaxPool:
-      RETURN_IF_ERROR(CheckNumber(place, "kernel", layer.max_pool().kernel(), kKernelBounds));
-      RETURN_IF_ERROR(CheckNumber(place, "stride", layer.max_pool().stride(), kStrideBounds));
-      // With more padding, some windows would see nothing but padding, and have no maximum.
-      return CheckNumber(place, "padding", layer.max_pool().padding(), {0, layer.max_pool().kernel() / 2});
-    case v1::Layer::kBatchNorm:
-      return CheckBatchNorm(place, layer.batch_norm());
-    case v1::Layer::kDropout:
-      if (layer.dropout().rate() >= 0 && layer.dropout().rate() < 1) return absl::OkStatus();
-      return place.Error("rate",
-                         absl::StrCat("rate is ", layer.dropout().rate(), ", it must be 0 or more and below 1"));
-    case v1::Layer::kRelu:
-    case v1::Layer::kGlobalAveragePool:
-    case v1::Layer::kAdd:
-    case v1::Layer::kFlatten:
-      return absl::OkStatus();
-    case v1::Layer::KIND_NOT_SET:
-      break;
-  }
-  return place.Error("name",
-                     "has no kind: add conv2d, dense, relu, max_pool, global_average_pool, batch_norm, dropout, add or "
-                     "flatten");
+  const LayerType* const type = LayerTypeOf(layer);
+  if (type == nullptr) return place.Error("name", absl::StrCat("has no kind: add ", LayerKindNames()));
+  if (type->check == nullptr) return absl::OkStatus();
+  return type->check({layer, place.is_last(),
+                      [&](absl::string_view field, absl::string_view reason) { return place.Error(field, reason); }});
 }
 
 // An output that no layer reads is a mistake in the file: its layer would have no gradient, and backward could not run.

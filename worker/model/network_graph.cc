@@ -15,8 +15,6 @@
 namespace starring {
 namespace {
 
-Activation ActivationOf(bool relu) { return relu ? Activation::kRelu : Activation::kNone; }
-
 // Builds the layers in file order, so that the shape of every input is known when a layer needs it.
 class GraphBuilder {
  public:
@@ -29,11 +27,20 @@ class GraphBuilder {
     const v1::Layer& proto = file_.definition().layer(number);
     GraphLayer layer;
     layer.name = proto.name();
+    layer.number = number;
     layer.first_tensor = static_cast<int>(tensors_.size());
-    Resolve(number, proto, &layer);
-    // Most kinds keep the shape. Fill changes the others.
+    Resolve(proto, &layer);
+    // Most kinds keep the shape. Their rows' functions change the others.
     layer.out = layer.in;
-    RETURN_IF_ERROR(Fill(number, proto, &layer));
+    const auto error = [&](absl::string_view field, absl::string_view reason) {
+      return file_.LayerError(number, field, reason);
+    };
+    LayerFill fill{.layer = proto, .inputs = {}, .input_names = {}, .outputs = outputs_, .error = error};
+    for (const int input : layer.inputs) {
+      fill.inputs.push_back(ShapeOf(input));
+      fill.input_names.push_back(input == GraphLayer::kImage ? "input" : layers_[input].name);
+    }
+    RETURN_IF_ERROR(LayerTypeOf(proto)->fill(fill, &layer, &tensors_));
     // Checked before the next layer multiplies this shape, so that no product of sizes overflows.
     if (layer.out.elements() > kSampleElementsMax) {
       return file_.LayerError(number, "",
@@ -41,8 +48,13 @@ class GraphBuilder {
                                            kSampleElementsMax, " are allowed"));
     }
     layer.tensor_count = static_cast<int>(tensors_.size()) - layer.first_tensor;
-    numbers_.emplace(layer.name, number);
     layers_.push_back(std::move(layer));
+    if (layers_.back().relu_after || layers_.back().then.has_value()) {
+      GraphLayer after = ActivationAfter(layers_.back());
+      after.inputs = {static_cast<int>(layers_.size()) - 1};
+      layers_.push_back(std::move(after));
+    }
+    numbers_.emplace(proto.name(), static_cast<int>(layers_.size()) - 1);
     return absl::OkStatus();
   }
 
@@ -51,8 +63,9 @@ class GraphBuilder {
 
  private:
   // CheckLayers has made sure that every input exists and is above.
-  void Resolve(int number, const v1::Layer& proto, GraphLayer* layer) {
-    if (proto.input_size() == 0) layer->inputs.push_back(number - 1);  // for the first layer kImage, which is -1
+  void Resolve(const v1::Layer& proto, GraphLayer* layer) {
+    // For the first layer kImage, which is -1.
+    if (proto.input_size() == 0) layer->inputs.push_back(static_cast<int>(layers_.size()) - 1);
     for (const std::string& input : proto.input()) {
       layer->inputs.push_back(input == "input" ? GraphLayer::kImage : numbers_.at(input));
     }
@@ -61,155 +74,12 @@ class GraphBuilder {
 
   const SampleShape& ShapeOf(int layer) const { return layer == GraphLayer::kImage ? image_ : layers_[layer].out; }
 
-  absl::Status Fill(int number, const v1::Layer& proto, GraphLayer* layer) {
-    switch (proto.kind_case()) {
-      case v1::Layer::kConv2D:
-        return FillConv2d(number, proto.conv2d(), layer);
-      case v1::Layer::kDense:
-        FillDense(proto.dense(), layer);
-        return absl::OkStatus();
-      case v1::Layer::kRelu:
-        layer->kind = LayerKind::kRelu;
-        return absl::OkStatus();
-      case v1::Layer::kMaxPool:
-        return FillMaxPool(number, proto.max_pool(), layer);
-      case v1::Layer::kGlobalAveragePool:
-        layer->kind = LayerKind::kGlobalAveragePool;
-        layer->out = {.height = 1, .width = 1, .channels = layer->in.channels, .flat = true};
-        return RequireImage(number, *layer);
-      case v1::Layer::kBatchNorm:
-        return FillBatchNorm(number, proto.batch_norm(), layer);
-      case v1::Layer::kDropout:
-        layer->kind = LayerKind::kDropout;
-        layer->rate = proto.dropout().rate();
-        return absl::OkStatus();
-      case v1::Layer::kAdd:
-        return FillAdd(number, proto.add(), layer);
-      case v1::Layer::kFlatten:
-        layer->kind = LayerKind::kFlatten;
-        layer->out.flat = true;
-        return absl::OkStatus();
-      case v1::Layer::KIND_NOT_SET:
-        break;
-    }
-    return file_.LayerError(number, "", "is of a kind that this program does not know");
-  }
-
-  absl::Status FillConv2d(int number, const v1::Conv2d& conv, GraphLayer* layer) {
-    layer->kind = LayerKind::kConv2d;
-    layer->activation = ActivationOf(conv.relu());
-    layer->bias = conv.no_bias() ? Bias::kNone : Bias::kAdded;
-    RETURN_IF_ERROR(RequireImage(number, *layer));
-    // A stride that the file does not give is read as 0, and 0 stands for the default.
-    RETURN_IF_ERROR(
-        SlideWindow(number, {conv.kernel(), conv.stride() == 0 ? 1 : conv.stride(), conv.padding()}, layer));
-    layer->out.channels = conv.out_channels();
-    AddTensor({.name = layer->name + ".weight",
-               .dims = {conv.out_channels(), conv.kernel(), conv.kernel(), layer->in.channels},
-               // A weight is (out, height, width, in) in memory, as images are; PyTorch has (out, in, height, width).
-               .torch_axes = {0, 3, 1, 2},
-               .torch_shape = {}});
-    AddBias(conv.out_channels(), layer);
-    return absl::OkStatus();
-  }
-
-  void FillDense(const v1::Dense& dense, GraphLayer* layer) {
-    layer->kind = LayerKind::kDense;
-    layer->activation = ActivationOf(dense.relu());
-    layer->bias = dense.no_bias() ? Bias::kNone : Bias::kAdded;
-    // The layer file's check has found that only the last layer leaves its units to the data.
-    const int64_t units = dense.units() == 0 ? outputs_ : dense.units();
-    layer->out = {.height = 1, .width = 1, .channels = units, .flat = true};
-    const SampleShape& in = layer->in;
-    TensorSpec weight{
-        .name = layer->name + ".weight", .dims = {units, in.elements()}, .torch_axes = {}, .torch_shape = {}};
-    if (in.channels > 1 && in.height * in.width > 1) {
-      // PyTorch flattens (channels, height, width), this program (height, width, channels). The weight keeps the axes
-      // of the image apart, so that it can be reordered when a checkpoint or the initial values change between the two.
-      weight.dims = {units, in.height, in.width, in.channels};
-      weight.torch_axes = {0, 3, 1, 2};
-      weight.torch_shape = {units, in.elements()};
-    }
-    AddTensor(std::move(weight));
-    AddBias(units, layer);
-  }
-
-  absl::Status FillMaxPool(int number, const v1::MaxPool2d& pool, GraphLayer* layer) {
-    layer->kind = LayerKind::kMaxPool;
-    RETURN_IF_ERROR(RequireImage(number, *layer));
-    return SlideWindow(number, {pool.kernel(), pool.stride() == 0 ? pool.kernel() : pool.stride(), pool.padding()},
-                       layer);
-  }
-
-  absl::Status FillBatchNorm(int number, const v1::BatchNorm& norm, GraphLayer* layer) {
-    layer->kind = LayerKind::kBatchNorm;
-    layer->activation = ActivationOf(norm.relu());
-    // A number that the file does not give is read as 0. The defaults are PyTorch's.
-    layer->epsilon = norm.epsilon() == 0 ? 1e-5f : norm.epsilon();
-    layer->momentum = norm.momentum() == 0 ? 0.1f : norm.momentum();
-    // Flattening keeps the order of the values in memory, but PyTorch would see height * width * channels features
-    // here, each with a mean of its own.
-    if (layer->in.flat && layer->in.height * layer->in.width > 1) {
-      return file_.LayerError(number, "", "batch_norm of a flattened image is not supported: put it before flatten");
-    }
-    AddTensor({.name = layer->name + ".weight", .dims = {layer->in.channels}, .torch_axes = {}, .torch_shape = {}});
-    layer->bias = Bias::kAdded;
-    AddBias(layer->in.channels, layer);
-    return absl::OkStatus();
-  }
-
-  absl::Status FillAdd(int number, const v1::Add& add, GraphLayer* layer) {
-    layer->kind = LayerKind::kAdd;
-    layer->activation = ActivationOf(add.relu());
-    const SampleShape& other = ShapeOf(layer->inputs[1]);
-    // Both shapes must be equal. PyTorch would broadcast one of them, and a model with a wrong shape would train.
-    if (layer->in == other) return absl::OkStatus();
-    return file_.LayerError(
-        number, "input",
-        absl::StrCat("adds ", ToString(layer->in), " (", NameOf(layer->inputs[0]), ") and ", ToString(other), " (",
-                     NameOf(layer->inputs[1]), "): both must have one shape"));
-  }
-
-  std::string NameOf(int layer) const { return layer == GraphLayer::kImage ? "input" : layers_[layer].name; }
-
-  absl::Status RequireImage(int number, const GraphLayer& layer) {
-    if (!layer.in.flat) return absl::OkStatus();
-    return file_.LayerError(number, "", absl::StrCat("needs an image, its input is ", ToString(layer.in)));
-  }
-
-  struct Window {
-    int64_t kernel, stride, padding;
-  };
-  absl::Status SlideWindow(int number, const Window& window, GraphLayer* layer) {
-    layer->kernel = window.kernel;
-    layer->stride = window.stride;
-    layer->padding = window.padding;
-    const int64_t height = layer->in.height + 2 * window.padding;
-    const int64_t width = layer->in.width + 2 * window.padding;
-    if (window.kernel > height || window.kernel > width) {
-      return file_.LayerError(number, "kernel",
-                              absl::StrCat("kernel ", window.kernel, " is larger than its input, ", ToString(layer->in),
-                                           window.padding > 0 ? absl::StrCat(" with padding ", window.padding) : "",
-                                           ": the output would have a size below 1"));
-    }
-    // The division rounds down, as PyTorch's does: a window that does not fit is left out.
-    layer->out.height = (height - window.kernel) / window.stride + 1;
-    layer->out.width = (width - window.kernel) / window.stride + 1;
-    return absl::OkStatus();
-  }
-
-  void AddTensor(TensorSpec spec) { tensors_.push_back(std::move(spec)); }
-  void AddBias(int64_t size, GraphLayer* layer) {
-    if (layer->bias == Bias::kNone) return;
-    AddTensor({.name = layer->name + ".bias", .dims = {size}, .torch_axes = {}, .torch_shape = {}});
-  }
-
   const LayerFile& file_;
   const SampleShape image_;
   const int64_t outputs_;
   std::vector<GraphLayer> layers_;
   std::vector<TensorSpec> tensors_;
-  std::map<std::string, int> numbers_;
+  std::map<std::string, int> numbers_;  // by name: the last layer of the graph that computes it
 };
 
 absl::Status CheckLast(const LayerFile& file, const GraphLayer& last, int64_t outputs) {
@@ -221,16 +91,12 @@ absl::Status CheckLast(const LayerFile& file, const GraphLayer& last, int64_t ou
                                         ToString(last.out), ": end with dense {}"));
   }
   if (last.out.channels == outputs) return absl::OkStatus();
+  const bool is_dense = file.definition().layer(number).has_dense();
   return file.LayerError(
-      number, last.kind == LayerKind::kDense ? "units" : "",
+      number, is_dense ? "units" : "",
       absl::StrCat("is the last layer and has ", last.out.channels, " outputs, the data set has ", outputs,
                    LossOf(file).kind == LossKind::kSoftmax ? " classes" : " targets a sample", ": both must be equal",
-                   last.kind == LayerKind::kDense ? ", so leave `units` out" : ""));
-}
-
-// The number of inputs that one output is computed from.
-int64_t FanIn(const GraphLayer& layer) {
-  return layer.kind == LayerKind::kConv2d ? layer.kernel * layer.kernel * layer.in.channels : layer.in.elements();
+                   is_dense ? ", so leave `units` out" : ""));
 }
 
 void FillUniform(const RandomKey& key, float bound, std::span<float> values) {
@@ -243,11 +109,6 @@ void FillUniform(const RandomKey& key, float bound, std::span<float> values) {
 }
 
 }  // namespace
-
-std::string ToString(const SampleShape& shape) {
-  if (shape.flat) return absl::StrCat(shape.elements(), " (flat)");
-  return absl::StrCat(shape.height, " x ", shape.width, " x ", shape.channels);
-}
 
 GraphLoss LossOf(const LayerFile& file) {
   const v1::Loss& loss = file.definition().loss();
@@ -298,8 +159,8 @@ void InitializeParameters(const NetworkGraph& graph, uint64_t seed, std::span<fl
     for (int t = layer.first_tensor; t < layer.first_tensor + layer.tensor_count; ++t) {
       const Tensor& tensor = graph.layout().tensors()[t];
       const std::span<float> values = parameters.subspan(tensor.range.begin, tensor.range.size());
-      if (layer.kind == LayerKind::kBatchNorm) {
-        // Gamma is 1 and beta is 0, so that the layer only normalises at first.
+      if (layer.fan_in == 0) {
+        // Gamma is 1 and beta is 0, so that a norm only normalises at first.
         std::fill(values.begin(), values.end(), t == layer.first_tensor ? 1.0f : 0.0f);
         continue;
       }
@@ -309,7 +170,7 @@ void InitializeParameters(const NetworkGraph& graph, uint64_t seed, std::span<fl
       in_torch_order.resize(values.size());
       // PyTorch draws weights and biases of convolution and dense uniformly between -b and b, where b is 1 / sqrt(fan
       // in).
-      FillUniform(key, static_cast<float>(1 / std::sqrt(static_cast<double>(FanIn(layer)))), in_torch_order);
+      FillUniform(key, static_cast<float>(1 / std::sqrt(static_cast<double>(layer.fan_in))), in_torch_order);
       FromTorchOrder(tensor.spec, in_torch_order, values);
     }
   }

@@ -12,41 +12,10 @@
 
 #include "absl/status/statusor.h"
 #include "common/job/layout.h"
-#include "kernels/device.h"
 #include "worker/model/layer_file.h"
+#include "worker/model/layer_table.h"
 
 namespace starring {
-
-enum class LayerKind { kConv2d, kDense, kRelu, kMaxPool, kGlobalAveragePool, kBatchNorm, kDropout, kAdd, kFlatten };
-
-// One sample, (height, width, channels) in memory. Flattening changes only `flat`.
-struct SampleShape {
-  int64_t height = 1, width = 1, channels = 1;
-  bool flat = false;  // layers that need an image refuse a flat sample
-  int64_t elements() const { return height * width * channels; }
-  friend bool operator==(const SampleShape&, const SampleShape&) = default;
-};
-std::string ToString(const SampleShape& shape);  // "28 x 28 x 1", "400 (flat)"
-
-struct GraphLayer {
-  static constexpr int kImage = -1;
-
-  std::string name;
-  LayerKind kind = LayerKind::kFlatten;
-  std::vector<int> inputs;  // layers above, or kImage
-  SampleShape in, out;      // add: `in` is the shape of both inputs
-
-  int64_t kernel = 1, stride = 1, padding = 0;  // convolution, pool
-  Activation activation = Activation::kNone;
-  Bias bias = Bias::kNone;
-  float epsilon = 0, momentum = 0;  // batch norm
-  float rate = 0;                   // dropout
-
-  // The layer's tensors in the layout: weight, then bias; for batch norm gamma (weight), then beta (bias). tensor_count
-  // is 0, 1 or 2.
-  int first_tensor = 0;
-  int tensor_count = 0;
-};
 
 struct GraphLoss {
   LossKind kind = LossKind::kSoftmax;
@@ -64,6 +33,7 @@ class NetworkGraph {
   // an add of different shapes, a last layer that is not a vector of `outputs` numbers, a tensor that is too large.
   static absl::StatusOr<NetworkGraph> Create(const LayerFile& file, const DataShape& data);
 
+  // One for each layer of the file, or two where an operation has an activation after it that it cannot compute.
   const std::vector<GraphLayer>& layers() const { return layers_; }
   const GraphLoss& loss() const { return loss_; }
   const Layout& layout() const { return layout_; }

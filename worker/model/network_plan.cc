@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <type_traits>
 #include <utility>
+#include <variant>
 
 #include "common/base/check.h"
 #include "common/base/status.h"
@@ -43,14 +44,14 @@ absl::StatusOr<std::unique_ptr<NetworkPlan>> NetworkPlan::Create(const Parts& pa
   const int layer_count = static_cast<int>(parts.graph->layers().size());
   // Everything is allocated here, so that a step allocates nothing.
   for (int l = 0; l < layer_count; ++l) {
-    absl::StatusOr<LayerOperation> operation = plan->CreateOperation(l);
+    absl::StatusOr<Prepared> operation = plan->Prepare(l);
     // A refused shape is a mistake in the layer file and is reported at its line. Other errors, for instance too little
     // memory, are not.
     if (operation.status().code() == absl::StatusCode::kInvalidArgument) {
-      return parts.file->LayerError(l, "", operation.status().message());
+      return parts.file->LayerError(parts.graph->layers()[l].number, "", operation.status().message());
     }
     RETURN_IF_ERROR(operation.status(), "layer ", parts.graph->layers()[l].name);
-    plan->operations_.push_back(*std::move(operation));
+    plan->prepared_.push_back(*std::move(operation));
   }
   // Plans for evaluation have the same loss, so that test losses compare with training losses.
   ASSIGN_OR_RETURN(plan->loss_, parts.device->CreateLoss({.kind = parts.graph->loss().kind,
@@ -70,67 +71,44 @@ InputGradient NetworkPlan::InputGradientOf(int layer) const {
   return InputGradient::kNotNeeded;
 }
 
-absl::StatusOr<NetworkPlan::LayerOperation> NetworkPlan::CreateOperation(int layer) const {
+absl::StatusOr<NetworkPlan::Prepared> NetworkPlan::Prepare(int layer) const {
   const GraphLayer& l = parts_.graph->layers()[layer];
   Device* device = parts_.device;
   switch (l.kind) {
-    case LayerKind::kConv2d:
-      return ToVariant<LayerOperation>(device->CreateConv2d({.batch = batch_,
-                                                             .in_height = l.in.height,
-                                                             .in_width = l.in.width,
-                                                             .in_channels = l.in.channels,
-                                                             .out_channels = l.out.channels,
-                                                             .kernel_height = l.kernel,
-                                                             .kernel_width = l.kernel,
-                                                             .stride_height = l.stride,
-                                                             .stride_width = l.stride,
-                                                             .padding_height = l.padding,
-                                                             .padding_width = l.padding,
-                                                             .bias = l.bias,
-                                                             .activation = l.activation,
-                                                             .input_gradient = InputGradientOf(layer)}));
-    case LayerKind::kDense:
-      return ToVariant<LayerOperation>(device->CreateDense({.batch = batch_,
-                                                            .in = l.in.elements(),
-                                                            .out = l.out.elements(),
-                                                            .bias = l.bias,
-                                                            .activation = l.activation,
-                                                            .input_gradient = InputGradientOf(layer)}));
-    case LayerKind::kMaxPool:
-      return ToVariant<LayerOperation>(device->CreateMaxPool2d({.batch = batch_,
-                                                                .in_height = l.in.height,
-                                                                .in_width = l.in.width,
-                                                                .channels = l.in.channels,
-                                                                .kernel_height = l.kernel,
-                                                                .kernel_width = l.kernel,
-                                                                .stride_height = l.stride,
-                                                                .stride_width = l.stride,
-                                                                .padding_height = l.padding,
-                                                                .padding_width = l.padding}));
-    case LayerKind::kGlobalAveragePool:
-      return ToVariant<LayerOperation>(device->CreateGlobalAveragePool(
-          {.batch = batch_, .height = l.in.height, .width = l.in.width, .channels = l.in.channels}));
+    case LayerKind::kOperation: {
+      Operations operations;
+      for (OperationSpec spec : l.operations) {
+        std::visit(
+            [&](auto& s) {
+              s.batch = batch_;
+              if constexpr (requires { s.input_gradient; }) s.input_gradient = InputGradientOf(layer);
+            },
+            spec);
+        ASSIGN_OR_RETURN(operations.emplace_back(), device->CreateOperation(spec));
+      }
+      return Prepared(std::move(operations));
+    }
     case LayerKind::kBatchNorm:
-      return ToVariant<LayerOperation>(device->CreateBatchNorm({.batch = batch_,
-                                                                .height = l.in.height,
-                                                                .width = l.in.width,
-                                                                .channels = l.in.channels,
-                                                                .activation = l.activation,
-                                                                .epsilon = l.epsilon,
-                                                                .momentum = l.momentum}));
+      return ToVariant<Prepared>(device->CreateBatchNorm({.batch = batch_,
+                                                          .height = l.in.height,
+                                                          .width = l.in.width,
+                                                          .channels = l.in.channels,
+                                                          .activation = l.activation,
+                                                          .epsilon = l.epsilon,
+                                                          .momentum = l.momentum}));
     case LayerKind::kDropout:
-      return ToVariant<LayerOperation>(device->CreateDropout({.batch = batch_,
-                                                              .sample_elements = l.in.elements(),
-                                                              .rate = l.rate,
-                                                              .seed = parts_.seed,
-                                                              // From one seed, every layer draws other numbers.
-                                                              .stream = static_cast<uint32_t>(layer)}));
+      return ToVariant<Prepared>(device->CreateDropout({.batch = batch_,
+                                                        .sample_elements = l.in.elements(),
+                                                        .rate = l.rate,
+                                                        .seed = parts_.seed,
+                                                        // From one seed, every layer draws other numbers.
+                                                        .stream = static_cast<uint32_t>(l.number)}));
     case LayerKind::kRelu:
     case LayerKind::kAdd:
     case LayerKind::kFlatten:
       break;
   }
-  return LayerOperation();
+  return Prepared();
 }
 
 // Offsets are per sample, so a smaller batch uses a shorter part of the arena.
@@ -188,24 +166,18 @@ void NetworkPlan::Forward(const Instruction& instruction, const Pointers& pointe
   float* y = At(instruction.y);
   const auto [weight, bias] = TensorsOf(*parts_.graph, layer, pointers.parameters);
   const RunningStatistics& running = (pointers.statistics.empty() ? parts_.statistics : pointers.statistics)[layer];
-  LayerOperation& operation = operations_[layer];
+  Prepared& prepared = prepared_[layer];
   switch (parts_.graph->layers()[layer].kind) {
-    case LayerKind::kConv2d:
-      return std::get<std::unique_ptr<Conv2d>>(operation)->Forward(x, weight, bias, y);
-    case LayerKind::kDense:
-      return std::get<std::unique_ptr<Dense>>(operation)->Forward(x, weight, bias, y);
-    case LayerKind::kMaxPool:
-      return std::get<std::unique_ptr<MaxPool2d>>(operation)->Forward(x, y);
-    case LayerKind::kGlobalAveragePool:
-      return std::get<std::unique_ptr<GlobalAveragePool>>(operation)->Forward(x, y);
+    case LayerKind::kOperation:
+      return std::get<Operations>(prepared)[instruction.part]->Forward(x, weight, bias, y);
     case LayerKind::kBatchNorm: {
-      BatchNorm& norm = *std::get<std::unique_ptr<BatchNorm>>(operation);
+      BatchNorm& norm = *std::get<std::unique_ptr<BatchNorm>>(prepared);
       // Training normalises by the batch's own statistics and updates the running ones, which evaluation reads.
       if (parts_.mode == Mode::kTraining) return norm.Forward(x, weight, bias, running.mean, running.variance, y);
       return norm.Infer(x, weight, bias, running.mean, running.variance, y);
     }
     case LayerKind::kDropout:
-      return std::get<std::unique_ptr<Dropout>>(operation)->Forward(x, pointers.step, pointers.first_sample, y);
+      return std::get<std::unique_ptr<Dropout>>(prepared)->Forward(x, pointers.step, pointers.first_sample, y);
     case LayerKind::kRelu:
       return parts_.device->Relu(x, y, CountOf(instruction.y));
     case LayerKind::kAdd:
@@ -225,20 +197,14 @@ void NetworkPlan::Backward(const Instruction& instruction, const Pointers& point
   // No backward reads the bias: the gradient of a sum does not depend on its terms.
   const float* weight = TensorsOf(*parts_.graph, layer, pointers.parameters).first;
   const auto [dweight, dbias] = TensorsOf(*parts_.graph, layer, pointers.gradients);
-  LayerOperation& operation = operations_[layer];
+  Prepared& prepared = prepared_[layer];
   switch (parts_.graph->layers()[layer].kind) {
-    case LayerKind::kConv2d:
-      return std::get<std::unique_ptr<Conv2d>>(operation)->Backward(x, weight, y, dy, dx, dweight, dbias);
-    case LayerKind::kDense:
-      return std::get<std::unique_ptr<Dense>>(operation)->Backward(x, weight, y, dy, dx, dweight, dbias);
-    case LayerKind::kMaxPool:
-      return std::get<std::unique_ptr<MaxPool2d>>(operation)->Backward(dy, dx);
-    case LayerKind::kGlobalAveragePool:
-      return std::get<std::unique_ptr<GlobalAveragePool>>(operation)->Backward(dy, dx);
+    case LayerKind::kOperation:
+      return std::get<Operations>(prepared)[instruction.part]->Backward(x, weight, y, dy, dx, dweight, dbias);
     case LayerKind::kBatchNorm:
-      return std::get<std::unique_ptr<BatchNorm>>(operation)->Backward(x, weight, y, dy, dx, dweight, dbias);
+      return std::get<std::unique_ptr<BatchNorm>>(prepared)->Backward(x, weight, y, dy, dx, dweight, dbias);
     case LayerKind::kDropout:
-      return std::get<std::unique_ptr<Dropout>>(operation)->Backward(dy, dx);
+      return std::get<std::unique_ptr<Dropout>>(prepared)->Backward(dy, dx);
     case LayerKind::kRelu:
     case LayerKind::kAdd:
     case LayerKind::kFlatten:

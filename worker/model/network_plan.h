@@ -66,12 +66,11 @@ class NetworkPlan {
 
  private:
   // A layer's operation. Relu, add and flatten have none: they are calls of the device that need no preparation.
-  using LayerOperation =
-      std::variant<std::monostate, std::unique_ptr<Conv2d>, std::unique_ptr<Dense>, std::unique_ptr<MaxPool2d>,
-                   std::unique_ptr<GlobalAveragePool>, std::unique_ptr<BatchNorm>, std::unique_ptr<Dropout>>;
+  using Operations = std::vector<std::unique_ptr<LayerOperation>>;
+  using Prepared = std::variant<std::monostate, Operations, std::unique_ptr<BatchNorm>, std::unique_ptr<Dropout>>;
 
   NetworkPlan(const Parts& parts, int64_t batch) : parts_(parts), batch_(batch) {}
-  absl::StatusOr<LayerOperation> CreateOperation(int layer) const;
+  absl::StatusOr<Prepared> Prepare(int layer) const;
   InputGradient InputGradientOf(int layer) const;
   // Where a storage is for this batch size; null for kNone.
   float* At(int storage) const;
@@ -83,7 +82,7 @@ class NetworkPlan {
 
   const Parts parts_;
   const int64_t batch_;
-  std::vector<LayerOperation> operations_;  // by layer
+  std::vector<Prepared> prepared_;  // by layer
   std::unique_ptr<Loss> loss_;
 };
 

@@ -16,7 +16,7 @@ constexpr int kNone = NetworkProgram::kNone;
 constexpr int kImages = NetworkProgram::kImages;
 
 // The mask of a ReLU is where its output is positive, so backward reads the output of a layer that ends with one.
-bool BackwardReadsOutput(const GraphLayer& layer) {
+bool HasRelu(const GraphLayer& layer) {
   return layer.kind == LayerKind::kRelu || layer.activation == Activation::kRelu;
 }
 
@@ -63,6 +63,8 @@ class ProgramBuilder {
   }
 
  private:
+  enum class Keeps { kNothing, kSigns, kValues };
+
   int OutputOf(int layer) const { return layer == GraphLayer::kImage ? kImages : outputs_[layer]; }
   bool NeedsGradient(int layer) const { return layer != GraphLayer::kImage && needs_gradient_[layer]; }
 
@@ -70,6 +72,7 @@ class ProgramBuilder {
     program_.storages.push_back({.sample_elements = shape.elements()});
     lives_.push_back({.size = shape.elements(), .first = time_, .last = time_});
     holders_.push_back(0);
+    keeps_.push_back(Keeps::kNothing);
     return static_cast<int>(lives_.size()) - 1;
   }
 
@@ -85,9 +88,26 @@ class ProgramBuilder {
     ++time_;
   }
 
-  // Whether layer l may overwrite its input. The batch's images are the caller's memory and stay. An input that another
-  // layer reads must stay too, even if that layer knows the same storage under another name: after a flatten, two
-  // layers have the same output storage.
+  // Notes what backward will read of a layer's output.
+  void KeepOutput(const GraphLayer& layer, int storage) {
+    if (storage < 0) return;
+    if (HasRelu(layer)) keeps_[storage] = std::max(keeps_[storage], Keeps::kSigns);
+    if (layer.backward_reads_output) keeps_[storage] = Keeps::kValues;
+  }
+
+  // Whether layer l may write to the storage of its input. Backward must still find what it reads there. A ReLU leaves
+  // positive numbers positive. So does dropout with those that it keeps, and the gradient of a dropped one is 0
+  // already.
+  bool WorksInPlace(int l) const {
+    const GraphLayer& layer = graph_.layers()[l];
+    if (!layer.works_in_place || !IsSoleReader(l)) return false;
+    const Keeps keeps = mode_ == Mode::kTraining ? keeps_[outputs_[layer.inputs[0]]] : Keeps::kNothing;
+    return keeps == Keeps::kNothing || (keeps == Keeps::kSigns && layer.kind != LayerKind::kOperation);
+  }
+
+  // Whether no other layer reads the storage of layer l's input. The batch's images are the caller's memory and stay.
+  // An input that another layer reads must stay too, even if that layer knows the same storage under another name:
+  // after a flatten, two layers have the same output storage.
   bool IsSoleReader(int l) const {
     const int input = graph_.layers()[l].inputs[0];
     return input != GraphLayer::kImage && reader_counts_[input] == 1 && has_one_name_[input];
@@ -103,7 +123,6 @@ class ProgramBuilder {
     // Flattening changes only the shape: an image is contiguous in memory. Dropout does nothing in evaluation.
     const bool is_identity =
         layer.kind == LayerKind::kFlatten || (layer.kind == LayerKind::kDropout && mode_ == Mode::kEvaluation);
-    const bool may_work_in_place = layer.kind == LayerKind::kRelu || layer.kind == LayerKind::kDropout;
     has_one_name_[l] = true;
     if (is_identity) {
       // No instruction. The storage now has two names; if the layer is the only reader, the first is not used again.
@@ -111,15 +130,20 @@ class ProgramBuilder {
       has_one_name_[l] = IsSoleReader(l);
       return;
     }
-    // Backward must still find what it reads. ReLU reads only its output. Dropout reads neither; it changes the output
-    // of a ReLU before it, but not the mask: a kept element stays positive, and the gradient of a dropped one is 0
-    // already.
-    outputs_[l] = may_work_in_place && IsSoleReader(l) ? x : NewStorage(layer.out);
+    outputs_[l] = WorksInPlace(l) ? x : NewStorage(layer.out);
+    KeepOutput(layer, outputs_[l]);
     if (layer.kind == LayerKind::kAdd) {
       Emit(&program_.forward[l],
            {.operation = Operation::kAdd, .layer = l, .x = x, .x2 = OutputOf(layer.inputs[1]), .y = outputs_[l]});
     } else {
-      Emit(&program_.forward[l], {.operation = Operation::kForward, .layer = l, .x = x, .y = outputs_[l]});
+      const int parts = std::max(1, static_cast<int>(layer.operations.size()));
+      for (int part = 0; part < parts; ++part) {
+        Emit(&program_.forward[l], {.operation = Operation::kForward,
+                                    .layer = l,
+                                    .part = part,
+                                    .x = OutputOf(layer.inputs[part]),
+                                    .y = outputs_[l]});
+      }
     }
   }
 
@@ -131,7 +155,7 @@ class ProgramBuilder {
     if (mode_ == Mode::kTraining && needs_gradient_.back()) {
       // The gradient replaces the logits unless something still reads them: backward, for the mask of a final ReLU, or
       // a layer that knows the same storage under another name.
-      const bool in_place = program_.logits >= 0 && has_one_name_.back() && !BackwardReadsOutput(last);
+      const bool in_place = program_.logits >= 0 && has_one_name_.back() && keeps_[program_.logits] == Keeps::kNothing;
       program_.dlogits = in_place ? program_.logits : NewStorage(last.out);
       gradients_.back() = program_.dlogits;
       holders_[program_.dlogits] = 1;
@@ -150,7 +174,7 @@ class ProgramBuilder {
     // other layers apply the mask inside their backward, which overwrites dy: if another tensor still holds dy, the
     // mask must be an instruction that writes elsewhere, or that tensor's gradient would be masked as well.
     const bool mask_here = NeedsMaskInstruction(layer) ? reader_counts_[l] < 2 : holders_[dy] > 1;
-    if (BackwardReadsOutput(layer) && mask_here) dy = EmitMask(l, y, dy, list);
+    if (HasRelu(layer) && mask_here) dy = EmitMask(l, y, dy, list);
 
     switch (layer.kind) {
       case LayerKind::kRelu:
@@ -159,8 +183,10 @@ class ProgramBuilder {
         PassOn(l, dy);
         return;
       default:
-        EmitBackward(l, y, dy, list);
+        break;
     }
+    const int parts = std::max(1, static_cast<int>(layer.operations.size()));
+    for (int part = 0; part < parts; ++part) EmitBackward({l, part, part + 1 == parts}, y, dy, list);
   }
 
   // Returns the storage of the masked gradient, which layer l now holds instead of `dy`.
@@ -174,23 +200,29 @@ class ProgramBuilder {
     return masked;
   }
 
-  void EmitBackward(int l, int y, int dy, std::vector<Instruction>* list) {
+  struct Part {
+    int layer, number;
+    bool is_last;
+  };
+  void EmitBackward(const Part& part, int y, int dy, std::vector<Instruction>* list) {
+    const int l = part.layer;
     const GraphLayer& layer = graph_.layers()[l];
-    const int input = layer.inputs[0];
-    const bool in_place = layer.kind == LayerKind::kDropout && holders_[dy] == 1;
+    const int input = layer.inputs[part.number];
+    const bool in_place = layer.works_in_place && holders_[dy] == 1;
     const bool needs_dx = NeedsGradient(input);
     int dx = kNone;
     // Batch norm's backward always writes dx, so that a first layer needs a storage for it too.
-    if (needs_dx || layer.kind == LayerKind::kBatchNorm) dx = in_place ? dy : NewStorage(layer.in);
-    Instruction instruction{.operation = Operation::kBackward, .layer = l, .dy = dy, .dx = dx};
+    if (needs_dx || layer.kind == LayerKind::kBatchNorm) {
+      dx = in_place ? dy : NewStorage(needs_dx ? graph_.layers()[input].out : layer.in);
+    }
+    Instruction instruction{.operation = Operation::kBackward, .layer = l, .part = part.number, .dy = dy, .dx = dx};
     // x and y are named only where backward reads them: a storage that is named stays alive until then.
-    const bool reads_input =
-        layer.kind == LayerKind::kConv2d || layer.kind == LayerKind::kDense || layer.kind == LayerKind::kBatchNorm;
-    if (reads_input) instruction.x = OutputOf(input);
-    if (BackwardReadsOutput(layer)) instruction.y = y;
-    Emit(list, instruction);
-    // This backward was the last reader of the gradient of the layer's output.
-    --holders_[dy];
+    if (layer.backward_reads_input) instruction.x = OutputOf(input);
+    if (layer.backward_reads_output || HasRelu(layer)) instruction.y = y;
+    // A part that reads the image has nothing to do.
+    if (needs_dx || layer.tensor_count > 0) Emit(list, instruction);
+    // The last part is the last reader of the gradient of the layer's output.
+    if (part.is_last) --holders_[dy];
     if (!needs_dx) return;
     ++holders_[dx];
     Contribute(l, input, dx);
@@ -247,6 +279,7 @@ class ProgramBuilder {
   // By storage.
   std::vector<BufferLife> lives_;
   std::vector<int> holders_;  // tensors whose gradient it is at this time
+  std::vector<Keeps> keeps_;  // what backward reads of an output there
   // By layer.
   std::vector<int> outputs_;            // the storage of its output
   std::vector<int> reader_counts_;      // layers that read its output

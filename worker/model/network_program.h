@@ -7,7 +7,8 @@
 // never alive at the same time.
 //
 // Three things keep the arena small:
-//   1. relu, dropout and flatten work in place where no other layer reads their input.
+//   1. relu, dropout, flatten and activations that backward computes from y work in place where no other layer reads
+//      their input.
 //   2. An activation that backward does not read dies with its last reader in forward.
 //   3. Gradients reuse the memory of everything that is dead by then.
 //
@@ -39,6 +40,7 @@ struct Instruction {
   };
   Operation operation = Operation::kForward;
   int layer = 0;
+  int part = 0;                                   // of a layer with an operation for each input
   int x = -1, x2 = -1, y = -1, dy = -1, dx = -1;  // storages, or kNone or kImages
 };
 

@@ -280,7 +280,8 @@ inline constexpr FlagRow kRows[] = {
     {"stall_report_s", "exchange", "seconds until a process that waits for a peer names it",
      SecondsAt<&W::stall_report>(1, kDeadlineSecondsMax)},
 
-    {"model", "model", "logreg, mlp, lenet5, mnist_cnn, resnet20, or the path of a layer file",
+    {"model", "model",
+     "logreg, mlp, tabular_mlp, lenet5, mnist_cnn, resnet18, resnet20, mobilenet_v2, or the path of a layer file",
      TextAt<&W::model>("name or file"), kSameContent | kPeerTakes},
 
     {"dataset", "data", "mnist, fashion-mnist, kmnist, emnist-SPLIT, cifar10, cifar100, npy, csv, libsvm, synthetic",

@@ -78,7 +78,7 @@ class Regions {
   int64_t floats_ = 0;
 };
 
-class TiledConv2d : public Conv2d {
+class TiledConv2d : public LayerOperation {
  public:
   TiledConv2d(CpuContext* context, const Conv2dSpec& spec);
 
@@ -451,7 +451,7 @@ void TiledConv2d::Backward(const float* x, const float* weight, const float* y, 
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Conv2d>> CreateTiledConv2d(CpuContext* context, const Conv2dSpec& spec) {
+absl::StatusOr<std::unique_ptr<LayerOperation>> CreateTiledConv2d(CpuContext* context, const Conv2dSpec& spec) {
   auto conv = std::make_unique<TiledConv2d>(context, spec);
   RETURN_IF_ERROR(context->scratch.Reserve(conv->scratch_bytes()), "conv2d");
   return conv;

@@ -23,7 +23,7 @@ constexpr int64_t kDepthBlock = 256;
 // The smallest share of a product, in multiplications. Below it, starting a thread costs more than it saves.
 constexpr int64_t kGrainProducts = 1 << 18;
 
-class TiledDense : public Dense {
+class TiledDense : public LayerOperation {
  public:
   TiledDense(CpuContext* context, const DenseSpec& spec)
       : context_(context),
@@ -157,7 +157,7 @@ void TiledDense::Backward(const float* x, const float* weight, const float* y, f
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Dense>> CreateTiledDense(CpuContext* context, const DenseSpec& spec) {
+absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCpuOperation(CpuContext* context, const DenseSpec& spec) {
   auto dense = std::make_unique<TiledDense>(context, spec);
   RETURN_IF_ERROR(context->scratch.Reserve(dense->scratch_bytes()), "dense");
   return dense;

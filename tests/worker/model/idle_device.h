@@ -11,17 +11,8 @@ namespace starring {
 // Memory and copies work as on the reference device.
 class IdleDevice : public ReferenceDevice {
  public:
-  absl::StatusOr<std::unique_ptr<Conv2d>> CreateConv2d(const Conv2dSpec&) override {
-    return std::make_unique<Idle<Conv2d>>();
-  }
-  absl::StatusOr<std::unique_ptr<Dense>> CreateDense(const DenseSpec&) override {
-    return std::make_unique<Idle<Dense>>();
-  }
-  absl::StatusOr<std::unique_ptr<MaxPool2d>> CreateMaxPool2d(const Pool2dSpec&) override {
-    return std::make_unique<IdlePool<MaxPool2d>>();
-  }
-  absl::StatusOr<std::unique_ptr<GlobalAveragePool>> CreateGlobalAveragePool(const GlobalAveragePoolSpec&) override {
-    return std::make_unique<IdlePool<GlobalAveragePool>>();
+  absl::StatusOr<std::unique_ptr<LayerOperation>> CreateOperation(const OperationSpec&) override {
+    return std::make_unique<IdleOperation>();
   }
   absl::StatusOr<std::unique_ptr<BatchNorm>> CreateBatchNorm(const BatchNormSpec&) override {
     return std::make_unique<IdleBatchNorm>();
@@ -32,15 +23,9 @@ class IdleDevice : public ReferenceDevice {
   absl::StatusOr<std::unique_ptr<Loss>> CreateLoss(const LossSpec&) override { return std::make_unique<IdleLoss>(); }
 
  private:
-  template <typename Operation>
-  class Idle : public Operation {
+  class IdleOperation : public LayerOperation {
     void Forward(const float*, const float*, const float*, float*) override {}
     void Backward(const float*, const float*, const float*, float*, float*, float*, float*) override {}
-  };
-  template <typename Operation>
-  class IdlePool : public Operation {
-    void Forward(const float*, float*) override {}
-    void Backward(const float*, float*) override {}
   };
   class IdleBatchNorm : public BatchNorm {
     void Forward(const float*, const float*, const float*, float*, float*, float*) override {}

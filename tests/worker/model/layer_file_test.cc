@@ -11,6 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/starring/v1/layer_file.pb.h"
+#include "worker/model/layer_table.h"
 #include "worker/model/network_graph.h"
 
 namespace starring {
@@ -55,6 +56,10 @@ TEST(LayerFileTest, ShippedModelsHaveTheKnownParameterCounts) {
   EXPECT_EQ(GraphOf(LayerFile::Load("lenet5")).layout().parameter_count(), 61706);
   EXPECT_EQ(GraphOf(LayerFile::Load("mnist_cnn")).layout().parameter_count(), 1199882);
   EXPECT_EQ(GraphOf(LayerFile::Load("resnet20"), kCifar).layout().parameter_count(), 272474);
+  EXPECT_EQ(GraphOf(LayerFile::Load("resnet18"), kCifar).layout().parameter_count(), 11173962);
+  EXPECT_EQ(GraphOf(LayerFile::Load("mobilenet_v2"), kCifar).layout().parameter_count(), 2236682);
+  constexpr NetworkGraph::DataShape kTable{.height = 1, .width = 1, .channels = 14, .outputs = 2};
+  EXPECT_EQ(GraphOf(LayerFile::Load("tabular_mlp"), kTable).layout().parameter_count(), 37378);
 }
 
 TEST(LayerFileTest, ShippedModelsAreFoundFromAnyWorkingDirectory) {
@@ -105,7 +110,8 @@ TEST(LayerFileTest, OwnFileWorksByPath) {
 TEST(LayerFileTest, UnknownNameListsTheShippedOnes) {
   const absl::Status status = LayerFile::Load("lenet6").status();
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
-  EXPECT_THAT(std::string(status.message()), HasSubstr("lenet5, logreg, mlp, mnist_cnn, resnet20"));
+  EXPECT_THAT(std::string(status.message()),
+              HasSubstr("lenet5, logreg, mlp, mnist_cnn, mobilenet_v2, resnet18, resnet20, tabular_mlp"));
 }
 
 TEST(LayerFileTest, MissingFileSaysWhere) {
@@ -131,6 +137,11 @@ TEST(LayerFileTest, TextErrorsHaveLineAndColumn) {
   EXPECT_THAT(ErrorOf("layer { name: \"fc\" dense { units: 10 } relu {} }"), StartsWith("my.textproto:1:"));
   EXPECT_THAT(ErrorOf(""), StartsWith("my.textproto:1:1: there is no layer"));
   EXPECT_THAT(ErrorOf(std::string("\0\xff\x01", 3)), StartsWith("my.textproto:1:"));
+}
+
+TEST(LayerFileTest, ALayerWithoutAKindIsToldAllKinds) {
+  EXPECT_EQ(ErrorOf("\n\n  layer { name: \"fc\" }"),
+            "my.textproto:3:11: layer fc: has no kind: add " + LayerKindNames());
 }
 
 struct WrongFile {
@@ -211,9 +222,6 @@ INSTANTIATE_TEST_SUITE_P(
         WrongFile{"SpaceInName", "layer { name: \"f c\" relu {} }",
                   "my.textproto:1:9: layer f c: the name has the character ' ', allowed are letters, digits, '_', '-' "
                   "and '.'"},
-        WrongFile{"NoKind", "\n\n  layer { name: \"fc\" }",
-                  "my.textproto:3:11: layer fc: has no kind: add conv2d, dense, relu, max_pool, global_average_pool, "
-                  "batch_norm, dropout, add or flatten"},
         WrongFile{"NoUnits", "layer { name: \"fc\" dense {} }\nlayer { name: \"last\" dense {} }",
                   "my.textproto:1:20: layer fc: units is 0, it must be from 1 to 1048576"},
         WrongFile{"LongKernel", "layer { name: \"c\" conv2d { out_channels: 2 kernel: 4097 } }",
@@ -230,6 +238,53 @@ INSTANTIATE_TEST_SUITE_P(
                   "my.textproto:1:29: layer d: rate is nan, it must be 0 or more and below 1"},
         WrongFile{"NegativeEpsilon", "layer { name: \"n\" batch_norm { epsilon: -1 } }",
                   "my.textproto:1:32: layer n: epsilon is -1, it must be 0 or more (0 means 1e-5)"},
+        WrongFile{
+            "UnknownActivation", "layer { name: \"a\" activation { function: \"swish\" } }",
+            "my.textproto:1:32: layer a: function is \"swish\", it must be relu6, sigmoid, tanh, gelu, gelu_tanh, silu "
+            "or leaky_relu"},
+        WrongFile{"UnknownActivationField", "layer { name: \"fc\" dense { units: 2 activation: \"relu\" } }",
+                  "my.textproto:1:37: layer fc: activation is \"relu\", it must be relu6, sigmoid, tanh, gelu, "
+                  "gelu_tanh, silu or leaky_relu"},
+        WrongFile{"TwoActivations", "layer { name: \"fc\" dense { units: 2 relu: true activation: \"silu\" } }",
+                  "my.textproto:1:48: layer fc: has relu and an activation, it can have one of them"},
+        WrongFile{"SlopeOfNan", "layer { name: \"a\" activation { function: \"leaky_relu\" slope: nan } }",
+                  "my.textproto:1:55: layer a: slope is nan, it must be 0 or more (0 means 0.01)"},
+        WrongFile{"SlopeOfSilu", "layer { name: \"a\" activation { function: \"silu\" slope: 0.5 } }",
+                  "my.textproto:1:49: layer a: slope is 0.5, which only leaky_relu has"},
+        WrongFile{"ScaleByNothing", "layer { name: \"s\" scale {} }",
+                  "my.textproto:1:19: layer s: factor is 0, it must be a finite number other than 0"},
+        WrongFile{"DepthwiseOfOtherChannels",
+                  "layer { name: \"c\" conv2d { out_channels: 2 kernel: 3 depthwise: true } }\n"
+                  "layer { name: \"fc\" dense {} }",
+                  "my.textproto:1:28: layer c: out_channels is 2, a depthwise convolution has as many as its input, 1: "
+                  "leave it out"},
+        WrongFile{"AverageOfPaddingAlone", "layer { name: \"p\" average_pool { kernel: 3 padding: 2 } }",
+                  "my.textproto:1:44: layer p: padding is 2, it must be from 0 to 1"},
+        WrongFile{"ConcatOfOne", "layer { name: \"c\" relu {} }\nlayer { name: \"j\" input: \"c\" concat {} }",
+                  "my.textproto:2:19: layer j: has 1 inputs, concat needs 2 or more"},
+        WrongFile{
+            "ConcatOfShapes",
+            "layer { name: \"p\" max_pool { kernel: 2 } }\nlayer { name: \"j\" input: \"p\" input: \"input\" concat {} "
+            "}\nlayer { name: \"fc\" dense {} }",
+            "my.textproto:2:19: layer j: joins 14 x 14 x 1 (p) and 28 x 28 x 1 (input): all must have one height "
+            "and width"},
+        WrongFile{"ConcatOfFlattened",
+                  "layer { name: \"f\" flatten {} }\nlayer { name: \"j\" input: \"f\" input: \"f\" concat {} }\n"
+                  "layer { name: \"fc\" dense {} }",
+                  "my.textproto:2:41: layer j: concat of a flattened image is not supported: put it before flatten"},
+        WrongFile{"NoGroups", "layer { name: \"n\" group_norm {} }",
+                  "my.textproto:1:19: layer n: groups is 0, it must be from 1 to 1048576"},
+        WrongFile{"UnequalGroups", "layer { name: \"n\" group_norm { groups: 2 } }\nlayer { name: \"fc\" dense {} }",
+                  "my.textproto:1:32: layer n: groups is 2, its input has 1 channels: all groups must have as many"},
+        WrongFile{
+            "GroupNormOfFlattened",
+            "layer { name: \"f\" flatten {} }\nlayer { name: \"n\" group_norm { groups: 1 } }\n"
+            "layer { name: \"fc\" dense {} }",
+            "my.textproto:2:19: layer n: group_norm of a flattened image is not supported: put it before flatten"},
+        WrongFile{
+            "LayerNormOfFlattened",
+            "layer { name: \"f\" flatten {} }\nlayer { name: \"n\" layer_norm {} }\nlayer { name: \"fc\" dense {} }",
+            "my.textproto:2:19: layer n: layer_norm of a flattened image is not supported: put it before flatten"},
         WrongFile{"MomentumAboveOne", "layer { name: \"n\" batch_norm { momentum: 1.5 } }",
                   "my.textproto:1:32: layer n: momentum is 1.5, it must be from 0 to 1 (0 means 0.1)"}),
     [](const testing::TestParamInfo<WrongFile>& wrong) { return wrong.param.name; });

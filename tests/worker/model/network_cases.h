@@ -64,6 +64,51 @@ inline constexpr NetworkCase kChainCases[] = {
                 "layer { name: \"d\" dropout { rate: 0.3 } } layer { name: \"r\" relu {} }"
                 "layer { name: \"fc\" dense { units: 3 } }",
                 3, 3, 1, 3, 5},
+    NetworkCase{"ActivationFields",
+                "layer { name: \"c\" conv2d { out_channels: 3 kernel: 3 activation: \"silu\" } }"
+                "layer { name: \"d\" dense { units: 6 activation: \"tanh\" } }"
+                "layer { name: \"e\" dense { units: 5 activation: \"leaky_relu\" } } layer { name: \"fc\" dense {} }",
+                5, 4, 2, 3, 4},
+    NetworkCase{
+        "ActivationsInARow",
+        "layer { name: \"a\" dense { units: 6 } } layer { name: \"b\" activation { function: \"gelu\" } }"
+        "layer { name: \"c\" activation { function: \"gelu_tanh\" } } layer { name: \"s\" scale { factor: -2.5 } }"
+        "layer { name: \"d\" activation { function: \"sigmoid\" } } layer { name: \"r\" relu {} }"
+        "layer { name: \"u\" dropout { rate: 0.2 } } layer { name: \"e\" activation { function: \"tanh\" } }"
+        "layer { name: \"t\" scale { factor: 3 } } layer { name: \"fc\" dense {} }",
+        3, 3, 1, 3, 6},
+    // Each would have to keep what the next one overwrites in place.
+    NetworkCase{
+        "ActivationsThatReadTheirOutputs",
+        "layer { name: \"a\" dense { units: 7 } } layer { name: \"b\" activation { function: \"tanh\" } }"
+        "layer { name: \"f\" flatten {} } layer { name: \"r\" relu {} }"
+        "layer { name: \"c\" activation { function: \"leaky_relu\" slope: 0.3 } } layer { name: \"s\" scale { "
+        "factor: 9 } }"
+        "layer { name: \"d\" activation { function: \"relu6\" } } layer { name: \"u\" dropout { rate: 0.2 } }"
+        "layer { name: \"fc\" dense { units: 3 } } layer { name: \"last\" activation { function: \"sigmoid\" } }",
+        3, 3, 1, 3, 6},
+    NetworkCase{"DepthwiseAndAverage",
+                "layer { name: \"d\" conv2d { kernel: 3 padding: 1 depthwise: true relu: true } }"
+                "layer { name: \"p\" average_pool { kernel: 2 stride: 1 padding: 1 } }"
+                "layer { name: \"e\" conv2d { out_channels: 2 kernel: 2 stride: 2 depthwise: true no_bias: true "
+                "activation: \"relu6\" } }"
+                "layer { name: \"q\" average_pool { kernel: 2 } } layer { name: \"fc\" dense {} }",
+                7, 6, 2, 3, 4},
+    NetworkCase{
+        "GroupNorms",
+        "layer { name: \"m\" group_norm { groups: 2 } } layer { name: \"c\" conv2d { out_channels: 6 kernel: 3 } }"
+        "layer { name: \"n\" group_norm { groups: 3 epsilon: 0.01 } } layer { name: \"d\" dense { units: 8 } }"
+        "layer { name: \"o\" group_norm { groups: 2 } } layer { name: \"fc\" dense {} }",
+        4, 5, 2, 3, 4},
+    NetworkCase{"LayerNorms",
+                "layer { name: \"m\" layer_norm {} } layer { name: \"c\" conv2d { out_channels: 3 kernel: 3 } }"
+                "layer { name: \"n\" layer_norm { epsilon: 0.01 } } layer { name: \"d\" dense { units: 8 } }"
+                "layer { name: \"o\" layer_norm {} } layer { name: \"fc\" dense {} }",
+                4, 5, 2, 3, 4},
+    // The loss may not overwrite logits that the ReLU's mask is read from.
+    NetworkCase{"DropoutOfAReluLast",
+                "layer { name: \"fc\" dense { units: 3 relu: true } } layer { name: \"d\" dropout { rate: 0.3 } }", 2,
+                3, 1, 3, 6},
     NetworkCase{
         "NothingToTrainBelow",
         "layer { name: \"p\" max_pool { kernel: 2 } } layer { name: \"f\" flatten {} } layer { name: \"r\" relu "
@@ -92,6 +137,23 @@ inline constexpr NetworkCase kJoinCases[] = {
     NetworkCase{"AddOfTheSame",
                 "layer { name: \"c\" " CONV " } layer { name: \"a\" input: \"c\" input: \"c\" add {} }" END, 4, 4, 2, 3,
                 3},
+    // Two activations share the gradient of the sum, and would write to it in place.
+    NetworkCase{"AddOfTwoActivations",
+                "layer { name: \"c\" input: \"input\" conv2d { out_channels: 2 kernel: 1 activation: \"sigmoid\" } }"
+                "layer { name: \"d\" input: \"input\" conv2d { out_channels: 2 kernel: 1 activation: \"tanh\" } }"
+                "layer { name: \"a\" input: \"c\" input: \"d\" add {} }" END,
+                3, 4, 2, 3, 4},
+    NetworkCase{"ConcatOfThree",
+                "layer { name: \"c\" " CONV " } layer { name: \"d\" conv2d { out_channels: 3 kernel: 1 relu: true } }"
+                "layer { name: \"e\" input: \"c\" input: \"input\" input: \"d\" concat {} }"
+                "layer { name: \"f\" input: \"e\" input: \"e\" concat {} }"
+                "layer { name: \"r\" relu {} }" END,
+                3, 4, 2, 3, 4},
+    NetworkCase{
+        "ConcatOfUnits",
+        "layer { name: \"a\" dense { units: 4 relu: true } } layer { name: \"b\" dense { units: 3 activation: "
+        "\"sigmoid\" } } layer { name: \"j\" input: \"a\" input: \"b\" concat {} } layer { name: \"fc\" dense {} }",
+        2, 3, 1, 3, 4},
     // Both readers of the shared gradient would mask it in place.
     NetworkCase{"AddOfTwoFusedRelus",
                 "layer { name: \"c\" input: \"input\" conv2d { out_channels: 2 kernel: 1 relu: true } }"

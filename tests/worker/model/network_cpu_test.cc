@@ -133,6 +133,10 @@ struct Shipped {
 constexpr NetworkOptions kMnist = {.height = 28, .width = 28, .channels = 1, .outputs = 10, .batch_max = 9, .seed = 2};
 constexpr NetworkOptions kCifar = {.height = 16, .width = 16, .channels = 3, .outputs = 10, .batch_max = 9, .seed = 2};
 
+constexpr NetworkOptions kSmallCifar = {
+    .height = 8, .width = 8, .channels = 3, .outputs = 10, .batch_max = 9, .seed = 2};
+constexpr NetworkOptions kTable = {.height = 1, .width = 1, .channels = 14, .outputs = 2, .batch_max = 9, .seed = 2};
+
 class ShippedCpuTest : public testing::TestWithParam<Shipped> {
  protected:
   std::unique_ptr<Device> device_ = MakeCpuDevice(2);
@@ -173,7 +177,9 @@ TEST_P(ShippedCpuTest, AllocatesNoMoreThanOneDnnDoesItself) {
 
 INSTANTIATE_TEST_SUITE_P(Models, ShippedCpuTest,
                          testing::Values(Shipped{"logreg", kMnist}, Shipped{"mlp", kMnist}, Shipped{"lenet5", kMnist},
-                                         Shipped{"mnist_cnn", kMnist}, Shipped{"resnet20", kCifar}),
+                                         Shipped{"mnist_cnn", kMnist}, Shipped{"resnet20", kCifar},
+                                         Shipped{"resnet18", kSmallCifar}, Shipped{"mobilenet_v2", kSmallCifar},
+                                         Shipped{"tabular_mlp", kTable}),
                          [](const testing::TestParamInfo<Shipped>& s) { return std::string(s.param.model); });
 
 }  // namespace

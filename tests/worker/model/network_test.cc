@@ -337,7 +337,7 @@ TEST(NetworkMemoryTest, AChainReusesWhatIsDead) {
 TEST(NetworkMemoryTest, AllocatesNothingOnceABatchSizeIsKnown) {
   IdleDevice device;
   const NetworkOptions options = {.height = 16, .width = 16, .channels = 3, .outputs = 10, .batch_max = 4};
-  for (const char* name : {"lenet5", "mnist_cnn", "resnet20"}) {
+  for (const char* name : {"lenet5", "mnist_cnn", "resnet20", "mobilenet_v2"}) {
     std::unique_ptr<Network> network = LoadNetwork(&device, name, options);
     std::vector<float> images(4 * 16 * 16 * 3), parameters(network->layout().element_count()), gradients(parameters);
     std::vector<int32_t> labels(4);
@@ -413,7 +413,8 @@ TEST(NetworkErrorTest, ShapesThatDoNotFitAreRefusedWithTheirLine) {
 }
 
 class WithoutMaxPool : public ReferenceDevice {
-  absl::StatusOr<std::unique_ptr<MaxPool2d>> CreateMaxPool2d(const Pool2dSpec&) override {
+  absl::StatusOr<std::unique_ptr<LayerOperation>> CreateOperation(const OperationSpec& spec) override {
+    if (!std::holds_alternative<Pool2dSpec>(spec)) return ReferenceDevice::CreateOperation(spec);
     return absl::InvalidArgumentError("there is no max pool here");
   }
 };

@@ -38,16 +38,13 @@ constexpr int64_t kClasses = 10;
 constexpr OptimizerConfig kOptimizer = {.momentum = 0.9f};
 constexpr float kLearningRate = 0.02f;
 
-LayerFile LoadWithoutDropout(const std::string& name) {
-  for (const ShippedModel& model : ShippedModels()) {
-    if (model.name != name) continue;
-    const std::string text = std::regex_replace(std::string(model.text), std::regex("rate: [0-9.]+"), "rate: 0");
-    absl::StatusOr<LayerFile> file = LayerFile::Parse(text, name);
-    CHECK_OK(file);
-    return *file;
-  }
-  CHECK(false) << "no shipped model " << name;
-  std::abort();
+LayerFile LoadWithoutDropout(const std::string& model) {
+  const absl::StatusOr<LayerFile> shipped = LayerFile::Load(model);
+  CHECK_OK(shipped);
+  const std::string text = std::regex_replace(shipped->text(), std::regex("rate: [0-9.]+"), "rate: 0");
+  absl::StatusOr<LayerFile> file = LayerFile::Parse(text, model);
+  CHECK_OK(file);
+  return *file;
 }
 
 class ParityRun {

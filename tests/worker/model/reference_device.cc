@@ -5,10 +5,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <variant>
 #include <vector>
 
 #include "common/arithmetic/philox.h"
 #include "common/base/check.h"
+#include "tests/kernels/reference.h"
 
 namespace starring {
 namespace {
@@ -44,161 +46,55 @@ std::vector<double> TakeGradient(Activation activation, const float* y, float* d
   return gradient;
 }
 
-class ReferenceConv2d : public Conv2d {
+reference::Values ToDouble(const float* values, int64_t count) {
+  return values == nullptr ? reference::Values() : reference::Values(values, values + count);
+}
+
+class ReferenceOperation : public LayerOperation {
  public:
-  explicit ReferenceConv2d(const Conv2dSpec& spec) : s_(spec) {}
+  explicit ReferenceOperation(const OperationSpec& spec) : spec_(spec), sizes_(reference::SizesOf(spec)) {}
 
   void Forward(const float* x, const float* weight, const float* bias, float* y) override {
-    std::vector<double> sums(OutCount(), 0);
-    ForEachProduct([&](int64_t xi, int64_t wi, int64_t yi) { sums[yi] += double{x[xi]} * weight[wi]; });
-    for (int64_t i = 0; i < OutCount(); ++i) {
-      y[i] = Activate(s_.activation, sums[i] + (s_.bias == Bias::kAdded ? bias[i % s_.out_channels] : 0));
+    CHECK_EQ(bias != nullptr, sizes_.bias > 0);
+    const reference::Values in = ToDouble(x, sizes_.x);
+    // A max pool remembers its winners.
+    if (std::holds_alternative<Pool2dSpec>(spec_)) pooled_ = in;
+    const reference::Values out =
+        reference::Forward(spec_, in, ToDouble(weight, sizes_.weight), ToDouble(bias, sizes_.bias));
+    for (int64_t i = 0; i < sizes_.y; ++i) {
+      if (!std::isnan(out[i]) || !std::holds_alternative<ConcatPartSpec>(spec_)) y[i] = static_cast<float>(out[i]);
     }
   }
 
   void Backward(const float* x, const float* weight, const float* y, float* dy, float* dx, float* dweight,
                 float* dbias) override {
-    const std::vector<double> gradient = TakeGradient(s_.activation, y, dy, OutCount());
-    std::vector<double> weight_sums(s_.out_channels * s_.kernel_height * s_.kernel_width * s_.in_channels, 0);
-    std::vector<double> x_sums(s_.batch * s_.in_height * s_.in_width * s_.in_channels, 0);
-    std::vector<double> bias_sums(s_.out_channels, 0);
-    ForEachProduct([&](int64_t xi, int64_t wi, int64_t yi) {
-      weight_sums[wi] += x[xi] * gradient[yi];
-      x_sums[xi] += weight[wi] * gradient[yi];
-    });
-    for (int64_t i = 0; i < OutCount(); ++i) bias_sums[i % s_.out_channels] += gradient[i];
-    std::copy(weight_sums.begin(), weight_sums.end(), dweight);
-    CHECK_EQ(dx != nullptr, s_.input_gradient == InputGradient::kNeeded);
-    CHECK_EQ(dbias != nullptr, s_.bias == Bias::kAdded);
-    if (dx != nullptr) std::copy(x_sums.begin(), x_sums.end(), dx);
-    if (dbias != nullptr) std::copy(bias_sums.begin(), bias_sums.end(), dbias);
+    CHECK_EQ(dbias != nullptr, sizes_.bias > 0);
+    CHECK_EQ(dweight != nullptr, sizes_.weight > 0);
+    const bool remembers = std::holds_alternative<Pool2dSpec>(spec_);
+    const reference::Gradients gradients =
+        reference::Backward(spec_, remembers ? pooled_ : ToDouble(x, sizes_.x), ToDouble(weight, sizes_.weight),
+                            ToDouble(y, sizes_.y), ToDouble(dy, sizes_.y));
+    std::visit([&](const auto& s) { Spoil(s, dy, dx); }, spec_);
+    if (dx != nullptr) std::copy(gradients.dx.begin(), gradients.dx.end(), dx);
+    if (dweight != nullptr) std::copy(gradients.dweight.begin(), gradients.dweight.end(), dweight);
+    if (dbias != nullptr) std::copy(gradients.dbias.begin(), gradients.dbias.end(), dbias);
   }
 
  private:
-  int64_t OutCount() const { return s_.batch * s_.out_height() * s_.out_width() * s_.out_channels; }
-
-  // visit(index in x, index in weight, index in y) for every product of the convolution.
-  template <typename Visit>
-  void ForEachProduct(Visit visit) const {
-    for (int64_t place = 0; place < s_.batch * s_.out_height() * s_.out_width(); ++place) {
-      const int64_t n = place / (s_.out_height() * s_.out_width());
-      const int64_t oh = place / s_.out_width() % s_.out_height();
-      const int64_t ow = place % s_.out_width();
-      for (int64_t k = 0; k < s_.kernel_height * s_.kernel_width; ++k) {
-        const int64_t ih = oh * s_.stride_height - s_.padding_height + k / s_.kernel_width;
-        const int64_t iw = ow * s_.stride_width - s_.padding_width + k % s_.kernel_width;
-        if (ih < 0 || ih >= s_.in_height || iw < 0 || iw >= s_.in_width) continue;
-        const int64_t x_begin = ((n * s_.in_height + ih) * s_.in_width + iw) * s_.in_channels;
-        for (int64_t o = 0; o < s_.out_channels; ++o) {
-          const int64_t w_begin = (o * s_.kernel_height * s_.kernel_width + k) * s_.in_channels;
-          for (int64_t i = 0; i < s_.in_channels; ++i) visit(x_begin + i, w_begin + i, place * s_.out_channels + o);
-        }
-      }
+  // Overwrites dy where the contract allows that.
+  template <typename Spec>
+  void Spoil(const Spec& spec, float* dy, const float* dx) const {
+    if constexpr (requires { spec.activation; }) {
+      if (spec.activation != Activation::kNone) std::fill_n(dy, sizes_.y, kNan);
+    }
+    if constexpr (requires { spec.input_gradient; }) {
+      CHECK_EQ(dx != nullptr, spec.input_gradient == InputGradient::kNeeded);
     }
   }
 
-  const Conv2dSpec s_;
-};
-
-class ReferenceDense : public Dense {
- public:
-  explicit ReferenceDense(const DenseSpec& spec) : s_(spec) {}
-
-  void Forward(const float* x, const float* weight, const float* bias, float* y) override {
-    for (int64_t n = 0; n < s_.batch; ++n) {
-      for (int64_t o = 0; o < s_.out; ++o) {
-        double sum = s_.bias == Bias::kAdded ? bias[o] : 0;
-        for (int64_t i = 0; i < s_.in; ++i) sum += double{x[n * s_.in + i]} * weight[o * s_.in + i];
-        y[n * s_.out + o] = Activate(s_.activation, sum);
-      }
-    }
-  }
-
-  void Backward(const float* x, const float* weight, const float* y, float* dy, float* dx, float* dweight,
-                float* dbias) override {
-    const std::vector<double> gradient = TakeGradient(s_.activation, y, dy, s_.batch * s_.out);
-    CHECK_EQ(dx != nullptr, s_.input_gradient == InputGradient::kNeeded);
-    CHECK_EQ(dbias != nullptr, s_.bias == Bias::kAdded);
-    for (int64_t o = 0; o < s_.out; ++o) {
-      for (int64_t i = 0; i < s_.in; ++i) {
-        double sum = 0;
-        for (int64_t n = 0; n < s_.batch; ++n) sum += x[n * s_.in + i] * gradient[n * s_.out + o];
-        dweight[o * s_.in + i] = static_cast<float>(sum);
-      }
-      double sum = 0;
-      for (int64_t n = 0; n < s_.batch; ++n) sum += gradient[n * s_.out + o];
-      if (dbias != nullptr) dbias[o] = static_cast<float>(sum);
-    }
-    for (int64_t n = 0; dx != nullptr && n < s_.batch; ++n) {
-      for (int64_t i = 0; i < s_.in; ++i) {
-        double sum = 0;
-        for (int64_t o = 0; o < s_.out; ++o) sum += weight[o * s_.in + i] * gradient[n * s_.out + o];
-        dx[n * s_.in + i] = static_cast<float>(sum);
-      }
-    }
-  }
-
- private:
-  const DenseSpec s_;
-};
-
-class ReferenceMaxPool2d : public MaxPool2d {
- public:
-  explicit ReferenceMaxPool2d(const Pool2dSpec& spec)
-      : s_(spec), winners_(s_.batch * s_.out_height() * s_.out_width() * s_.channels) {}
-
-  void Forward(const float* x, float* y) override {
-    for (size_t out = 0; out < winners_.size(); ++out) {
-      const int64_t c = out % s_.channels;
-      const int64_t ow = out / s_.channels % s_.out_width();
-      const int64_t oh = out / s_.channels / s_.out_width() % s_.out_height();
-      const int64_t n = out / s_.channels / s_.out_width() / s_.out_height();
-      int64_t best = -1;
-      for (int64_t k = 0; k < s_.kernel_height * s_.kernel_width; ++k) {
-        const int64_t ih = oh * s_.stride_height - s_.padding_height + k / s_.kernel_width;
-        const int64_t iw = ow * s_.stride_width - s_.padding_width + k % s_.kernel_width;
-        if (ih < 0 || ih >= s_.in_height || iw < 0 || iw >= s_.in_width) continue;
-        const int64_t in = ((n * s_.in_height + ih) * s_.in_width + iw) * s_.channels + c;
-        if (best < 0 || x[in] > x[best]) best = in;
-      }
-      winners_[out] = best;
-      y[out] = x[best];
-    }
-  }
-
-  void Backward(const float* dy, float* dx) override {
-    std::fill_n(dx, s_.batch * s_.in_height * s_.in_width * s_.channels, 0.0f);
-    for (size_t out = 0; out < winners_.size(); ++out) dx[winners_[out]] += dy[out];
-  }
-
- private:
-  const Pool2dSpec s_;
-  std::vector<int64_t> winners_;
-};
-
-class ReferenceGlobalAveragePool : public GlobalAveragePool {
- public:
-  explicit ReferenceGlobalAveragePool(const GlobalAveragePoolSpec& spec) : s_(spec), area_(s_.height * s_.width) {}
-
-  void Forward(const float* x, float* y) override {
-    for (int64_t out = 0; out < s_.batch * s_.channels; ++out) {
-      double sum = 0;
-      for (int64_t a = 0; a < area_; ++a) sum += x[Index(out, a)];
-      y[out] = static_cast<float>(sum / static_cast<double>(area_));
-    }
-  }
-  void Backward(const float* dy, float* dx) override {
-    for (int64_t out = 0; out < s_.batch * s_.channels; ++out) {
-      for (int64_t a = 0; a < area_; ++a) dx[Index(out, a)] = dy[out] / static_cast<float>(area_);
-    }
-  }
-
- private:
-  int64_t Index(int64_t out, int64_t a) const {
-    return (out / s_.channels * area_ + a) * s_.channels + out % s_.channels;
-  }
-  const GlobalAveragePoolSpec s_;
-  const int64_t area_;
+  const OperationSpec spec_;
+  const reference::Sizes sizes_;
+  reference::Values pooled_;
 };
 
 class ReferenceBatchNorm : public BatchNorm {
@@ -321,22 +217,9 @@ class ReferenceSoftmaxCrossEntropy : public Loss {
 absl::StatusOr<std::unique_ptr<DeviceBuffer>> ReferenceDevice::Allocate(int64_t size_bytes) {
   return std::make_unique<ReferenceBuffer>(size_bytes);
 }
-absl::StatusOr<std::unique_ptr<Conv2d>> ReferenceDevice::CreateConv2d(const Conv2dSpec& spec) {
+absl::StatusOr<std::unique_ptr<LayerOperation>> ReferenceDevice::CreateOperation(const OperationSpec& spec) {
   ++operations_created_;
-  return std::make_unique<ReferenceConv2d>(spec);
-}
-absl::StatusOr<std::unique_ptr<Dense>> ReferenceDevice::CreateDense(const DenseSpec& spec) {
-  ++operations_created_;
-  return std::make_unique<ReferenceDense>(spec);
-}
-absl::StatusOr<std::unique_ptr<MaxPool2d>> ReferenceDevice::CreateMaxPool2d(const Pool2dSpec& spec) {
-  ++operations_created_;
-  return std::make_unique<ReferenceMaxPool2d>(spec);
-}
-absl::StatusOr<std::unique_ptr<GlobalAveragePool>> ReferenceDevice::CreateGlobalAveragePool(
-    const GlobalAveragePoolSpec& spec) {
-  ++operations_created_;
-  return std::make_unique<ReferenceGlobalAveragePool>(spec);
+  return std::make_unique<ReferenceOperation>(spec);
 }
 absl::StatusOr<std::unique_ptr<BatchNorm>> ReferenceDevice::CreateBatchNorm(const BatchNormSpec& spec) {
   ++operations_created_;

@@ -14,11 +14,7 @@ class ReferenceDevice : public Device {
  public:
   std::string name() const override { return "reference"; }
   absl::StatusOr<std::unique_ptr<DeviceBuffer>> Allocate(int64_t size_bytes) override;
-  absl::StatusOr<std::unique_ptr<Conv2d>> CreateConv2d(const Conv2dSpec& spec) override;
-  absl::StatusOr<std::unique_ptr<Dense>> CreateDense(const DenseSpec& spec) override;
-  absl::StatusOr<std::unique_ptr<MaxPool2d>> CreateMaxPool2d(const Pool2dSpec& spec) override;
-  absl::StatusOr<std::unique_ptr<GlobalAveragePool>> CreateGlobalAveragePool(
-      const GlobalAveragePoolSpec& spec) override;
+  absl::StatusOr<std::unique_ptr<LayerOperation>> CreateOperation(const OperationSpec& spec) override;
   absl::StatusOr<std::unique_ptr<BatchNorm>> CreateBatchNorm(const BatchNormSpec& spec) override;
   absl::StatusOr<std::unique_ptr<Dropout>> CreateDropout(const DropoutSpec& spec) override;
   absl::StatusOr<std::unique_ptr<Loss>> CreateLoss(const LossSpec& spec) override;

@@ -24,6 +24,53 @@ except ImportError:  # A machine without torch runs Starring; what is compared w
 import models
 from torch.nn import functional as F
 
+# By name: layers that no shipped model has, and the shape of an image (height, width, channels). Each is a model whose
+# last layer is dense {}.
+PARITY = {
+    "overlapping_pools": ("""layer { name: "c" conv2d { out_channels: 4 kernel: 3 stride: 2 padding: 2 } }
+layer { name: "p" max_pool { kernel: 3 stride: 2 padding: 1 } }
+layer { name: "g" global_average_pool {} }
+layer { name: "fc" dense {} }
+""", (9, 11, 3)),
+}
+
+PARITY["depthwise"] = ("""layer { name: "c" conv2d { out_channels: 5 kernel: 3 } }
+layer { name: "d" conv2d { kernel: 3 stride: 2 padding: 1 depthwise: true relu: true } }
+layer { name: "p" average_pool { kernel: 3 stride: 2 padding: 1 } }
+layer { name: "e" conv2d { kernel: 2 depthwise: true no_bias: true activation: "tanh" } }
+layer { name: "fc" dense {} }
+""", (11, 12, 3))
+PARITY["concat"] = ("""layer { name: "c" conv2d { out_channels: 5 kernel: 3 padding: 1 activation: "silu" } }
+layer { name: "d" conv2d { out_channels: 4 kernel: 3 padding: 1 } }
+layer { name: "j" input: "c" input: "input" input: "d" concat {} }
+layer { name: "u" dense { units: 6 } }
+layer { name: "v" input: "j" dense { units: 3 activation: "tanh" } }
+layer { name: "k" input: "u" input: "v" concat {} }
+layer { name: "fc" dense {} }
+""", (5, 6, 3))
+PARITY["group_norm"] = ("""layer { name: "c" conv2d { out_channels: 6 kernel: 3 } }
+layer { name: "n" group_norm { groups: 3 epsilon: 0.01 } }
+layer { name: "s" activation { function: "silu" } }
+layer { name: "d" dense { units: 8 } }
+layer { name: "o" group_norm { groups: 2 } }
+layer { name: "fc" dense {} }
+""", (7, 8, 3))
+PARITY["layer_norm"] = ("""layer { name: "c" conv2d { out_channels: 6 kernel: 3 } }
+layer { name: "n" layer_norm { epsilon: 0.01 } }
+layer { name: "s" activation { function: "gelu" } }
+layer { name: "d" dense { units: 8 } }
+layer { name: "o" layer_norm {} }
+layer { name: "fc" dense {} }
+""", (7, 8, 3))
+# Here too, because its lines end with activations: each kind in a field and as a layer.
+KINDS = ("relu6", "sigmoid", "tanh", "gelu", "gelu_tanh", "silu", "leaky_relu")
+PARITY["activation_fields"] = ("".join(
+    f"layer {{ name: \"{kind}\" dense {{ units: 7 activation: \"{kind}\" }} }}\n" for kind in KINDS) +
+    "layer { name: \"fc\" dense {} }\n", (3, 3, 1))
+PARITY["activations"] = ("layer { name: \"c\" conv2d { out_channels: 4 kernel: 3 activation: \"silu\" } }\n" + "".join(
+    f"layer {{ name: \"{kind}\" activation {{ function: \"{kind}\" }} }}\n"
+    f"layer {{ name: \"{kind}.scale\" scale {{ factor: 0.5 }} }}\n" for kind in KINDS) + "layer { name: \"fc\" dense {} }\n", (5, 6, 3))
+
 # The errors of float activations and sums, relative to the largest value of a tensor. The reference device sums in
 # double.
 TOLERANCES = {"reference": 2e-6, "cpu": 1e-5}
@@ -66,7 +113,7 @@ class TorchParityTest(unittest.TestCase):
 
     def assert_close(self, ours, theirs, what, tolerance):
         difference = (ours.double() - theirs.double()).abs().max().item()
-        scale = theirs.abs().max().item() + 1e-3
+        scale = theirs.abs().max().item() + self.floor
         self.assertLess(difference, tolerance * scale,
                         f"{what}: differs by {difference}, largest value {scale}; "
                         f"an input of a ReLU came as close to zero as {self.nearest_kink:.1e}")
@@ -78,7 +125,10 @@ class TorchParityTest(unittest.TestCase):
     # If a ReLU's input is zero up to rounding, rounding decides whether a whole gradient passes, and from the next step
     # on the runs diverge. So do two runs in double precision whose weights differ by 1e-6. Hence each seed is one with
     # which no input comes that near zero in four steps. A network with too many inputs for that makes one step only.
-    def compare(self, name, height, width, channels, amplification=1, devices=("reference", "cpu"), seed=2, steps=4):
+    def compare(self, name, height, width, channels, amplification=1, devices=("reference", "cpu"), seed=2, steps=4,
+                floor=1e-3):
+        # Beside the largest value of a tensor. Where a batch norm takes a bias away again, its gradient is rounding.
+        self.floor = floor
         for device in devices:
             tolerance = TOLERANCES[device]
             self.nearest_kink = math.inf
@@ -149,6 +199,25 @@ class TorchParityTest(unittest.TestCase):
         # Twenty normalisations in a row amplify the rounding of each.
         self.compare("resnet20", 8, 12, 3, amplification=10, seed=19)
         self.compare("resnet20", 32, 32, 3, amplification=10, devices=["cpu"], steps=1)
+
+    # On the CPU alone: the reference device would take minutes.
+    def test_resnet18(self):
+        # The last batch norms have five values for each channel.
+        self.compare("resnet18", 8, 8, 3, amplification=30, devices=["cpu"], seed=1, steps=1)
+
+    def test_mobilenet_v2(self):
+        self.compare("mobilenet_v2", 16, 16, 3, amplification=10, devices=["cpu"], steps=1, floor=0.1)
+
+    def test_tabular_mlp(self):
+        self.compare("tabular_mlp", 1, 1, 14, amplification=10)
+
+    def test_layers_that_no_shipped_model_has(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, (text, shape) in PARITY.items():
+                path = os.path.join(folder, name + ".textproto")
+                with open(path, "w", encoding="utf-8") as file:
+                    file.write(text)
+                self.compare(path, *shape)
 
 
 if __name__ == "__main__":

@@ -243,7 +243,7 @@ TEST_F(DeviceChoiceTest, RanksCompareTheVersionAndTheEngines) {
   auto choice = ChooseDevice({}, &options_).value();
   EXPECT_EQ(DeviceFacts(*choice.cuda), (Facts{{"cudnn.version", "9.10.2"}}));
   const Conv2dSpec spec = {.batch = 2, .in_height = 1, .in_width = 1, .in_channels = 3, .out_channels = 1};
-  EXPECT_TRUE(choice.cuda->CreateConv2d(spec).ok());
+  EXPECT_TRUE(choice.cuda->CreateOperation(spec).ok());
   const Facts facts = DeviceFacts(*choice.cuda);
   ASSERT_EQ(facts.size(), 2u);
   EXPECT_THAT(facts[1].first, testing::StartsWith("cudnn.engines of a convolution 2 x 1 x 1 x 3 to 1, kernel 1 x 1"));

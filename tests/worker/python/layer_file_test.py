@@ -16,7 +16,8 @@ CIFAR = layer_graph.Shape(32, 32, 3)
 PROTO = "proto/starring/v1/layer_file.proto"
 CASES = "tests/worker/model/layer_file_test.cc"
 LIMITS = "common/base/limits.h"
-PARAMETERS = {"logreg": 7850, "mlp": 1863690, "lenet5": 61706, "mnist_cnn": 1199882, "resnet20": 272474}
+PARAMETERS = {"logreg": 7850, "mlp": 1863690, "lenet5": 61706, "mnist_cnn": 1199882, "resnet20": 272474,
+              "resnet18": 11173962, "mobilenet_v2": 2236682, "tabular_mlp": 235530}
 EVERYTHING = """# Every kind of layer, and every field.
 name: 'every\\tthing "here"',
 layer { name: "a" conv2d { out_channels: 4, kernel: 0x3; stride: 02 padding: 1 relu: t no_bias: True } }
@@ -75,6 +76,7 @@ class SchemaTest(unittest.TestCase):
         schema["Layer"] = {name: (repeated or "") + kind for repeated, kind, name in re.findall(
             r"^ *(repeated )?(\w+) (\w+) = \d+;", layer, re.M)}
         self.assertEqual(schema, layer_file.SCHEMA)
+        self.assertEqual([field for field in schema["Layer"] if field not in ("name", "input")], layer_file.KINDS)
 
     def test_limits_are_the_workers(self):
         for name, value in layer_file.LIMITS.items():
@@ -86,7 +88,7 @@ class ReadTest(unittest.TestCase):
     def test_shipped_models(self):
         self.assertEqual(layer_file.shipped_names(), sorted(PARAMETERS))
         for name, count in PARAMETERS.items():
-            graph = layer_graph.build(layer_file.load(name), CIFAR if name == "resnet20" else MNIST, 10)
+            graph = layer_graph.build(layer_file.load(name), CIFAR if "net" in name and name != "lenet5" else MNIST, 10)
             self.assertEqual(parameter_count(graph), count, name)
 
     def test_every_way_to_write_it(self):
@@ -142,10 +144,15 @@ class RefusalTest(unittest.TestCase):
             with self.subTest(name):
                 self.assertEqual(self.refusal(text), error)
 
+    def test_a_layer_without_a_kind_is_told_all_kinds(self):
+        kinds = ", ".join(layer_file.KINDS[:-1]) + " or " + layer_file.KINDS[-1]
+        self.assertEqual(self.refusal("\n\n  layer { name: \"fc\" }"),
+                         "my.textproto:3:11: layer fc: has no kind: add " + kinds)
+
     def test_text_that_is_none(self):
         for text, error in (
                 ("name: \"x\"\nlayer { name: \"fc\"\n  dense { unit: 10 } }",
-                 "3:11: Dense has no field \"unit\", its fields are: units, relu, no_bias"),
+                 "3:11: Dense has no field \"unit\", its fields are: units, relu, no_bias, activation"),
                 ("layer { name: \"fc\" dense { units: ten } }", "1:35: expected a whole number, found \"ten\""),
                 ("layer {\n", "2:1: expected a field of Layer or \"}\", found the end of the file"),
                 ("layer { name: \"fc\" dense { units: 10 } relu {} }",
@@ -204,7 +211,8 @@ class RefusalTest(unittest.TestCase):
         self.assertIn("every number must be 1 or more", self.refusal(deep, layer_graph.Shape(0, 1, 1)))
 
     def test_files(self):
-        with self.assertRaisesRegex(layer_file.LayerFileError, "use one of lenet5, logreg, mlp, mnist_cnn, resnet20"):
+        with self.assertRaisesRegex(layer_file.LayerFileError,
+                                    "use one of lenet5, logreg, mlp, mnist_cnn, mobilenet_v2, resnet18, resnet20"):
             layer_file.load("lenet6")
         with self.assertRaisesRegex(layer_file.LayerFileError, "/no/such.textproto: No such file or directory"):
             layer_file.load("/no/such.textproto")

@@ -17,22 +17,31 @@ except ImportError:
     print("SKIPPED: this python3 has no torch, so starring.models was not tested", file=sys.stderr)
     sys.exit(0)
 
-from starring import export, layer_file, models, weights
+from starring import _layer_modules, export, layer_file, models, weights
 from torch import nn
 from torch.nn import functional as F
 
 IMAGES = {"logreg": (1, 28, 28), "mlp": (1, 28, 28), "lenet5": (1, 28, 28), "mnist_cnn": (1, 28, 28),
-          "resnet20": (3, 32, 32)}
+          "resnet20": (3, 32, 32), "resnet18": (3, 32, 32), "mobilenet_v2": (3, 32, 32), "tabular_mlp": (14, 1, 1)}
 EVERYTHING = """name: "everything"
 layer { name: "stem.conv" conv2d { out_channels: 4 kernel: 3 stride: 2 padding: 1 no_bias: true } }
 layer { name: "stem.norm" batch_norm { relu: true epsilon: 0.001 momentum: 0.25 } }
+layer { name: "each" conv2d { kernel: 3 padding: 1 depthwise: true } }
+layer { name: "mean" average_pool { kernel: 3 stride: 1 padding: 1 } }
+layer { name: "joined" input: "mean" input: "each" concat {} }
+layer { name: "narrow" conv2d { out_channels: 4 kernel: 1 } }
+layer { name: "grouped" group_norm { groups: 2 epsilon: 0.25 } }
+layer { name: "layered" layer_norm { epsilon: 0.5 } }
+layer { name: "stem.leaky" activation { function: "leaky_relu" slope: 0.25 } }
 layer { name: "pool" max_pool { kernel: 3 stride: 2 padding: 1 } }
 layer { name: "stem" conv2d { out_channels: 4 kernel: 1 } }
 layer { name: "drop" dropout { rate: 0.3 } }
 layer { name: "sum" input: "drop" input: "pool" add { relu: true } }
 layer { name: "flat" flatten {} }
 layer { name: "twice" input: "flat" input: "flat" add {} }
-layer { name: "fc-1" dense { units: 7 } }
+layer { name: "halves" scale { factor: 0.5 } }
+layer { name: "fc-1" dense { units: 7 activation: "gelu_tanh" } }
+layer { name: "smooth" activation { function: "silu" } }
 layer { name: "norm" batch_norm {} }
 layer { name: "last" dense { units: 10 no_bias: true } }
 loss { softmax { label_smoothing: 0.2 } }
@@ -137,10 +146,15 @@ class FromLayerFileTest(unittest.TestCase):
         model.eval()
         with torch.no_grad():
             y = F.relu(modules["stem.norm"](F.conv2d(x, modules["stem.conv"].weight, None, 2, 1)))
-            pool = F.max_pool2d(y, 3, 2, 1)
+            y = F.conv2d(y, model.each.weight, model.each.bias, 1, 1, groups=4)
+            y = model.narrow(torch.cat([F.avg_pool2d(y, 3, 1, 1), y], dim=1))
+            y = F.group_norm(y, 2, model.grouped.weight, model.grouped.bias, 0.25)
+            y = F.layer_norm(y, y.shape[1:], model.layered.weight, model.layered.bias, 0.5)
+            pool = F.max_pool2d(F.leaky_relu(y, 0.25), 3, 2, 1)
             y = F.relu(F.conv2d(pool, model.stem.weight, model.stem.bias) + pool)
             y = torch.flatten(y, 1)
-            y = modules["norm"](modules["fc-1"](y + y))
+            y = F.gelu(modules["fc-1"]((y + y) * 0.5), approximate="tanh")
+            y = modules["norm"](F.silu(y))
             self.assertTrue(torch.equal(model(x), F.linear(y, model.last.weight)))
         self.assertEqual((modules["stem.norm"].momentum, modules["norm"].momentum, modules["norm"].eps),
                          (0.25, 0.1, 1e-5))
@@ -360,7 +374,9 @@ class RoundTripTest(unittest.TestCase):
     def test_every_shipped_model(self):
         for name, image in IMAGES.items():
             with self.subTest(name):
-                model = randomize(models.from_layer_file(name, image))
+                model = models.from_layer_file(name, image)
+                if name not in ("resnet18", "mobilenet_v2"):  # positive weights in so many layers would overflow
+                    randomize(model)
                 again, text = self.round_trip(model, image)
                 self.assertEqual(text, layer_file.load(name).text().replace("dense {}", "dense { units: 10 }"))
                 self.assertEqual(list(again.state_dict()), list(model.state_dict()))
@@ -433,6 +449,51 @@ class RoundTripTest(unittest.TestCase):
         self.assertEqual(self.kinds(text), [("fc1", "dense"), ("relu", "relu"), ("add", "add"), ("fc2", "dense")])
 
 
+ACTIVATIONS = """layer { name: "conv" conv2d { out_channels: 2 kernel: 3 activation: "leaky_relu" } }
+layer { name: "a" activation { function: "relu6" } }
+layer { name: "b" activation { function: "leaky_relu" slope: 0.2 } }
+layer { name: "c" activation { function: "gelu" } }
+layer { name: "fc" dense { units: 4 activation: "gelu_tanh" } }
+layer { name: "d" activation { function: "sigmoid" } }
+layer { name: "e" scale { factor: 3 } }
+layer { name: "f" activation { function: "silu" } }
+layer { name: "last" dense { units: 10 activation: "tanh" } }
+"""
+
+
+class ActivationTest(unittest.TestCase):
+    def layers_of(self, module):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "net.textproto")
+            models.to_layer_file(module, path, image=(1, 8, 8))
+            return [(layer.kind, layer.settings) for layer in layer_file.load(path).layers]
+
+    def test_modules_are_the_same_as_functions(self):
+        class Functions(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.conv, self.fc, self.last = nn.Conv2d(1, 2, 3), nn.Linear(72, 4), nn.Linear(4, 10)
+
+            def forward(self, x):
+                x = F.leaky_relu(self.conv(x), inplace=True)
+                x = F.gelu(F.leaky_relu(F.relu6(x), 0.2))
+                x = F.gelu(self.fc(x.flatten(1)), approximate="tanh")
+                return torch.tanh(self.last(F.silu(3 * x.sigmoid())))
+
+        modules = nn.Sequential(nn.Conv2d(1, 2, 3), nn.LeakyReLU(inplace=True), nn.ReLU6(), nn.LeakyReLU(0.2),
+                                nn.GELU(), nn.Flatten(), nn.Linear(72, 4), nn.GELU(approximate="tanh"), nn.Sigmoid(),
+                                _layer_modules.Scale(3.0), nn.SiLU(), nn.Linear(4, 10), nn.Tanh())
+        file = layer_file.parse(ACTIVATIONS.encode(), "activations")
+        expected = [(layer.kind, layer.settings) for layer in file.layers]
+        self.assertEqual(self.layers_of(Functions()), expected)
+        self.assertEqual([one for one in self.layers_of(modules) if one[0] != "flatten"], expected)
+
+    def test_what_a_layer_cannot_be(self):
+        for module, expected in ((nn.LeakyReLU(0.0), "slope of 0.0"), (nn.Hardswish(), "Hardswish has no counterpart")):
+            with self.assertRaisesRegex(models.NoCounterpartError, expected):
+                self.layers_of(nn.Sequential(module, nn.Flatten(), nn.Linear(64, 10)))
+
+
 class RefusalTest(unittest.TestCase):
     def refusal(self, forward, image=(1, 8, 8), error=models.NoCounterpartError, **parts):
         class Net(nn.Module):
@@ -454,32 +515,34 @@ class RefusalTest(unittest.TestCase):
     def test_names_the_operation_and_its_line(self):
         def forward(net, x):
             x = net.conv(x)
-            x = torch.sigmoid(x)  # the line
+            x = torch.exp(x)  # the line
             return net.fc(x.flatten(1))
 
         with open(__file__, encoding="utf-8") as file:
             line = next(number for number, text in enumerate(file, 1) if text.endswith("# the line\n"))
-        self.assertRegex(self.refusal(forward), rf"models_test.py:{line}: sigmoid has no counterpart in a layer file: "
+        self.assertRegex(self.refusal(forward), rf"models_test.py:{line}: exp has no counterpart in a layer file: "
                                                 "layers are conv2d, dense, ")
 
     def test_names_the_module(self):
         text = self.refusal(lambda net, x: net.fc(net.body(x).flatten(1)),
-                            body=nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.GELU()))
-        self.assertRegex(text, r"models_test.py:\d+, module body.1: GELU has no counterpart")
+                            body=nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Softplus()))
+        self.assertRegex(text, r"models_test.py:\d+, module body.1: Softplus has no counterpart")
 
     def test_modules(self):
         for module, expected in (
+                (nn.Sequential(nn.Conv2d(1, 2, 1), nn.LayerNorm(8)), r"LayerNorm of \(8,\) in a tensor of shape"),
                 (nn.Conv2d(1, 2, (3, 1), padding=(1, 0)), r"Conv2d with kernel=\(3, 1\)"),
                 (nn.Conv2d(1, 2, 3, padding=2, dilation=2), r"Conv2d with dilation=\(2, 2\)"),
                 (nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular"), "padding_mode=circular"),
                 (nn.Conv2d(1, 2, 4, padding="same"), "padding=\"same\" and a kernel of 4"),
-                (nn.Sequential(nn.Conv2d(1, 2, 1), nn.Conv2d(2, 2, 3, padding=1, groups=2)), "groups=2"),
+                (nn.Sequential(nn.Conv2d(1, 4, 1), nn.Conv2d(4, 2, 3, padding=1, groups=2)), "groups=2"),
                 (nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2, affine=False)), "affine=False"),
                 (nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2, momentum=None)), "momentum=None"),
                 (nn.Sequential(nn.Conv2d(1, 2, 1), nn.Dropout2d(0.5)), "Dropout2d"),
                 (nn.Sequential(nn.Conv2d(1, 2, 1), nn.Dropout(1.0)), "p=1.0"),
                 (nn.Sequential(nn.Conv2d(1, 2, 1), nn.MaxPool2d(3, 1, 1, ceil_mode=True)), "ceil_mode=True"),
-                (nn.Sequential(nn.Conv2d(1, 2, 1), nn.AvgPool2d(3, 1, 1)), "average pooling of 8 x 8 pixels"),
+                (nn.Sequential(nn.Conv2d(1, 2, 1), nn.AvgPool2d(3, 1, 1, count_include_pad=False)),
+                 "count_include_pad=False"),
                 (nn.Sequential(nn.Conv2d(1, 2, 1), nn.AdaptiveAvgPool2d((8, 8))), r"output_size=\(8, 8\)"),
                 (nn.Sequential(nn.Conv2d(1, 2, 1), nn.Linear(8, 8)), r"Linear of a tensor with shape \(2, 2, 8, 8\)")):
             with self.subTest(expected):

@@ -18,18 +18,20 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from . import _tracing
-from ._layer_modules import Add, GlobalAveragePool, LayerFileModel
+from ._layer_modules import Add, Concat, GlobalAveragePool, LayerFileModel, Scale
 from ._tracing import NoCounterpartError
+from ._layer_table import ACTIVATIONS
 from .layer_file import check, IMAGE, KINDS, Layer, LayerFile, Loss
 
 _TAKES_RELU = ("conv2d", "dense", "batch_norm", "add")
+_TAKES_ACTIVATION = ("conv2d", "dense")
 
 # Advice on how to replace an operation that has no counterpart.
 _LOSS_APPLIES_IT = "the loss applies it, so return the logits"
 _HINTS = {"Softmax": _LOSS_APPLIES_IT, "LogSoftmax": _LOSS_APPLIES_IT, "softmax": _LOSS_APPLIES_IT,
           "log_softmax": _LOSS_APPLIES_IT,
           "Dropout2d": "it drops whole channels: use Dropout", "dropout2d": "it drops whole channels: use dropout",
-          "ReLU6": "use ReLU", "linear": "use the module Linear, whose name its tensors take",
+          "linear": "use the module Linear, whose name its tensors take",
           "conv2d": "use the module Conv2d, whose name its tensors take",
           "batch_norm": "use the module BatchNorm2d, whose name its tensors take"}
 
@@ -186,7 +188,12 @@ class _Converter:
             (nn.BatchNorm1d, self._batch_norm), (nn.ReLU, self._relu_module), (nn.MaxPool2d, self._max_pool_module),
             (nn.Dropout, self._dropout_module), (nn.Flatten, self._flatten_module), (nn.Identity, self._identity),
             (nn.AdaptiveAvgPool2d, self._adaptive_pool_module), (nn.AvgPool2d, self._average_pool_module),
-            (GlobalAveragePool, self._global_average_pool), (Add, self._add_values)]
+            (GlobalAveragePool, self._global_average_pool), (Add, self._add_values), (Scale, self._scale_module),
+            (Concat, self._concat_module), (nn.GroupNorm, self._group_norm),
+            (nn.LayerNorm, self._layer_norm),
+            (nn.ReLU6, self._activation_module), (nn.Sigmoid, self._activation_module),
+            (nn.Tanh, self._activation_module), (nn.GELU, self._activation_module),
+            (nn.SiLU, self._activation_module), (nn.LeakyReLU, self._activation_module)]
         # Subclasses may compute something else, so the type must be the very one.
         known = next((add for kind, add in kinds if type(module) is kind), None)
         if known is None:
@@ -215,9 +222,10 @@ class _Converter:
 
     def _conv2d(self, node: fx.Node, module: Any) -> None:
         value = self._value(node, node.args[0])
-        self._expect(node, "Conv2d", "a convolution has dilation 1, one group and zeros around the image",
-                     dilation=(module.dilation, 1), groups=(module.groups, 1), padding_mode=(module.padding_mode,
-                                                                                             "zeros"))
+        depthwise = 1 < module.groups == module.in_channels == module.out_channels
+        self._expect(node, "Conv2d", "a convolution has dilation 1, one group or one for each channel, and zeros around "
+                     "the image", dilation=(module.dilation, 1), padding_mode=(module.padding_mode, "zeros"),
+                     groups=(module.groups, module.groups if depthwise else 1))
         padding = module.padding
         if isinstance(padding, str):
             kernel, stride = _pair(module.kernel_size)[0], _pair(module.stride)
@@ -228,8 +236,8 @@ class _Converter:
         settings = self._window(node, "Conv2d", kernel=module.kernel_size, stride=module.stride, padding=padding)
         settings["stride"] = settings["stride"] if settings["stride"] != 1 else 0
         self._keep_tensors(node, module)
-        self._layer(node, "conv2d", "conv", [value], out_channels=module.out_channels, no_bias=module.bias is None,
-                    **settings)
+        self._layer(node, "conv2d", "conv", [value], out_channels=0 if depthwise else module.out_channels,
+                    no_bias=module.bias is None, depthwise=depthwise, **settings)
 
     def _linear(self, node: fx.Node, module: Any) -> None:
         value = self._value(node, node.args[0])
@@ -255,6 +263,23 @@ class _Converter:
         self._layer(node, "batch_norm", "bn", [value], epsilon=module.eps if module.eps != 1e-5 else 0,
                     momentum=module.momentum if module.momentum != 0.1 else 0)
 
+    def _group_norm(self, node: fx.Node, module: Any) -> None:
+        self._norm(node, module, "group_norm", groups=module.num_groups, affine=module.affine)
+
+    def _layer_norm(self, node: fx.Node, module: Any) -> None:
+        shape = self._shape(node.args[0])
+        if tuple(module.normalized_shape) != shape[1:]:
+            self._refuse(node, f"LayerNorm of {tuple(module.normalized_shape)} in a tensor of shape {shape}",
+                         "layer_norm reads whole samples")
+        self._norm(node, module, "layer_norm", affine=module.elementwise_affine)
+
+    def _norm(self, node: fx.Node, module: Any, kind: str, affine: bool, **settings: Any) -> None:
+        value = self._value(node, node.args[0])
+        self._expect(node, type(module).__name__, f"{kind} has weights and is not 0", affine=(affine, True),
+                     eps=(module.eps or None, module.eps))
+        self._keep_tensors(node, module)
+        self._layer(node, kind, "norm", [value], epsilon=module.eps if module.eps != 1e-5 else 0, **settings)
+
     def _identity(self, node: fx.Node, module: Any) -> None:
         del module
         self._hand_on(node, self._value(node, node.args[0]))
@@ -267,11 +292,72 @@ class _Converter:
         if in_place and (not value.read_once or not node.users):
             self._refuse(node, "a ReLU that changes what another operation reads,", "use one that is not in place")
         layer = self._by_name.get(value.layer)
-        if layer is not None and value.read_once and layer.kind in _TAKES_RELU:
+        if layer is not None and value.read_once and layer.kind in _TAKES_RELU and not layer.settings.get("activation"):
             layer.settings["relu"] = True
             self._hand_on(node, value)
         else:
             self._layer(node, "relu", "relu", [value])
+
+    def _activation_module(self, node: fx.Node, module: Any) -> None:
+        function = {nn.ReLU6: "relu6", nn.LeakyReLU: "leaky_relu"}.get(type(module), type(module).__name__.lower())
+        if function == "gelu" and module.approximate == "tanh":
+            function = "gelu_tanh"
+        self._activation(node, function, getattr(module, "negative_slope", 0.01), getattr(module, "inplace", False))
+
+    def _activation(self, node: fx.Node, function: str, slope: float = 0.01, in_place: bool = False) -> None:
+        value = self._value(node, node.args[0])
+        if in_place and (not value.read_once or not node.users):
+            self._refuse(node, f"{function}, which changes what another operation reads,", "use one that is not in place")
+        if slope <= 0:
+            self._refuse(node, f"{function} with a slope of {slope}", "it must be above 0")
+        layer = self._by_name.get(value.layer)
+        takes_it = layer is not None and value.read_once and layer.kind in _TAKES_ACTIVATION and slope == 0.01
+        if layer is not None and takes_it and not (
+                layer.settings.get("relu") or layer.settings.get("activation")):
+            layer.settings["activation"] = function
+            self._hand_on(node, value)
+        else:
+            self._layer(node, "activation", function, [value], function=function, slope=slope if slope != 0.01 else 0)
+
+    def _activation_operation(self, node: fx.Node) -> None:
+        name = str(getattr(node.target, "__name__", node.target))
+        in_place = name.endswith("_") or bool(self._argument(node, 2 if "leaky" in name else 1, "inplace", False))
+        function = name.rstrip("_")
+        if function == "gelu":
+            in_place = False
+            function = "gelu_tanh" if self._argument(node, 1, "approximate", "none") == "tanh" else function
+        slope = self._argument(node, 1, "negative_slope", 0.01) if function == "leaky_relu" else 0.01
+        self._activation(node, function, slope, in_place)
+
+    def _concat_module(self, node: fx.Node, module: Any) -> None:
+        del module
+        self._concat(node, node.args)
+
+    def _concat_operation(self, node: fx.Node) -> None:
+        axis = self._argument(node, 1, "dim", 0)
+        if axis != 1 and axis != 1 - len(self._shape(node)):
+            self._refuse(node, f"a concatenation along axis {axis}", "concat joins channels, axis 1")
+        tensors = self._argument(node, 0, "tensors")
+        self._concat(node, tensors if isinstance(tensors, (tuple, list)) else [])
+
+    def _concat(self, node: fx.Node, inputs: Any) -> None:
+        values = [self._value(node, one) for one in inputs]
+        if len(values) < 2:
+            self._refuse(node, f"a concatenation of {len(values)} tensors", "concat joins two or more")
+        self._layer(node, "concat", "concat", values)
+
+    def _scale_module(self, node: fx.Node, module: Any) -> None:
+        self._scale(node, node.args[0], module.factor)
+
+    def _scale_operation(self, node: fx.Node) -> None:
+        factors = [one for one in node.args if isinstance(one, (int, float))]
+        values = [one for one in node.args if isinstance(one, fx.Node)]
+        if len(factors) != 1 or len(values) != 1:
+            self._refuse(node, "a product that is not of one tensor with one number", "scale has a constant factor")
+        self._scale(node, values[0], factors[0])
+
+    def _scale(self, node: fx.Node, argument: Any, factor: float) -> None:
+        self._layer(node, "scale", "scale", [self._value(node, argument)], factor=float(factor))
 
     def _dropout_module(self, node: fx.Node, module: Any) -> None:
         self._dropout(node, module.p)
@@ -290,15 +376,10 @@ class _Converter:
             "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")})
 
     def _max_pool(self, node: fx.Node, given: Dict[str, Any]) -> None:
-        value = self._value(node, node.args[0])
         self._expect(node, "max pooling", "a window has dilation 1, and one that does not fit is left out",
                      dilation=(given["dilation"], 1), ceil_mode=(given["ceil_mode"], False),
                      return_indices=(given["return_indices"], False))
-        stride = given["stride"] if given["stride"] not in (None, []) else given["kernel_size"]
-        settings = self._window(node, "max pooling", kernel=given["kernel_size"], stride=stride,
-                                padding=given["padding"])
-        settings["stride"] = settings["stride"] if settings["stride"] != settings["kernel"] else 0
-        self._layer(node, "max_pool", "pool", [value], **settings)
+        self._pool(node, "max_pool", "max pooling", given)
 
     def _adaptive_pool_module(self, node: fx.Node, module: Any) -> None:
         self._adaptive_pool(node, module.output_size)
@@ -309,15 +390,27 @@ class _Converter:
         self._global_average_pool(node)
 
     def _average_pool_module(self, node: fx.Node, module: Any) -> None:
-        self._average_pool(node, module.kernel_size)
+        self._average_pool(node, {name: getattr(module, name) for name in (
+            "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")})
 
-    def _average_pool(self, node: fx.Node, kernel: Any) -> None:
-        shape = self._shape(node.args[0])
-        # One window that is the whole image.
-        if len(shape) != 4 or _pair(kernel) != shape[2:] or self._shape(node)[2:] != (1, 1):
-            self._refuse(node, f"average pooling of {' x '.join(map(str, shape[2:]))} pixels by a window of {kernel}",
-                         "global_average_pool takes the mean of the whole image")
-        self._global_average_pool(node)
+    def _average_pool(self, node: fx.Node, given: Dict[str, Any]) -> None:
+        shape, kernel = self._shape(node.args[0]), _pair(given["kernel_size"])
+        # One window that is the whole image: every size of image has such a layer.
+        if len(shape) == 4 and kernel == shape[2:] and self._shape(node)[2:] == (1, 1) and not any(
+                _pair(given["padding"])):
+            self._global_average_pool(node)
+            return
+        padded = any(_pair(given["padding"]))
+        self._expect(node, "average pooling", "a window that does not fit is left out, and padding counts as zeros",
+                     ceil_mode=(given["ceil_mode"], False), divisor_override=(given["divisor_override"], None),
+                     count_include_pad=(given["count_include_pad"] or not padded, True))
+        self._pool(node, "average_pool", "average pooling", given)
+
+    def _pool(self, node: fx.Node, kind: str, what: str, given: Dict[str, Any]) -> None:
+        stride = given["stride"] if given["stride"] not in (None, []) else given["kernel_size"]
+        settings = self._window(node, what, kernel=given["kernel_size"], stride=stride, padding=given["padding"])
+        settings["stride"] = settings["stride"] if settings["stride"] != settings["kernel"] else 0
+        self._layer(node, kind, "pool", [self._value(node, node.args[0])], **settings)
 
     def _global_average_pool(self, node: fx.Node, module: Any = None) -> None:
         del module
@@ -368,7 +461,9 @@ class _Converter:
         known = {"relu": self._relu_operation, "add": self._add_operation_of_two, "iadd": self._add_operation_of_two,
                  "max_pool2d": self._max_pool_operation, "mean": self._mean, "dropout": self._dropout_operation,
                  "adaptive_avg_pool2d": self._adaptive_pool_operation, "avg_pool2d": self._average_pool_operation,
-                 "contiguous": self._same, "clone": self._same}.get(base)
+                 "contiguous": self._same, "clone": self._same, "mul": self._scale_operation,
+                 "cat": self._concat_operation, "concat": self._concat_operation,
+                 **{kind: self._activation_operation for kind in ACTIVATIONS if kind != "gelu_tanh"}}.get(base)
         if base in ("flatten", "view", "reshape", "squeeze"):
             self._reshape(node, base)
         elif known is not None:
@@ -398,7 +493,10 @@ class _Converter:
         self._adaptive_pool(node, self._argument(node, 1, "output_size"))
 
     def _average_pool_operation(self, node: fx.Node) -> None:
-        self._average_pool(node, self._argument(node, 1, "kernel_size"))
+        names = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
+        defaults = (None, None, 0, False, True, None)
+        self._average_pool(node, {name: self._argument(node, number, name, default) for number, (name, default) in
+                                  enumerate(zip(names, defaults), 1)})
 
     def _mean(self, node: fx.Node) -> None:
         axes = self._argument(node, 1, "dim", ())

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from ._layer_table import GraphLayer
 from .layer_file import LayerFileError
-from .layer_graph import GraphLayer, LayerGraph, READS_IMAGE
+from .layer_graph import LayerGraph, READS_IMAGE
 
 
 class GlobalAveragePool(nn.Module):
@@ -26,23 +27,65 @@ class Add(nn.Module):
         return x + y
 
 
-def _module_of(layer: GraphLayer) -> nn.Module:
+class Concat(nn.Module):
+    """Tensors one after the other along the channels."""
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return torch.cat(inputs, 1)
+
+
+class Scale(nn.Module):
+    """A tensor times a constant."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
+
+
+# By kind of activation: the function, and the module of a layer.
+FUNCTIONS: Dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "relu6": F.relu6, "sigmoid": torch.sigmoid, "tanh": torch.tanh, "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "silu": F.silu, "leaky_relu": F.leaky_relu}
+_FUNCTION_MODULES: Dict[str, Callable[[GraphLayer], nn.Module]] = {
+    "relu6": lambda layer: nn.ReLU6(), "sigmoid": lambda layer: nn.Sigmoid(), "tanh": lambda layer: nn.Tanh(),
+    "gelu": lambda layer: nn.GELU(), "gelu_tanh": lambda layer: nn.GELU(approximate="tanh"),
+    "silu": lambda layer: nn.SiLU(), "leaky_relu": lambda layer: nn.LeakyReLU(layer.slope)}
+
+
+def _conv2d(layer: GraphLayer) -> nn.Module:
     shape = layer.weight_shape
-    if layer.kind == "conv2d":
-        return nn.Conv2d(shape[1], shape[0], layer.kernel, stride=layer.stride, padding=layer.padding,
-                         bias=layer.has_bias)
-    if layer.kind == "dense":
-        return nn.Linear(shape[1], shape[0], bias=layer.has_bias)
-    if layer.kind == "max_pool":
-        return nn.MaxPool2d(layer.kernel, layer.stride, layer.padding)
-    if layer.kind == "batch_norm":
-        kind: Any = nn.BatchNorm1d if layer.before.flat else nn.BatchNorm2d
-        return kind(shape[0], eps=layer.epsilon, momentum=layer.momentum)
-    if layer.kind == "dropout":
-        return nn.Dropout(layer.rate)
-    others: Dict[str, Any] = {"relu": nn.ReLU, "global_average_pool": GlobalAveragePool, "add": Add,
-                              "flatten": nn.Flatten}
-    return others[layer.kind]()
+    groups = shape[0] if layer.depthwise else 1
+    return nn.Conv2d(shape[1] * groups, shape[0], layer.kernel, stride=layer.stride, padding=layer.padding,
+                     groups=groups, bias=layer.has_bias)
+
+
+def _batch_norm(layer: GraphLayer) -> nn.Module:
+    kind: Any = nn.BatchNorm1d if layer.before.flat else nn.BatchNorm2d
+    module: nn.Module = kind(layer.weight_shape[0], eps=layer.epsilon, momentum=layer.momentum)
+    return module
+
+
+# By kind: the module of a layer.
+MODULES: Dict[str, Callable[[GraphLayer], nn.Module]] = {
+    "conv2d": _conv2d,
+    "dense": lambda layer: nn.Linear(layer.weight_shape[1], layer.weight_shape[0], bias=layer.has_bias),
+    "relu": lambda layer: nn.ReLU(),
+    "max_pool": lambda layer: nn.MaxPool2d(layer.kernel, layer.stride, layer.padding),
+    "global_average_pool": lambda layer: GlobalAveragePool(),
+    "batch_norm": _batch_norm,
+    "dropout": lambda layer: nn.Dropout(layer.rate),
+    "add": lambda layer: Add(),
+    "flatten": lambda layer: nn.Flatten(),
+    "activation": lambda layer: _FUNCTION_MODULES[layer.activation](layer),
+    "scale": lambda layer: Scale(layer.factor),
+    "concat": lambda layer: Concat(),
+    "layer_norm": lambda layer: nn.LayerNorm(layer.weight_shape, eps=layer.epsilon),
+    "group_norm": lambda layer: nn.GroupNorm(layer.groups, layer.weight_shape[0], eps=layer.epsilon),
+    "average_pool": lambda layer: nn.AvgPool2d(layer.kernel, layer.stride, layer.padding),
+}
 
 
 class LayerFileModel(nn.Module):
@@ -64,7 +107,7 @@ class LayerFileModel(nn.Module):
         self._paths: List[Tuple[str, ...]] = [tuple(layer.name.split(".")) for layer in graph.layers]
 
     def _attach(self, graph: LayerGraph) -> None:
-        modules = {layer.name: _module_of(layer) for layer in graph.layers}
+        modules = {layer.name: MODULES[layer.kind](layer) for layer in graph.layers}
         attached: Dict[str, nn.Module] = {"": self}
         for layer in graph.layers:
             parent, path = "", ""
@@ -97,6 +140,8 @@ class LayerFileModel(nn.Module):
             x = self._layer(number)(*inputs)
             if layer.relu and layer.kind != "relu":
                 x = F.relu(x)
+            if layer.activation and layer.kind != "activation":
+                x = FUNCTIONS[layer.activation](x)
             for one in self._read_last[number]:
                 del outputs[one]
             outputs[number] = x

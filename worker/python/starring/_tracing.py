@@ -10,7 +10,7 @@ from typing import Any, Dict, List, Tuple
 import torch
 from torch import fx, nn
 
-from ._layer_modules import Add, GlobalAveragePool
+from ._layer_modules import Add, Concat, GlobalAveragePool, Scale
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _HERE = os.path.abspath(__file__)
@@ -49,7 +49,7 @@ class _Tracer(fx.Tracer):
         self._path: List[str] = [""]
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, (Add, GlobalAveragePool)) or super().is_leaf_module(m, module_qualified_name)
+        return isinstance(m, (Add, Concat, GlobalAveragePool, Scale)) or super().is_leaf_module(m, module_qualified_name)
 
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         self._path.append(self.path_of_module(m))

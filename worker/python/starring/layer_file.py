@@ -7,40 +7,26 @@ reason" or "FILE:LINE:COLUMN: layer NAME: reason". Shapes are layer_graph.py's m
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import re
 from typing import Any, Dict, List, Mapping, NoReturn, Tuple
 
 from . import _text_format
+from ._layer_table import LAYERS, LIMITS, TWO_OR_MORE
 from ._text_format import Position
 
 # The messages of the proto; tests/worker/python/layer_file_test.py compares the two.
 SCHEMA: Dict[str, Dict[str, str]] = {
     "ModelDefinition": {"name": "string", "layer": "repeated Layer", "loss": "Loss"},
-    "Layer": {"name": "string", "input": "repeated string", "conv2d": "Conv2d", "dense": "Dense", "relu": "Relu",
-              "max_pool": "MaxPool2d", "global_average_pool": "GlobalAveragePool", "batch_norm": "BatchNorm",
-              "dropout": "Dropout", "add": "Add", "flatten": "Flatten"},
-    "Conv2d": {"out_channels": "int32", "kernel": "int32", "stride": "int32", "padding": "int32", "relu": "bool",
-               "no_bias": "bool"},
-    "Dense": {"units": "int32", "relu": "bool", "no_bias": "bool"},
-    "Relu": {},
-    "MaxPool2d": {"kernel": "int32", "stride": "int32", "padding": "int32"},
-    "GlobalAveragePool": {},
-    "BatchNorm": {"relu": "bool", "epsilon": "float", "momentum": "float"},
-    "Dropout": {"rate": "float"},
-    "Add": {"relu": "bool"},
-    "Flatten": {},
+    "Layer": {"name": "string", "input": "repeated string",
+              **{kind: row.message for kind, row in LAYERS.items()}},
+    **{row.message: row.fields for row in LAYERS.values()},
     "Loss": {"softmax": "SoftmaxLoss"},
     "SoftmaxLoss": {"label_smoothing": "float"},
 }
-KINDS = [field for field in SCHEMA["Layer"] if field not in ("name", "input")]
+KINDS = list(LAYERS)
 LOSSES = list(SCHEMA["Loss"])
 IMAGE = "input"  # the name by which a layer reads the image
-
-# common/base/limits.h; the same test compares them.
-LIMITS = {"kLayerFileBytesMax": 1 << 20, "kLayerCountMax": 4096, "kLayerNameBytesMax": 255, "kLayerWidthMax": 1 << 20,
-          "kLayerKernelMax": 1 << 12, "kSampleElementsMax": 1 << 31, "kElementCountMax": 1 << 36}
 
 _LINE_WIDTH = 120
 _HEADER = "# proto-file: proto/starring/v1/layer_file.proto\n# proto-message: starring.v1.ModelDefinition\n"
@@ -79,7 +65,7 @@ class Loss:
 
 
 def _setting(settings: Mapping[str, Any], message: str, field: str) -> Any:
-    defaults = {"int32": 0, "bool": False, "float": 0.0}
+    defaults = {"int32": 0, "bool": False, "float": 0.0, "string": ""}
     return settings.get(field, defaults[SCHEMA[message][field]])
 
 
@@ -134,7 +120,7 @@ def _kind_text(part: Layer | Loss, message: str) -> str:
     for field, field_type in SCHEMA[SCHEMA[message][part.kind]].items():
         value = part.get(field)
         if value:
-            text: Any = {"bool": "true", "float": _text_format.float_text}.get(field_type, str)
+            text: Any = {"bool": "true", "float": _text_format.float_text, "string": _quoted}.get(field_type, str)
             words.append(f"{field}: {text if isinstance(text, str) else text(value)}")
     return f"{part.kind} {{ {' '.join(words)} }}" if words else f"{part.kind} {{}}"
 
@@ -250,79 +236,56 @@ class _Place:
         self.file, self.number = file, number
         self.layer = file.layers[number]
 
+    @property
+    def is_last(self) -> bool:
+        """Whether no layer comes below it."""
+        return self.number + 1 == len(self.file.layers)
+
+    def get(self, field: str) -> Any:
+        """A field of the layer's kind."""
+        return self.layer.get(field)
+
+    def fail(self, field: str, reason: str) -> NoReturn:
+        """Refuses the layer."""
+        raise self.file.error(self.number, field, reason)
+
     def check(self, above: Mapping[str, int], names: set[str]) -> None:
+        """Everything that the layers above decide."""
         self._check_name(above)
         if not self.layer.kind:
-            self._fail("name", f"has no kind: add {', '.join(KINDS[:-1])} or {KINDS[-1]}")
-        getattr(self, "_check_" + self.layer.kind, lambda: None)()
+            self.fail("name", f"has no kind: add {', '.join(KINDS[:-1])} or {KINDS[-1]}")
+        LAYERS[self.layer.kind].check(self)
         self._check_inputs(above, names)
-
-    def _fail(self, field: str, reason: str) -> NoReturn:
-        raise self.file.error(self.number, field, reason)
 
     def _check_name(self, above: Mapping[str, int]) -> None:
         name, limit = self.layer.name, LIMITS["kLayerNameBytesMax"]
         if not name:
-            self._fail("name", "has no name")
+            self.fail("name", "has no name")
         if name == IMAGE:
-            self._fail("name", f"the name \"{IMAGE}\" is the image's, choose another")
+            self.fail("name", f"the name \"{IMAGE}\" is the image's, choose another")
         if len(name.encode("utf-8")) > limit:
-            self._fail("name", f"the name has {len(name.encode('utf-8'))} bytes, at most {limit} are allowed")
+            self.fail("name", f"the name has {len(name.encode('utf-8'))} bytes, at most {limit} are allowed")
         strange = re.search(r"[^A-Za-z0-9_.-]", name)
         if strange:
-            self._fail("name", f"the name has the character '{strange[0]}', allowed are letters, digits, '_', '-' and "
-                               "'.'")
+            self.fail("name", f"the name has the character '{strange[0]}', allowed are letters, digits, '_', '-' and "
+                              "'.'")
         if name in above:
-            self._fail("name", f"the name is used by two layers, numbers {above[name] + 1} and {self.number + 1}")
+            self.fail("name", f"the name is used by two layers, numbers {above[name] + 1} and {self.number + 1}")
 
     def _check_inputs(self, above: Mapping[str, int], names: set[str]) -> None:
-        inputs, is_add = self.layer.inputs, self.layer.kind == "add"
-        if len(inputs) != 2 if is_add else len(inputs) > 1:
-            wanted = "add needs 2" if is_add else "this kind of layer takes 1"
-            self._fail("input", f"has {len(inputs)} inputs, {wanted}")
+        inputs, count = self.layer.inputs, LAYERS[self.layer.kind].input_count
+        # One of several inputs must name them.
+        fits = len(inputs) >= 2 if count == TWO_OR_MORE else len(inputs) == count or (count == 1 and not inputs)
+        if not fits:
+            needed = "2 or more" if count == TWO_OR_MORE else count
+            wanted = "this kind of layer takes 1" if count == 1 else f"{self.layer.kind} needs {needed}"
+            self.fail("input", f"has {len(inputs)} inputs, {wanted}")
         for name in inputs:
             if name == IMAGE or name in above:
                 continue
             if name == self.layer.name:
-                self._fail("input", "reads its own output, which makes a cycle")
+                self.fail("input", "reads its own output, which makes a cycle")
             if name in names:
-                self._fail("input", f"reads layer {name}, which comes below it: put layers in forward order, without "
-                                    "cycles")
-            self._fail("input", f"reads layer {name}, which does not exist")
-
-    def _check_range(self, field: str, lowest: int, highest: int) -> None:
-        value = self.layer.get(field)
-        if not lowest <= value <= highest:
-            self._fail(field, f"{field} is {value}, it must be from {lowest} to {highest}")
-
-    def _check_conv2d(self) -> None:
-        kernel_max = LIMITS["kLayerKernelMax"]
-        self._check_range("out_channels", 1, LIMITS["kLayerWidthMax"])
-        self._check_range("kernel", 1, kernel_max)
-        self._check_range("stride", 0, kernel_max)
-        self._check_range("padding", 0, kernel_max)
-
-    def _check_dense(self) -> None:
-        # The last layer may leave its units to the data.
-        if self.layer.get("units") == 0 and self.number + 1 == len(self.file.layers):
-            return
-        self._check_range("units", 1, LIMITS["kLayerWidthMax"])
-
-    def _check_max_pool(self) -> None:
-        kernel_max = LIMITS["kLayerKernelMax"]
-        self._check_range("kernel", 1, kernel_max)
-        self._check_range("stride", 0, kernel_max)
-        # With more padding, some windows would see nothing but padding, and have no maximum.
-        self._check_range("padding", 0, self.layer.get("kernel") // 2)
-
-    def _check_batch_norm(self) -> None:
-        epsilon, momentum = self.layer.get("epsilon"), self.layer.get("momentum")
-        if not epsilon >= 0 or math.isinf(epsilon):
-            self._fail("epsilon", f"epsilon is {epsilon:g}, it must be 0 or more (0 means 1e-5)")
-        if not 0 <= momentum <= 1:
-            self._fail("momentum", f"momentum is {momentum:g}, it must be from 0 to 1 (0 means 0.1)")
-
-    def _check_dropout(self) -> None:
-        rate = self.layer.get("rate")
-        if not 0 <= rate < 1:
-            self._fail("rate", f"rate is {rate:g}, it must be 0 or more and below 1")
+                self.fail("input", f"reads layer {name}, which comes below it: put layers in forward order, without "
+                                   "cycles")
+            self.fail("input", f"reads layer {name}, which does not exist")

@@ -7,57 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Dict, List, NoReturn, Tuple
+from typing import Any, Dict, List, NoReturn, Tuple
 
-from .layer_file import IMAGE, Layer, LayerFile, LayerFileError, LIMITS
+from ._layer_table import GraphLayer, LAYERS, LIMITS, Shape
+from .layer_file import IMAGE, LayerFile, LayerFileError
 
 READS_IMAGE = -1  # instead of a layer's number
 DEFAULT_OUTPUTS = 10  # of a last layer that leaves them to the data, where there are no data
-
-
-@dataclasses.dataclass(frozen=True)
-class Shape:
-    """One sample. Flattening changes only `flat`; layers that need an image refuse a flat sample."""
-    height: int
-    width: int
-    channels: int
-    flat: bool = False
-
-    @property
-    def elements(self) -> int:
-        return self.height * self.width * self.channels
-
-    def __str__(self) -> str:
-        return f"{self.elements} (flat)" if self.flat else f"{self.height} x {self.width} x {self.channels}"
-
-
-@dataclasses.dataclass
-class GraphLayer:
-    """One layer with its shapes, and its settings with the defaults filled in."""
-    name: str
-    kind: str
-    inputs: List[int]  # numbers of layers above, or READS_IMAGE
-    before: Shape  # of the first input
-    after: Shape
-    kernel: int = 1
-    stride: int = 1
-    padding: int = 0
-    relu: bool = False
-    has_bias: bool = False
-    epsilon: float = 1e-5
-    momentum: float = 0.1
-    rate: float = 0.0
-    weight_shape: Tuple[int, ...] = ()  # PyTorch's; empty if the layer has no tensors
-
-    @property
-    def tensor_names(self) -> List[str]:
-        return [self.name + suffix for suffix in (".weight", ".bias")[:bool(self.weight_shape) + self.has_bias]]
-
-    @property
-    def flattens(self) -> bool:
-        """Whether it is a dense layer that reads an image of several channels: our memory order of its weight is (out,
-        height, width, channels), PyTorch's (out, channels, height, width)."""
-        return self.kind == "dense" and self.before.channels > 1 and self.before.height * self.before.width > 1
 
 
 @dataclasses.dataclass
@@ -127,93 +83,39 @@ class _Builder:
         source = self._file.layers[number]
         # The number of the layer above the first one is READS_IMAGE.
         inputs = [self._numbers[name] for name in source.inputs] or [number - 1]
-        before = self._shape_of(inputs[0])
-        layer = GraphLayer(source.name, source.kind, inputs, before, before)
-        getattr(self, "_add_" + source.kind)(number, source, layer)
+        shapes = [self._image if one == READS_IMAGE else self.layers[one].after for one in inputs]
+        names = [IMAGE if one == READS_IMAGE else self.layers[one].name for one in inputs]
+        layer = GraphLayer(source.name, source.kind, inputs, shapes[0], shapes[0])
+        place = _Place(self._file, number, self._outputs, shapes, names)
+        LAYERS[source.kind].build(place, layer)
         limit = LIMITS["kSampleElementsMax"]
         if layer.after.elements > limit:
-            raise self._file.error(number, "", f"its output has {layer.after.elements} elements a sample, at most "
-                                               f"{limit} are allowed")
+            place.fail("", f"its output has {layer.after.elements} elements a sample, at most {limit} are allowed")
         if math.prod(layer.weight_shape) > LIMITS["kElementCountMax"]:
-            raise self._file.error(number, "", f"its tensor {layer.name}.weight has {math.prod(layer.weight_shape)} "
-                                               f"elements, at most {LIMITS['kElementCountMax']} are allowed")
+            place.fail("", f"its tensor {layer.name}.weight has {math.prod(layer.weight_shape)} elements, at most "
+                           f"{LIMITS['kElementCountMax']} are allowed")
         self._numbers[layer.name] = number
         self.layers.append(layer)
 
-    def _shape_of(self, number: int) -> Shape:
-        return self._image if number == READS_IMAGE else self.layers[number].after
 
-    def _name_of(self, number: int) -> str:
-        return IMAGE if number == READS_IMAGE else self.layers[number].name
+@dataclasses.dataclass
+class _Place:
+    """One layer of a file, and what it reads."""
+    file: LayerFile
+    number: int
+    outputs: int
+    shapes: List[Shape]
+    names: List[str]
 
-    def _fail(self, number: int, field: str, reason: str) -> NoReturn:
-        raise self._file.error(number, field, reason)
+    @property
+    def is_last(self) -> bool:
+        """Whether no layer comes below it."""
+        return self.number + 1 == len(self.file.layers)
 
-    def _require_image(self, number: int, layer: GraphLayer) -> None:
-        if layer.before.flat:
-            self._fail(number, "", f"needs an image, its input is {layer.before}")
+    def get(self, field: str) -> Any:
+        """A field of the layer's kind."""
+        return self.file.layers[self.number].get(field)
 
-    def _slide_window(self, number: int, layer: GraphLayer, channels: int) -> None:
-        kernel, stride, padding = layer.kernel, layer.stride, layer.padding
-        height, width = layer.before.height + 2 * padding, layer.before.width + 2 * padding
-        if kernel > min(height, width):
-            padded = f" with padding {padding}" if padding > 0 else ""
-            self._fail(number, "kernel", f"kernel {kernel} is larger than its input, {layer.before}{padded}: the "
-                                         "output would have a size below 1")
-        # The division rounds down, as PyTorch's does: a window that does not fit is left out.
-        layer.after = Shape((height - kernel) // stride + 1, (width - kernel) // stride + 1, channels)
-
-    def _add_conv2d(self, number: int, source: Layer, layer: GraphLayer) -> None:
-        self._require_image(number, layer)
-        layer.kernel, layer.stride = source.get("kernel"), source.get("stride") or 1
-        layer.padding, layer.relu = source.get("padding"), source.get("relu")
-        layer.has_bias = not source.get("no_bias")
-        self._slide_window(number, layer, source.get("out_channels"))
-        layer.weight_shape = (source.get("out_channels"), layer.before.channels, layer.kernel, layer.kernel)
-
-    def _add_dense(self, number: int, source: Layer, layer: GraphLayer) -> None:
-        del number
-        layer.relu, layer.has_bias = source.get("relu"), not source.get("no_bias")
-        units = source.get("units") or self._outputs
-        layer.after = Shape(1, 1, units, flat=True)
-        layer.weight_shape = (units, layer.before.elements)
-
-    def _add_relu(self, number: int, source: Layer, layer: GraphLayer) -> None:
-        del number, source
-        layer.relu = True
-
-    def _add_max_pool(self, number: int, source: Layer, layer: GraphLayer) -> None:
-        self._require_image(number, layer)
-        layer.kernel, layer.padding = source.get("kernel"), source.get("padding")
-        layer.stride = source.get("stride") or layer.kernel
-        self._slide_window(number, layer, layer.before.channels)
-
-    def _add_global_average_pool(self, number: int, source: Layer, layer: GraphLayer) -> None:
-        del source
-        self._require_image(number, layer)
-        layer.after = Shape(1, 1, layer.before.channels, flat=True)
-
-    def _add_batch_norm(self, number: int, source: Layer, layer: GraphLayer) -> None:
-        # PyTorch would see height * width * channels features here, each with a mean of its own.
-        if layer.before.flat and layer.before.height * layer.before.width > 1:
-            self._fail(number, "", "batch_norm of a flattened image is not supported: put it before flatten")
-        layer.relu, layer.has_bias = source.get("relu"), True
-        layer.epsilon = source.get("epsilon") or layer.epsilon
-        layer.momentum = source.get("momentum") or layer.momentum
-        layer.weight_shape = (layer.before.channels,)
-
-    def _add_dropout(self, number: int, source: Layer, layer: GraphLayer) -> None:
-        del number
-        layer.rate = source.get("rate")
-
-    def _add_add(self, number: int, source: Layer, layer: GraphLayer) -> None:
-        layer.relu = source.get("relu")
-        other = self._shape_of(layer.inputs[1])
-        # PyTorch would broadcast one of two different shapes, and a model with a wrong shape would train.
-        if layer.before != other:
-            self._fail(number, "input", f"adds {layer.before} ({self._name_of(layer.inputs[0])}) and {other} "
-                                        f"({self._name_of(layer.inputs[1])}): both must have one shape")
-
-    def _add_flatten(self, number: int, source: Layer, layer: GraphLayer) -> None:
-        del number, source
-        layer.after = dataclasses.replace(layer.before, flat=True)
+    def fail(self, field: str, reason: str) -> NoReturn:
+        """Refuses the layer."""
+        raise self.file.error(self.number, field, reason)

@@ -1,0 +1,162 @@
+#include <algorithm>
+
+#include "kernels/cuda/channel_windows.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/patch_geometry.h"
+
+namespace starring::cuda {
+namespace {
+
+// One output of kWidth neighbouring channels.
+template <bool kWeighted>
+struct ForwardBody {
+  PatchGeometry g;
+  const float* x;
+  const float* weight;
+  const float* bias;
+  float* y;
+
+  template <int kWidth>
+  __device__ void Run(int64_t i) const {
+    const auto [output, channel] = g.channels.Split(static_cast<uint32_t>(i));
+    const ImagePlace window = WindowOf(g, output);
+    const int32_t taps = g.kernel_height_size * g.kernel_width_size;
+    Pack<float, kWidth> sum = {};
+    if (kWeighted && bias != nullptr) sum = LoadPack<kWidth>(bias + channel);
+    for (int32_t r = 0; r < g.kernel_height_size; ++r) {
+      for (int32_t c = 0; c < g.kernel_width_size; ++c) {
+        const int32_t h = window.h + r, w = window.w + c;
+        if (!IsInside(g, h, w)) continue;
+        const auto v = LoadPack<kWidth>(x + InputIndex(g, window.image, h, w) + channel);
+        const int32_t tap = r * g.kernel_width_size + c;
+        for (int k = 0; k < kWidth; ++k) {
+          sum.v[k] += kWeighted ? v.v[k] * weight[int64_t{channel + k} * taps + tap] : v.v[k];
+        }
+      }
+    }
+    // A division, as on the CPU: the product with the reciprocal would round twice.
+    for (float& v : sum.v) v = kWeighted ? v : v / static_cast<float>(taps);
+    StorePack(sum, y + i);
+  }
+};
+
+// One element of dx, of kWidth neighbouring channels.
+template <bool kWeighted>
+struct BackwardBody {
+  PatchGeometry g;
+  const float* dy;
+  const float* weight;
+  float* dx;
+
+  template <int kWidth>
+  __device__ void Run(int64_t i) const {
+    const auto [pixel, channel] = g.channels.Split(static_cast<uint32_t>(i));
+    const PixelsOutputs outputs = OutputsOfPixel(g, pixel);
+    const int32_t taps = g.kernel_height_size * g.kernel_width_size;
+    Pack<float, kWidth> sum = {};
+    for (int32_t r = outputs.rows.begin; r < outputs.rows.end; ++r) {
+      for (int32_t c = outputs.columns.begin; c < outputs.columns.end; ++c) {
+        const auto [output, tap] = OutputAt(g, outputs.pixel, r, c);
+        const auto v = LoadPack<kWidth>(dy + output * g.channels_size + channel);
+        for (int k = 0; k < kWidth; ++k) {
+          sum.v[k] += kWeighted ? v.v[k] * weight[int64_t{channel + k} * taps + tap] : v.v[k];
+        }
+      }
+    }
+    for (float& v : sum.v) v = kWeighted ? v : v / static_cast<float>(taps);
+    StorePack(sum, dx + i);
+  }
+};
+
+constexpr int kChannelLanes = 32;
+constexpr int kRowLanes = kBlockThreads / kChannelLanes;
+constexpr int64_t kTilesMax = 64;
+constexpr int64_t kTileRowsMin = 16 * kRowLanes;
+
+// How the outputs of all images are cut into tiles: by the shape alone, because tiles decide the order of sums.
+struct OutputTiles {
+  int64_t tile_rows, tiles, groups, taps;
+  explicit OutputTiles(const PatchShape& s)
+      : tile_rows(std::max(kTileRowsMin, CeilDivide(s.rows(), kTilesMax))),
+        tiles(CeilDivide(s.rows(), tile_rows)),
+        groups(CeilDivide(s.channels, kChannelLanes)),
+        taps(s.kernel_height * s.kernel_width) {}
+};
+
+// A block has one tap, group of channels and tile.
+__global__ void __launch_bounds__(kBlockThreads) WeightGradientKernel(PatchGeometry g, OutputTiles t, int64_t rows,
+                                                                      const float* x, const float* dy, float* partial) {
+  __shared__ float buffer[kBlockThreads];
+  const int64_t block = blockIdx.x;
+  const int64_t group = block % t.groups, tap = block / t.groups % t.taps, tile = block / t.groups / t.taps;
+  const int thread = static_cast<int>(threadIdx.x);
+  const int64_t channel = group * kChannelLanes + thread % kChannelLanes;
+  const auto [r, c] = g.kernel_width.Split(static_cast<uint32_t>(tap));
+  const int64_t end = (tile + 1) * t.tile_rows < rows ? (tile + 1) * t.tile_rows : rows;
+  float sum = 0;
+  if (channel < g.channels_size) {
+    for (int64_t row = tile * t.tile_rows + thread / kChannelLanes; row < end; row += kRowLanes) {
+      const ImagePlace window = WindowOf(g, static_cast<uint32_t>(row));
+      const int32_t h = window.h + static_cast<int32_t>(r), w = window.w + static_cast<int32_t>(c);
+      if (!IsInside(g, h, w)) continue;
+      sum += x[InputIndex(g, window.image, h, w) + channel] * dy[row * g.channels_size + channel];
+    }
+  }
+  buffer[thread] = sum;
+  for (int stride = kBlockThreads / 2; stride >= kChannelLanes; stride /= 2) {
+    __syncthreads();
+    if (thread < stride) buffer[thread] += buffer[thread + stride];
+  }
+  if (thread < kChannelLanes && channel < g.channels_size) {
+    partial[(tile * t.taps + tap) * g.channels_size + channel] = buffer[thread];
+  }
+}
+
+__global__ void __launch_bounds__(kBlockThreads)
+    AddTilesKernel(OutputTiles t, int64_t channels, const float* partial, float* dweight) {
+  const int64_t i = int64_t{blockIdx.x} * kBlockThreads + threadIdx.x;
+  if (i >= t.taps * channels) return;
+  float sum = 0;
+  for (int64_t tile = 0; tile < t.tiles; ++tile) sum += partial[tile * t.taps * channels + i];
+  dweight[i % channels * t.taps + i / channels] = sum;
+}
+
+}  // namespace
+
+cudaError_t ChannelWindowsForward(cudaStream_t stream, const PatchShape& s, const float* x, const float* weight,
+                                  const float* bias, float* y) {
+  const int64_t count = s.rows() * s.channels;
+  const Alignment alignment = AlignmentOfChannels(s.channels, x, bias, y);
+  if (weight == nullptr) {
+    return ForEach(stream, count, alignment, ForwardBody<false>{PatchGeometry(s), x, nullptr, nullptr, y});
+  }
+  return ForEach(stream, count, alignment, ForwardBody<true>{PatchGeometry(s), x, weight, bias, y});
+}
+
+cudaError_t ChannelWindowsBackward(cudaStream_t stream, const PatchShape& s, const float* dy, const float* weight,
+                                   float* dx) {
+  const int64_t count = s.images * s.in_height * s.in_width * s.channels;
+  const Alignment alignment = AlignmentOfChannels(s.channels, dy, dx);
+  if (weight == nullptr) {
+    return ForEach(stream, count, alignment, BackwardBody<false>{PatchGeometry(s), dy, nullptr, dx});
+  }
+  return ForEach(stream, count, alignment, BackwardBody<true>{PatchGeometry(s), dy, weight, dx});
+}
+
+int64_t DepthwisePartialFloats(const PatchShape& s) {
+  const OutputTiles tiles(s);
+  return tiles.tiles * tiles.taps * s.channels;
+}
+
+cudaError_t DepthwiseWeightGradient(cudaStream_t stream, const PatchShape& s, const float* x, const float* dy,
+                                    float* partial, float* dweight) {
+  const OutputTiles tiles(s);
+  const LaunchShape all = {.blocks = tiles.groups * tiles.taps * tiles.tiles};
+  const cudaError_t error =
+      Launch(stream, all, WeightGradientKernel, PatchGeometry(s), tiles, s.rows(), x, dy, partial);
+  if (error != cudaSuccess) return error;
+  return Launch(stream, {.blocks = CeilDivide(tiles.taps * s.channels, kBlockThreads)}, AddTilesKernel, tiles,
+                s.channels, static_cast<const float*>(partial), dweight);
+}
+
+}  // namespace starring::cuda

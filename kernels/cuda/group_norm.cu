@@ -1,0 +1,186 @@
+#include <algorithm>
+
+#include "kernels/cuda/group_norm.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/pack.h"
+
+namespace starring::cuda {
+namespace {
+
+// A block's image and group, and where its elements are.
+struct GroupPlace {
+  int64_t group_size, group_channels, first;  // of the elements: the first one
+  int64_t channels, first_channel;
+  Divisor split;
+
+  __device__ GroupPlace(const GroupNormShape& s, const Divisor& group_split, int64_t block)
+      : group_size(s.pixels * (s.channels / s.groups)),
+        group_channels(s.channels / s.groups),
+        first(block / s.groups * s.pixels * s.channels + block % s.groups * group_channels),
+        channels(s.channels),
+        first_channel(block % s.groups * group_channels),
+        split(group_split) {}
+
+  // Element i of the group: its channel, counted in the group, and its place in the tensor.
+  struct Element {
+    int64_t channel, place;
+  };
+  __device__ Element At(int64_t i) const {
+    const auto [pixel, channel] = split.Split(static_cast<uint32_t>(i));
+    return {channel, first + int64_t{pixel} * channels + channel};
+  }
+};
+
+// The sum over the block's threads, for each of them, by a tree. `buffer` is shared memory of kBlockThreads.
+__device__ double SumOfBlock(double value, double* buffer) {
+  const int thread = static_cast<int>(threadIdx.x);
+  buffer[thread] = value;
+  for (int stride = kBlockThreads / 2; stride >= 1; stride /= 2) {
+    __syncthreads();
+    if (thread < stride) buffer[thread] += buffer[thread + stride];
+  }
+  __syncthreads();
+  const double sum = buffer[0];
+  __syncthreads();  // the buffer may be written again
+  return sum;
+}
+
+__global__ void __launch_bounds__(kBlockThreads)
+    ForwardKernel(GroupNormShape s, Divisor split, GroupNormMemory memory, const float* x, const float* gamma,
+                  const float* beta, float* y) {
+  __shared__ double buffer[kBlockThreads];
+  const GroupPlace group(s, split, blockIdx.x);
+  const double size = static_cast<double>(group.group_size);
+  double sum = 0, squares = 0;
+  for (int64_t i = threadIdx.x; i < group.group_size; i += kBlockThreads) sum += double{x[group.At(i).place]};
+  const float mean = static_cast<float>(SumOfBlock(sum, buffer) / size);
+  for (int64_t i = threadIdx.x; i < group.group_size; i += kBlockThreads) {
+    const double distance = double{x[group.At(i).place]} - double{mean};
+    squares += distance * distance;
+  }
+  const double variance = SumOfBlock(squares, buffer) / size;
+  const float inverse = static_cast<float>(1.0 / sqrt(variance + double{s.epsilon}));
+  if (threadIdx.x == 0) {
+    memory.mean[blockIdx.x] = mean;
+    memory.inverse_deviation[blockIdx.x] = inverse;
+  }
+  for (int64_t i = threadIdx.x; i < group.group_size; i += kBlockThreads) {
+    const auto [channel, place] = group.At(i);
+    const int64_t c = group.first_channel + channel;
+    y[place] = (x[place] - mean) * (gamma[c] * inverse) + beta[c];
+  }
+}
+
+__global__ void __launch_bounds__(kBlockThreads)
+    InputGradientKernel(GroupNormShape s, Divisor split, GroupNormMemory memory, const float* x, const float* gamma,
+                        const float* dy, float* dx) {
+  __shared__ double buffer[kBlockThreads];
+  const GroupPlace group(s, split, blockIdx.x);
+  const float mean = memory.mean[blockIdx.x], inverse = memory.inverse_deviation[blockIdx.x];
+  double sum = 0, product = 0;
+  for (int64_t i = threadIdx.x; i < group.group_size; i += kBlockThreads) {
+    const auto [channel, place] = group.At(i);
+    const double gradient = double{gamma[group.first_channel + channel]} * double{dy[place]};
+    sum += gradient;
+    product += gradient * double{x[place] - mean};
+  }
+  const double size = static_cast<double>(group.group_size), factor = double{inverse};
+  const float shift = static_cast<float>(SumOfBlock(sum, buffer) * factor / size);
+  const float slope = static_cast<float>(SumOfBlock(product, buffer) * factor * factor * factor / size);
+  for (int64_t i = threadIdx.x; i < group.group_size; i += kBlockThreads) {
+    const auto [channel, place] = group.At(i);
+    const float scale = gamma[group.first_channel + channel] * inverse;
+    dx[place] = dy[place] * scale - shift - (x[place] - mean) * slope;
+  }
+}
+
+constexpr int kChannelLanes = 32;
+constexpr int kRowLanes = kBlockThreads / kChannelLanes;
+constexpr int64_t kTilesMax = 64;
+constexpr int64_t kTileRowsMin = 16 * kRowLanes;
+
+// How the rows, the pixels of all images, are cut into tiles: by the shape alone, because tiles decide the order of
+// sums.
+struct RowTiles {
+  int64_t rows, tile_rows, tiles, lanes;
+  explicit RowTiles(const GroupNormShape& s)
+      : rows(s.images * s.pixels),
+        tile_rows(std::max(kTileRowsMin, CeilDivide(rows, kTilesMax))),
+        tiles(CeilDivide(rows, tile_rows)),
+        lanes(CeilDivide(s.channels, kChannelLanes)) {}
+};
+
+// partial = for each tile the sums of dy, then of dy * (x - mean) / deviation, of each channel.
+__global__ void __launch_bounds__(kBlockThreads)
+    WeightGradientKernel(GroupNormShape s, RowTiles t, GroupNormMemory memory, const float* x, const float* dy) {
+  __shared__ double sums[kBlockThreads];
+  __shared__ double products[kBlockThreads];
+  const int thread = static_cast<int>(threadIdx.x);
+  const int64_t block = blockIdx.x, tile = block / t.lanes;
+  const int64_t channel = block % t.lanes * kChannelLanes + thread % kChannelLanes;
+  const int64_t end = (tile + 1) * t.tile_rows < t.rows ? (tile + 1) * t.tile_rows : t.rows;
+  double sum = 0, product = 0;
+  if (channel < s.channels) {
+    const int64_t group = channel / (s.channels / s.groups);
+    for (int64_t row = tile * t.tile_rows + thread / kChannelLanes; row < end; row += kRowLanes) {
+      const int64_t statistics = row / s.pixels * s.groups + group;
+      const float gradient = dy[row * s.channels + channel];
+      sum += double{gradient};
+      product += double{gradient} * double{x[row * s.channels + channel] - memory.mean[statistics]} *
+                 double{memory.inverse_deviation[statistics]};
+    }
+  }
+  sums[thread] = sum;
+  products[thread] = product;
+  for (int stride = kBlockThreads / 2; stride >= kChannelLanes; stride /= 2) {
+    __syncthreads();
+    if (thread < stride) {
+      sums[thread] += sums[thread + stride];
+      products[thread] += products[thread + stride];
+    }
+  }
+  if (thread < kChannelLanes && channel < s.channels) {
+    memory.partial[2 * tile * s.channels + channel] = static_cast<float>(sums[thread]);
+    memory.partial[(2 * tile + 1) * s.channels + channel] = static_cast<float>(products[thread]);
+  }
+}
+
+__global__ void __launch_bounds__(kBlockThreads)
+    AddTilesKernel(RowTiles t, int64_t channels, const float* partial, float* dgamma, float* dbeta) {
+  const int64_t channel = int64_t{blockIdx.x} * kBlockThreads + threadIdx.x;
+  if (channel >= channels) return;
+  double sum = 0, product = 0;
+  for (int64_t tile = 0; tile < t.tiles; ++tile) {
+    sum += double{partial[2 * tile * channels + channel]};
+    product += double{partial[(2 * tile + 1) * channels + channel]};
+  }
+  dbeta[channel] = static_cast<float>(sum);
+  dgamma[channel] = static_cast<float>(product);
+}
+
+}  // namespace
+
+int64_t GroupNormPartialFloats(const GroupNormShape& s) { return 2 * RowTiles(s).tiles * s.channels; }
+
+cudaError_t GroupNormForward(cudaStream_t stream, const GroupNormShape& s, const GroupNormMemory& memory,
+                             const float* x, const float* gamma, const float* beta, float* y) {
+  return Launch(stream, {.blocks = s.images * s.groups}, ForwardKernel, s, Divisor(s.channels / s.groups), memory, x,
+                gamma, beta, y);
+}
+
+cudaError_t GroupNormBackward(cudaStream_t stream, const GroupNormShape& s, const GroupNormMemory& memory,
+                              const GroupNormGradients& g) {
+  if (g.dx != nullptr) {
+    const cudaError_t error = Launch(stream, {.blocks = s.images * s.groups}, InputGradientKernel, s,
+                                     Divisor(s.channels / s.groups), memory, g.x, g.gamma, g.dy, g.dx);
+    if (error != cudaSuccess) return error;
+  }
+  const RowTiles tiles(s);
+  const cudaError_t error =
+      Launch(stream, {.blocks = tiles.tiles * tiles.lanes}, WeightGradientKernel, s, tiles, memory, g.x, g.dy);
+  if (error != cudaSuccess) return error;
+  return Launch(stream, {.blocks = CeilDivide(s.channels, kBlockThreads)}, AddTilesKernel, tiles, s.channels,
+                static_cast<const float*>(memory.partial), g.dgamma, g.dbeta);
+}
+
+}  // namespace starring::cuda
