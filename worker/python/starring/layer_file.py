@@ -31,8 +31,10 @@ SCHEMA: Dict[str, Dict[str, str]] = {
     "Dropout": {"rate": "float"},
     "Add": {"relu": "bool"},
     "Flatten": {},
-    "Loss": {"softmax": "SoftmaxLoss"},
+    "Loss": {"softmax": "SoftmaxLoss", "mse": "MseLoss", "bce": "BceLoss"},
     "SoftmaxLoss": {"label_smoothing": "float"},
+    "MseLoss": {},
+    "BceLoss": {},
 }
 KINDS = [field for field in SCHEMA["Layer"] if field not in ("name", "input")]
 LOSSES = list(SCHEMA["Loss"])
@@ -236,7 +238,9 @@ def check(file: LayerFile) -> None:
 
 def _check_loss(file: LayerFile) -> None:
     if not file.loss.kind:
-        raise file.loss_error("", "has no kind: write loss { softmax {} }")
+        raise file.loss_error("", "has no kind: write loss { softmax {} }, loss { mse {} } or loss { bce {} }")
+    if file.loss.kind != "softmax":
+        return
     smoothing = file.loss.get("label_smoothing")
     # At 1 the labels would not matter.
     if not 0 <= smoothing < 1:
