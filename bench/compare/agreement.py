@@ -24,6 +24,9 @@ import results as schema
 STEPS = 20
 RATE = 0.01  # seen: at 0.05 a flipped ReLU grows to 8e-4 in 20 steps of mlp, at 0.02 and below to 5e-6 at most
 TOLERANCE = 1e-4  # relative, fp32 on the CPU
+# Flags without which a training would read other data, or give a model another shape.
+DATA_FLAGS = ("--dataset", "--data_dir", "--seed", "--cifar100_labels", "--csv_label", "--test_fraction",
+              "--split_seed", "--normalize")
 
 
 def compare(model: str, peer: str, workers: int, ours: list[float], theirs: list[float],
@@ -55,7 +58,7 @@ def write_first_weights(folder: str, model: str, shared_flags: list[str]) -> str
 
     The worker saves only after training, so it trains one step with a rate so small that no weight changes.
     """
-    data = [flag for flag in shared_flags if flag.partition("=")[0] in ("--dataset", "--data_dir", "--seed")]
+    data = [flag for flag in shared_flags if flag.partition("=")[0] in DATA_FLAGS]
     programs.run([programs.binary("worker/worker"), "--sync=local", "--device=cpu", "--progress=none", *data,
                   f"--model={model}", "--learning_rate=1e-30", "--max_steps=1", "--checkpoint_dir=" + folder])
     for name, _, files in os.walk(folder):

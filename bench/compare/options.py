@@ -126,8 +126,10 @@ def _add_measuring(add: Callable[..., argparse.Action]) -> None:
         help=f"runs of each job, in turns; with fewer than {ratios.REPEATS_MIN} no winner is called")
     add("--seconds", type=float, default=2.0, help="about how long the fastest job of a group runs")
     add("--steps", type=int, default=0, help="steps of each run; 0: chosen by --seconds")
-    add("--train_epochs", type=int, default=3, help="epochs of the runs for accuracy over time; 0: no such runs")
-    add("--target_accuracy", type=float, default=0.0, help="0: the accuracy that all reach in --train_epochs")
+    add("--train_epochs", type=int, default=3,
+        help="epochs of the runs for accuracy, or RMSE, over time; 0: no such runs")
+    add("--target_accuracy", type=float, default=0.0,
+        help="0: the accuracy that all reach in --train_epochs; a model of numbers has the RMSE that all reach")
     add("--hosts", type=_hosts, default=None,
         help="netlab:4,1gbit: also compare 4 emulated hosts with 1 Gbit/s links; netlab:4+4,1gbit: with 4 more hosts, "
              "for servers alone")

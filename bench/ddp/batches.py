@@ -10,7 +10,7 @@ tensors) from the epoch's step `first` on, and a `load`, which makes images and 
 
 from __future__ import annotations
 
-from typing import Iterator, List, Tuple
+from typing import Any, Iterator, List, Tuple
 
 import numpy as np
 import philox
@@ -153,12 +153,13 @@ class _Samples(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, key: tuple[int, int]) -> tuple[torch.Tensor, int]:
+    def __getitem__(self, key: tuple[int, int]) -> tuple[torch.Tensor, Any]:
         epoch, sample = key
         image = self.images[sample]
         if self.augment:
             image = crop_flip(image[None], *drawn_crops(np.array([sample]), self.seed, epoch))[0]
-        return self.normalized(image), int(self.labels[sample])
+        label = self.labels[sample]
+        return self.normalized(image), int(label) if label.ndim == 0 else label
 
 
 class _BatchKeys:

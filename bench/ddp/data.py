@@ -1,6 +1,8 @@
 """Reads IDX files (MNIST and its relatives), CIFAR's binary files, NumPy's arrays and tables, plain or gzipped.
 
-Images are uint8 pixels or float32 numbers in PyTorch's order (count, channels, height, width), labels int64.
+Images are uint8 pixels or float32 numbers in PyTorch's order (count, channels, height, width). Labels are classes as
+int64 (count), or numbers or bits as float32 (count, values). The loss of the model's layer file decides which of them
+are wanted, as in the worker.
 """
 
 from __future__ import annotations
@@ -15,10 +17,12 @@ import os
 import struct
 from typing import List, Sequence
 
+import models
 import numpy as np
 import philox
 
 NPY_NAMES = {"train_images": "x_train", "train_labels": "y_train", "test_images": "x_test", "test_labels": "y_test"}
+TARGETS = {"softmax": "class", "mse": "numbers", "bce": "bits"}  # by loss: what its labels are
 CLASSES_MIN = {"npy": 1, "csv": 1, "libsvm": 1,
                "emnist-balanced": 47, "emnist-bymerge": 47, "emnist-byclass": 62, "emnist-letters": 27,
                "cifar100": 100}
@@ -38,6 +42,12 @@ class Dataset:
     test_labels: np.ndarray
     classes: int = 10
     normalize: str = "channels"  # as the worker's flag
+    target: str = "class"  # or "numbers" or "bits"
+
+    @property
+    def outputs(self) -> int:
+        """Of a model: one for each class, number or bit."""
+        return self.classes if self.target == "class" else self.train_labels.shape[1]
 
     def normalization(self) -> tuple[np.ndarray, np.ndarray]:
         """The mean and deviation of each channel of the training set: of pixel / 255, from exact integer sums, or of
@@ -206,12 +216,13 @@ def _table_files(data_dir: str, name: str) -> list[str]:
     return [path for path in paths if os.path.exists(path) or os.path.exists(path + ".gz")]
 
 
-def _load_table(name: str, data_dir: str, csv_label: str, test_fraction: float, split_seed: int) -> Dataset:
+def _load_table(flags: argparse.Namespace, wanted: str) -> Dataset:
+    name, data_dir = flags.dataset, flags.data_dir
     paths = _table_files(data_dir, name)
     if not paths:
         raise DataError(f"{data_dir}: expected train.{name} and test.{name}")
     if name == "csv":
-        read = [_read_csv(path, csv_label) for path in paths]
+        read = [_read_csv(path, flags.csv_label) for path in paths]
         tables, labels = [table for table, _ in read], [of_table for _, of_table in read]
     else:
         sparse = [_read_libsvm(path) for path in paths]
@@ -221,11 +232,25 @@ def _load_table(name: str, data_dir: str, csv_label: str, test_fraction: float, 
         for table, (samples, _) in zip(tables, sparse):
             for row, sample in enumerate(samples):
                 table[row, [index - 1 for index in sample]] = list(sample.values())
-    classes = _classes([label for of_table in labels for label in of_table])
-    arrays = {"train_images": tables[0], "train_labels": classes[:len(tables[0])]}
+    all_labels = [label for of_table in labels for label in of_table]
+    known = np.array(all_labels, np.float32) if wanted == "numbers" else _classes(all_labels)
+    arrays = {"train_images": tables[0], "train_labels": known[:len(tables[0])]}
     if len(tables) > 1:
-        arrays |= {"test_images": tables[1], "test_labels": classes[len(tables[0]):]}
-    return _from_arrays(arrays, data_dir, test_fraction, split_seed)
+        arrays |= {"test_images": tables[1], "test_labels": known[len(tables[0]):]}
+    return _from_arrays(arrays, data_dir, flags.test_fraction, flags.split_seed)
+
+
+def _labels(array: np.ndarray, folder: str) -> tuple[np.ndarray, str]:
+    """The labels as a Dataset has them, and what they are: by the type of the array."""
+    kind, width = array.dtype.kind, array.shape[1] if array.ndim > 1 else 1
+    if kind in "iu" and width == 1:
+        return array.reshape(-1).astype(np.int64), "class"
+    if kind == "f" or kind == "b":
+        return array.reshape(-1, width).astype(np.float32), "numbers" if kind == "f" else "bits"
+    if array.dtype != np.uint8 or array.max() > 1:
+        raise DataError(f"{folder}: labels of type {array.dtype} and shape {array.shape}: expected one integer a "
+                        "sample, or numbers as float32, or bits as bool or uint8")
+    return array.astype(np.float32), "bits"
 
 
 def _load_npy(folder: str, test_fraction: float, split_seed: int) -> Dataset:
@@ -255,11 +280,15 @@ def _from_arrays(arrays: dict[str, np.ndarray], folder: str, test_fraction: floa
         images = arrays[f"{part}_images"]
         images = images[:, None, None] if images.ndim == 2 else images if images.ndim == 4 else images[..., None]
         arrays[f"{part}_images"] = np.ascontiguousarray(images.transpose(0, 3, 1, 2))
-        arrays[f"{part}_labels"] = arrays[f"{part}_labels"].reshape(-1).astype(np.int64)
-    return Dataset(arrays["train_images"], arrays["train_labels"], arrays["test_images"], arrays["test_labels"])
+    train_labels, target = _labels(arrays["train_labels"], folder)
+    test_labels, test_target = _labels(arrays["test_labels"], folder)
+    if (target, train_labels.shape[1:]) != (test_target, test_labels.shape[1:]):
+        raise DataError(f"{folder}: training labels are {target} {train_labels.shape}, test labels {test_target} "
+                        f"{test_labels.shape}: expected one type and number")
+    return Dataset(arrays["train_images"], train_labels, arrays["test_images"], test_labels, target=target)
 
 
-def _load(flags: argparse.Namespace) -> Dataset:
+def _load(flags: argparse.Namespace, wanted: str) -> Dataset:
     name, data_dir = flags.dataset, flags.data_dir
     if name == "fashion-mnist":
         return _load_idx(data_dir or FASHION_MNIST_DIR)
@@ -274,7 +303,7 @@ def _load(flags: argparse.Namespace) -> Dataset:
     if name == "npy":
         return _load_npy(data_dir, flags.test_fraction, flags.split_seed)
     if name in ("csv", "libsvm"):
-        return _load_table(name, data_dir, flags.csv_label, flags.test_fraction, flags.split_seed)
+        return _load_table(flags, wanted)
     if name == "synthetic":
         return _synthetic(flags.seed)
     raise DataError(f"--dataset={name} is unknown")
@@ -282,10 +311,24 @@ def _load(flags: argparse.Namespace) -> Dataset:
 
 def load(flags: argparse.Namespace) -> Dataset:
     """As the worker's flags of these names have it: worker/data/dataset.h."""
-    data = _load(flags)
+    wanted = TARGETS[models.loss_kind(flags.model)]
+    data = _load(flags, wanted)
+    data.normalize = flags.normalize
+    if data.target == "class":
+        _count_classes(flags, data)
+    if wanted == "bits" and data.target == "class" and data.classes == 2:
+        data.train_labels = data.train_labels[:, None].astype(np.float32)
+        data.test_labels = data.test_labels[:, None].astype(np.float32)
+        data.target = "bits"
+    if data.target != wanted:
+        found = f"{data.classes} classes" if data.target == "class" else f"{data.outputs} {data.target} a sample"
+        raise DataError(f"--dataset={flags.dataset} has labels that are {found}, the loss of --model={flags.model} "
+                        f"needs {'classes' if wanted == 'class' else wanted}: change its layer file's loss")
+    return data
+
+
+def _count_classes(flags: argparse.Namespace, data: Dataset) -> None:
     least = CLASSES_MIN.get(flags.dataset, 10)
     if flags.dataset == "cifar100" and flags.cifar100_labels == "coarse":
         least = 20
-    data.normalize = flags.normalize
     data.classes = max(least, 1 + int(max(data.train_labels.max(), data.test_labels.max())))
-    return data

@@ -21,13 +21,19 @@ def known(name: str) -> str:
     return name
 
 
-def create(name: str, channels: int, height: int, width: int, classes: int) -> Any:
+def loss_kind(name: str) -> str:
+    """softmax, mse or bce: the loss in the model's layer file."""
+    return layer_file.load(name).loss.kind
+
+
+def create(name: str, channels: int, height: int, width: int, outputs: int) -> Any:
     """A starring.models.LayerFileModel for images of this shape."""
     from starring import models  # here, because the command line is checked without PyTorch
-    return models.from_layer_file(name, (channels, height, width), classes)
+    return models.from_layer_file(name, (channels, height, width), outputs)
 
 
 def loss(name: str, reduction: str) -> Any:
-    """The torch.nn.CrossEntropyLoss that the model's layer file asks for."""
+    """The loss that the model's layer file asks for. With the reduction "sum" a sample counts once, however many
+    outputs it has."""
     from starring import models
     return models.loss_from_layer_file(name, reduction)

@@ -64,14 +64,17 @@ class Job:
         channels, size = (3, 32) if flags.model == "resnet20" else (1, 28)
         self.model: Any = models.create(flags.model, channels, size, size, 10).to(self.device)
         self.mean_loss = models.loss(flags.model, "mean")
+        has_classes = models.loss_kind(flags.model) == "softmax"
         layout: Any = torch.channels_last if flags.channels_last else torch.contiguous_format
         self.model = self.model.to(memory_format=layout)
         self.optimizer = make_optimizer(self.model, self.device)
         self.images = torch.randn(SAMPLES, channels, size, size, device=self.device).to(memory_format=layout)
-        self.labels = torch.randint(10, (SAMPLES,), device=self.device)
+        # Bits, which are numbers, too.
+        self.labels = (torch.randint(10, (SAMPLES,), device=self.device) if has_classes else
+                       torch.randint(2, (SAMPLES, 10), device=self.device).float())
         self.order = torch.randperm(SAMPLES, device=self.device)
         self.batch_images = torch.empty(flags.batch, channels, size, size, device=self.device, memory_format=layout)
-        self.batch_labels = torch.empty(flags.batch, dtype=torch.long, device=self.device)
+        self.batch_labels = torch.empty_like(self.labels[:flags.batch])
         self.loss = torch.zeros((), device=self.device)
         self.next_sample = 0
 

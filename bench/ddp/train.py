@@ -23,6 +23,7 @@ from typing import Any
 import data as data_files
 import device as devices
 import options
+import quality
 import run_record
 import step_graph
 import sweep
@@ -33,9 +34,9 @@ from trainer import Data, Trainer
 
 def print_summary(record: dict[str, Any]) -> None:
     step, parts = record["step_ms"], record["breakdown_ms"]
-    accuracy = record["epochs"][-1]["test_accuracy"]
+    test = record["test"]
     print(f"{record['config']['sync']}: {record['steps']} steps, {record['epochs'][-1]['samples_per_second']:.0f} "
-          f"samples/s, test accuracy {100 * accuracy:.2f} %\n"
+          f"samples/s, test {quality.score(test['loss'], test['mean_loss'], test['accuracy'])}\n"
           f"step ms   p50 {step['p50']:.3f}  p95 {step['p95']:.3f}  p99 {step['p99']:.3f}  max {step['max']:.3f}\n"
           f"parts ms  " + "  ".join(f"{part} {ms:.3f}" for part, ms in parts.items()) +
           f"\nparameter digest {record['parameter_sha256']}", flush=True)

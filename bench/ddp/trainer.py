@@ -19,6 +19,7 @@ import numpy as np
 import options
 import philox
 import philox_dropout
+import quality
 import run_record
 import safetensors_file
 import step_graph
@@ -77,7 +78,8 @@ class Trainer:
         self.world_size = device.world_size
         dataset = data.dataset
         channels, height, width = dataset.train_images.shape[1:]
-        self.model = models.create(flags.model, channels, height, width, dataset.classes)
+        self.model = models.create(flags.model, channels, height, width, dataset.outputs)
+        self.loss_kind = models.loss_kind(flags.model)
         self.loss_sum = models.loss(flags.model, "sum")  # of training and of the test, as the worker's
         if flags.initial_weights:
             safetensors_file.load_into(self.model, flags.initial_weights)
@@ -249,9 +251,10 @@ class Trainer:
             rate = samples / (time.perf_counter() - started)
             print(f"\repoch {epoch}  step {self.step}/{self.steps_total}  {rate:.0f} samples/s ", end="", flush=True)
 
-    def _evaluate(self) -> list[float]:
-        """Correct answers, summed loss and samples of this rank's part of the test set."""
+    def _evaluate(self) -> tuple[list[float], torch.Tensor]:
+        """Correct answers, summed loss and samples of this rank's part of the test set, and the model's outputs."""
         correct, loss_sum = 0, 0.0
+        outputs = [torch.empty(0, self.data.dataset.outputs)]
         images_of, labels_of = self.data.test_images, self.data.test_labels
         self.model.eval()
         with torch.no_grad():
@@ -260,23 +263,28 @@ class Trainer:
                 with self.device.autocast():
                     logits = self.model(images_of[begin:begin + EVALUATION_BATCH])
                     loss_sum += self.loss_sum(logits, labels).item()
-                correct += int((logits.argmax(1) == labels).sum())
+                correct += int(quality.right(self.loss_kind, logits, labels).sum())
+                outputs.append(logits.float().cpu())
         self.model.train()
-        return [correct, loss_sum, len(labels_of)]
+        return [correct, loss_sum, len(labels_of)], torch.cat(outputs)
 
     def run(self) -> dict[str, Any]:
         while self.step < self.steps_total:
             epoch = self.step // self.data.sampler.steps_per_epoch()
             loss_sum, samples, seconds = self.train_epoch(epoch)
-            totals = self.device.sum_over_ranks([loss_sum] + self._evaluate())
+            evaluated, outputs = self._evaluate()
+            totals = self.device.sum_over_ranks([loss_sum] + evaluated)
             result = {"epoch": epoch, "train_loss": totals[0] / samples, "test_accuracy": totals[1] / totals[3],
                       "seconds": seconds, "samples_per_second": samples / seconds, "test_loss": totals[2] / totals[3]}
             self.epochs.append(result)
             if self.rank == 0:
+                score = quality.score(self.loss_kind, result["test_loss"], result["test_accuracy"])
                 print(f"{chr(13) if sys.stdout.isatty() else ''}epoch {epoch}  loss {result['train_loss']:.4f}  test "
-                      f"accuracy {100 * result['test_accuracy']:.2f} %  {result['samples_per_second']:.0f} samples/s",
-                      flush=True)
-        return self._record(run_record.parameter_sha256(self.model))
+                      f"{score}  {result['samples_per_second']:.0f} samples/s", flush=True)
+        test = quality.measure(outputs.numpy(), self.data.dataset.test_labels,
+                               {"loss": self.loss_kind, "mean_loss": result["test_loss"],
+                                "accuracy": result["test_accuracy"]}, self.rank, self.device)
+        return self._record(run_record.parameter_sha256(self.model), test)
 
     def _worker_uses(self, compute_ms: float) -> list[dict[str, float]]:
         """WorkerUse of every rank, on every rank: each rank adds its numbers to zeros of the others."""
@@ -304,7 +312,7 @@ class Trainer:
         return [{"step": step, "seconds": seconds, "loss": loss}
                 for (step, seconds, _), loss in zip(self.losses, losses)]
 
-    def _record(self, sha256: str) -> dict[str, Any]:
+    def _record(self, sha256: str, test: dict[str, Any]) -> dict[str, Any]:
         measured = max(1, len(self.step_seconds))
         breakdown = {part: 1e3 * seconds / measured for part, seconds in self.parts.items()}
         step_ms = run_record.step_milliseconds(self.step_seconds)
@@ -319,7 +327,7 @@ class Trainer:
         return {
             "version": run_record.VERSION, "config": self.config,
             "host": run_record.host(cores, self.device.name(), self._versions()),
-            "epochs": self.epochs, "steps": steps, "step_ms": step_ms, "breakdown_ms": breakdown,
+            "epochs": self.epochs, "test": test, "steps": steps, "step_ms": step_ms, "breakdown_ms": breakdown,
             "exchange": {"bytes_sent": exchanged, "bytes_received": exchanged, "shared_memory": False,
                          "not_shared": "", "gpu_transfer": ""},
             "parameter_sha256": sha256,

@@ -21,7 +21,10 @@ constexpr size_t kFreeBlocksMax = 4;
 }  // namespace
 
 BatchLender::BatchLender(const Options& options)
-    : sets_(options.sets), process_(getpid()), samples_max_(Sampler(options.loader.sampler).local_batch_max()) {}
+    : sets_(options.sets),
+      process_(getpid()),
+      samples_max_(Sampler(options.loader.sampler).local_batch_max()),
+      label_bytes_(options.loader.dataset->target == TargetType::kClass ? static_cast<int64_t>(sizeof(int64_t)) : 0) {}
 
 absl::StatusOr<std::unique_ptr<BatchLender>> BatchLender::Create(const Options& options) {
   CHECK(options.loader.format == Loader::Format::kNormalized);
@@ -52,7 +55,7 @@ absl::StatusOr<std::byte*> BatchLender::TakeBlock() {
     return absl::ResourceExhaustedError(absl::StrCat(lent_count_, " batches are lent, at most ", kBatchesLentMax,
                                                      " can be: copy what is to be kept, and let the batch go"));
   }
-  const int64_t bytes = labels_offset_ + samples_max_ * static_cast<int64_t>(sizeof(int64_t));
+  const int64_t bytes = labels_offset_ + samples_max_ * label_bytes_;
   AlignedMemory memory(bytes, AlignedMemory::Content::kUndefined);
   std::byte* const data = memory.data();
   if (data == nullptr) {
@@ -86,10 +89,15 @@ absl::StatusOr<LentBatch> BatchLender::Next() {
   LentBatch lent{.step = batch.plan.step,
                  .epoch = batch.plan.epoch,
                  .global_count = batch.plan.global_count,
+                 .count = std::ssize(batch.plan.samples),
                  .images = {const_cast<float*>(batch.images.data()), batch.images.size()},
-                 .labels = {reinterpret_cast<int64_t*>(memory + labels_offset_), batch.labels.size()},
+                 .labels = {},
+                 .targets = {const_cast<float*>(batch.targets.data()), batch.targets.size()},
                  .memory = memory};
-  std::copy(batch.labels.begin(), batch.labels.end(), lent.labels.begin());
+  if (label_bytes_ > 0) {
+    lent.labels = {reinterpret_cast<int64_t*>(memory + labels_offset_), batch.labels.size()};
+    std::copy(batch.labels.begin(), batch.labels.end(), lent.labels.begin());
+  }
   loader_->ReplaceMemory(fresh);
   return lent;
 }

@@ -2,8 +2,8 @@
 // meanwhile. worker/data/loader.h alone keeps a batch only until the next one is asked for.
 //
 // The loader fills blocks of memory of this object. With each batch its block goes to the borrower, and the loader gets
-// a block that was given back, or a new one while too many are lent. So no image is copied, and in a loop that lets
-// each batch go after its step the loader's prefetch_depth + 1 blocks and two more take turns.
+// a block that was given back, or a new one while too many are lent. So no image and no target is copied, and in a loop
+// that lets each batch go after its step the loader's prefetch_depth + 1 blocks and two more take turns.
 //
 // Thread safety: one thread at a time calls Next. Any thread may give back, at the same time.
 #ifndef STARRING_WORKER_PYTHON_BATCH_LENDER_H_
@@ -31,8 +31,10 @@ struct LentBatch {
   int64_t step = 0;
   int64_t epoch = 0;
   int64_t global_count = 0;     // samples of all ranks in this step
-  std::span<float> images;      // (labels.size(), height, width, channels), normalised, 64-byte aligned
-  std::span<int64_t> labels;    // 64 bits, as PyTorch's losses want them; may be empty
+  int64_t count = 0;            // samples of this rank; may be 0
+  std::span<float> images;      // (count, height, width, channels), normalised, 64-byte aligned
+  std::span<int64_t> labels;    // TargetType::kClass: (count), 64 bits, as PyTorch's losses want them
+  std::span<float> targets;     // the others: (count, Dataset::target_values), where the loader has written them
   std::byte* memory = nullptr;  // for GiveBack; null: there is no batch left
 };
 
@@ -79,7 +81,8 @@ class BatchLender final : private BatchMemory {
   const std::shared_ptr<const TrainAndTest> sets_;
   const pid_t process_;
   const int64_t samples_max_;  // in a batch
-  int64_t labels_offset_ = 0;  // of the labels of 64 bits in a block, after the batch as the loader lays it out
+  const int64_t label_bytes_;  // of a sample in labels of 64 bits; 0 without classes
+  int64_t labels_offset_ = 0;  // of these labels in a block, after the batch as the loader lays it out
 
   Mutex mutex_;
   std::map<std::byte*, Block> blocks_ ABSL_GUARDED_BY(mutex_);  // by where they begin

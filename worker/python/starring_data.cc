@@ -3,6 +3,7 @@
 #include <exception>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -69,6 +70,31 @@ absl::Status CheckRange(absl::string_view name, int64_t value, int64_t least, in
   return absl::InvalidArgumentError(absl::StrCat(name, " is ", value, ", it must be from ", least, " to ", most));
 }
 
+int32_t TargetCode(TargetType target) {
+  switch (target) {
+    case TargetType::kNumbers:
+      return ST_TARGET_NUMBERS;
+    case TargetType::kBits:
+      return ST_TARGET_BITS;
+    case TargetType::kClass:
+      break;
+  }
+  return ST_TARGET_CLASS;
+}
+
+std::optional<TargetType> TargetOfCode(int32_t code) {
+  switch (code) {
+    case ST_TARGET_CLASS:
+      return TargetType::kClass;
+    case ST_TARGET_NUMBERS:
+      return TargetType::kNumbers;
+    case ST_TARGET_BITS:
+      return TargetType::kBits;
+    default:
+      return std::nullopt;
+  }
+}
+
 absl::StatusOr<std::unique_ptr<st_dataset>> OpenDataset(const st_dataset_options& options) {
   RETURN_IF_ERROR(CheckSize("st_dataset_options", options.struct_bytes, sizeof options));
   if (options.name == nullptr) return absl::InvalidArgumentError("the data set has no name");
@@ -78,6 +104,7 @@ absl::StatusOr<std::unique_ptr<st_dataset>> OpenDataset(const st_dataset_options
         absl::StrCat("test_fraction is ", options.test_fraction, ", it must be 0 or more and below 1"));
   }
   RETURN_IF_ERROR(CheckRange("cifar100_labels", options.cifar100_labels, ST_CIFAR100_FINE, ST_CIFAR100_COARSE));
+  RETURN_IF_ERROR(CheckRange("target", options.target, ST_TARGET_AS_FOUND, ST_TARGET_BITS));
   DatasetOptions dataset{
       .name = options.name, .data_dir = options.data_dir == nullptr ? "" : options.data_dir, .seed = options.seed};
   const auto set = [](int64_t given, int64_t* value) { *value = given == 0 ? *value : given; };
@@ -90,6 +117,7 @@ absl::StatusOr<std::unique_ptr<st_dataset>> OpenDataset(const st_dataset_options
   dataset.test_fraction = options.test_fraction;
   dataset.split_seed = options.split_seed;
   if (options.csv_label != nullptr) dataset.csv_label = options.csv_label;
+  dataset.target = TargetOfCode(options.target);
   if (options.cifar100_labels == ST_CIFAR100_COARSE) dataset.cifar100_labels = Cifar100Labels::kCoarse;
   ASSIGN_OR_RETURN(TrainAndTest sets, LoadDataset(dataset));
   auto opened = std::make_unique<st_dataset>();
@@ -160,9 +188,10 @@ absl::Status Next(st_loader* loader, st_batch* batch) {
   *batch = {.step = lent.step,
             .epoch = lent.epoch,
             .global_count = lent.global_count,
-            .count = static_cast<int64_t>(lent.labels.size()),
+            .count = lent.count,
             .images = lent.images.data(),
             .labels = lent.labels.data(),
+            .targets = lent.targets.data(),
             .memory = lent.memory};
   return absl::OkStatus();
 }
@@ -201,6 +230,8 @@ int st_dataset_facts_of(const st_dataset* dataset, int32_t set, st_dataset_facts
               .width = images.width,
               .channels = images.channels,
               .classes = images.classes,
+              .target = starring::TargetCode(images.target),
+              .target_values = images.target_values,
               .mean = dataset->normalization.mean.data(),
               .deviation = dataset->normalization.deviation.data()};
     return absl::OkStatus();

@@ -12,7 +12,7 @@
 //   if (st_loader_open(&options, &loader) != ST_OK) fail(st_data_last_error());
 //   st_batch batch;
 //   while (st_loader_next(loader, &batch) == ST_OK && batch.memory) {
-//     ... batch.images, batch.labels ...
+//     ... batch.images, and batch.labels or batch.targets ...
 //     st_loader_give_back(loader, batch.memory);
 //   }
 //   st_loader_close(loader);
@@ -37,7 +37,10 @@ extern "C" {
 #endif
 
 enum { ST_TRAIN = 0, ST_TEST = 1 };
-enum { ST_CIFAR100_FINE = 0, ST_CIFAR100_COARSE = 1 };   // as the worker's --cifar100_labels
+enum { ST_CIFAR100_FINE = 0, ST_CIFAR100_COARSE = 1 };  // as the worker's --cifar100_labels
+// A model has to say one of some classes, or numbers, or bits. ST_TARGET_AS_FOUND: what the files have, and classes for
+// a table.
+enum { ST_TARGET_AS_FOUND = 0, ST_TARGET_CLASS = 1, ST_TARGET_NUMBERS = 2, ST_TARGET_BITS = 3 };
 enum { ST_AUGMENT_NONE = 0, ST_AUGMENT_CROP_FLIP = 1 };  // as the worker's --augment
 
 typedef struct st_dataset st_dataset;
@@ -58,6 +61,7 @@ typedef struct st_dataset_options {
   double test_fraction;     // as the worker's --test_fraction
   uint64_t split_seed;      // as the worker's --split_seed
   const char* csv_label;    // as the worker's --csv_label; may be null
+  int32_t target;           // ST_TARGET_...: another than that of the files is refused, but two classes serve as a bit
 } st_dataset_options;
 
 // Reads both sets into memory: pixels as bytes, numbers as float32.
@@ -68,7 +72,9 @@ typedef struct st_dataset_facts {
   int64_t height;
   int64_t width;
   int64_t channels;
-  int64_t classes;
+  int64_t classes;        // 0 without ST_TARGET_CLASS
+  int32_t target;         // ST_TARGET_CLASS, ST_TARGET_NUMBERS or ST_TARGET_BITS
+  int64_t target_values;  // of a sample; 0 with ST_TARGET_CLASS
   // The statistics of the training set, by channel: of pixel / 255, or of numbers. Valid until the data set is closed.
   const float* mean;
   const float* deviation;
@@ -106,7 +112,8 @@ typedef struct st_batch {
   int64_t global_count;  // samples of all ranks in this step
   int64_t count;         // samples of this rank; may be 0
   float* images;         // (count, height, width, channels), normalised, 64-byte aligned
-  int64_t* labels;       // (count)
+  int64_t* labels;       // ST_TARGET_CLASS: (count); otherwise null
+  float* targets;        // ST_TARGET_NUMBERS, ST_TARGET_BITS: (count, target_values); otherwise null
   void* memory;          // for st_loader_give_back; null: there is no batch left
 } st_batch;
 

@@ -90,7 +90,11 @@ class Configuration(_OptionalConfiguration):
     settings: dict[str, str]  # the peer's settings, for people: {"bucket_cap_mb": "1", "channels_last": "no"}
 
 
-class TrainingEpoch(TypedDict):
+class _OptionalTrainingEpoch(TypedDict, total=False):
+    test_rmse: float  # with a loss of numbers (mse) alone, where test_accuracy says nothing
+
+
+class TrainingEpoch(_OptionalTrainingEpoch):
     epoch: int
     train_loss: float
     test_accuracy: float  # in [0, 1]
@@ -103,7 +107,12 @@ class Loss(TypedDict):
     loss: float  # mean over the global batch
 
 
-class Training(TypedDict):
+class _OptionalTraining(TypedDict, total=False):
+    test: dict[str, Any]  # TestQuality of the run record: how good the model is at the end
+    target_rmse: float  # in place of target_accuracy, where epochs have test_rmse
+
+
+class Training(_OptionalTraining):
     """One longer run, for accuracy over time."""
     configuration: str  # the id of a configuration
     sync: str

@@ -136,10 +136,15 @@ def _training(results: Entry, calls_winner: bool) -> Entry:
     runs = [one for one in view.training(results) if one.get("epochs")]
     caption = ("All train the same number of epochs, so a line that ends farther left took less time for the same "
                "work. The farther left a line crosses the target, the better.")
+    scores = sorted({one["score"] for one in runs}, key=str.lower)
+    if "RMSE" in scores:
+        caption += " RMSE is the root of the mean squared error on the test set: lower is better."
     reached = [one for one in runs if one.get("seconds_to_target") is not None]
     if reached and calls_winner:
         first = min(reached, key=lambda one: one["seconds_to_target"])
-        caption += (f" The first to reach {units.percent(first['target_accuracy'], 1)} is {first['sync']} on "
+        target = (units.significant(first["target_rmse"]) if first["score"] == "RMSE" else
+                  units.percent(first["target_accuracy"], 1))
+        caption += (f" The first to reach {target} is {first['sync']} on "
                     f"{first['model']}, after {units.seconds(first['seconds_to_target'])}.")
     titled = []
     for model, count in sorted({(one["model"], one["workers"]) for one in runs}):
@@ -148,9 +153,12 @@ def _training(results: Entry, calls_winner: bool) -> Entry:
     panels = []
     for place, (title, members) in enumerate(titled):
         panels += _panels(f"loss{place}-", [(f"Loss: {title}", members)], plots.loss, 2)
-        panels += _panels(f"accuracy{place}-", [(f"Accuracy: {title}", members)], plots.accuracy, 2)
+        score = members[0]["score"]
+        panels += _panels(f"accuracy{place}-", [(f"{score[0].upper()}{score[1:]}: {title}", members)],
+                          plots.rmse if score == "RMSE" else plots.accuracy, 2)
     names = sorted({one["sync"] for one in runs}, key=labels.sync_order)
-    return _family("training", "Loss and accuracy against time", caption, _sync_legend(names), panels, "pairs")
+    title = f"Loss and {' or '.join(scores or ['accuracy'])} against time"
+    return _family("training", title, caption, _sync_legend(names), panels, "pairs")
 
 
 def _exchange(results: Entry) -> Entry:

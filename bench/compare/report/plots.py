@@ -240,20 +240,31 @@ def loss(key: str, trainings: list[Entry]) -> str:
 
 
 def accuracy(key: str, trainings: list[Entry]) -> str:
+    return _test_score(key, trainings, "accuracy", 100, " %", "{:.2f} %")
+
+
+def rmse(key: str, trainings: list[Entry]) -> str:
+    return _test_score(key, trainings, "rmse", 1, "", "{:.4g}")
+
+
+def _test_score(key: str, trainings: list[Entry], name: str, scale: float, unit: str, shown: str) -> str:
+    """Lines of test_NAME of the epochs, in `scale`, and dots at target_NAME."""
+    what = "test RMSE" if name == "rmse" else "test accuracy"
+    side = -1 if name == "accuracy" else 1  # the target's name is on the side of worse scores
     figure, axes = _lines()
     ends = _sync_lines(axes, [(one["sync"], [epoch["seconds"] for epoch in one["epochs"]],
-                               [100 * epoch["test_accuracy"] for epoch in one["epochs"]]) for one in trainings])
-    for target in sorted({one["target_accuracy"] for one in trainings if one.get("target_accuracy")}):
-        axes.axhline(100 * target, color=svg.color("muted"), linewidth=1.3, linestyle=_REFERENCE)
-        axes.annotate(f"target {100 * target:g} %", (1, 100 * target), xycoords=("axes fraction", "data"), ha="right",
-                      va="top", xytext=(0, -2), textcoords="offset points", color=svg.color("muted"),
-                      size=svg.FONT_SIZE - 1)
+                               [scale * epoch["test_" + name] for epoch in one["epochs"]]) for one in trainings])
+    for target in sorted({one["target_" + name] for one in trainings if one.get("target_" + name)}):
+        axes.axhline(scale * target, color=svg.color("muted"), linewidth=1.3, linestyle=_REFERENCE)
+        axes.annotate(f"target {scale * target:g}{unit}", (1, scale * target), xycoords=("axes fraction", "data"),
+                      ha="right", va="top" if side < 0 else "bottom", xytext=(0, 2 * side), textcoords="offset points",
+                      color=svg.color("muted"), size=svg.FONT_SIZE - 1)
     axes.set_xlim(0, None)
     _name_ends(axes, ends)
     axes.set_xlabel("seconds of training")
-    axes.set_ylabel("test accuracy, %")
-    return svg.inline(figure, key, "Lines of test accuracy over seconds; after the last epoch: " + "; ".join(
-        f"{one['sync']} {100 * one['epochs'][-1]['test_accuracy']:.2f} % at "
+    axes.set_ylabel(what + (", %" if unit else ""))
+    return svg.inline(figure, key, f"Lines of {what} over seconds; after the last epoch: " + "; ".join(
+        f"{one['sync']} {shown.format(scale * one['epochs'][-1]['test_' + name])} at "
         f"{units.seconds(one['epochs'][-1]['seconds'])}" for one in trainings if one["epochs"]))
 
 

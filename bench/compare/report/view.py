@@ -6,6 +6,7 @@ dictionaries that may lack keys, so that a page can be made of an incomplete res
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections.abc import Iterable
 from typing import Any
@@ -148,13 +149,53 @@ def notes(results: Entry) -> list[str]:
 
 
 def training(results: Entry) -> list[Entry]:
-    """Rows of the table of times to a target accuracy."""
+    """Rows of the table of times to a target: an accuracy, or for models of numbers an RMSE."""
     rows = []
     for one in results.get("training") or []:
         epochs = one.get("epochs") or []
         rows.append({**one, "last": epochs[-1] if epochs else None,
-                     "best_accuracy": max((epoch["test_accuracy"] for epoch in epochs), default=None)})
+                     "score": "RMSE" if any("test_rmse" in epoch for epoch in epochs) else "accuracy",
+                     "best_accuracy": max((epoch["test_accuracy"] for epoch in epochs), default=None),
+                     "best_rmse": min(filter(math.isfinite, (epoch.get("test_rmse", math.nan) for epoch in epochs)),
+                                      default=None)})
     return sorted(rows, key=lambda row: (row["model"], row["workers"], labels.sync_order(row["sync"])))
+
+
+def _finite(value: float | str) -> float | None:
+    """The worker's record has NaN and infinity as text."""
+    return float(value) if math.isfinite(float(value)) else None
+
+
+def quality(results: Entry) -> list[Entry]:
+    """Rows of the table of test results at the end of each training, by the loss of its model."""
+    rows = []
+    for one in training(results):
+        test = one.get("test")
+        if not test:
+            continue
+        are_numbers, has_classes = test["loss"] == "mse", test["loss"] == "softmax"
+        rows.append({**one, "loss": test["loss"], "mean_loss": _finite(test["mean_loss"]),
+                     "accuracy": None if are_numbers else test["accuracy"],
+                     "top5": test["top5_accuracy"] if has_classes else None,
+                     "auc": test["auc"] or None,  # 0: not measured
+                     "rmse": _finite(test["rmse"]) if are_numbers else None,
+                     "r2": _finite(test["r2"]) if are_numbers else None})
+    return rows
+
+
+def confusions(results: Entry) -> list[Entry]:
+    """The confusion matrices at the end of the trainings. Those with the same numbers are shown once."""
+    found: dict[tuple[str, int, tuple[int, ...]], list[str]] = {}
+    for one in quality(results):
+        counts = tuple(one["test"]["confusion"])
+        if counts:
+            found.setdefault((one["model"], one["workers"], counts), []).append(one["sync"])
+    tables = []
+    for (model, workers, counts), names in found.items():
+        classes = math.isqrt(len(counts))
+        tables.append({"title": f"{model}, {labels.workers(workers)}: {', '.join(names)}", "classes": classes,
+                       "rows": [counts[start:start + classes] for start in range(0, classes * classes, classes)]})
+    return tables
 
 
 def exchange_rows(results: Entry) -> list[Entry]:

@@ -100,6 +100,7 @@ def _context(results: Entry, analysis: Entry) -> dict[str, Any]:
         "versions": list((results.get("versions") or {}).items()), "notes": view.notes(results),
         "disagreements": disagreements, "calls_winner": bool(analysis.get("calls_winner")) and not disagreements,
         "has_peer": any(sync.startswith("ddp") for sync in view.syncs(results)), "training": view.training(results),
+        "quality": view.quality(results), "confusions": view.confusions(results),
         "exchanges": view.exchange_rows(results), "traces": sorted({trace for trace in traces if trace}),
         "agreement": view.agreement(results),
         "double_precision": any(one.get("peer_precision") == "double" for one in results.get("agreement") or []),

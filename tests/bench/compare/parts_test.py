@@ -40,8 +40,9 @@ def record(steps=100, batch=128, train_count=60000, mean=2.0):
             "step_ms": {"p50": mean, "p95": mean, "p99": mean, "max": mean, "mean": mean, "steps_measured": steps - 10},
             "breakdown_ms": {part: 0.0 for part in schema.BREAKDOWN_PARTS},
             "exchange": {"bytes_sent": 1e6, "bytes_received": 2e6}, "parameter_sha256": "d",
-            "epochs": [{"epoch": 0, "train_loss": 1.0, "test_accuracy": 0.5, "seconds": 2.0},
-                       {"epoch": 1, "train_loss": 0.5, "test_accuracy": 0.8, "seconds": 2.0}],
+            "epochs": [{"epoch": 0, "train_loss": 1.0, "test_loss": 0.81, "test_accuracy": 0.5, "seconds": 2.0},
+                       {"epoch": 1, "train_loss": 0.5, "test_loss": 0.25, "test_accuracy": 0.8, "seconds": 2.0}],
+            "test": {"loss": "softmax"},
             "workers": [{"compute_ms": 1.0, "cpu_percent": 99.0}, {"compute_ms": 1.5, "cpu_percent": 98.0}]}
 
 
@@ -396,6 +397,22 @@ class RecordTest(unittest.TestCase):
         self.assertEqual(entries[0]["seconds_to_target"], 4.0)
         training.set_targets(entries, 0.79)
         self.assertEqual([entry["seconds_to_target"] for entry in entries], [4.0, None])
+
+    def test_time_to_an_error_that_all_reach(self):
+        of_numbers = record()
+        of_numbers["test"] = {"loss": "mse"}
+        entries = [{"model": "mlp", "epochs": training.epochs_of(of_numbers)} for _ in range(2)]
+        self.assertEqual([epoch["test_rmse"] for epoch in entries[0]["epochs"]], [0.9, 0.5])
+        entries[1]["epochs"][0]["test_rmse"], entries[1]["epochs"][1]["test_rmse"] = 0.65432, 0.7
+        training.set_targets(entries, 0.79)  # an accuracy
+        self.assertEqual([entry["target_rmse"] for entry in entries], [0.655, 0.655])
+        self.assertEqual([entry["seconds_to_target"] for entry in entries], [4.0, 2.0])
+        for value, rounded in ((0.0, 0.0), (1.0, 1.0), (123.4, 124.0), (0.001234, 0.00124), (float("inf"),) * 2):
+            self.assertEqual(training._rounded_up(value), rounded)
+        of_numbers["epochs"][1]["test_loss"] = "NaN"
+        entries = [{"model": "mlp", "epochs": training.epochs_of(of_numbers)}]
+        training.set_targets(entries, 0)
+        self.assertEqual(entries[0]["seconds_to_target"], 2.0)
 
     def test_losses_are_thinned_by_means(self):
         losses = [{"step": i, "seconds": i / 10, "loss": float(i)} for i in range(10)]

@@ -265,6 +265,40 @@ class ReportTest(unittest.TestCase):
         self.assertEqual(self.html.count('<span class="bar"'), len(rows))
         self.assert_shown("width: 100.0%", self.html)
 
+    def test_models_of_numbers_have_an_error(self):
+        numbers = self.few()
+        numbers["training"] = copy.deepcopy([one for one in self.results["training"] if one["sync"] in ("star", "ddp")])
+        for one in numbers["training"]:
+            if one["model"] == "mlp":
+                one.update(model="net.textproto", target_accuracy=0.0, target_rmse=0.655)
+                for epoch in one["epochs"]:
+                    epoch.update(test_accuracy=0, test_rmse=3.2109 / (1 + epoch["epoch"]))
+        page = Page(self.write(*self.analysed(numbers))[0])
+        for expected in ("Loss and accuracy or RMSE against time", "RMSE: net.textproto, 2 workers", "test RMSE",
+                         "lower is better", "target 0.655", "accuracy or RMSE best epoch", "0.6422",
+                         "Accuracy: lenet5", "test accuracy, %"):
+            self.assert_shown(expected, page.words)
+        self.assertEqual(page.problems, [])
+        self.assertFalse("RMSE" in self.page.words)
+
+    def test_the_test_set_at_the_end(self):
+        numbers = self.few()
+        numbers["training"] = copy.deepcopy(self.results["training"][:4])
+        tests = [{"loss": "softmax", "accuracy": 0.8765, "top5_accuracy": 0.9912, "confusion": [871, 12, 13, 4]},
+                 {"loss": "softmax", "accuracy": 0.8766, "top5_accuracy": 0.9912, "confusion": [871, 12, 13, 4]},
+                 {"loss": "bce", "accuracy": 0.5, "auc": 0.93214}, {"loss": "mse", "rmse": 1.23456, "r2": -0.5}]
+        for one, test in zip(numbers["training"], tests):
+            one["test"] = {"mean_loss": 0.3114, "accuracy": 0, "top5_accuracy": 0, "auc": 0, "rmse": 0, "r2": 0,
+                           "confusion": [], **test}
+        numbers["training"][3]["test"]["mean_loss"] = "NaN"
+        page = Page(self.write(*self.analysed(numbers))[0])
+        self.assertEqual(page.problems, [])
+        for expected in ("87.65 % 99.12 % – – –", "0.3114 bce 50.00 % – 0.9321 – –", "– mse – – – 1.235 -0.5000",
+                         "lenet5, 2 workers: ring, star class 0 1 0 871 12 1 13 4"):
+            self.assert_shown(expected, page.words.replace("\u00a0", " "))
+        self.assertEqual(page.counts["details"], 1)
+        self.assertNotIn("details", self.page.counts)
+
     def test_too_few_points_for_a_line_are_bars(self):
         times = [one for one in self.results["exchanges"] if one["section"] == "machine"]
         sizes = sorted({one["bytes"] for one in times})

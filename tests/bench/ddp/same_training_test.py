@@ -108,22 +108,23 @@ class SameTrainingTest(unittest.TestCase):
     def tearDownClass(cls):
         cls.folder.cleanup()
 
-    def epochs(self, command, flags):
+    def run_one(self, command, flags):
         record = f"{self.folder.name}/record.json"
         if not any(flag.startswith("--data_dir=") for flag in flags):
             flags = flags + [f"--data_dir={self.folder.name}"]
         subprocess.run(command + [f"--record={record}"] + flags, check=True,
                        timeout=200, stdout=subprocess.DEVNULL)
         with open(record, encoding="utf-8") as file:
-            return json.load(file)["epochs"]
+            return json.load(file)
 
     def compare(self, *flags, theirs_alone=(), tolerance=TOLERANCE, epochs=3):
         # 150 samples make 5 batches of 32, of which the last has 22. The third epoch is not finished.
         flags = ["--dataset=mnist", "--epochs=3", f"--max_steps={STEPS}", "--global_batch=32", "--seed=5"] + list(flags)
         if any(flag.startswith("--dataset=") for flag in flags[1:]):
             del flags[0]
-        ours = self.epochs([WORKER, "--sync=local", "--progress=none"], flags)
-        theirs = self.epochs([sys.executable, train.__file__], flags + list(theirs_alone))
+        records = (self.run_one([WORKER, "--sync=local", "--progress=none"], flags),
+                   self.run_one([sys.executable, train.__file__], flags + list(theirs_alone)))
+        ours, theirs = (record["epochs"] for record in records)
         self.assertEqual(len(ours), len(theirs))
         self.assertEqual(len(ours), epochs)
         for epoch, (our, their) in enumerate(zip(ours, theirs)):
@@ -132,6 +133,63 @@ class SameTrainingTest(unittest.TestCase):
                 self.assertLess(difference, tolerance, f"{name} of epoch {epoch}: {our[name]}, PyTorch {their[name]}")
         if epochs > 1:
             self.assertLess(theirs[-1]["train_loss"], theirs[0]["train_loss"])  # else the comparison means little
+        return [record["test"] for record in records]
+
+    def compare_quality(self, loss, *flags, outputs="", layers=""):
+        """Compares a small network with this loss, and what both sides say of the test set. Returns the latter."""
+        path = f"{self.folder.name}/{loss}.textproto"
+        with open(path, "w", encoding="utf-8") as file:
+            file.write("layer { name: \"fc1\" dense { units: 32 relu: true } }\n"
+                       f"layer {{ name: \"fc2\" dense {{ {outputs} }} }}\nloss {{ {loss} {{ {layers} }} }}")
+        ours, theirs = self.compare(f"--model={path}", f"--learning_rate={0.02 if loss == 'mse' else 0.2}", *flags)
+        self.assertEqual(set(ours), set(theirs))
+        self.assertEqual((ours["loss"], theirs["loss"]), (loss, loss))
+        for name in ("mean_loss", "accuracy", "top5_accuracy", "auc", "rmse", "r2"):
+            # The worker's AUC is of a histogram, in which close scores are equal.
+            self.assertAlmostEqual(ours[name], theirs[name], delta=1e-3 if name == "auc" else 1e-4, msg=name)
+        self.assertEqual(ours["confusion"], theirs["confusion"])
+        return theirs
+
+    def write_targets(self, folder, make_labels):
+        """NumPy's arrays, with labels made from three hidden numbers of each sample."""
+        generator = np.random.default_rng(13)
+        weights = generator.normal(size=(6, 3))
+        for part, count in (("train", 150), ("test", 40)):
+            numbers = generator.normal(size=(count, 6))
+            np.save(f"{folder}/{part}_images.npy", numbers.astype("f4"))
+            np.save(f"{folder}/{part}_labels.npy", make_labels(numbers @ weights))
+        return ["--dataset=npy", f"--data_dir={folder}"]
+
+    def test_numbers_as_labels(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for make_labels, outputs in ((lambda hidden: hidden * 2 + 3, "units: 3"),
+                                         (lambda hidden: hidden[:, 0].astype("f4"), "")):
+                test = self.compare_quality("mse", *self.write_targets(folder, make_labels), outputs=outputs)
+                self.assertGreater(test["r2"], 0.05)
+                self.assertEqual(test["accuracy"], 0)
+
+    def test_bits_as_labels(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for make_labels in (lambda hidden: hidden > 0, lambda hidden: (hidden > 0).astype("u1")):
+                test = self.compare_quality("bce", *self.write_targets(folder, make_labels))
+                self.assertTrue(0.6 < test["auc"] < 1, test)
+                self.assertTrue(0 < test["accuracy"] < 1, test)  # all three bits are right
+
+    def test_two_classes_as_one_bit(self):
+        with tempfile.TemporaryDirectory() as folder:
+            flags = self.write_targets(folder, lambda hidden: (hidden[:, 0] > 0).astype("i8"))
+            bit = self.compare_quality("bce", *flags)
+            classes = self.compare_quality("softmax", *flags, layers="label_smoothing: 0.1")
+            self.assertEqual(sum(classes["confusion"]), 40)
+            self.assertEqual(classes["top5_accuracy"], 1)
+            for part in ("train", "test"):
+                with open(f"{folder}/{part}.libsvm", "w", encoding="utf-8") as file:
+                    for row, label in zip(np.load(f"{folder}/{part}_images.npy"),
+                                          np.load(f"{folder}/{part}_labels.npy")):
+                        print("+1" if label else "-1", *(f"{i + 1}:{value}" for i, value in enumerate(row)), file=file)
+            same = self.compare_quality("bce", "--dataset=libsvm", f"--data_dir={folder}")
+            self.assertAlmostEqual(same["mean_loss"], bit["mean_loss"], places=5)
+            self.compare_quality("mse", "--dataset=libsvm", f"--data_dir={folder}", "--normalize=none")
 
     def test_logreg_with_weight_decay(self):
         self.compare("--model=logreg", "--learning_rate=0.01", "--weight_decay=0.01")

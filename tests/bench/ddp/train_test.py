@@ -25,6 +25,7 @@ import models
 import numpy as np
 import options
 import philox
+import quality
 import run_record
 import train
 
@@ -44,6 +45,13 @@ def write_mnist(folder):
     for prefix, count in (("train", TRAIN_COUNT), ("t10k", TEST_COUNT)):
         write_idx(f"{folder}/{prefix}-images-idx3-ubyte.gz", generator.integers(0, 256, (count, 28, 28)))
         write_idx(f"{folder}/{prefix}-labels-idx1-ubyte", generator.integers(0, 10, count))
+
+
+def write_model(folder, loss):
+    path = f"{folder}/{loss}.textproto"
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(f"layer {{ name: \"fc\" dense {{}} }}\nloss {{ {loss} {{}} }}")
+    return path
 
 
 def proto_fields(message):
@@ -86,6 +94,37 @@ class DataTest(unittest.TestCase):
         self.assertEqual(dataset.train_images.shape, (2, 3, 32, 32))
         self.assertEqual(dataset.train_images[1, 2, 0, 5], (1 + 2048 + 5) % 251)
         self.assertEqual(dataset.train_labels.tolist(), [9, 9])
+
+    def test_labels_are_what_their_type_says(self):
+        for labels, loss, expected in ((np.arange(6), "softmax", np.arange(6)),
+                                       (np.arange(6)[:, None], "softmax", np.arange(6)),
+                                       (np.arange(6) % 2, "bce", [[0.0], [1.0]] * 3),
+                                       (np.arange(6) / 2, "mse", np.arange(6)[:, None] / 2),
+                                       (np.arange(12, dtype="f2").reshape(6, 2), "mse", np.arange(12).reshape(6, 2)),
+                                       (np.arange(6) > 2, "bce", np.arange(6)[:, None] > 2),
+                                       (np.eye(6, dtype="u1"), "bce", np.eye(6))):
+            with tempfile.TemporaryDirectory() as folder:
+                dataset = self.load_labels(folder, labels, loss)
+            np.testing.assert_array_equal(dataset.train_labels, expected)
+            self.assertEqual(dataset.train_labels.dtype, np.int64 if loss == "softmax" else np.float32)
+            self.assertEqual(dataset.outputs, 6 if loss == "softmax" else np.array(expected).shape[1])
+            np.testing.assert_array_equal(dataset.test_labels, dataset.train_labels[:2])
+
+    def test_labels_that_do_not_fit_the_loss(self):
+        for labels, loss, expected in ((np.arange(6), "bce", "labels that are 6 classes, .* needs bits"),
+                                       (np.arange(6) % 2, "mse", "labels that are 2 classes, .* needs numbers"),
+                                       (np.zeros((6, 3)), "softmax", "are 3 numbers a sample, .* needs classes"),
+                                       (np.full((6, 2), 2, "u1"), "bce", "expected one integer a sample"),
+                                       (np.zeros((6, 2), "i4"), "bce", "type int32 and shape \\(6, 2\\)")):
+            with tempfile.TemporaryDirectory() as folder, self.assertRaisesRegex(data.DataError, expected):
+                self.load_labels(folder, labels, loss)
+
+    def load_labels(self, folder, labels, loss):
+        for part, count in (("train", 6), ("test", 2)):
+            np.save(f"{folder}/{part}_images.npy", np.zeros((count, 4), "f4"))
+            np.save(f"{folder}/{part}_labels.npy", labels[:count])
+        return data.load(options.parse(["--dataset=npy", f"--data_dir={folder}",
+                                        f"--model={write_model(folder, loss)}"]))
 
 
 class BatchesTest(unittest.TestCase):
@@ -131,6 +170,53 @@ class PhiloxTest(unittest.TestCase):
             for tensor in model.get_submodule(name).parameters():
                 self.assertLessEqual(tensor.abs().max().item(), 1 / np.sqrt(fan_in))
                 self.assertGreater(tensor.abs().max().item(), 0.6 / np.sqrt(fan_in))
+
+
+class QualityTest(unittest.TestCase):
+    def test_area_is_the_definitions(self):
+        generator = np.random.default_rng(4)
+        for distinct in (3, 1000):
+            scores = generator.integers(0, distinct, 60).astype("f4")
+            bits = generator.integers(0, 2, 60) == 1
+            pairs = [(a > b) + (a == b) / 2 for a in scores[bits] for b in scores[~bits]]
+            self.assertAlmostEqual(quality.area_under_curve(scores, bits), np.mean(pairs))
+        self.assertIsNone(quality.area_under_curve(scores, np.ones(60, bool)))
+
+    def test_the_test_set_of_two_ranks_is_that_of_one(self):
+        generator = np.random.default_rng(4)
+        classes = generator.integers(0, 8, 21)
+        for loss, labels, width in (("softmax", classes, 8), ("softmax", classes % 2, 2),
+                                    ("bce", generator.integers(0, 2, (21, 3)).astype("f4"), 3),
+                                    ("mse", generator.normal(size=(21, 3)).astype("f4"), 3)):
+            outputs = generator.integers(-2, 3, (21, width)).astype("f4")
+            result = {"loss": loss, "mean_loss": 0.25, "accuracy": 0.5}
+            one = quality.measure(outputs, labels, result, 0, Ranks([]))
+            gathered = []  # what the first rank adds up, by call
+            quality.measure(outputs[:10], labels, result, 0, Ranks(gathered))
+            self.assertEqual(quality.measure(outputs[10:], labels, result, 1, Ranks(list(gathered))), one)
+            self.assertEqual(set(one), proto_fields("TestQuality"))
+            if loss == "softmax":
+                # The first of equal outputs counts as the larger.
+                order = np.argsort(-outputs, axis=1, kind="stable")
+                self.assertEqual(one["top5_accuracy"], np.mean((order[:, :5] == labels[:, None]).any(1)))
+                confusion = np.array(one["confusion"]).reshape(width, width)
+                self.assertEqual(confusion[1, 0], np.sum((labels == 1) & (order[:, 0] == 0)))
+            self.assertEqual(one["auc"] > 0, width == 2 or loss == "bce")
+            if loss == "mse":
+                self.assertEqual((one["rmse"], one["r2"]), (0.5, 1 - 0.25 / labels.astype("f8").var(0).mean()))
+
+
+class Ranks:
+    """A Device of two ranks in turns: rank 0 leaves its values to rank 1, which adds its own. Of one rank without."""
+
+    def __init__(self, values):
+        self.values, self.given = values, iter(list(values))
+        self.world_size = 2
+
+    def sum_over_ranks(self, mine):
+        theirs = next(self.given, None)
+        self.values.append(mine)
+        return mine if theirs is None else [a + b for a, b in zip(mine, theirs)]
 
 
 class RecordTest(unittest.TestCase):
@@ -196,6 +282,25 @@ class TrainTest(unittest.TestCase):
         self.assertLessEqual(int(told["buckets"]), int(told["parameter_bytes"]))
         self.assertGreater(int(told["buckets"]), 0.99 * int(told["parameter_bytes"]))
 
+    def test_numbers_and_bits_of_two_processes(self):
+        generator = np.random.default_rng(3)
+        with tempfile.TemporaryDirectory() as folder:
+            for loss, labels in (("mse", generator.normal(size=(TRAIN_COUNT, 3))),
+                                 ("bce", generator.integers(0, 2, (TRAIN_COUNT, 3)).astype(bool))):
+                for part, count in (("train", TRAIN_COUNT), ("test", TEST_COUNT)):
+                    np.save(f"{folder}/{part}_images.npy", np.sin(np.arange(4 * count)).astype("f4").reshape(-1, 4))
+                    np.save(f"{folder}/{part}_labels.npy", labels[:count])
+                flags = {"dataset": "npy", "model": write_model(folder, loss)}
+                one, two, loaded = (self.run_peer(folder, **flags, **more) for more in (
+                    {}, {"world_size": 2}, {"data": "dataloader", "loader_workers": 0}))
+                for epoch in (0, 1):
+                    for name in ("train_loss", "test_loss", "test_accuracy"):
+                        self.assertAlmostEqual(one["epochs"][epoch][name], two["epochs"][epoch][name], places=5)
+                self.assertEqual(one["parameter_sha256"], loaded["parameter_sha256"])
+                self.assertEqual(one["test"]["loss"], loss)
+                for name in ("mean_loss", "accuracy", "auc", "rmse", "r2"):
+                    self.assertAlmostEqual(one["test"][name], two["test"][name], places=5)
+
     def test_a_run_goes_on_from_its_state(self):
         with tempfile.TemporaryDirectory() as folder:
             write_mnist(folder)
@@ -258,7 +363,8 @@ class TrainTest(unittest.TestCase):
         names = {"chunk_bytes", "deterministic", "server_count", "security", "train_count", "test_count"}
         self.assertEqual(set(record["config"]), flags | names)
         for key, message in (("host", "RunHost"), ("step_ms", "StepMilliseconds"),
-                             ("breakdown_ms", "StepBreakdown"), ("exchange", "ExchangeTotals")):
+                             ("breakdown_ms", "StepBreakdown"), ("exchange", "ExchangeTotals"),
+                             ("test", "TestQuality")):
             self.assertEqual(set(record[key]), proto_fields(message), key)
         self.assertEqual(set(record), proto_fields("RunRecord") | {"config"})
         self.assertEqual(set(record["epochs"][0]), proto_fields("EpochResult"))

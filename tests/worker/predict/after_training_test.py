@@ -113,6 +113,14 @@ class AfterTrainingTest(unittest.TestCase):
                 self.assertIn(f"of {len(lines) - 1} samples", done.stdout, done.stderr)
                 if loss == "bce":
                     self.assertRegex(done.stdout, r"accuracy (9\d\.\d\d|100\.00) %")
+                done = self.run_worker("--dataset=csv", f"--data_dir={folder}/alone.csv", f"--predict={folder}/{loss}",
+                                       f"--out={folder}/out.csv")
+                self.assertEqual(done.returncode, 0, done.stderr)
+                with open(f"{folder}/out.csv", encoding="utf-8", newline="") as file:
+                    got = torch.tensor([[float(row["y0" if loss == "mse" else "p0"])] for row in csv.DictReader(file)])
+                with torch.no_grad():
+                    wanted = models.from_checkpoint(f"{folder}/{loss}")(inputs if loss == "mse" else inputs[values > 0])
+                torch.testing.assert_close(got, wanted, atol=1e-5, rtol=0)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <numeric>
 #include <set>
 #include <string>
 #include <thread>
@@ -33,6 +34,17 @@ std::shared_ptr<const TrainAndTest> MakeSets(int64_t count) {
   auto sets = LoadDataset(options);
   EXPECT_TRUE(sets.ok()) << sets.status();
   return std::make_shared<const TrainAndTest>(*std::move(sets));
+}
+
+// The same samples with three numbers each.
+std::shared_ptr<const TrainAndTest> MakeNumbers(int64_t count) {
+  TrainAndTest sets = *MakeSets(count);
+  sets.train.target = TargetType::kNumbers;
+  sets.train.target_values = 3;
+  sets.train.labels.clear();
+  sets.train.targets.resize(static_cast<size_t>(3 * count));
+  std::iota(sets.train.targets.begin(), sets.train.targets.end(), 0.5f);
+  return std::make_shared<const TrainAndTest>(std::move(sets));
 }
 
 BatchLender::Options MakeOptions(std::shared_ptr<const TrainAndTest> sets) {
@@ -65,8 +77,10 @@ class Expected {
     EXPECT_EQ(lent.step, (*batch)->plan.step);
     EXPECT_EQ(lent.epoch, (*batch)->plan.epoch);
     EXPECT_EQ(lent.global_count, (*batch)->plan.global_count);
+    EXPECT_EQ(lent.count, std::ssize((*batch)->plan.samples));
     EXPECT_THAT(lent.images, Pointwise(Eq(), (*batch)->images));
     EXPECT_THAT(lent.labels, Pointwise(Eq(), (*batch)->labels));
+    EXPECT_THAT(lent.targets, Pointwise(Eq(), (*batch)->targets));
   }
 
  private:
@@ -114,6 +128,21 @@ TEST_P(BatchLenderDepthTest, ABatchStaysUntilItIsGivenBack) {
   int unused = 0;
   for (const LentBatch& batch : lent) unused += *lender->GiveBack(batch.memory) == State::kUnused;
   EXPECT_EQ(unused, 1);
+}
+
+TEST(BatchLenderTest, NumbersAreLentWhereTheLoaderWroteThem) {
+  BatchLender::Options options = MakeOptions(MakeNumbers(43));
+  Expected expected(options.loader);
+  const auto lender = Make(options);
+  for (int step = 0; step < 20; ++step) {
+    const LentBatch lent = *lender->Next();
+    expected.Check(lent);
+    EXPECT_EQ(std::ssize(lent.targets), 3 * lent.count);
+    EXPECT_EQ(lent.labels.data(), nullptr);
+    EXPECT_EQ(reinterpret_cast<std::byte*>(lent.targets.data()), lent.memory);
+    EXPECT_EQ(*lender->GiveBack(lent.memory), State::kInUse);
+  }
+  EXPECT_EQ(lender->Close(), State::kUnused);
 }
 
 TEST(BatchLenderTest, FewBlocksTakeTurns) {

@@ -64,6 +64,89 @@ def write_cifar(folder, images, labels):
             file.write(part.tobytes())
 
 
+def write_npy(folder, labels):
+    """Two columns of numbers, by which a sample can be told; the test set is the training set's first five."""
+    numbers = np.arange(2 * len(labels), dtype=np.float32).reshape(-1, 2)
+    for part, count in (("train", len(labels)), ("test", 5)):
+        np.save(f"{folder}/{part}_images.npy", numbers[:count])
+        np.save(f"{folder}/{part}_labels.npy", labels[:count])
+
+
+class TargetTest(unittest.TestCase):
+    """Numbers and bits as targets."""
+
+    def dataset(self, labels, **more):
+        with tempfile.TemporaryDirectory() as folder:
+            write_npy(folder, labels)
+            return data.Dataset("npy", folder, **more)
+
+    def test_labels_are_what_their_type_says(self):
+        generator = np.random.default_rng(5)
+        for labels, target, values in ((generator.normal(size=43), "numbers", 1),
+                                       (generator.normal(size=(43, 3)).astype("f4"), "numbers", 3),
+                                       (generator.integers(0, 2, (43, 2)).astype(bool), "bits", 2),
+                                       (generator.integers(0, 2, (43, 5), np.uint8), "bits", 5)):
+            dataset = self.dataset(labels)
+            facts = dataset.facts("test")
+            self.assertEqual((facts.target, facts.target_values, facts.outputs, facts.classes),
+                             (target, values, values, 0))
+            expected = labels.reshape(43, values).astype(np.float32)
+            for arrays in data.ARRAYS:
+                loader = data.Loader(dataset, 10, seed=3, arrays=arrays)
+                for epoch in range(2):
+                    found = [np.array(targets) for _, targets in loader]
+                    self.assertEqual([(part.dtype, part.shape) for part in found],
+                                     [(np.float32, (count, values)) for count in (10, 10, 10, 10, 3)])
+                    np.testing.assert_array_equal(np.concatenate(found), expected[permutation(43, 3, epoch)])
+
+    def test_ranks_share_targets(self):
+        dataset = self.dataset(np.arange(86.0).reshape(43, 2))
+        loaders = [data.Loader(dataset, 3, rank=rank, world_size=3, seed=3) for rank in range(3)]
+        for (images, targets), *parts in zip(data.Loader(dataset, 9, seed=3), *loaders):
+            self.assertTrue(torch.equal(torch.cat([part for _, part in parts]), targets))
+            # The last global batch has 7 samples.
+            self.assertEqual(sum(len(part) for part, _ in parts), len(images))
+        empty = [list(data.Loader(dataset, 1, rank=rank, world_size=3))[-1][1] for rank in range(3)]
+        self.assertEqual(sorted(tuple(part.shape) for part in empty), [(0, 2), (0, 2), (1, 2)])
+        self.assertEqual({part.dtype for part in empty}, {torch.float32})
+
+    def test_targets_are_the_loaders_memory(self):
+        loader = data.Loader(self.dataset(np.arange(129, dtype="f4").reshape(43, 3)), 10, seed=3)
+        places = {targets.data_ptr() for _ in range(20) for _, targets in loader}
+        self.assertLessEqual(len(places), 3 + 1 + 2)
+        kept = [targets[1:] for images, targets in loader if images.data_ptr() - targets.data_ptr() == 128]
+        self.assertEqual(len(kept), 5)
+        expected = [view.clone() for view in kept]
+        for _ in range(3):
+            for _ in loader:
+                pass
+        del loader
+        gc.collect()
+        for view, copy in zip(kept, expected):
+            self.assertTrue(torch.equal(view, copy))
+
+    def test_the_target_may_be_asked_for(self):
+        labels = np.random.default_rng(1).integers(0, 2, 43)
+        dataset = self.dataset(labels, target="bits")
+        self.assertEqual(dataset.facts().target_values, 1)
+        (_, bits), = data.Loader(dataset, 43, shuffle=False)
+        self.assertEqual(bits.tolist(), [[label] for label in labels])
+        torch.nn.BCEWithLogitsLoss()(torch.zeros(43, 1), bits)
+        self.assertEqual(self.dataset(labels, target="class").facts().outputs, 2)
+        with tempfile.TemporaryDirectory() as folder:
+            with open(f"{folder}/all.csv", "w", encoding="utf-8") as file:
+                file.write("a,y\n" + "".join(f"{i},{i % 3}\n" for i in range(20)))
+            for target, expected in ((None, "class"), ("class", "class"), ("numbers", "numbers")):
+                table = data.Dataset("csv", f"{folder}/all.csv", test_fraction=0.2, target=target)
+                self.assertEqual(table.facts().target, expected)
+            with self.assertRaisesRegex(data.StarringError, "has labels that are 3 classes"):
+                data.Dataset("csv", f"{folder}/all.csv", test_fraction=0.2, target="bits")
+        with self.assertRaisesRegex(data.StarringError, "has labels that are 2 classes"):
+            self.dataset(labels, target="numbers")
+        with self.assertRaisesRegex(ValueError, "target is 'rank', it must be one of class, numbers, bits"):
+            self.dataset(labels, target="rank")
+
+
 class DataTest(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
@@ -87,7 +170,8 @@ class DataTest(unittest.TestCase):
         self.assertEqual((images.dtype, labels.dtype), (torch.float32, torch.int64))
         self.assertTrue(images.is_contiguous(memory_format=torch.channels_last))
         self.assertEqual(images.data_ptr() % 64, 0)
-        self.assertEqual(self.dataset.facts("test"), data.Facts(23, 3, 12, 10, 10))
+        self.assertEqual(self.dataset.facts("test"), data.Facts(23, 3, 12, 10, 10, "class", 0))
+        self.assertEqual(self.dataset.facts().outputs, 10)
         torch.nn.functional.cross_entropy(images.mean((2, 3)).repeat(1, 4), labels)
 
     def test_order_is_the_workers(self):

@@ -111,6 +111,13 @@ class ReadTest(unittest.TestCase):
         self.assertEqual(graph.flattened, {"i.weight": (4, 7, 7)})
         self.assertEqual(graph.dropout_layers, {"d": 3})
 
+    def test_losses(self):
+        for kind in ("mse", "bce"):
+            file = parse(f"layer {{ name: \"fc\" dense {{}} }} loss {{ {kind} {{}} }}")
+            self.assertEqual(file.loss.kind, kind)
+            self.assertTrue(file.text().endswith(f"loss {{ {kind} {{}} }}\n"))
+            self.assertEqual(str(layer_graph.build(file, MNIST, 3).layers[-1].after), "3 (flat)")
+
     def test_text_is_read_as_it_was_written(self):
         for name in [*PARAMETERS, None]:
             file = parse(EVERYTHING) if name is None else layer_file.load(name)
@@ -194,6 +201,16 @@ class RefusalTest(unittest.TestCase):
                 refused += 1
                 self.assertRegex(str(error), r"^my\.textproto(:\d+:\d+)?: ", bytes(content))
         self.assertGreater(refused, 500)
+
+    def test_losses_of_numbers_and_bits(self):
+        layer = "layer { name: \"fc\" dense { units: 10 } }\n"
+        self.assertEqual(self.refusal(layer + "loss { mse {} }", classes=3),
+                         "my.textproto:1:28: layer fc: is the last layer and has 10 outputs, the data set has 3 "
+                         "targets a sample: both must be equal, so leave `units` out")
+        self.assertEqual(self.refusal(layer + "loss { bce { label_smoothing: 0.1 } }"), "my.textproto:2:14: BceLoss "
+                         "has no field \"label_smoothing\", its fields are: none")
+        self.assertEqual(self.refusal(layer + "loss { mse {} bce {} }"),
+                         "my.textproto:2:15: Loss has a \"bce\" besides its \"mse\": it can be one of them")
 
     def test_what_needs_other_shapes(self):
         self.assertEqual(self.refusal("layer { name: \"g\" global_average_pool {} }", layer_graph.Shape(2, 2, 3), 3),

@@ -262,19 +262,20 @@ class CheckpointTest(unittest.TestCase):
         self.facts = {"layer_file": SMALL, "height": 4, "width": 5, "channels": 2, "takes_numbers": False, "outputs": 6,
                       "mean": [0.25, 0.5], "deviation": [0.125, 2], "class_names": list("abcdef")}
 
-    def write(self, step, **facts):
+    def write(self, step, loss="", **facts):
         place = f"{self.folder.name}/step-{step:09}"
         os.mkdir(place)
         path = f"{self.folder.name}/small.textproto"
         with open(path, "w", encoding="utf-8") as file:
-            file.write(SMALL)
+            file.write(SMALL + loss)
         module = randomize(models.from_layer_file(path, image=(2, 4, 5), classes=6)).eval()
         weights.save(f"{place}/model.safetensors", module.state_dict())
         with open(f"{place}/model.safetensors", "rb") as file:
             content = file.read()
         entry = {"name": "model.safetensors", "size_bytes": str(len(content)), "crc32": zlib.crc32(content)}
         with open(f"{place}/manifest.json", "w", encoding="utf-8") as file:
-            json.dump({"step": step, "version": 2, "files": [entry], "model": {**self.facts, **facts}}, file)
+            model = {**self.facts, "layer_file": SMALL + loss, **facts}
+            json.dump({"step": step, "version": 2, "files": [entry], "model": model}, file)
         return place, module
 
     def test_the_model_takes_what_the_data_have(self):
@@ -297,6 +298,26 @@ class CheckpointTest(unittest.TestCase):
         place, module = self.write(1, takes_numbers=True, mean=[0, 0], deviation=[1, 1])
         numbers = sample((2, 4, 5))
         torch.testing.assert_close(models.from_checkpoint(place)(numbers), module(numbers))
+
+    def test_the_loss_decides_what_comes_out(self):
+        images = sample((2, 4, 5))
+        path = f"{self.folder.name}/model.onnx"
+        for step, (loss, name) in enumerate((("", "logits"), ("loss { softmax {} }", "logits"),
+                                             ("loss { mse {} }", "numbers"), ("loss { bce {} }", "probabilities"))):
+            place, module = self.write(step, loss, takes_numbers=True, mean=[0, 0], deviation=[1, 1])
+            model = models.from_checkpoint(place)
+            wanted = module(images)
+            torch.testing.assert_close(model.model(images), wanted)
+            torch.testing.assert_close(model(images), 1 / (1 + (-wanted).exp()) if "bce" in loss else wanted)
+            said = io.StringIO()
+            with contextlib.redirect_stdout(said):
+                self.assertEqual(export.main([place, path]), 0)
+            self.assertTrue(said.getvalue().endswith(f"images (samples, 2, 4, 5), {name}\n"))
+            with open(path, "rb") as file:
+                content = file.read()
+            self.assertEqual([other for other in ("logits", "numbers", "probabilities") if other.encode() in content],
+                             [name])
+            self.assertEqual(b"Sigmoid" in content, "bce" in loss)
 
     def test_damage_is_named(self):
         with self.assertRaisesRegex(models.CheckpointError, "holds no checkpoint: give a run's --checkpoint_dir"):
@@ -410,6 +431,30 @@ class RoundTripTest(unittest.TestCase):
         self.assertAlmostEqual(models.loss_from_layer_file(path).label_smoothing, 0.1, places=6)
         models.to_layer_file(model, path, (1, 2, 2), loss=nn.CrossEntropyLoss())
         self.assertEqual(models.loss_from_layer_file(path).label_smoothing, 0)
+
+    def test_losses_of_numbers_and_bits(self):
+        path = os.path.join(self.folder, "net.textproto")
+        module = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+        generator = torch.Generator().manual_seed(3)
+        outputs, numbers = torch.randn(2, 5, 3, generator=generator)
+        bits = (numbers > 0).float()
+        wrong_bit = -(bits * F.logsigmoid(outputs) + (1 - bits) * F.logsigmoid(-outputs))
+        for loss, line, targets, by_output in ((nn.MSELoss(), "loss { mse {} }\n", numbers, (outputs - numbers) ** 2),
+                                               (nn.BCEWithLogitsLoss(), "loss { bce {} }\n", bits, wrong_bit)):
+            models.to_layer_file(module, path, (1, 2, 2), loss=loss)
+            with open(path, encoding="utf-8") as file:
+                self.assertTrue(file.read().endswith(line))
+            mean, total, each = (models.loss_from_layer_file(path, reduction) for reduction in ("mean", "sum", "none"))
+            self.assertEqual((type(mean), type(each)), (type(loss), type(loss)))
+            torch.testing.assert_close(mean(outputs, targets), by_output.mean())
+            torch.testing.assert_close(each(outputs, targets), by_output)
+            # A sample counts once, however many outputs it has.
+            torch.testing.assert_close(total(outputs, targets), by_output.mean(1).sum())
+            torch.testing.assert_close(total(outputs.double(), targets), by_output.double().mean(1).sum())
+            self.assertEqual(total(outputs[:0], targets[:0]).item(), 0)
+            # A module that is made from the file keeps the file's loss.
+            models.to_layer_file(models.from_layer_file(path, (1, 2, 2)), path, (1, 2, 2))
+            self.assertIsInstance(models.loss_from_layer_file(path), type(loss))
 
     def test_a_module_as_torchvision_writes_it(self):
         model, text = self.round_trip(randomize(Residual()), (3, 12, 12))
@@ -595,7 +640,14 @@ class RefusalTest(unittest.TestCase):
         smooth = nn.CrossEntropyLoss()
         smooth.label_smoothing = 1 - 1e-12  # 1 as a number of 32 bits
         for loss, error, expected in (
-                (nn.MSELoss(), models.NoCounterpartError, "the loss MSELoss has no counterpart .*: use Cross"),
+                (nn.L1Loss(), models.NoCounterpartError, "the loss L1Loss has no counterpart .*: use Cross.*BCEWith"),
+                (nn.BCELoss(), models.NoCounterpartError, "the loss BCELoss has no counterpart"),
+                (nn.MSELoss(reduction="sum"), models.NoCounterpartError, "MSELoss with reduction=sum .*=mean"),
+                (nn.BCEWithLogitsLoss(weight=torch.ones(2)), models.NoCounterpartError,
+                 "BCEWithLogitsLoss with weight=tensor"),
+                (nn.BCEWithLogitsLoss(pos_weight=torch.ones(2)), models.NoCounterpartError,
+                 "BCEWithLogitsLoss with pos_weight=tensor"),
+                (nn.BCEWithLogitsLoss(reduction="none"), models.NoCounterpartError, "with reduction=none"),
                 (nn.CrossEntropyLoss(weight=torch.ones(10)), models.NoCounterpartError, "weight=tensor"),
                 (nn.CrossEntropyLoss(reduction="sum"), models.NoCounterpartError, "reduction=sum .*reduction=mean"),
                 (nn.CrossEntropyLoss(ignore_index=0), models.NoCounterpartError, "with ignore_index=0"),

@@ -83,6 +83,8 @@ TEST_F(StarringDataTest, ADataSetTellsItsFacts) {
     ASSERT_EQ(st_dataset_facts_of(dataset_, set, &facts), ST_OK);
     EXPECT_EQ(facts.count, count);
     EXPECT_THAT((std::vector{facts.height, facts.width, facts.channels, facts.classes}), ElementsAre(6, 5, 3, 10));
+    EXPECT_EQ(facts.target, ST_TARGET_CLASS);
+    EXPECT_EQ(facts.target_values, 0);
     EXPECT_THAT(std::vector(facts.mean, facts.mean + 3), Pointwise(Eq(), normalization.mean));
     EXPECT_THAT(std::vector(facts.deviation, facts.deviation + 3), Pointwise(Eq(), normalization.deviation));
   }
@@ -122,6 +124,7 @@ TEST_F(StarringDataTest, BatchesAreThoseOfTheWorkersLoader) {
         EXPECT_EQ(batch.epoch, expected.plan.epoch);
         EXPECT_EQ(batch.global_count, expected.plan.global_count);
         ASSERT_EQ(batch.count, std::ssize(expected.labels));
+        EXPECT_EQ(batch.targets, nullptr);
         EXPECT_THAT(std::vector(batch.labels, batch.labels + batch.count), Pointwise(Eq(), expected.labels));
         EXPECT_THAT(std::vector(batch.images, batch.images + batch.count * 90), Pointwise(Eq(), expected.images));
         EXPECT_EQ(st_loader_give_back(ours, batch.memory), ST_OK);
@@ -132,6 +135,29 @@ TEST_F(StarringDataTest, BatchesAreThoseOfTheWorkersLoader) {
       EXPECT_EQ(st_loader_close(ours), ST_OK);
     }
   }
+}
+
+TEST_F(StarringDataTest, TwoClassesServeAsABit) {
+  EXPECT_EQ(st_dataset_close(dataset_), ST_OK);
+  st_dataset_options files = SyntheticOptions();
+  files.synthetic_classes = 2;
+  files.target = ST_TARGET_BITS;
+  ASSERT_EQ(st_dataset_open(&files, &dataset_), ST_OK) << st_data_last_error();
+  st_dataset_facts facts;
+  ASSERT_EQ(st_dataset_facts_of(dataset_, ST_TEST, &facts), ST_OK);
+  EXPECT_EQ(facts.classes, 0);
+  EXPECT_EQ(facts.target, ST_TARGET_BITS);
+  EXPECT_EQ(facts.target_values, 1);
+  options_.dataset = dataset_;
+  options_.shuffle = 0;
+  st_loader* const loader = Open();
+  st_batch batch;
+  ASSERT_EQ(st_loader_next(loader, &batch), ST_OK);
+  EXPECT_EQ(batch.labels, nullptr);
+  ASSERT_EQ(batch.count, 10);
+  EXPECT_THAT(std::vector(batch.targets, batch.targets + 10), ElementsAre(0, 1, 0, 1, 0, 1, 0, 1, 0, 1));
+  EXPECT_EQ(st_loader_give_back(loader, batch.memory), ST_OK);
+  EXPECT_EQ(st_loader_close(loader), ST_OK);
 }
 
 TEST_F(StarringDataTest, OtherMeansMayBeGiven) {
@@ -205,6 +231,17 @@ TEST(StarringDatasetTest, RefusesWhatIsNotThere) {
   std::ofstream(folder + "/train-labels-idx1-ubyte") << "no labels";
   EXPECT_EQ(st_dataset_open(&options, &dataset), ST_INVALID);
   EXPECT_THAT(st_data_last_error(), HasSubstr("train-labels-idx1-ubyte begins with"));
+  options = SyntheticOptions();
+  options.target = ST_TARGET_NUMBERS;
+  EXPECT_EQ(st_dataset_open(&options, &dataset), ST_INVALID);
+  EXPECT_THAT(st_data_last_error(), HasSubstr("has labels that are 10 classes"));
+  options.target = ST_TARGET_CLASS;
+  EXPECT_EQ(st_dataset_open(&options, &dataset), ST_OK);
+  EXPECT_EQ(st_dataset_close(dataset), ST_OK);
+  dataset = nullptr;
+  options.target = ST_TARGET_BITS + 1;
+  EXPECT_EQ(st_dataset_open(&options, &dataset), ST_INVALID);
+  EXPECT_STREQ(st_data_last_error(), "target is 4, it must be from 0 to 3");
   options.struct_bytes = 4;
   EXPECT_EQ(st_dataset_open(&options, &dataset), ST_INVALID);
   EXPECT_EQ(st_dataset_open(nullptr, &dataset), ST_INVALID);

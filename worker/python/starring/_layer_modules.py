@@ -89,7 +89,8 @@ MODULES: Dict[str, Callable[[GraphLayer], nn.Module]] = {
 
 
 class LayerFileModel(nn.Module):
-    """A layer file as a module. Input (samples, channels, height, width), output (samples, classes): the logits.
+    """A layer file as a module. Input (samples, channels, height, width), output (samples, outputs): the logits of
+    classes or bits, or numbers, as the file's loss has it.
 
     A layer NAME is the submodule NAME, so that state_dict() has the tensors of the worker's checkpoints. The weights
     begin as PyTorch's modules do: distributed as the worker's, but other numbers. `layer_graph` has shapes and inputs

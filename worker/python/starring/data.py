@@ -9,7 +9,7 @@
         for images, labels in train:
             ...
 
-Images and labels are tensors over the loader's own memory, without a copy: threads of the library, not processes, fill
+Images and targets are tensors over the loader's own memory, without a copy: threads of the library, not processes, fill
 them some batches ahead. A batch's memory goes back to the loader when its last tensor, or the last view of one, is
 gone. So a batch may be kept as long as anyone needs it; a loop that keeps none uses the same few blocks over and over.
 """
@@ -20,6 +20,7 @@ import ctypes
 import dataclasses
 import functools
 import importlib
+import math
 import os
 import time
 import weakref
@@ -32,12 +33,12 @@ __all__ = ["Dataset", "Facts", "Loader", "StarringError"]
 SPLITS = ("train", "test")
 AUGMENTS = ("none", "crop_flip")
 CIFAR100_LABELS = ("fine", "coarse")
+TARGETS = ("class", "numbers", "bits")  # in the order of ST_TARGET_CLASS, which is 1, and those after it
 ARRAYS = ("torch", "numpy")
 
 # So that Ctrl-C is seen while a batch is late.
 _PATIENCE_S = 0.25
 _ENDLESS = 10**12  # steps: the most that the library takes
-_LABEL_BYTES = 8
 
 
 class _DatasetOptions(ctypes.Structure):
@@ -57,6 +58,7 @@ class _DatasetOptions(ctypes.Structure):
         ("test_fraction", ctypes.c_double),
         ("split_seed", ctypes.c_uint64),
         ("csv_label", ctypes.c_char_p),
+        ("target", ctypes.c_int32),
     ]
 
 
@@ -68,6 +70,8 @@ class _DatasetFacts(ctypes.Structure):
         ("width", ctypes.c_int64),
         ("channels", ctypes.c_int64),
         ("classes", ctypes.c_int64),
+        ("target", ctypes.c_int32),
+        ("target_values", ctypes.c_int64),
         ("mean", ctypes.POINTER(ctypes.c_float)),
         ("deviation", ctypes.POINTER(ctypes.c_float)),
     ]
@@ -104,6 +108,7 @@ class _Batch(ctypes.Structure):
         ("count", ctypes.c_int64),
         ("images", ctypes.c_void_p),
         ("labels", ctypes.c_void_p),
+        ("targets", ctypes.c_void_p),
         ("memory", ctypes.c_void_p),
     ]
 
@@ -149,26 +154,40 @@ class Facts:
     channels: int
     height: int
     width: int
-    classes: int
+    classes: int  # 0 unless the target is "class"
+    target: str  # "class", "numbers" or "bits"
+    target_values: int  # numbers or bits of a sample; 0 if the target is "class"
+
+    @property
+    def outputs(self) -> int:
+        """Of a model for these data: one for each class, number or bit."""
+        return self.classes if self.target == "class" else self.target_values
 
 
 class Dataset:
-    """The images or numbers of a data set, and its labels, in memory; loaders share it.
+    """The images or numbers of a data set, and its targets, in memory; loaders share it.
 
     `name` is as the worker's flag --dataset, the other arguments as its flags of their names (`worker --help`);
     `data_dir` is the folder with the files, plain or gzipped. Without a data_dir, fashion-mnist is Debian's package
     dataset-fashion-mnist. `synthetic` sets the sizes of synthetic data: train_count, test_count, height, width,
     channels, classes.
 
-    Raises StarringError with the name of a file that is missing or damaged, and with what was expected and found.
+    `target`: what a model has to say of a sample: "class", "numbers" or "bits", as cross entropy, MSELoss and
+    BCEWithLogitsLoss need them. None: what the files have, and classes in a table. Two classes serve as one bit, which
+    is 1 for the second of them.
+
+    Raises StarringError with the name of a file that is missing or damaged, and with what was expected and found; and
+    for another target than the files can give.
     """
 
     def __init__(self, name: str, data_dir: str = "", seed: int = 0, cifar100_labels: str = "fine",
-                 test_fraction: float = 0.0, split_seed: int = 1, csv_label: str = "", **synthetic: int) -> None:
+                 test_fraction: float = 0.0, split_seed: int = 1, csv_label: str = "",
+                 target: str | None = None, **synthetic: int) -> None:
         options = _DatasetOptions(ctypes.sizeof(_DatasetOptions), name.encode(), os.fsencode(data_dir), seed)
         options.cifar100_labels = _index("cifar100_labels", cifar100_labels, CIFAR100_LABELS)
         options.test_fraction, options.split_seed = test_fraction, split_seed
         options.csv_label = csv_label.encode()
+        options.target = 0 if target is None else 1 + _index("target", target, TARGETS)
         for field, value in synthetic.items():
             if name != "synthetic" or not hasattr(options, "synthetic_" + field):
                 raise TypeError(f"Dataset(\"{name}\") takes no argument {field}")
@@ -185,9 +204,10 @@ class Dataset:
         return facts
 
     def facts(self, split: str = "train") -> Facts:
-        """Number and shape of the images of one split."""
+        """Number and shape of the images of one split, and what is known of each."""
         facts = self._facts(split)
-        return Facts(facts.count, facts.channels, facts.height, facts.width, facts.classes)
+        return Facts(facts.count, facts.channels, facts.height, facts.width, facts.classes, TARGETS[facts.target - 1],
+                     facts.target_values)
 
     def normalization(self) -> Tuple[Tuple[float, ...], Tuple[float, ...]]:
         """Mean and deviation of each channel of the training set: of pixel / 255, or of numbers."""
@@ -207,6 +227,7 @@ class _OpenLoader:
         _check(library.st_loader_open(ctypes.byref(options), ctypes.byref(self._handle)))
         self.close = weakref.finalize(self, library.st_loader_close, self._handle)
         self._samples_max = -(-min(options.global_batch, facts.count) // options.world_size)
+        self._image_bytes = 4 * facts.channels * facts.height * facts.width
         self._block: Any = None
 
     def take(self, deadline_s: float) -> Tuple[_Batch, Any]:
@@ -227,8 +248,9 @@ class _OpenLoader:
         """The type of the memory of one batch. Tensors and arrays over such an object keep it alive."""
         give_back, handle = self._library.st_loader_give_back, self._handle
         address_of = ctypes.addressof
-        # The labels are the last part of a block, and all blocks are alike.
-        size = batch.labels - batch.memory + self._samples_max * _LABEL_BYTES
+        # Labels are the last part of a block; targets come before the images. All blocks are alike.
+        last, sample_bytes = (batch.labels, 8) if batch.labels is not None else (batch.images, self._image_bytes)
+        size = last - batch.memory + self._samples_max * sample_bytes
 
         class Block(ctypes.c_ubyte * size):  # type: ignore[misc,valid-type]
             """The memory of one batch."""
@@ -240,11 +262,11 @@ class _OpenLoader:
 
 
 class Loader:
-    """An iterable over batches (images, labels): each iteration is one epoch, and len() the number of its batches.
+    """An iterable over batches (images, targets): each iteration is one epoch, and len() the number of its batches.
 
     images  float32, (samples, channels, height, width), normalised. In memory the channels of a pixel are together
             (torch.channels_last), as our files and kernels have them; `images.contiguous()` copies them to planes.
-    labels  int64, (samples).
+    targets classes as labels in int64, (samples); numbers or bits in float32, (samples, values).
 
     dataset     a Dataset, or its name, with `data_dir`.
     batch       samples that each rank gets in a step, as DataLoader's batch_size. The worker's --global_batch is batch
@@ -339,21 +361,31 @@ class Loader:
         return make(self._module, batch, block, self._facts)
 
 
+def _images_shape(batch: _Batch, facts: Facts) -> Tuple[int, int, int, int]:
+    return batch.count, facts.height, facts.width, facts.channels
+
+
+def _targets(batch: _Batch, facts: Facts) -> Tuple[str, Tuple[int, ...], int]:
+    """Type, shape and place in its block of what a batch has besides images."""
+    if facts.target == "class":
+        return "int64", (batch.count,), batch.labels - batch.memory
+    return "float32", (batch.count, facts.target_values), batch.targets - batch.memory
+
+
 def _tensors(torch: Any, batch: _Batch, block: Any, facts: Facts) -> Tuple[Any, Any]:
-    channels, height, width = facts.channels, facts.height, facts.width
-    shape = (batch.count, height, width, channels)
+    shape = _images_shape(batch, facts)
+    target_type, target_shape, offset = _targets(batch, facts)
+    dtype = getattr(torch, target_type)
     if batch.count == 0:  # frombuffer takes no empty buffer
-        return torch.empty(shape).permute(0, 3, 1, 2), torch.empty((0,), dtype=torch.int64)
-    images = torch.frombuffer(block, dtype=torch.float32, count=batch.count * height * width * channels,
-                              offset=batch.images - batch.memory)
-    labels = torch.frombuffer(block, dtype=torch.int64, count=batch.count, offset=batch.labels - batch.memory)
-    return images.view(shape).permute(0, 3, 1, 2), labels
+        return torch.empty(shape).permute(0, 3, 1, 2), torch.empty(target_shape, dtype=dtype)
+    images = torch.frombuffer(block, dtype=torch.float32, count=math.prod(shape), offset=batch.images - batch.memory)
+    targets = torch.frombuffer(block, dtype=dtype, count=math.prod(target_shape), offset=offset)
+    return images.view(shape).permute(0, 3, 1, 2), targets.view(target_shape)
 
 
 def _ndarrays(numpy: Any, batch: _Batch, block: Any, facts: Facts) -> Tuple[Any, Any]:
-    channels, height, width = facts.channels, facts.height, facts.width
-    shape = (batch.count, height, width, channels)
-    images = numpy.frombuffer(block, numpy.float32, batch.count * height * width * channels,
-                              batch.images - batch.memory)
-    labels = numpy.frombuffer(block, numpy.int64, batch.count, batch.labels - batch.memory)
-    return images.reshape(shape).transpose(0, 3, 1, 2), labels
+    shape = _images_shape(batch, facts)
+    target_type, target_shape, offset = _targets(batch, facts)
+    images = numpy.frombuffer(block, numpy.float32, math.prod(shape), batch.images - batch.memory)
+    targets = numpy.frombuffer(block, target_type, math.prod(target_shape), offset)
+    return images.reshape(shape).transpose(0, 3, 1, 2), targets.reshape(target_shape)

@@ -21,8 +21,10 @@ SCHEMA: Dict[str, Dict[str, str]] = {
     "Layer": {"name": "string", "input": "repeated string",
               **{kind: row.message for kind, row in LAYERS.items()}},
     **{row.message: row.fields for row in LAYERS.values()},
-    "Loss": {"softmax": "SoftmaxLoss"},
+    "Loss": {"softmax": "SoftmaxLoss", "mse": "MseLoss", "bce": "BceLoss"},
     "SoftmaxLoss": {"label_smoothing": "float"},
+    "MseLoss": {},
+    "BceLoss": {},
 }
 KINDS = list(LAYERS)
 LOSSES = list(SCHEMA["Loss"])
@@ -222,7 +224,9 @@ def check(file: LayerFile) -> None:
 
 def _check_loss(file: LayerFile) -> None:
     if not file.loss.kind:
-        raise file.loss_error("", "has no kind: write loss { softmax {} }")
+        raise file.loss_error("", "has no kind: write loss { softmax {} }, loss { mse {} } or loss { bce {} }")
+    if file.loss.kind != "softmax":
+        return
     smoothing = file.loss.get("label_smoothing")
     # At 1 the labels would not matter.
     if not 0 <= smoothing < 1:

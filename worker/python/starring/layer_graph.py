@@ -41,13 +41,15 @@ class LayerGraph:
 
 
 def build(file: LayerFile, image: Shape, classes: int | None = None) -> LayerGraph:
-    """The graph of `file` for images of this shape. With `classes`, the last layer must have so many outputs. Without,
-    a last layer that leaves its units to the data has DEFAULT_OUTPUTS.
+    """The graph of `file` for images of this shape. With `classes`, the last layer must have so many outputs; for data
+    of numbers or bits they are those of a sample. Without, a last layer that leaves its units to the data has
+    DEFAULT_OUTPUTS.
 
     Raises LayerFileError.
     """
     if min(image.height, image.width, image.channels) < 1 or (classes is not None and classes < 1):
-        raise LayerFileError(f"the images have {image} values and {classes} classes: every number must be 1 or more")
+        raise LayerFileError(f"the images have {image} values and {classes} classes or targets: every number must be 1 "
+                             "or more")
     builder = _Builder(file, image, DEFAULT_OUTPUTS if classes is None else classes)
     for number in range(len(file.layers)):
         builder.add(number)
@@ -61,14 +63,15 @@ def build(file: LayerFile, image: Shape, classes: int | None = None) -> LayerGra
 def _check_last(file: LayerFile, last: GraphLayer, classes: int | None) -> None:
     number = len(file.layers) - 1
     wanted = last.after.channels if classes is None else classes
-    # The loss takes one number for each class.
+    # The loss takes one number for each class or target.
     if last.after.height * last.after.width != 1:
         raise file.error(number, "", f"is the last layer, its output must be {wanted} numbers a sample, it is "
                                      f"{last.after}: end with dense {{}}")
     if last.after.channels != wanted:
+        targets = f"{wanted} classes" if file.loss.kind == "softmax" else f"{wanted} targets a sample"
         raise file.error(number, "units" if last.kind == "dense" else "",
-                         f"is the last layer and has {last.after.channels} outputs, the data set has {wanted} classes: "
-                         "both must be equal" + (", so leave `units` out" if last.kind == "dense" else ""))
+                         f"is the last layer and has {last.after.channels} outputs, the data set has {targets}: both "
+                         "must be equal" + (", so leave `units` out" if last.kind == "dense" else ""))
 
 
 class _Builder:

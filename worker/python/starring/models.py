@@ -13,7 +13,7 @@ checkpoint is the `weights` of from_layer_file, and what to_layer_file writes lo
 A checkpoint has its layer file, and how its input is normalised:
 
     model = models.from_checkpoint("checkpoints")
-    logits = model(images)
+    outputs = model(images)
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ._layer_modules import LayerFileModel
 from .layer_file import LayerFileError
 
 __all__ = ["CheckpointError", "LayerFileError", "LayerFileModel", "NoCounterpartError", "TrainedModel",
-           "from_checkpoint", "from_layer_file", "loss_from_layer_file", "to_layer_file"]
+           "from_checkpoint", "from_layer_file", "loss_from_layer_file", "SumOverSamples", "to_layer_file"]
 
 Image = Tuple[int, int, int]  # channels, height, width
 _VERSION = 2  # of a checkpoint's manifest
@@ -48,9 +48,9 @@ def from_layer_file(path: str, image: Image = (1, 28, 28), classes: int | None =
                     weights: str | None = None) -> LayerFileModel:
     """The module of a layer file: a path, or the name of a shipped model such as "lenet5".
 
-    `classes`: how many outputs the last layer must have; None: as many as the file says, and 10 if it leaves them to
-    the data, as the shipped models do. `weights`: a safetensors file with all tensors, such as a checkpoint's
-    model.safetensors; None: PyTorch's initial values.
+    `classes`: how many outputs the last layer must have, for data of numbers or bits as many as a sample has; None: as
+    many as the file says, and 10 if it leaves them to the data, as the shipped models do. `weights`: a safetensors file
+    with all tensors, such as a checkpoint's model.safetensors; None: PyTorch's initial values.
 
     Raises LayerFileError, with line and column, for a file that the worker would refuse as well, and
     starring.weights.WeightsError for weights of another model.
@@ -64,14 +64,36 @@ def from_layer_file(path: str, image: Image = (1, 28, 28), classes: int | None =
     return model
 
 
-def loss_from_layer_file(path: str, reduction: str = "mean") -> nn.CrossEntropyLoss:
-    """The loss of a layer file, for logits and the numbers of classes; `path` as from_layer_file's. With the reduction
-    "mean" it is what the worker reports for training and test.
+class SumOverSamples(nn.Module):
+    """The sum over the samples of MSELoss or BCEWithLogitsLoss, each the mean over the sample's outputs. PyTorch's own
+    reduction "sum" adds up the outputs, too. Divided by the number of samples it is the reduction "mean".
+    """
+
+    def __init__(self, loss: nn.MSELoss | nn.BCEWithLogitsLoss) -> None:
+        """`loss` has the reduction "sum"."""
+        super().__init__()
+        self.loss = loss
+
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        # Half precision would round targets, and a model in double precision takes no others.
+        dtype = torch.promote_types(outputs.dtype, targets.dtype)
+        total: torch.Tensor = self.loss(outputs.to(dtype), targets.to(dtype))
+        return total / outputs.shape[1]
+
+
+def loss_from_layer_file(path: str, reduction: str = "mean"
+                         ) -> nn.CrossEntropyLoss | nn.MSELoss | nn.BCEWithLogitsLoss | SumOverSamples:
+    """The loss of a layer file; `path` as from_layer_file's. CrossEntropyLoss takes logits and the numbers of classes;
+    MSELoss and BCEWithLogitsLoss take outputs and targets of one shape, (samples, outputs), in float32. With the
+    reduction "mean" it is what the worker reports for training and test, with "sum" the same times the samples.
 
     Raises LayerFileError.
     """
     loss = layer_file.load(path).loss
-    return nn.CrossEntropyLoss(label_smoothing=loss.get("label_smoothing"), reduction=reduction)
+    if loss.kind == "softmax":
+        return nn.CrossEntropyLoss(label_smoothing=loss.get("label_smoothing"), reduction=reduction)
+    of_values = (nn.MSELoss if loss.kind == "mse" else nn.BCEWithLogitsLoss)(reduction=reduction)
+    return SumOverSamples(of_values) if reduction == "sum" else of_values
 
 
 class CheckpointError(ValueError):
@@ -80,11 +102,15 @@ class CheckpointError(ValueError):
 
 class TrainedModel(nn.Module):
     """The model of a checkpoint. Input (samples, channels, height, width), or (samples, columns) for a table, as the
-    data have it, pixels from 0 to 255 or numbers, of any type: it is normalised first, as the worker does. Output
-    (samples, classes): the logits. Raises ValueError for another shape.
+    data have it, pixels from 0 to 255 or numbers, of any type: it is normalised first, as the worker does. Raises
+    ValueError for another shape. Output (samples, outputs), by the loss of the layer file:
 
-    `model` is the module of the layer file. `class_names` has the labels of the data by class, and is empty where those
-    are the classes' numbers.
+    softmax  the logits of the classes
+    mse      the numbers
+    bce      the probabilities that the bits are 1, of which `model` has the logits
+
+    `model` is the module of the layer file, and `loss` the name of its loss. `class_names` has the labels of the data
+    by class, and is empty where those are the classes' numbers. A bit that was two classes has the names of both.
     """
 
     def __init__(self, model: LayerFileModel, facts: Dict[str, Any]) -> None:
@@ -92,6 +118,7 @@ class TrainedModel(nn.Module):
         self.model = model
         self.image: Image = (facts["channels"], facts["height"], facts["width"])
         self.class_names: List[str] = list(facts["class_names"])
+        self.loss = model.layer_graph.file.loss.kind
         unit = 1.0 if facts["takes_numbers"] else 255.0
         # In double, and rounded once each: worker/data/normalization.h.
         mean, deviation = (torch.tensor(facts[name], dtype=torch.float32).double() for name in ("mean", "deviation"))
@@ -104,8 +131,8 @@ class TrainedModel(nn.Module):
         if not torch.jit.is_tracing() and tuple(images.shape[1:]) != self.image:
             raise ValueError(f"the samples have the shape {tuple(images.shape[1:])}, the model takes {self.image}: "
                              "channels, height, width")
-        logits: torch.Tensor = self.model((images.float() - self.offset) * self.scale)
-        return logits
+        outputs: torch.Tensor = self.model((images.float() - self.offset) * self.scale)
+        return outputs.sigmoid() if self.loss == "bce" else outputs
 
 
 def _checkpoints(folder: str) -> List[str]:
@@ -188,11 +215,12 @@ def to_layer_file(module: nn.Module, path: str, image: Image = (1, 28, 28), weig
     """Traces `module` by torch.fx and writes its layers to the layer file `path` and its tensors to the safetensors
     file `weights`, by default beside it: NET.textproto and NET.safetensors. Returns the path of the weights.
 
-    The module takes one batch of images and returns logits. Before anything is written, the layer file is read again
-    and must compute what the module computes. Modes and weights of `module` stay as they are.
+    The module takes one batch of images and returns what the loss takes, such as logits. Before anything is written,
+    the layer file is read again and must compute what the module computes. Modes and weights of `module` stay as they
+    are.
 
-    `loss`: the CrossEntropyLoss that the worker shall train with; None: the loss of the layer file that `module` was
-    made from, and a plain CrossEntropyLoss for any other module.
+    `loss`: the CrossEntropyLoss, MSELoss or BCEWithLogitsLoss that the worker shall train with; None: the loss of the
+    layer file that `module` was made from, and a plain CrossEntropyLoss for any other module.
 
     Raises NoCounterpartError, with the place in your code, for an operation that no layer can do, and for a loss that
     no layer file can have. Raises LayerFileError for layers and numbers that the worker would refuse.
@@ -209,17 +237,25 @@ def to_layer_file(module: nn.Module, path: str, image: Image = (1, 28, 28), weig
     return where
 
 
+_LOSS_MODULES = {nn.CrossEntropyLoss: "softmax", nn.MSELoss: "mse", nn.BCEWithLogitsLoss: "bce"}
+# Settings for which a layer file has no field, with their only values.
+_LOSS_SETTINGS = {"weight": None, "pos_weight": None, "ignore_index": -100, "reduction": "mean"}
+
+
 def _loss_of(module: nn.Module) -> layer_file.Loss:
-    if not isinstance(module, nn.CrossEntropyLoss):
-        raise NoCounterpartError(f"the loss {type(module).__name__} has no counterpart in a layer file: use "
-                                 "CrossEntropyLoss")
-    for setting, value, only in (("weight", module.weight, None), ("ignore_index", module.ignore_index, -100),
-                                 ("reduction", module.reduction, "mean")):
+    name = type(module).__name__
+    kind = next((kind for one, kind in _LOSS_MODULES.items() if isinstance(module, one)), None)
+    if kind is None:
+        raise NoCounterpartError(f"the loss {name} has no counterpart in a layer file: use CrossEntropyLoss, MSELoss "
+                                 "or BCEWithLogitsLoss")
+    for setting, only in _LOSS_SETTINGS.items():
+        value = getattr(module, setting, only)
         if value is not only and value != only:
-            raise NoCounterpartError(f"CrossEntropyLoss with {setting}={value} has no counterpart in a layer file: it "
-                                     f"can have {setting}={only}")
+            raise NoCounterpartError(f"{name} with {setting}={value} has no counterpart in a layer file: it can have "
+                                     f"{setting}={only}")
     # Rounded before it is checked: the file has numbers of 32 bits.
-    return layer_file.Loss("softmax", {"label_smoothing": _text_format.to_float32(module.label_smoothing)})
+    smoothing = {"label_smoothing": _text_format.to_float32(getattr(module, "label_smoothing", 0.0))}
+    return layer_file.Loss(kind, smoothing if kind == "softmax" else {})
 
 
 def _check_same(module: nn.Module, again: LayerFileModel, converted: _conversion.Converted) -> None:
