@@ -87,6 +87,7 @@ std::string RunName(const RunSummary& run) {
 absl::StatusOr<RunSummary> ParseRunRecord(const std::string& name, const std::string& json) {
   v1::RunRecord record;
   google::protobuf::util::JsonParseOptions options;
+  // The record of a newer build may have further fields.
   options.ignore_unknown_fields = true;
   const auto status = google::protobuf::util::JsonStringToMessage(json, &record, options);
   if (!status.ok()) {

@@ -77,11 +77,9 @@ class _Alone:
 
     def _mpirun(self, argv: list[str], more: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
         lab = self.lab
-        argv = lab.mpirun(argv, self.workers) if lab else ["mpirun", "-np", str(self.workers), *_binding(self.workers),
+        argv = lab.mpirun(argv, self.workers) if lab else ["mpirun", "-np", str(self.workers), *binding(self.workers),
                                                            *argv]
-        environment = lab.environment() if lab else {"OMPI_ALLOW_RUN_AS_ROOT": "1",
-                                                     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-                                                     "OMPI_MCA_rmaps_base_oversubscribe": "1"}
+        environment = lab.environment() if lab else programs.MPI_ENVIRONMENT
         return rows(programs.run(argv, {**environment, **(more or {})}, BENCH_SECONDS_MAX))
 
     def between_ranks(self, syncs: Sequence[str]) -> list[dict[str, Any]]:
@@ -192,7 +190,8 @@ def _star_between_hosts(lab: Netlab, bench: list[str], workers: int, size: int, 
     raise AssertionError("an ExitStack suppresses no exception here")
 
 
-def _binding(workers: int) -> list[str]:
+def binding(workers: int) -> list[str]:
+    """The flags of mpirun that give each worker a core, as far as there are enough."""
     return ["--bind-to", "core"] if workers <= len(machine.cores()) else ["--bind-to", "none"]
 
 

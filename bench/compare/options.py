@@ -21,37 +21,37 @@ QUICK: dict[str, Any] = {"repeats": 2, "uneven_repeats": 1, "steps": 24, "train_
                          "loaders": False, "scaling": ["weak"], "exchange_bytes": [4096, 1 << 20]}
 
 
-def _names(allowed: Sequence[str]) -> Callable[[str], list[str]]:
+def names(allowed: Sequence[str]) -> Callable[[str], list[str]]:
     def parse(text: str) -> list[str]:
-        names = [name for name in text.split(",") if name]
-        for name in names:
+        found = [name for name in text.split(",") if name]
+        for name in found:
             if name not in allowed:
                 raise argparse.ArgumentTypeError(f"{name!r} is not one of {', '.join(allowed)}")
-        return list(dict.fromkeys(names))
+        return list(dict.fromkeys(found))
     return parse
 
 
-def _numbers(text: str) -> list[int]:
+def numbers(text: str) -> list[int]:
     try:
-        numbers = sorted({int(word) for word in text.split(",")})
+        found = sorted({int(word) for word in text.split(",")})
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers") from error
-    if numbers[0] < 1:
-        raise argparse.ArgumentTypeError(f"{numbers[0]} is below 1")
-    return numbers
+    if found[0] < 1:
+        raise argparse.ArgumentTypeError(f"{found[0]} is below 1")
+    return found
 
 
 def _positive(text: str) -> int:
-    return _numbers(text)[0]
+    return numbers(text)[0]
 
 
 def _models(text: str) -> list[str]:
     """Shipped models by name, and layer files by paths, which have a '/' or a '.'."""
-    names = [_path(name) if "/" in name or "." in name else name for name in text.split(",") if name]
-    for name in names:
+    found = [user_path(name) if "/" in name or "." in name else name for name in text.split(",") if name]
+    for name in found:
         if name not in MODELS and not os.path.isfile(name):
             raise argparse.ArgumentTypeError(f"{name!r} is neither one of {', '.join(MODELS)} nor a layer file")
-    return list(dict.fromkeys(names))
+    return list(dict.fromkeys(found))
 
 
 class Hosts(NamedTuple):
@@ -69,13 +69,13 @@ def _hosts(text: str) -> Hosts:
     return Hosts(int(match[1]), int(match[2] or 0), match[3])
 
 
-def _path(text: str) -> str:
+def user_path(text: str) -> str:
     """`bazel run` starts us in another folder. The user's paths are relative to the folder where the user called it."""
     return os.path.abspath(os.path.join(os.environ.get("BUILD_WORKING_DIRECTORY", "."), text))
 
 
 def _paths(text: str) -> list[str]:
-    return [_path(name) for name in text.split(",") if name]
+    return [user_path(name) for name in text.split(",") if name]
 
 
 def _switch(text: str) -> bool:
@@ -89,17 +89,17 @@ def _add_matrix(add: Callable[..., argparse.Action]) -> None:
                       for cell in cells.CELLS)
     shared = ", ".join(f"{cell.sync} ({cell.topology} over {cell.transport}, owners {cell.placement}, in shared memory)"
                        for cell in cells.IN_MEMORY)
-    add("--syncs", type=_names(SYNCS), default=["star", "star-mpi", "ring", "mpi", "ddp", "ddp+star", "ddp+ring"],
+    add("--syncs", type=names(SYNCS), default=["star", "star-mpi", "ring", "mpi", "ddp", "ddp+star", "ddp+ring"],
         help=f"what to compare: the cells ({known}), {shared}, "
              "the controls mpi (MPI_Allreduce) and ddp, which adds ddp-tuned, "
              "and ddp+star and ddp+ring, which are ddp-tuned with starring.torch's exchange")
-    add("--workers", type=_numbers, default=[1, 2], help="numbers of workers, separated by commas")
+    add("--workers", type=numbers, default=[1, 2], help="numbers of workers, separated by commas")
     add("--model", "--models", dest="models", type=_models, default=["lenet5"],
         help="one or several, separated by commas: names, or paths of layer files")
     add("--dataset", default="fashion-mnist", help="a name that the worker's --dataset takes")
     add("--data_dir", default="", help="the folder with the data set")
     add("--augment", default="none", choices=["none", "crop_flip"])
-    add("--scaling", type=_names(("weak", "strong")), default=["weak", "strong"])
+    add("--scaling", type=names(("weak", "strong")), default=["weak", "strong"])
     add("--batch_per_worker", type=_positive, default=64, help="for weak scaling")
     add("--global_batch", type=_positive, default=64, help="for strong scaling")
     add("--servers", type=int, default=0,
@@ -117,7 +117,7 @@ def _add_uneven(add: Callable[..., argparse.Action]) -> None:
              "worker killed every 10 s; without a value the model is mnist_cnn; takes some 50 minutes")
     add("--uneven_repeats", type=_positive, default=ratios.REPEATS_MIN,
         help=f"runs of each job of --uneven, in turns; with fewer than {ratios.REPEATS_MIN} nothing is decided")
-    add("--uneven_syncs", type=_names(UNEVEN_SYNCS), default=list(UNEVEN_SYNCS),
+    add("--uneven_syncs", type=names(UNEVEN_SYNCS), default=list(UNEVEN_SYNCS),
         help=f"what --uneven compares (default: {','.join(UNEVEN_SYNCS)})")
 
 
@@ -136,7 +136,7 @@ def _add_measuring(add: Callable[..., argparse.Action]) -> None:
     add("--hosts_models", type=_models, default=None, help="models for --hosts; default: those of --models")
     add("--sweep", type=_switch, default=True, help="search for the best settings of ddp-tuned")
     add("--loaders", type=_switch, default=True, help="measure the loaders alone")
-    add("--exchange_bytes", type=_numbers, default=None, help="sizes for the exchange alone; default: 4 KB to 64 MB")
+    add("--exchange_bytes", type=numbers, default=None, help="sizes for the exchange alone; default: 4 KB to 64 MB")
     add("--plans", type=_paths, default=[],
         help="files of bench:plan --out, separated by commas: the verdict also says what they predict")
     add("--trace", type=_switch, default=True, help="one more short run of star and ring, with a timeline")
@@ -175,5 +175,5 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     elif any(word.startswith("--uneven_") for word in arguments):
         parser.error("--uneven_repeats and --uneven_syncs are for --uneven: give it, too")
     if options.data_dir:
-        options.data_dir = _path(options.data_dir)
+        options.data_dir = user_path(options.data_dir)
     return options

@@ -14,6 +14,9 @@ PYTHONS = ("python3", "/usr/bin/python3")
 HOW_TO_GET_TORCH = "apt-get install python3-torch libopenblas0-pthread"
 # By default these libraries start one thread per core and spin while they wait, which spoils times on pinned cores.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+# Root may call mpirun, and ranks may be more than cores.
+MPI_ENVIRONMENT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+                   "OMPI_MCA_rmaps_base_oversubscribe": "1"}
 
 
 class ProgramError(Exception):
@@ -115,13 +118,20 @@ def library_versions() -> dict[str, str]:
                                 ("grpc", ["pkg-config", "--modversion", "grpc++"], r"()([\d.]+)"),
                                 ("grpc", ["dpkg-query", "-W", "-f=${Version}", "libgrpc++1.51"], r"()([\d.]+)")):
         try:
-            text = run(argv, {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}, seconds_max=20)
+            text = run(argv, MPI_ENVIRONMENT, seconds_max=20)
         except (OSError, ProgramError):
             continue
         match = re.search(pattern, text)
         if match and name not in found:
             found[name] = f"{match[1]} {match[2]}".strip()
     return found
+
+
+def commit() -> str:
+    """The commit of the source tree, "-dirty" with changes; empty if there is no git."""
+    done = subprocess.run(["git", "-C", ROOT, "describe", "--always", "--dirty"], capture_output=True, text=True,
+                          check=False)
+    return done.stdout.strip()
 
 
 def run(argv: list[str], environment: dict[str, str] | None = None, seconds_max: float = 600) -> str:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -32,7 +31,6 @@ import programs
 from cells import Cell, Run
 
 RUN_SECONDS_MAX = 120
-MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
 REPEATS_MANY, REPEATS_MEMORY = 3, 2
 
 Rows = dict[Cell, list[dict[str, Any]]]
@@ -40,7 +38,8 @@ Start = Callable[[Run, str], list[dict[str, Any]]]
 
 
 def start(run: Run, folder: str) -> list[dict[str, Any]]:
-    return alone.rows(programs.run(run.argv(folder, len(machine.cores())), MPI, RUN_SECONDS_MAX))
+    return alone.rows(programs.run(run.argv(folder, len(machine.cores())), programs.MPI_ENVIRONMENT,
+                                   RUN_SECONDS_MAX))
 
 
 def measure(runs: Sequence[Run], folders: Sequence[str], repeats: int, start_run: Start,
@@ -99,10 +98,8 @@ def keep(folder: str) -> None:
         if os.path.exists(path):
             os.remove(path)
         shutil.copy(programs.binary("bench/" + name), path)
-    done = subprocess.run(["git", "-C", programs.ROOT, "describe", "--always", "--dirty"], capture_output=True,
-                          text=True, check=False)
     with open(os.path.join(folder, "commit"), "w") as file:
-        file.write(done.stdout)
+        file.write(programs.commit())
 
 
 def commit_of(folder: str) -> str:

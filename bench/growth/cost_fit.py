@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import exchange_model as model
 import sync_cells as cells
-from cost_book import MEMORY
+from cost_book import MEMORY, CostsError
 from workload import Cluster, Workload
 
 FIT_BYTES = (*(4096 << i for i in range(13)), 64 << 20, 256 << 20)
@@ -27,12 +27,8 @@ CONTENTIONS = (1.0, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0)
 OF_MEMORY = ("small_page_byte",)
 BAND_SHARE = 0.9  # of the measurements are within the band
 BAND_MIN = 0.02  # a few points that happen to fit promise no more
-_RIDGE = 1e-12  # of columns of length 1: two that are alike share their cost, where the equations would have no answer
+_RIDGE = 1e-12  # of columns of length 1: without it the equations of two that are alike have no answer
 _TOLERANCE = 1e-10
-
-
-class FitError(Exception):
-    """There are too few measurements; the message says of what."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +42,10 @@ class Measurement:
     bucket_bytes: int
     compute_s: float
     seconds: float  # of a whole step, computing included
-    scatter: float = 0.0  # mean distance of the rounds from their median, relatively
+
+    @property
+    def job(self) -> model.Job:
+        return model.Job(cells.BY_SYNC[self.sync], self.workers, self.servers)
 
     @property
     def is_test(self) -> bool:
@@ -57,17 +56,12 @@ class Measurement:
 class Fit:
     costs: model.Costs
     worst_at: Measurement  # of the sizes that the fit has not seen
-    scatter: tuple[float, float]  # of these: median and worst
     computing_error: float  # median, of steps that compute; 0 if there are none
-
-
-def _job(one: Measurement) -> model.Job:
-    return model.Job(cells.BY_SYNC[one.sync], one.workers, one.servers)
 
 
 def predicted_s(one: Measurement, cores: float, costs: model.Costs) -> float:
     workload = Workload(one.sync, one.bytes, one.compute_s, bucket_bytes=one.bucket_bytes)
-    return model.predict(_job(one), Cluster(cores=cores), workload, costs, bench=True).step_s
+    return model.predict_s(one.job, Cluster(cores=cores), workload, costs, bench=True)
 
 
 def errors(measured: Iterable[Measurement], cores: float, costs: model.Costs) -> list[float]:
@@ -83,50 +77,34 @@ def band_of(measured: Sequence[Measurement], cores: float, costs: model.Costs) -
 
 
 def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """Gaussian elimination with the largest pivot of each column. `matrix` is positive definite."""
-    size = len(right)
+    """Gauss and Jordan's elimination. `matrix` is positive definite, so no rows need to be exchanged."""
     rows = [[*row, value] for row, value in zip(matrix, right)]
-    for column in range(size):
-        pivot = max(range(column, size), key=lambda row: abs(rows[row][column]))
-        rows[column], rows[pivot] = rows[pivot], rows[column]
-        for row in range(column + 1, size):
-            factor = rows[row][column] / rows[column][column]
-            rows[row] = [one - factor * other for one, other in zip(rows[row], rows[column])]
-    answer = [0.0] * size
-    for row in reversed(range(size)):
-        rest = sum(rows[row][column] * answer[column] for column in range(row + 1, size))
-        answer[row] = (rows[row][size] - rest) / rows[row][row]
-    return answer
+    for column, pivot in enumerate(rows):
+        pivot[:] = [value / pivot[column] for value in pivot]
+        for row in rows:
+            if row is not pivot:
+                row[:] = [one - row[column] * other for one, other in zip(row, pivot)]
+    return [row[-1] for row in rows]
 
 
 def non_negative(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
-    """The x >= 0 for which |matrix x - right| is smallest, by the active sets of Lawson and Hanson (1974, chapter 23).
-    """
+    """The x >= 0 for which |matrix x - right| is smallest, by the pivots of Murty (1974): the first unknown that is
+    negative, or kept at 0 where more would be better, changes sides, until there is none."""
     width = len(matrix[0])
     # Costs differ by ten orders of magnitude. With columns of length 1 one tolerance serves all.
     lengths = [sum(row[i] ** 2 for row in matrix) ** 0.5 or 1.0 for i in range(width)]
     scaled = [[value / length for value, length in zip(row, lengths)] for row in matrix]
     gram = [[sum(row[i] * row[j] for row in scaled) + _RIDGE * (i == j) for j in range(width)] for i in range(width)]
     against = [sum(row[i] * value for row, value in zip(scaled, right)) for i in range(width)]
-    x = [0.0] * width
     free: list[int] = []
-    for _ in range(10 * width):
-        gradient = [against[i] - sum(gram[i][j] * x[j] for j in free) for i in range(width)]
-        wanting = [i for i in range(width) if i not in free and gradient[i] > _TOLERANCE]
-        if not wanting:
+    for _ in range(2 ** width):
+        found = dict(zip(free, _solve([[gram[i][j] for j in free] for i in free], [against[i] for i in free])))
+        gradient = [against[i] - sum(gram[i][j] * x for j, x in found.items()) for i in range(width)]
+        wrong = [i for i in range(width) if (found[i] < 0 if i in found else gradient[i] > _TOLERANCE)]
+        if not wrong:
             break
-        free.append(max(wanting, key=lambda i: gradient[i]))
-        while True:
-            found = dict(zip(free, _solve([[gram[i][j] for j in free] for i in free], [against[i] for i in free])))
-            if all(value > 0 for value in found.values()):
-                x = [found.get(i, 0.0) for i in range(width)]
-                break
-            # Goes from x towards the answer until the first unknown reaches 0, which leaves the free ones.
-            step = min(x[i] / (x[i] - value) for i, value in found.items() if value <= 0)
-            x = [x[i] + step * (found[i] - x[i]) if i in found else 0.0 for i in range(width)]
-            free = [i for i in free if x[i] > _TOLERANCE]
-            x = [value if i in free else 0.0 for i, value in enumerate(x)]
-    return [value / length for value, length in zip(x, lengths)]
+        free = sorted({*free} ^ {min(wrong)})
+    return [max(0.0, found.get(i, 0.0)) / lengths[i] for i in range(width)]
 
 
 def _seconds(measured: Sequence[Measurement], cores: float, kernels: Mapping[str, float],
@@ -135,7 +113,7 @@ def _seconds(measured: Sequence[Measurement], cores: float, kernels: Mapping[str
     medium = measured[0].medium
     names = [name for name in model.FITTED if medium == MEMORY or name not in OF_MEMORY]
     for one in measured:
-        load, = model.loads(_job(one), Cluster(cores=cores), one.bytes, one.bucket_bytes)
+        load, = model.loads(one.job, Cluster(cores=cores), one.bytes, one.bucket_bytes)
         counts = model.terms(load, Cluster(cores=cores), cache)
         known = sum(kernels[name] * counts[name] for name in model.KERNELS)
         # A kernel alone may seem to take longer than the whole step where its data is in a cache.
@@ -146,14 +124,12 @@ def _seconds(measured: Sequence[Measurement], cores: float, kernels: Mapping[str
 
 
 def fit(measured: Sequence[Measurement], cores: float, kernels: Mapping[str, float]) -> Fit:
-    """The costs of one cell with one medium. FitError if there are fewer measurements than costs, or none to test."""
+    """The costs of one cell with one medium. CostsError if there are fewer measurements than costs, or none to test."""
     alone = [one for one in measured if not one.compute_s]
     known, test = [one for one in alone if not one.is_test], [one for one in alone if one.is_test]
-    if len(known) < len(model.FITTED):
-        raise FitError(f"{len(known)} measurements to fit {len(model.FITTED)} costs: give more --workers")
-    if not test:
-        raise FitError("no measurement of a size that the fit has not seen, such as "
-                       f"{TEST_BYTES[0]} bytes: measure again")
+    if len(known) < len(model.FITTED) or not test:
+        raise CostsError(f"{len(known)} measurements to fit {len(model.FITTED)} costs, and {len(test)} to test them: "
+                         "give more --workers")
     candidates = [model.Costs(_seconds(known, cores, kernels, cache), cache) for cache in CACHES]
     costs = min(candidates, key=lambda one: sum(error ** 2 for error in errors(known, cores, one)))
     computing = [one for one in measured if one.compute_s]
@@ -165,7 +141,5 @@ def fit(measured: Sequence[Measurement], cores: float, kernels: Mapping[str, flo
                                 band=band_of(test, cores, costs),
                                 workers_max=max(one.workers for one in measured),
                                 bytes_max=max(one.bytes for one in measured))
-    scatters = [one.scatter for one in test]
     return Fit(costs, test[found.index(max(found))],
-               (statistics.median(scatters), max(scatters)),
                statistics.median(errors(computing, cores, costs)) if computing else 0.0)

@@ -8,7 +8,7 @@ import math
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import alone
 import machine
@@ -41,14 +41,10 @@ MESSAGES = (16 << 20, 128 << 10)  # bytes, bytes of a bucket
 # These of --workers send many messages, and vectors up to 256 MiB. Those that fit on the cores compute, too.
 MORE_WORKERS = (2, 4)
 JITTER_COMPUTE_US, JITTER_STEPS = 10_000, 300
-SCATTER_MAX = 0.05  # of the rounds of a size; runs with more are measured again
-MORE_ROUNDS = 3
 NORMAL_95 = 1.645  # standard deviations from the median to the 95th percentile
 # MPI takes shared memory within a host, and between hosts the fastest network, unless it is told not to. Only its part
 # ob1 obeys the choice of a btl.
 MPI_BY_SOCKETS = ("--mca", "pml", "ob1", "--mca", "btl", "tcp,self")
-MPI_ENVIRONMENT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-                   "OMPI_MCA_rmaps_base_oversubscribe": "1"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,12 +59,19 @@ class Run:
     compute_s: float = 0.0
     quick: bool = False
 
+    def measure(self) -> list[Measurement]:
+        """ProgramError if its program fails."""
+        rows = alone.rows(programs.run(self.command(), programs.MPI_ENVIRONMENT, BENCH_SECONDS_MAX))
+        # latency_us is the step's time beyond computing.
+        return [Measurement(row["sync"], self.medium, self.workers, self.servers, int(row["bytes"]), self.bucket_bytes,
+                            self.compute_s, 1e-6 * float(row["latency_us"]) + self.compute_s)
+                for row in rows if row["sync"] in self.syncs]
+
     @property
     def text(self) -> str:
-        servers = f", {self.servers} servers" if self.servers else ""
-        computing = f", {1e3 * self.compute_s:g} ms of computing" if self.compute_s else ""
-        return (f"{' '.join(self.syncs)} by {self.medium}, {self.workers} workers{servers}, buckets of "
-                f"{self.bucket_bytes >> 10} KiB{computing}{', large' * (min(self.sizes) > LARGE_BYTES)}")
+        return (f"{' '.join(self.syncs)} by {self.medium}, {self.workers} workers, {self.servers} servers, "
+                f"{len(self.sizes)} sizes to {max(self.sizes) >> 10} KiB, buckets of {self.bucket_bytes >> 10} KiB, "
+                f"{1e3 * self.compute_s:g} ms of computing")
 
     def command(self) -> list[str]:
         steps = min(STEPS_MAX, STEP_MESSAGES // (self.workers * (self.servers or self.workers)))
@@ -83,9 +86,8 @@ class Run:
             return [programs.binary("bench/star_bench"), f"--workers={self.workers}", f"--servers={self.servers}",
                     f"--transport={cells.BY_SYNC[sync].transport}", f"--steps_bytes={STEPS_BYTES}",
                     f"--shared_memory={str(self.medium == MEMORY).lower()}", *flags]
-        binding = "core" if self.workers <= len(machine.cores()) else "none"
         by_sockets = MPI_BY_SOCKETS if self.medium == SOCKETS else ()
-        return ["mpirun", "-np", str(self.workers), "--bind-to", binding, *by_sockets,
+        return ["mpirun", "-np", str(self.workers), *alone.binding(self.workers), *by_sockets,
                 programs.binary("bench/ring_bench"), "--syncs=" + ",".join(self.syncs), *flags]
 
 
@@ -121,66 +123,42 @@ def plan_runs(syncs: Sequence[str], workers: Sequence[int], cores: int, quick: b
     return [dataclasses.replace(run, quick=quick) for run in runs]
 
 
-def rows_of(run: Run, output: str) -> list[Measurement]:
-    """The measurements that a run printed. Its latency_us is the step's time beyond computing."""
-    return [Measurement(row["sync"], run.medium, run.workers, run.servers, int(row["bytes"]), run.bucket_bytes,
-                        run.compute_s, 1e-6 * float(row["latency_us"]) + run.compute_s)
-            for row in alone.rows(output) if row["sync"] in run.syncs]
-
-
 def medians(rounds: Iterable[Measurement]) -> list[Measurement]:
-    """One measurement for each thing that was measured: the median of its rounds, which may be medians themselves."""
-    found: dict[Measurement, list[Measurement]] = {}
+    """One measurement for each thing that was measured: the median of its rounds."""
+    found: dict[Measurement, list[float]] = {}
     for one in rounds:
-        found.setdefault(dataclasses.replace(one, seconds=0.0, scatter=0.0), []).append(one)
-    result = []
-    for key, ones in found.items():
-        median = statistics.median(one.seconds for one in ones)
-        if min(one.seconds for one in ones) > 0:
-            spread = statistics.mean(abs(one.seconds / median - 1) for one in ones)
-            result.append(dataclasses.replace(key, seconds=median, scatter=max(spread, *(one.scatter for one in ones))))
-    return result
+        found.setdefault(dataclasses.replace(one, seconds=0.0), []).append(one.seconds)
+    return [dataclasses.replace(key, seconds=statistics.median(seconds)) for key, seconds in found.items()
+            if min(seconds) > 0]
 
 
-def rounds(runs: Sequence[Run], repeats: int, say: Callable[[str], None], more_rounds: int = MORE_ROUNDS
-           ) -> Iterator[tuple[list[Measurement], list[str]]]:
-    """After each round over all runs, every other one backwards, the medians so far, and what failed.
-
-    After `repeats` rounds come at most `more_rounds` over those runs alone whose rounds differ: many processes on few
-    cores share them in more than one way, a disturbance of one round would be half of a median of two, and the cores of
-    a virtual machine move, which makes an exchange in memory take twice as long.
-    """
+def rounds(runs: Sequence[Run], repeats: int) -> Iterator[tuple[list[Measurement], list[str]]]:
+    """After each round over all runs, every other one backwards, the medians so far, and what failed."""
     found: dict[Run, list[Measurement]] = {run: [] for run in runs}  # of all rounds
     failed: dict[Run, str] = {}
-    for repeat in range(repeats + more_rounds):
-        chosen = [run for run in runs if run not in failed
-                  and (repeat < repeats or any(one.scatter > SCATTER_MAX for one in medians(found[run])))]
-        if not chosen:
-            break
+    for repeat in range(repeats):
         began = time.monotonic()
-        name = f"round {repeat + 1} of {repeats}" if repeat < repeats else "again, as rounds differ"
-        for place, run in enumerate(chosen[::-1 if repeat % 2 else 1]):
-            say(f"{name}, {place + 1} of {len(chosen)}: {run.text}")
-            try:
-                found[run] += rows_of(run, programs.run(run.command(), MPI_ENVIRONMENT, BENCH_SECONDS_MAX))
-            except programs.ProgramError as error:
-                failed[run] = f"{run.text}: {str(error).splitlines()[0]}"
-        say(f"this round took {time.monotonic() - began:.0f} s; rounds that are left: at most "
-            f"{repeats + more_rounds - repeat - 1}")
+        for place, run in enumerate(runs[::-1 if repeat % 2 else 1]):
+            if run not in failed:
+                print(f"round {repeat + 1} of {repeats}, {place + 1} of {len(runs)}: {run.text}", flush=True)
+                try:
+                    found[run] += run.measure()
+                except programs.ProgramError as error:
+                    failed[run] = f"{run.text}: {str(error).splitlines()[0]}"
+        print(f"this round took {time.monotonic() - began:.0f} s; rounds that are left: {repeats - repeat - 1}",
+              flush=True)
         yield medians(one for ones in found.values() for one in ones), list(failed.values())
 
 
 def measure_kernels() -> dict[str, float]:
     """sum_byte and apply_byte from a server's whole step, in nanoseconds, with two numbers of workers."""
-    times: dict[int, tuple[int, float]] = {}  # by workers: the largest count of elements and its seconds
     text = programs.run(["taskset", "-c", str(machine.cores()[0]), programs.binary("bench/common_bench"),
                          "--benchmark_format=json", "--benchmark_filter=ShardChain/.*workers:(2|8)/",
                          "--benchmark_min_time=0.3"])
-    for row in json.loads(text)["benchmarks"]:
-        if match := re.match(r"ShardChain/(\d+)/workers:(\d+)/", row["name"]):
-            count, workers = int(match[1]), int(match[2])
-            times[workers] = max(times.get(workers, (0, 0.0)), (count, 1e-9 * float(row["real_time"])))
-    few, many = (times[workers][1] / (4 * times[workers][0]) for workers in (2, 8))
+    seconds = {tuple(map(int, re.findall(r"\d+", row["name"])[:2])): 1e-9 * float(row["real_time"])
+               for row in json.loads(text)["benchmarks"]}  # by elements and workers
+    most, _ = max(seconds)
+    few, many = (seconds[most, workers] / (4 * most) for workers in (2, 8))
     added = max(0.0, (many - few) / (8 - 2))
     return {"sum_byte": added, "apply_byte": max(0.0, few - 2 * added)}
 
@@ -189,7 +167,7 @@ def measure_jitter() -> float:
     """How much computing alone scatters, relatively, on one core of this machine."""
     text = programs.run(["mpirun", "-np", "1", "--bind-to", "core", programs.binary("bench/ring_bench"),
                          "--syncs=library", "--bytes=4096", "--format=json", f"--steps_max={JITTER_STEPS}",
-                         f"--compute_us={JITTER_COMPUTE_US}"], MPI_ENVIRONMENT)
+                         f"--compute_us={JITTER_COMPUTE_US}"], programs.MPI_ENVIRONMENT)
     row, = alone.rows(text)
     median = row["latency_us"] + JITTER_COMPUTE_US
     return max(0.0, (row["p95_us"] - median) / median / NORMAL_95)

@@ -2,15 +2,12 @@
 """Predicts the steps of the six cells on a cluster, and says which to take, or not to distribute at all.
 
     bazel run //bench:plan -- --bytes=40MiB --compute_ms=100 --hosts=4 --gbits=10
-    bazel run //bench:plan -- --model=mlp --hosts=4 --workers_per_host=2 --gbits=1 --csv=plan.csv
     bazel run //bench:plan -- --bytes=44700000 --compute_ms=120 --measure=node1,node2,node3,node4 --out=plan.json
     bazel run //bench:plan -- --check=1gbit:2-4,200mbit:2-6
 
-The costs of the exchange come from costs.json of bench:growth; hosts are taken to be as fast as the one that was
-measured. Without that file a plan has the shipped costs of another machine, and says so. A plan with more workers or
-bytes than bench:growth measured is extrapolated, marked *, and its band grows. Each plan lists what it assumes.
---check measures on emulated hosts (root only) and compares. Exit status 0: printed, and --check within 10 %; 1: --check
-is not, or a cell has failed; 2: refused.
+The costs of the exchange come from costs.json of bench:growth, or are the shipped ones of another machine. Each plan
+lists what it assumes. --check measures on emulated hosts (root only) and compares. Exit status 0: printed, and --check
+within 10 %; 1: --check is not, or a cell has failed; 2: refused.
 """
 
 from __future__ import annotations
@@ -22,42 +19,33 @@ import json
 import os
 import pathlib
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from subprocess import SubprocessError
 
-_HERE = os.path.dirname(os.path.realpath(__file__))
-_BENCH = os.path.dirname(_HERE)
-sys.path[:0] = [_HERE, *(os.path.join(_BENCH, room)
-                         for room in ("compare", "compare/measured", "compare/judgement", "netlab"))]
+_BENCH = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+sys.path[:0] = [os.path.join(_BENCH, room)
+                for room in ("growth", "compare", "compare/measured", "compare/judgement", "netlab")]
 
 import alone
 import cost_book
 import emulated_hosts
 import growth_runs
-import line_plot
 import machine
-import netlab
+import plan_plot
 import planning
 import programs
 import sync_cells as cells
-from cost_book import user_path
+from netlab import NetlabError
+from options import names, numbers, user_path
 from workload import Cluster, Workload, WorkloadError
 
-WORKERS_MAX = planning.RANKS_MAX
 PAYLOAD_SHARE = 0.957  # of a link's rate; the rest are headers of Ethernet, IP and TCP
 OWN_COSTS = "data/growth/costs.json"
 MODEL_STEPS = 60
 LINK_SECONDS_MAX = 120
 PARAMETERS = r", (\d+) parameters, on "  # in the worker's first line, which --progress=none leaves out
-
-
-def _numbers(text: str) -> list[int]:
-    found = sorted({int(word) for word in text.split(",")})
-    if found[0] < 2 or found[-1] > WORKERS_MAX:
-        raise argparse.ArgumentTypeError(f"{text}: plans are for 2 to {WORKERS_MAX} workers")
-    return found
 
 
 def _bytes(text: str) -> int:
@@ -67,45 +55,27 @@ def _bytes(text: str) -> int:
     return int(found[1]) << {"": 0, "KiB": 10, "MiB": 20, "GiB": 30}[found[2]]
 
 
-def _servers(text: str) -> int:
-    if not 0 <= int(text) <= planning.SERVERS_MAX:
-        raise argparse.ArgumentTypeError(f"{text}: a star has 1 to {planning.SERVERS_MAX} servers; 0: the plan chooses")
-    return int(text)
-
-
-def _names(text: str) -> list[str]:
-    found = [name for name in text.split(",") if name]
-    if len(found) < 2:
-        raise argparse.ArgumentTypeError(f"{text!r}: a link is measured between two hosts, such as node1,node2")
-    return found
-
-
 def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(prog="plan", allow_abbrev=False, description=__doc__.partition("\n")[0])
     add = found.add_argument
     add("--model", default="", help="a model of worker/model/models, whose size and time are measured here")
     add("--dataset", default="fashion-mnist", help="of --model")
     add("--bytes", type=_bytes, default=0, help="of the parameters, such as 40MiB, instead of --model")
-    add("--compute_ms", type=float, default=0.0, help="forward and backward of one worker; with --model: instead of "
-                                                      "measuring it; with --bytes, default: the exchange alone")
+    add("--compute_ms", type=float, default=0.0, help="forward and backward of one worker; default: as --model, or 0")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="of the workers; plans with GPUs are refused")
     add("--batch", type=int, default=64, help="samples of one worker in a step")
     add("--threads", type=int, default=1, help="compute threads per worker")
-    add("--bucket_bytes", type=int, default=0, help="as --bucket_bytes of the worker; 0: its default, 4 MiB where "
-                                                    "servers share memory with the workers, 128 KiB a "
-                                                    "server, at most 1 MiB, where they are elsewhere, else 1 MiB")
-    add("--hosts", type=int, default=0, help="of the cluster, for workers and servers; default 1, or those of "
-                                             "--measure")
+    add("--bucket_bytes", type=int, default=0, help="as --bucket_bytes of the worker; 0: its default")
+    add("--hosts", type=int, default=0, help="for workers and servers; default 1, or those of --measure")
     add("--workers_per_host", type=int, default=0, help="at most; default 1, on a single host as many as cores")
     add("--cores", type=float, default=float(len(machine.cores())), help="of a host; default: of this machine")
     add("--gbits", type=float, default=0.0, help="rate of every link, both ways")
     add("--latency_us", type=float, default=50.0, help="of a link")
-    add("--measure", type=_names, default=None, help="hosts: measures the link between the first two by mpirun, over "
-                                                     "TCP even where MPI has a faster network")
-    add("--workers", type=_numbers, default=None, help="default: up to what the hosts take")
-    add("--syncs", type=cost_book.syncs, default=list(cells.SYNCS), help=",".join(cells.SYNCS))
-    add("--servers", type=_servers, default=0, help="of each star with servers; 0: the plan chooses")
-    add("--costs", default="", help=f"of bench:growth; default: {OWN_COSTS}, or the shipped ones")
+    add("--measure", default="", help="node1,node2: measures the link between the first two by mpirun, over TCP")
+    add("--workers", type=numbers, default=[], help="default: up to what the hosts take")
+    add("--syncs", type=names(cells.SYNCS), default=list(cells.SYNCS), help=",".join(cells.SYNCS))
+    add("--servers", type=int, default=0, help="of each star with servers; 0: the plan chooses")
+    add("--costs", type=user_path, default=None, help=f"of bench:growth; default: {OWN_COSTS}, or the shipped ones")
     add("--jitter", type=float, default=None, help="relative scatter of a worker's computing; default: of the costs")
     add("--out", type=user_path, default=None, help="plan.json, for compare --plans")
     add("--csv", type=user_path, default=None, help="plan.csv: a row for each cell and number of workers")
@@ -133,13 +103,15 @@ def model_facts(model: str, dataset: str, batch: int, threads: int) -> tuple[int
     return 4 * int(found[1]), 1e-3 * (spent["forward"] + spent["backward"] + spent["data_wait"] + spent["other"])
 
 
-def link(hosts: Sequence[str], book: cost_book.CostBook) -> emulated_hosts.Link:
-    """The link between the first two hosts, by two ranks that mpirun starts there, and by TCP, which all cells without
-    MPI use. The programs must be at the same path on both."""
+def link(hosts: Sequence[str], book: cost_book.CostBook) -> Cluster:
+    """The first two hosts and the link between them, by two ranks that mpirun starts there, and by TCP, which all cells
+    without MPI use. The programs must be at the same path on both."""
+    if len(hosts) < 2:
+        raise WorkloadError(f"--measure={','.join(hosts)}: a link is measured between two hosts, such as node1,node2")
     sizes = f"{emulated_hosts.SMALL},{emulated_hosts.LARGE}"
     text = programs.run(["mpirun", "-np", "2", "--host", ",".join(f"{host}:1" for host in hosts[:2]), "--map-by",
                          "node", *growth_runs.MPI_BY_SOCKETS, programs.binary("bench/ring_bench"), "--format=json",
-                         "--syncs=ring", "--bytes=" + sizes, "--steps_max=100"], growth_runs.MPI_ENVIRONMENT,
+                         "--syncs=ring", "--bytes=" + sizes, "--steps_max=100"], programs.MPI_ENVIRONMENT,
                         LINK_SECONDS_MAX)
     seconds = {int(row["bytes"]): 1e-6 * float(row["latency_us"]) for row in alone.rows(text)}
     return emulated_hosts.measured_link(seconds, book.find("ring", cost_book.SOCKETS), len(machine.cores()))
@@ -155,9 +127,10 @@ def workload_of(options: argparse.Namespace) -> Workload:
     return Workload(name or "a model", size, compute_s, options.batch, options.threads, options.bucket_bytes)
 
 
-def book_of(path: str) -> tuple[cost_book.CostBook, str]:
+def book_of(path: str | None) -> tuple[cost_book.CostBook, str]:
     """The costs, and a sentence if they are the shipped ones."""
-    path = user_path(path or OWN_COSTS) if path or os.path.exists(user_path(OWN_COSTS)) else cost_book.SHIPPED
+    own = user_path(OWN_COSTS)
+    path = path or (own if os.path.exists(own) else cost_book.SHIPPED)
     book = cost_book.read(path)
     if not os.path.samefile(path, cost_book.SHIPPED):
         return book, ""
@@ -167,26 +140,28 @@ def book_of(path: str) -> tuple[cost_book.CostBook, str]:
 
 
 def cluster_of(options: argparse.Namespace, book: cost_book.CostBook) -> Cluster:
+    here = {"workers_per_host": options.workers_per_host or 1, "cores": options.cores}
     if options.measure:
         if options.gbits:
             raise WorkloadError("give either --measure, or --gbits and --latency_us")
-        found = link(options.measure, book)
-        return Cluster(options.hosts or len(options.measure), options.workers_per_host or 1, options.cores,
-                       found.bytes_per_second, found.latency_s)
+        hosts = options.measure.split(",")
+        return dataclasses.replace(link(hosts, book), hosts=options.hosts or len(hosts), **here)
     if options.hosts in (0, 1):
-        largest = max(options.workers or [2, min(WORKERS_MAX, int(options.cores))])
+        largest = max(options.workers or [2, min(planning.RANKS_MAX, int(options.cores))])
         return Cluster(1, options.workers_per_host or largest, options.cores)
-    return Cluster(options.hosts, options.workers_per_host or 1, options.cores, 1.25e8 * PAYLOAD_SHARE * options.gbits,
-                   1e-6 * options.latency_us)
+    return Cluster(options.hosts, bytes_per_second=1.25e8 * PAYLOAD_SHARE * options.gbits,
+                   latency_s=1e-6 * options.latency_us, **here)
 
 
-def workers_of(asked: Sequence[int] | None, cluster: Cluster) -> list[int]:
+def workers_of(asked: Sequence[int], cluster: Cluster) -> list[int]:
     """Those asked for, or up to what the hosts take: all numbers to 4, and powers of two."""
-    largest = min(WORKERS_MAX, cluster.hosts * cluster.workers_per_host)
+    most, largest = planning.RANKS_MAX, cluster.hosts * cluster.workers_per_host
+    if asked and not 2 <= min(asked) <= max(asked) <= most:
+        raise WorkloadError(f"--workers={','.join(map(str, asked))}: plans are for 2 to {most} workers")
     if max(asked or [2]) > largest:
         raise WorkloadError(f"{max(asked or [2])} workers, and room for {largest}: {cluster.hosts} hosts with "
                             f"{cluster.workers_per_host} workers each: give --hosts or --workers_per_host")
-    return list(asked or sorted({count for count in (2, 3, *(2 ** power for power in range(2, 11)), largest)
+    return list(asked or sorted({count for count in (2, 3, *(2 ** power for power in range(2, 11)), min(most, largest))
                                  if count <= largest}))
 
 
@@ -221,7 +196,8 @@ def text_of(plan: planning.Plan, mark: str = "") -> list[str]:
         lines += _table(plan, "samples/s", lambda one: f"{one.rate(workload.batch):,.0f}")
     lines += _table(plan, "servers", lambda one: str(one.servers))
     lines += [f"{'error on sizes not seen, %':26}{'median':>8} {'worst':>8}"]
-    lines += [f"{line.name:26}{100 * line.median_error:8.0f} {100 * line.worst_error:8.0f}" for line in plan.lines]
+    lines += [f"{line.name:26}{100 * line.costs.median_error:8.0f} {100 * line.costs.worst_error:8.0f}"
+              for line in plan.lines]
     lines += ["", "The error is of the exchange alone, on the host of the costs, at sizes that their fit has not seen."]
     points = [point for line in plan.lines for point in line.points]
     if any(point and point.extrapolated for point in points):
@@ -234,29 +210,19 @@ def text_of(plan: planning.Plan, mark: str = "") -> list[str]:
     return lines + [f"- {mark}."] * bool(mark)
 
 
-def picture_of(plan: planning.Plan) -> str:
-    """Step time over the fastest cell's, with the bands of the two cells that are fastest with most workers."""
-    best = {one.point.workers: one.point.step_s for one in planning.winners(plan)}
-    drawn = [(line, [point for point in line.points if point]) for line in plan.lines if any(line.points)]
-    drawn.sort(key=lambda one: (-one[1][-1].workers, one[1][-1].step_s))
-    lines = [line_plot.Line(line.name, [one.workers for one in points],
-                            [one.step_s / best[one.workers] for one in points],
-                            [(one.low_s / best[one.workers], one.high_s / best[one.workers]) for one in points
-                             if place < 2], line.place.has_servers) for place, (line, points) in enumerate(drawn)]
-    return line_plot.draw(f"{plan.workload.name}: step time over the fastest cell's, two with bands", "workers", lines)
-
-
 def run(options: argparse.Namespace) -> int:
     if options.device != "cpu":
         raise WorkloadError(f"--device={options.device}: GPUs are not modelled yet, neither their copies nor NCCL nor "
                             "NVLink. --device=cpu plans for CPUs, and bazel run //bench:compare measures on GPUs")
     book, mark = book_of(options.costs)
     if options.check:
-        compared = emulated_hosts.compare_all(emulated_hosts.parse_labs(options.check), book, options.repeats,
-                                              lambda text: print(text, flush=True))
-        return 0 if emulated_hosts.is_met(*compared) else 1
+        labs = emulated_hosts.parse_labs(options.check)
+        return 0 if emulated_hosts.check(labs, book, options.repeats) else 1
     if options.jitter is not None:
         book = dataclasses.replace(book, jitter=options.jitter)
+    if not 0 <= options.servers <= planning.SERVERS_MAX:
+        raise WorkloadError(f"--servers={options.servers}: a star has 1 to {planning.SERVERS_MAX} servers; 0: the plan "
+                            "chooses")
     cluster = cluster_of(options, book)
     plan = planning.make(workload_of(options), cluster, workers_of(options.workers, cluster), book,
                          options.servers or None, options.syncs)
@@ -269,7 +235,7 @@ def run(options: argparse.Namespace) -> int:
         with open(options.csv, "w", encoding="utf-8", newline="") as file:
             csv.writer(file, lineterminator="\n").writerows([rows[0].keys(), *(one.values() for one in rows)])
     if options.plot:
-        pathlib.Path(options.plot).write_text(picture_of(plan), encoding="utf-8")
+        pathlib.Path(options.plot).write_text(plan_plot.picture_of(plan), encoding="utf-8")
     return 0
 
 
@@ -277,8 +243,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         return run(options)
-    except (WorkloadError, cost_book.CostsError, emulated_hosts.LabsError, netlab.NetlabError, programs.ProgramError,
-            OSError, subprocess.SubprocessError) as error:
+    except (WorkloadError, cost_book.CostsError, NetlabError, programs.ProgramError, OSError, SubprocessError) as error:
         print(f"plan: {error}", file=sys.stderr)
         return 2
 

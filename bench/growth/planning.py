@@ -20,7 +20,7 @@ GAIN_MIN = 1.1
 DOUBLING_GAIN_MIN = 1.25  # of twice as many workers
 # Steps nearer to each other are a tie, too: where links decide, predictions were off by 8 % at most, mostly by less.
 TIE_MIN = 0.05
-# What our programs refuse (common/base/limits.h): more servers, and over TCP, where servers are ranks too, more ranks.
+# Our programs refuse more servers and, over TCP, where servers are ranks too, more ranks (common/base/limits.h).
 SERVERS_MAX = 256
 RANKS_MAX = 1024
 
@@ -36,7 +36,7 @@ class Point:
     low_s: float  # of the step, with costs as much smaller as their band
     high_s: float
     bound_s: float  # of the step, by links and computing alone
-    extrapolated: bool
+    extrapolated: bool  # more workers or bytes than were measured, so that the band has grown
 
     def rate(self, batch: int) -> float:
         """samples/s of all workers."""
@@ -49,8 +49,7 @@ class Line:
     place: cells.Cell
     # For each number of workers; None where our programs refuse such a job, or there are too few hosts for it.
     points: Sequence[Point | None]
-    median_error: float  # of the model, relative, on sizes that the fit of this cell's costs has not seen
-    worst_error: float  # likewise
+    costs: model.Costs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,12 +67,9 @@ class Plan:
 
 def places(cluster: Cluster, syncs: Sequence[str] = cells.SYNCS) -> list[cells.Cell]:
     """The cells and, between hosts, those with servers once more, on hosts of their own."""
-    found = []
-    for cell in (cells.BY_SYNC[sync] for sync in syncs):
-        found.append(cell)
-        if cell.has_servers and cluster.hosts > 1:
-            found.append(dataclasses.replace(cell, placement=cells.OWN_HOSTS))
-    return found
+    return [place for cell in (cells.BY_SYNC[sync] for sync in syncs)
+            for place in (cell, dataclasses.replace(cell, placement=cells.OWN_HOSTS))
+            if place == cell or (cell.has_servers and cluster.hosts > 1)]
 
 
 def line_name(place: cells.Cell) -> str:
@@ -82,16 +78,18 @@ def line_name(place: cells.Cell) -> str:
     return plan_name(place) + where[place.placement]
 
 
-def servers_max(place: cells.Cell, workers: int, cluster: Cluster) -> int:
-    """The most servers that our programs accept and, where each has a host of its own, that have one."""
-    accepted = min(SERVERS_MAX, RANKS_MAX - workers) if place.transport == "tcp" else SERVERS_MAX
-    return min(accepted, cluster.hosts - cluster.hosts_of(workers)) if place.placement == cells.OWN_HOSTS else accepted
-
-
-def server_counts(place: cells.Cell, workers: int, cluster: Cluster) -> list[int]:
-    """Those that are tried: powers of two, and as many as workers, as far as there may be so many."""
-    largest = min(workers, servers_max(place, workers, cluster))
-    return sorted({2 ** power for power in range(largest.bit_length())} | {largest} - {0}) if largest > 0 else []
+def server_counts(place: cells.Cell, workers: int, cluster: Cluster, asked: int | None = None) -> list[int]:
+    """Those that are tried: `asked`, or powers of two and as many as workers, as far as our programs accept so many
+    and, where each has a host of its own, there are so many. Only [0] where the ranks are the owners."""
+    if not place.has_servers:
+        return [0]
+    largest = min(SERVERS_MAX, RANKS_MAX - workers) if place.transport == "tcp" else SERVERS_MAX
+    if place.placement == cells.OWN_HOSTS:
+        largest = min(largest, cluster.hosts - cluster.hosts_of(workers))
+    if asked:
+        return [asked] if asked <= largest else []
+    largest = min(workers, largest)
+    return sorted({2 ** power for power in range(largest.bit_length())} | {largest}) if largest > 0 else []
 
 
 def _medium(place: cells.Cell, workers: int, cluster: Cluster) -> str:
@@ -110,30 +108,22 @@ def bucket_bytes(place: cells.Cell, workers: int, servers: int, cluster: Cluster
 
 
 def _point(place: cells.Cell, workers: int, cluster: Cluster, workload: Workload, book: CostBook,
-           servers: int | None) -> Point | None:
+           asked: int | None) -> Point | None:
     costs = book.find(place.sync, _medium(place, workers, cluster))
 
-    def predicted(count: int, by: model.Costs = costs) -> model.Prediction:
-        chosen = dataclasses.replace(workload, bucket_bytes=bucket_bytes(place, workers, count, cluster, workload))
-        return model.predict(model.Job(place, workers, count), cluster, chosen, by,
-                             0.0 if by is model.BOUND else book.wasted_by(place), book.jitter)
+    def step_s(servers: int, by: model.Costs = costs) -> float:
+        chosen = dataclasses.replace(workload, bucket_bytes=bucket_bytes(place, workers, servers, cluster, workload))
+        return model.predict_s(model.Job(place, workers, servers), cluster, chosen, by, book.jitter)
 
-    if not place.has_servers:
-        counts = [0]
-    elif servers:
-        counts = [servers] if servers <= servers_max(place, workers, cluster) else []
-    else:
-        counts = server_counts(place, workers, cluster)
-    if not counts:
+    steps = {servers: step_s(servers) for servers in server_counts(place, workers, cluster, asked)}
+    if not steps:
         return None
-    steps = {count: predicted(count) for count in counts}
-    shortest = min(one.step_s for one in steps.values())
-    chosen = next(count for count in counts if steps[count].step_s <= (1 + SERVER_GAIN_MIN) * shortest)
-    band = 1 + costs.band_at(workers, workload.bytes)
-    return Point(workers, chosen, cluster.hosts_of(workers) + chosen * (place.placement == cells.OWN_HOSTS),
-                 steps[chosen].step_s, steps[chosen].exposed_s, predicted(chosen, costs.scaled(1 / band)).step_s,
-                 predicted(chosen, costs.scaled(band)).step_s, predicted(chosen, model.BOUND).step_s,
-                 costs.is_extrapolated(workers, workload.bytes))
+    servers = next(one for one, step in steps.items() if step <= (1 + SERVER_GAIN_MIN) * min(steps.values()))
+    band = costs.band_at(workers, workload.bytes)
+    computing_s = model.compute_s(model.Job(place, workers, servers), cluster, workload, book.jitter)
+    return Point(workers, servers, cluster.hosts_of(workers) + servers * (place.placement == cells.OWN_HOSTS),
+                 steps[servers], steps[servers] - computing_s, step_s(servers, costs.scaled(1 / (1 + band))),
+                 step_s(servers, costs.scaled(1 + band)), step_s(servers, model.BOUND), band > costs.band)
 
 
 def assumptions_of(workload: Workload, cluster: Cluster, book: CostBook) -> list[str]:
@@ -146,9 +136,7 @@ def assumptions_of(workload: Workload, cluster: Cluster, book: CostBook) -> list
     if not book.jitter:
         found.append("cores have no jitter: --jitter=0.05 makes a worker's computing scatter by 5 %")
     if cluster.hosts > 1:
-        found += ["messages between hosts travel by TCP", "links share no bottleneck"]
-        if not book.wasted_buckets:
-            found.append("no cell wastes a part of a link: bazel run //bench:growth -- --lab=1gbit:4 measures it")
+        found += ["messages between hosts travel by TCP", "links share no bottleneck", "no cell wastes part of a link"]
     return found
 
 
@@ -165,7 +153,7 @@ def make(workload: Workload, cluster: Cluster, workers: Sequence[int], book: Cos
         except CostsError as error:
             left_out[f"left out: {error}"] = None
         else:
-            lines.append(Line(line_name(place), place, points, costs.median_error, costs.worst_error))
+            lines.append(Line(line_name(place), place, points, costs))
     if not lines:
         raise CostsError("no cell can be planned; " + "; ".join(left_out))
     if not any(point for line in lines for point in line.points):
@@ -198,8 +186,8 @@ def winners(plan: Plan) -> list[Winner]:
     """For each number of workers that has a job."""
     found = []
     for each in zip(*(line.points for line in plan.lines)):
-        jobs = [(line, point) for line, point in zip(plan.lines, each) if point]
-        by_step = sorted(jobs, key=lambda one: one[1].step_s)
+        by_step = sorted(((line, point) for line, point in zip(plan.lines, each) if point),
+                         key=lambda one: one[1].step_s)
         if by_step:
             topology = by_step[0][0].place.topology
             found.append(Winner(*by_step[0], next((one for one in by_step if one[0].place.topology != topology), None)))
@@ -263,7 +251,7 @@ def rows(plan: Plan) -> list[dict[str, Any]]:
              "step_ms_high": 1e3 * one.high_s, "bound_ms": 1e3 * one.bound_s, "computing_ms": 1e3 * computing_s,
              "jitter_ms": 1e3 * jitter_s, "exposed_ms": 1e3 * one.exposed_s,
              "samples_per_second": one.rate(plan.workload.batch), "extrapolated": one.extrapolated,
-             "median_error": line.median_error, "worst_error": line.worst_error, "costs": plan.source}
+             "median_error": line.costs.median_error, "worst_error": line.costs.worst_error, "costs": plan.source}
             for line in plan.lines
             for one, computing_s, jitter_s in zip(line.points, plan.computing_s, plan.jitter_s) if one]
 

@@ -15,7 +15,7 @@ SHARED_BUCKET_BYTES = 4 << 20  # the worker's default where servers share memory
 
 
 class WorkloadError(Exception):
-    """A number describes no job or no cluster; the message says which, and what it can be."""
+    """A number or a text describes no job and no cluster; the message says which, and what it can be."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,20 +49,22 @@ class Cluster:
     burst_s: float = 0.0  # of its idle time a link catches up on so much; 0 unless it is emulated (bench/netlab)
 
     def __post_init__(self) -> None:
-        if not all(map(math.isfinite, (self.cores, self.bytes_per_second, self.latency_s))):
+        if not all(0 <= one < math.inf for one in (self.cores, self.bytes_per_second, self.latency_s)):
             raise WorkloadError(f"{self.cores} cores, links of {self.bytes_per_second} bytes/s and a latency of "
-                                f"{self.latency_s} s: each is a finite number")
-        if min(self.hosts, self.workers_per_host) < 1 or self.cores <= 0:
+                                f"{self.latency_s} s: each is a finite number and not below 0")
+        if min(self.hosts, self.workers_per_host) < 1 or not self.cores:
             raise WorkloadError(f"{self.hosts} hosts, {self.workers_per_host} workers a host and {self.cores} cores: "
-                                "each is at least 1")
-        if self.hosts > 1 and self.bytes_per_second <= 0:
+                                "there is at least one host and worker, and a part of a core")
+        if self.hosts > 1 and not self.bytes_per_second:
             raise WorkloadError("several hosts need the rate of a link: give --gbits, or --measure=HOST,HOST")
-        if self.latency_s < 0:
-            raise WorkloadError(f"a latency of {1e6 * self.latency_s:g} us: it can be 0 or more")
 
     def hosts_of(self, workers: int) -> int:
         """The hosts that so many workers use."""
         return 1 if self.hosts == 1 else -(-workers // self.workers_per_host)
+
+    def most_on_a_host(self, processes: int, workers: int) -> int:
+        """`processes` are spread over the hosts that so many workers use."""
+        return -(-processes // self.hosts_of(workers))
 
 
 def chunk_bytes(workers: int) -> int:
@@ -80,10 +82,6 @@ def rounded_bucket_bytes(total: int, asked: int, workers: int) -> int:
     """As common/job/bucket_map.h rounds: whole blocks, and no more of them than the vector has."""
     block = block_bytes(workers)
     return block * min(-(-asked // block), -(-total // block))
-
-
-def bucket_count(total: int, asked: int, workers: int) -> int:
-    return -(-total // rounded_bucket_bytes(total, asked, workers))
 
 
 def bucket_sizes(total: int, asked: int, workers: int) -> list[tuple[int, int]]:

@@ -62,6 +62,7 @@ int64_t SoftLimit(__rlimit_resource resource) {
   std::fflush(stdout);
   std::fprintf(stderr, "%s: error: %s: %s\n", program_name.load(), what, limits.c_str());
   std::fflush(stderr);
+  // Destructors could need the very thing of which there is no more.
   _exit(kExitFailed);
 }
 

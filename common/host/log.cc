@@ -73,6 +73,7 @@ std::string LogLines::Take(absl::string_view line, LogLevel level, absl::Time no
 
 LogTime AskedLogTime(int argc, const char* const* argv) {
   LogTime time = LogTime::kAuto;
+  // After -- come the flags of other processes.
   for (int i = 1; i < argc && absl::string_view(argv[i]) != "--"; ++i) {
     for (const Choice<LogTime>& choice : kLogTimes) {
       if (absl::string_view(argv[i]) == absl::StrCat("--log_time=", choice.name)) time = choice.value;

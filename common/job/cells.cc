@@ -25,6 +25,7 @@ constexpr unsigned kRingInMemory = kOfRanks & ~Cell::kAutoSync;
 constexpr unsigned kStarOfServers = Cell::kDeterministic | Cell::kTree | Cell::kSecret | Cell::kStatus;
 constexpr unsigned kOverGrpc = Cell::kSiteCertificates | Cell::kElastic;
 
+// A pattern that fits several cells finds the first of them (FindCell), so the order counts.
 constexpr Cell kCells[] = {
     {"local", Sync::kLocal, P::kEachRank, T::kNone, kMessages, C::kNone,
      Cell::kTree | Cell::kDeterministic | Cell::kUsual},
@@ -79,6 +80,7 @@ const Cell* FindCell(const CellPattern& pattern) {
 const Cell& CellOf(CellPattern pattern) {
   const Cell* cell = FindCell(pattern);
   if (cell == nullptr) {
+    // A cell with another way within a host is better than none.
     pattern.same_host.reset();
     cell = FindCell(pattern);
   }

@@ -246,6 +246,7 @@ absl::StatusOr<v1::JobAgreement> ParseProto(const std::string& bytes) {
 
 // Every rank owns a leaf at least.
 absl::Status ParseLeafOwners(const v1::JobAgreement& proto, Agreement* agreement) {
+  // The number of ranks is another process's, and must not decide how much memory is taken.
   std::vector<int> leaf_count(static_cast<size_t>(std::max(0, std::min(proto.world_size(), kMicroBatchesMax))));
   for (const absl::string_view text : absl::StrSplit(proto.leaf_owners(), ',', absl::SkipEmpty())) {
     int owner = -1;

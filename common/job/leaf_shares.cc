@@ -15,6 +15,7 @@ namespace {
 constexpr int kAutoMicroBatchesMax = 32;
 constexpr int64_t kAutoLeafSamplesMin = 16;
 
+// A load is cut in powers of two (DealLeaves), and each of them is one node.
 int NodeCount(int load) { return std::popcount(static_cast<unsigned>(load)); }
 
 // How many leaves each worker can compute in `seconds`, and one in any case.
@@ -42,6 +43,7 @@ std::vector<int> BestCapacities(int leaf_count, std::span<const double> seconds_
     const std::vector<int> capacities = Capacities(leaf_count, seconds_per_leaf, seconds);
     return std::accumulate(capacities.begin(), capacities.end(), 0) >= leaf_count;
   };
+  // With more time no worker computes fewer leaves, so bisection finds the shortest time that suffices.
   const auto best = std::partition_point(times.begin(), times.end(), [&](double time) { return !suffices(time); });
   CHECK(best != times.end());
   return Capacities(leaf_count, seconds_per_leaf, *best);
@@ -106,6 +108,7 @@ std::vector<int> DealLeaves(int leaf_count, std::span<const double> seconds_per_
   for (const double seconds : seconds_per_leaf) CHECK(std::isfinite(seconds) && seconds > 0) << seconds;
   const std::vector<int> capacities = BestCapacities(leaf_count, seconds_per_leaf);
   std::vector<int> loads;
+  // The nodes of one worker count before those of all, so the first limit with any loads is the one.
   for (int nodes_max = 1; loads.empty(); ++nodes_max) loads = ChooseLoads(leaf_count, capacities, nodes_max);
 
   // A block that is placed after larger ones only begins at a multiple of its size: it is a node of the tree.

@@ -43,6 +43,7 @@ absl::Status ListenInRange(const PortRange& range, absl::FunctionRef<absl::Statu
   if (range.IsAny()) return listen_at(0);
   for (int port = range.first; port <= range.last; ++port) {
     const absl::Status status = listen_at(port);
+    // Any other error would come at the next port, too.
     if (!absl::IsAlreadyExists(status)) return status;
   }
   return absl::InvalidArgumentError(

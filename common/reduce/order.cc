@@ -10,6 +10,7 @@ namespace starring {
 namespace {
 
 int HeldMax(const Order::Options& options) {
+  // A chain occupies the place of its sum.
   if (options.plan != Order::Plan::kTree) return 1;
   return TreePlaces::HeldMax({.rank = options.rank, .world_size = options.rank_count});
 }
@@ -52,6 +53,7 @@ std::optional<int> Order::TakeNext() {
     case Plan::kChain: {
       // Every place except the sum's is free again once its contribution is added.
       const int others = place_count_ - 1;
+      // The first contribution becomes the sum, so it takes none of the other places.
       if (arrival >= std::max(1, added_count_) + others) return std::nullopt;
       place = arrival == 0 ? 0 : 1 + (arrival - 1) % others;
       break;
@@ -73,6 +75,7 @@ void Order::Put(int arrival, absl::FunctionRef<void(int from, int into)> add) {
     ++added_count_;
     return;
   }
+  // Also those that came before their turn.
   while (added_count_ < options_.arrival_count && is_here_[added_count_]) Add(added_count_++, add);
 }
 

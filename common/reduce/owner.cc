@@ -36,6 +36,8 @@ std::vector<StarContributor> OneOfEachRank(int rank_count) {
 }
 
 int PlaceOfContribution(std::span<const StarContributor> contributors, int own_rank, int contributor) {
+  // The owner's own contributions stay with the sink, so they take no place. All processes count alike, so they agree
+  // on a place without a message.
   return contributor -
          static_cast<int>(std::ranges::count(contributors.first(contributor), own_rank, &StarContributor::rank));
 }
@@ -65,8 +67,11 @@ Owner::Owner(Options options)
     places_.push_back(PlaceOfContribution(options_.contributors, own_rank(), i));
   }
   CHECK_GE(options_.memory.slot_count(), 1);
+  // Chain and tree know a contribution by the distance of its rank, so each rank has one, and the owner is a rank.
   CHECK(options_.plan == Order::Plan::kAll ||
         (options_.contributes && std::ssize(options_.contributors) == options_.rank_count));
+  // The length of a contribution is that of its message. Messages about shared memory are empty, and partial sums have
+  // whole pieces.
   CHECK(!options_.contributions_vary || (options_.plan == Order::Plan::kAll && !options_.is_shared));
   for (int slot = 0; slot < options_.memory.slot_count(); ++slot) {
     slots_.push_back({.memory = slot,
@@ -86,6 +91,8 @@ int64_t Owner::SlotBytes(const Options& options, const PieceSizes& sizes) {
   const auto bytes_of = [](int64_t places, int64_t piece_bytes) {
     return places * StarMemory::PlaceBytes(piece_bytes);
   };
+  // A slot has the result if the sink has no place for it, if workers get other bytes than the owner keeps, or if they
+  // read it from shared memory. A piece with several ranges needs it as well, for one message of all of them.
   const bool in_slots = !options.has_results || options.answers_differ || options.is_shared;
   const int results = in_slots || sizes.have_several_ranges ? 1 : 0;
   const int64_t joined = bytes_of(std::ssize(arrivals), sizes.joined_bytes_max);
@@ -119,7 +126,10 @@ int Owner::Begin(const StarPieces& pieces, int64_t stride) {
   // A joined piece is short, so all its contributions may travel at once.
   const int window = is_joined ? options_.rank_count : WindowOf(options_, slot.piece.bytes);
   slot.order.Begin(slot.plan, window);
+  // The own contributions need not arrive.
   slot.here = static_cast<int>(options_.contributors.size() - arrivals_.size());
+  // The sink may read contributions after it has begun to write the result (StarSink::Finished), so the result has a
+  // place of its own.
   slot.result_place =
       slot.plan == Order::Plan::kAll ? PlaceOfResult(options_.contributors, own_rank()) : slot.order.PlaceCount(window);
   return index;
@@ -169,6 +179,7 @@ void Owner::Add(const Slot& slot, int from, int into) {
   const StarSum& sum = slot.pieces->sum();
   const TraceSpan span(options_.track, "sum", sum.labels);
   const std::span<std::byte> to = Place(slot, into);
+  // The own contribution is in the sink's array, in as many parts as the piece has ranges.
   if (from != Order::kOwn) return options_.sink->Add(sum, Place(slot, from), to);
   slot.pieces->ForEachRange(slot.stride, options_.owner, [&](ElementRange range, int64_t at) {
     const std::span<const std::byte> own = options_.sink->Contribution(sum, 0, range);
@@ -189,6 +200,7 @@ void Owner::Finish(Slot& slot) {
     if (ResultIsInSlot(slot)) {
       in_slot = Place(slot, slot.result_place).subspan(at_bytes, range.size() * sum.element_bytes);
     }
+    // A sink that finishes later names the piece by its slot (Star::OnFinished).
     StarSink::Output output = {.range = range, .record = in_slot, .piece = static_cast<int>(&slot - slots_.data())};
     if (options_.has_results) {
       output.record = options_.sink->Result(sum, range);
@@ -204,6 +216,8 @@ StarSink::Finished Owner::FinishRange(const Slot& slot, const StarSink::Output& 
   StarSink& sink = *options_.sink;
   const int64_t bytes = range.size() * sum.element_bytes;
   if (slot.plan != Order::Plan::kAll) {
+    // All but the last two summands are added. The sink adds those while it makes the result, which saves a pass over
+    // memory.
     const Order::Parts parts = slot.order.parts();
     const std::span<const std::byte> other = parts.other == Order::kOwn
                                                  ? sink.Contribution(sum, 0, range)

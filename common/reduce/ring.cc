@@ -45,12 +45,14 @@ Ring::Ring(const Options& options)
   const int64_t tags = int64_t{transport_.tag_max()} + 1 - options.first_tag;
   const int64_t wanted =
       options.groups_in_flight_max > 0 ? options.groups_in_flight_max : RingBlocksInFlightMax(rank_count_);
+  // A slot needs a tag for each hop of both phases.
   const int64_t slots = std::min<int64_t>(wanted, tags / (2 * hop_count()));
   CHECK_GE(slots, 1) << "too few tags";
   tag_sets_ = std::clamp<int64_t>(tags / (2 * hop_count() * slots), 1, kTagSetsMax);
   groups_.resize(slots);
   for (int64_t slot = 0; slot < slots; ++slot) {
     groups_[slot].slot = static_cast<int>(slot);
+    // A hop of either phase is a send and a receive.
     if (options_.track != nullptr) groups_[slot].posted_ns.resize(4 * hop_count());
   }
   AllocateMemory();

@@ -29,6 +29,7 @@ Star::Star(const Options& options)
       sink_(*options.sink),
       rank_(transport_.rank()),
       worker_count_(transport_.world_size() - options.server_count),
+      // A slot needs two tags: one for contributions, and one for answers.
       slot_count_(static_cast<int>(std::min<int64_t>(options.slot_count, TagCount(options) / 2))),
       window_bytes_(slot_count_ * options.window_bytes),
       asked_(owner_count(), std::vector<Asked>(slot_count_)),
@@ -37,6 +38,7 @@ Star::Star(const Options& options)
   CHECK(options_.shared.empty() || std::ssize(options_.shared) == owner_count());
   CHECK_GE(slot_count_, 1) << "too few tags";
   CHECK(!options_.contributions_vary || (options_.shared.empty() && !options_.sizes.have_several_ranges));
+  // The tags that are left tell sums apart (StarSum::tag_key).
   tag_sets_ = std::min(TagCount(options) / (2 * slot_count_), kTagSetsMax);
   for (int i = 0; i < static_cast<int>(options_.contributors.size()); ++i) {
     const StarContributor& one = options_.contributors[i];
@@ -46,6 +48,8 @@ Star::Star(const Options& options)
   }
   if (options_.server_count == 0) own_number_ = rank_;
   if (options_.server_count > 0 && !is_worker()) own_number_ = rank_ - worker_count();
+  // With a window one cursor asks all owners in turn. Without one each owner has its own cursor, so a slow owner holds
+  // up its own pieces alone.
   if (is_worker()) asking_.resize(window_bytes_ > 0 ? 1 : other_owner_count());
   AllocateMemory();
 }
@@ -54,6 +58,7 @@ void Star::AllocateMemory() {
   const int slots = slot_count_;
   const int64_t place_bytes = StarMemory::PlaceBytes(options_.sizes.piece_bytes_max);
   if (is_worker() && options_.sizes.have_several_ranges) {
+    // Pieces of all owners and slots may be on their way at once, so each has memory. The own pieces are not sent.
     const std::span<std::byte> memory = sink_.Allocate(other_owner_count() * slots * place_bytes);
     packing_.resize(static_cast<size_t>(owner_count()) * slots);
     for (int i = 0; i < other_owner_count() * slots && !memory.empty(); ++i) {
@@ -61,10 +66,12 @@ void Star::AllocateMemory() {
     }
   }
   if (options_.track != nullptr) {
+    // For three kinds of operations. The times of sent answers are in answering_, which grows as needed.
     posted_ns_.resize(3 * static_cast<size_t>(slots) *
                       std::max(owner_count(), static_cast<int>(options_.contributors.size())));
   }
   if (own_number_ < 0) return;
+  // An owner always limits the bytes on their way to it, even if this process sends without a window.
   Owner::Options owner = {.sink = &sink_,
                           .owner = own_number_,
                           .rank_count = worker_count(),
@@ -154,7 +161,10 @@ bool Star::AskNext(Cursor& cursor) {
   const int owner = OwnerAt(has_window ? cursor.next : number);
   if (const StarPieces::Piece piece = in_flight->pieces.PieceAt(cursor.stride, owner); piece.bytes > 0) {
     Asked& asked = asked_[owner][next_slot_[owner]];
+    // A contribution to shared memory is copied at once, so it needs no window.
     const int64_t bytes = options_.shared.empty() ? piece.bytes * std::ssize(own_contributors_) : 0;
+    // Both ends take the slots in turn. So this worker waits for the slot that the owner will use, even if another one
+    // is free.
     if (asked.in_flight != nullptr || !HasWindowFor(bytes, asking_bytes_)) return false;
     asked = {.in_flight = in_flight, .stride = cursor.stride, .piece = piece};
     Ask(owner);
@@ -169,6 +179,7 @@ void Star::Ask(int owner) {
   if (asked.piece.only.size() == 0) asked.packed = PackedOf(owner, slot, asked.piece.bytes);
   asked.unsent = static_cast<int>(own_contributors_.size());
   asked.in_flight->unready += asked.unsent + 1;
+  // Posted before the contribution leaves: an answer that no receive expects would be copied, or would wait.
   if (asked.packed.empty()) ReceiveAnswer(owner, slot);
   for (int node = 0; node < static_cast<int>(own_contributors_.size()); ++node) {
     const std::span<const std::byte> message = MessageOf(asked, owner, node);
@@ -188,6 +199,7 @@ std::span<std::byte> Star::PackedOf(int owner, int slot, int64_t bytes) const {
 std::span<const std::byte> Star::MessageOf(const Asked& asked, int owner, int node) {
   const StarSum& sum = asked.in_flight->sum;
   if (asked.packed.empty()) return sink_.Contribution(sum, node, asked.piece.only);
+  // There is one packing memory for the slot, and a second node would overwrite the first one's message.
   CHECK_EQ(asked.unsent, 1) << "nodes of one worker cannot be packed";
   asked.in_flight->pieces.ForEachRange(asked.stride, owner, [&](ElementRange range, int64_t at) {
     CopyArray(sink_.Contribution(sum, node, range), asked.packed.subspan(at * sum.element_bytes));

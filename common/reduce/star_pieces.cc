@@ -16,6 +16,7 @@ StarPieces::StarPieces(const StarSum* sum, int64_t message_bytes_max) : sum_(sum
   const int owner_count = sum->owners.owner_count();
   if (!sum->owners.has_chunks()) {
     piece_elements_ = std::max<int64_t>(message_bytes_max / sum->element_bytes, 1);
+    // As many strides as the owner with the longest range has pieces. The others have none in the last ones.
     for (int owner = 0; owner < owner_count; ++owner) {
       usual_strides_ = std::max(usual_strides_, Quotient(RangeOf(owner).size(), piece_elements_));
     }
@@ -27,6 +28,7 @@ StarPieces::StarPieces(const StarSum* sum, int64_t message_bytes_max) : sum_(sum
   block_elements_ = ReductionBlockElements(owner_count);
   stride_elements_ = block_elements_ * std::max<int64_t>(message_bytes_max / ChunkBytesFor(owner_count), 1);
   const int64_t last_begin = elements.begin + (Quotient(elements.size(), block_elements_) - 1) * block_elements_;
+  // With fewer owners than a whole block has, the last block cannot be part of a stride of whole blocks.
   const bool is_apart = sum->owners.OwnersOfBlock({last_begin, elements.end}) < owner_count;
   apart_begin_ = is_apart ? last_begin : elements.end;
   usual_strides_ = Quotient(apart_begin_ - elements.begin, stride_elements_);
@@ -40,6 +42,7 @@ ElementRange StarPieces::BlocksOf(int64_t stride) const {
 }
 
 ElementRange StarPieces::RangeAt(int64_t stride, int owner) const {
+  // Empty after the last piece of the owner.
   const ElementRange slice = RangeOf(owner);
   const int64_t begin = std::min(slice.begin + stride * piece_elements_, slice.end);
   return {begin, std::min(begin + piece_elements_, slice.end)};

@@ -33,6 +33,7 @@ void TreePlaces::Put(int from_rank, int place, absl::FunctionRef<void(int from, 
     const LeafRange sibling = SiblingOf(node.ranks);
     const Node kept = nodes_[sibling.begin];
     const LeafRange both = {std::min(node.ranks.begin, sibling.begin), std::max(node.ranks.end, sibling.end)};
+    // The halves of the whole tree stay apart: the optimizer adds them in its own pass.
     if (kept.ranks != sibling || both == LeafRange{0, options_.world_size}) return Keep(node);
     // A sum needs a place, and the owner's own contribution has none.
     int from = node.place, into = kept.place;
@@ -67,6 +68,7 @@ LeafRange TreePlaces::SiblingOf(LeafRange ranks) const {
 void TreePlaces::Keep(const Node& node) { nodes_[node.ranks.begin] = node; }
 
 int TreePlaces::HeldMax(const Options& options) {
+  // A rehearsal with a place for every contribution.
   TreePlaces places(options);
   const int count = options.world_size - 1;
   places.Begin(count);

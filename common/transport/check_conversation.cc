@@ -125,6 +125,7 @@ absl::Status AnswerLink(Conversation peer) {
   while (true) {
     ASSIGN_OR_RETURN(const int64_t word, peer.Hear());
     if (word == kEnd) return absl::OkStatus();
+    // The number comes from another process, and decides how much memory is taken.
     if (word < kPing || word > kPayloadsMax) return absl::InternalError(absl::StrCat("a batch of ", word, " payloads"));
     RETURN_IF_ERROR(word == kPing ? peer.Tell(WallClockMicroseconds()) : peer.TakePayloads(word));
   }
@@ -147,6 +148,8 @@ absl::Status TestLinks(MessagePump& pump, const LinkTests& tests, ProcessReport&
     return MeasureLink(Conversation(pump, peer, std::min(end, DeadlineAfter(tests.own_deadline))),
                        tests.bandwidth_seconds, link);
   };
+  // One pair measures at a time, or links that share a wire would seem slow: each worker begins when the one before it
+  // has finished. With servers a worker measures its links to them, otherwise the one to the next worker.
   if (rank >= workers) {
     for (int worker = 0; worker < workers; ++worker) RETURN_IF_ERROR(answer(worker));
     return absl::OkStatus();

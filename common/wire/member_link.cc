@@ -298,6 +298,7 @@ void MemberLink::Run() {
     next_report = Clock::now() + kReportPause;
     Report(*stream);
   }
+  // gRPC demands that a queue is empty when it is destroyed.
   queue.Shutdown();
   void* tag = nullptr;
   bool ok = false;

@@ -44,6 +44,7 @@ absl::Status RequestSigner::Take(const v1::ChallengeReply& reply) {
   }
   v1::ChallengeRequest request;
   request.set_nonce(client_nonce_);
+  // A nonce of another length could move bytes between the parts of a code.
   if (reply.nonce().size() != kProofNonceBytes || !SameToken(reply.code(), ServerCode(key_, request, reply))) {
     return absl::UnauthenticatedError(
         "does not prove that it has this job's secret: it is another job's or another program, or was started with "

@@ -30,7 +30,9 @@ RunClient::~RunClient() = default;
 absl::StatusOr<RunStatus> RunClient::Ask(std::chrono::milliseconds deadline) {
   const auto end = std::chrono::system_clock::now() + deadline;
   v1::GetRunRequest request;
+  // Made for each question: a proof is for one connection, and gRPC may have made a new one since.
   RequestSigner signer(security_.request_key);
+  // gRPC takes a context for one call only.
   grpc::ClientContext first, second;
   for (grpc::ClientContext* const context : {&first, &second}) {
     context->set_deadline(end);

@@ -193,6 +193,7 @@ absl::Status ReadServers(LaunchOptions& options) {
   const auto has_cell = [&options](int server_count) {
     return FindCell({.sync = options.sync, .server_count = server_count, .transport = options.transport}) != nullptr;
   };
+  // A job that may do without servers has only those that the user asks for.
   if (has_cell(1)) options.server_count = std::max(has_cell(0) ? 0 : 1, options.servers_asked);
   if (options.server_count > 0) {
     ASSIGN_OR_RETURN(options.server_binary, FindProgram("server", "server_binary", options.server_binary));
@@ -245,6 +246,7 @@ const FlagTable& LaunchFlags() {
 
 absl::Duration JoinDeadline(const std::vector<std::string>& worker_flags) {
   constexpr absl::string_view kFlag = "--join_deadline_s=";
+  // The default of the worker's flag.
   int64_t join_seconds = 60;
   for (const std::string& word : worker_flags) {
     int64_t number;

@@ -8,6 +8,7 @@
 namespace starring {
 namespace {
 
+// Several questions fit into the time after which a coordinator counts as stuck (kCoordinatorSilence).
 constexpr std::chrono::milliseconds kPause(250);
 constexpr std::chrono::milliseconds kPatience(500);
 
@@ -16,6 +17,7 @@ constexpr std::chrono::milliseconds kPatience(500);
 void StuckServers::OnAnswer(const RunStatus& run, Time now) {
   seen_[0] = now;
   if (run.generation == 0) return;  // servers are still coming
+  // Shard 0 is the coordinator, which has just answered.
   for (int shard = 1; shard < shard_count_; ++shard) {
     if (std::ranges::count(run.missing_shards, shard) == 0) {
       seen_[shard] = now;

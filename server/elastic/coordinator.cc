@@ -188,6 +188,7 @@ void Coordinator::Tick(Time now) {
   if (ended_.has_value()) return;
   // If this process was paused, silence says nothing about the others.
   const MemberTimes& times = options_.times;
+  // After a shorter pause the others still have half of their time to be heard.
   if (now - std::exchange(last_tick_, now) > std::min({times.gone, times.silent, times.stuck}) / 2) {
     for (auto& [id, member] : members_) member.heard = member.down_since = member.last_progress = now;
     change_since_ = now;
@@ -285,6 +286,7 @@ void Coordinator::GiveUpLost(Time now) {
 
 void Coordinator::GiveUp(uint64_t id, const std::string& why, Time now) {
   const auto found = members_.find(id);
+  // Taken out first: the change that follows looks at all members.
   const Member member = std::move(found->second);
   members_.erase(found);
   if (member.is_shard) {
@@ -323,6 +325,7 @@ void Coordinator::ConsiderShares(Time now) {
   double leaves_per_second = 0;
   for (const uint64_t id : generation_->workers) {
     const Member* const member = Find(id);
+    // Shares can be compared only if the speed of every worker is known.
     if (member == nullptr || member->worker.seconds_per_leaf <= 0) return;
     seconds.push_back(member->worker.seconds_per_leaf);
     leaves_per_second += 1 / seconds.back();
@@ -435,6 +438,7 @@ bool Coordinator::IsLogged(const absl::Status& status, Time now) {
     full_since_.reset();
     return true;
   }
+  // Space may be freed. After any other error the log is another coordinator's, or proves too little.
   if (!absl::IsResourceExhausted(status)) {
     End(status);
     return false;

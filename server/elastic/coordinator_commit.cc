@@ -16,6 +16,7 @@ std::vector<uint64_t> Coordinator::ReadyWorkers() const {
     const bool stays = !member.worker.leaves || early_end_ != EarlyEnd::kNo;
     if (!member.is_shard && member.connected && IsReady(id) && stays) ready.push_back(id);
   }
+  // In this order the workers that stay keep low ranks, so rank 0, which reports the run, seldom changes.
   std::ranges::sort(ready, {}, [this](uint64_t id) { return members_.at(id).order_of_joining; });
   return ready;
 }
@@ -123,6 +124,7 @@ std::vector<double> Coordinator::SecondsOf(const std::vector<uint64_t>& workers)
 }
 
 Generation Coordinator::Deal(std::vector<uint64_t> workers) const {
+  // Workers that came last become spares, if there are more workers than leaves, or than a shard has room for.
   if (std::ssize(workers) > options_.leaves) workers.resize(static_cast<size_t>(options_.leaves));
   while (std::ssize(workers) > WorkersNeeded() && !LacksRoom(workers).empty()) workers.pop_back();
   if (!ledger_.has_claims())

@@ -84,6 +84,7 @@ std::vector<GenerationLog::Run::Part> PartsOf(const Agreement& agreement) {
                                                                   : machine;
     absl::StrAppend(&part, name, "=", value, "\n");
   }
+  // 64 bits tell the parts apart. The digest of all of them has its full length (GenerationLog::Run::job).
   const auto digest = [](const std::string& text) { return Sha256Hex(text).substr(0, 16); };
   return {{"flags", digest(flags), "start servers and workers with the flags of the run in the log"},
           {"model", digest(agreement.layout_hash), "give workers the model file and the build of the run in the log"},
@@ -184,6 +185,7 @@ absl::Status CoordinatorService::Take(const AttendStream& stream, const v1::Memb
 
 absl::Status CoordinatorService::Admit(AttendStream* stream, const v1::MemberReport& report) {
   const v1::MemberReport::Hello& hello = report.hello();
+  // Before the checks below, whose refusals tell a stranger about the run.
   RETURN_IF_ERROR(options_.admission->Check(kAttendMethod, report, stream->peer()));
   RETURN_IF_ERROR(CheckSize(report));
   if (hello.member_id() == 0 || hello.name().size() > kMemberNameBytesMax ||
@@ -312,6 +314,7 @@ absl::Status CoordinatorService::Begin(const v1::RunTerms& terms) {
                            .send = [this](uint64_t member, const Order& order) { Send(member, order); },
                            .say = options_.log,
                            .now = now});
+  // Only now is it known whether the shards that came early fit this run.
   for (const auto& [id, shard] : std::exchange(early_shards_, {})) {
     const absl::Status status = coordinator_->AddShard(id, shard.name, shard.report, Clock::now());
     if (status.ok() || !members_.contains(id)) continue;
@@ -329,6 +332,7 @@ void CoordinatorService::Send(uint64_t member, const Order& order) {
   AttendStream* const stream = found->second;
   v1::MemberOrder proto = ToProto(order, terms_);
   if (order.kind == Order::Kind::kTrain) {
+    // A generation has a run id of its own, so that no worker of another one joins it at the servers.
     proto.set_text(absl::StrCat(options_.run_id, "/", order.generation.number));
   }
   stream->Send(proto);

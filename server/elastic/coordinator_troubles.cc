@@ -48,6 +48,7 @@ void Coordinator::FailWorker(uint64_t id, const absl::Status& why, Time now) {
   members_.erase(found);
   Say(cause);
   options_.send(id, {.kind = Order::Kind::kEnd, .end = why});
+  // The generation cannot make a step without this worker's leaves.
   if (ranks_.erase(id) > 0) {
     if (IsRunning()) return BeginChange(cause, Kind::kWorker, now);
     cause_ = cause;
@@ -57,6 +58,7 @@ void Coordinator::FailWorker(uint64_t id, const absl::Status& why, Time now) {
 }
 
 void Coordinator::FailRefuted(Time now) {
+  // Before all shards serve, one may report a snapshot that it is about to drop.
   if (!ledger_.has_claims() || !AllServe()) return;
   const std::vector<int64_t> snapshots = CommonSnapshots();
   if (snapshots.empty()) return;
@@ -85,6 +87,7 @@ void Coordinator::JudgeOnce(Time now) {
   const std::vector<TroubleLedger::Culprit> culprits = ledger_.Judge(reaches);
   std::vector<uint64_t> others = EligibleWorkers(now);
   for (const TroubleLedger::Culprit& culprit : culprits) std::erase(others, culprit.worker);
+  // A run that is left with too few workers would end, so then none is left out.
   if (culprits.empty() || std::ssize(others) < WorkersNeeded()) return;
   for (const TroubleLedger::Culprit& culprit : culprits) {
     if (members_.contains(culprit.worker)) LeaveOut(culprit.worker, culprit.why, now);
@@ -107,6 +110,7 @@ Coordinator::Reach Coordinator::LookAtReach(uint64_t id, Time now) {
     const bool has_said = member.worker.unreached == member.reach_asked;
     LeaveOut(id, has_said ? member.worker.unreached_text : "it does not tell whether it reaches all servers", now);
   }
+  // It is asked again when its pause is over.
   if (has_failed && ledger_.IsLeftOut(id, now)) return Reach::kNo;
   member.reach_asked = ++reach_number_;
   member.reach_places = places_;

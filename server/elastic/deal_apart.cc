@@ -41,6 +41,7 @@ Deal DealNodes(const std::vector<uint64_t>& workers, const std::vector<uint64_t>
     double best_seconds = std::numeric_limits<double>::infinity();
     for (size_t w = 0; w < workers.size(); ++w) {
       const double seconds = busy[w] + node.size() * seconds_per_leaf(workers[w]);
+      // The first of equally fast ones, so that the same arguments give the same deal.
       if (workers[w] == before[static_cast<size_t>(node.begin)] || seconds >= best_seconds) continue;
       best = static_cast<int>(w);
       best_seconds = seconds;
@@ -70,6 +71,7 @@ Deal DealApart(std::vector<uint64_t> workers, const std::vector<uint64_t>& befor
     for (const uint64_t worker : workers) seconds.push_back(seconds_per_leaf(worker));
     deal = {.workers = workers, .leaf_owners = DealLeaves(static_cast<int>(before.size()), seconds)};
     if (workers.size() == 1 || IsApart(deal, before)) return deal;
+    // In another order of the workers each gets other leaves.
     std::rotate(workers.begin(), workers.begin() + 1, workers.end());
   }
   return DealNodes(workers, before, seconds_per_leaf);

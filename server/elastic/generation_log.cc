@@ -23,6 +23,7 @@ namespace {
 using Entry = v1::GenerationLogEntry;
 
 constexpr FileFormat kFormat = {.line = "starring-generations-2\n", .first_version = "run name="};
+// Stands for the count of a shard that was started again, and so has none of this generation.
 constexpr int64_t kNotCounted = -1;
 
 Entry EntryOf(const GenerationLog::Run& run) {
@@ -104,6 +105,8 @@ absl::Status Add(const Entry::Counted& counted, RunHistory& history) {
 absl::Status Add(const Entry::Commit& commit, RunHistory& history) {
   RETURN_IF_ERROR(CheckNumbers({commit.generation(), commit.first_step(), commit.snapshot_every()}));
   if (commit.has_counted()) RETURN_IF_ERROR(Add(commit.counted(), history));
+  // Members of an earlier generation may still run. With a number for the second time they would be taken for members
+  // of the new one.
   if (const int64_t last = history.last.has_value() ? history.last->number : 0; commit.generation() <= last) {
     return Wrong("generation ", commit.generation(), " follows generation ", last);
   }
@@ -117,6 +120,7 @@ absl::Status Add(const Entry::Commit& commit, RunHistory& history) {
     return Wrong("generation ", commit.generation(), " does not give each of ", history.leaves, " leaves to a worker");
   }
   history.last_number = std::max(history.last_number, commit.generation());
+  // If the run has gone back, the steps from here on count again.
   history.counted_end = commit.first_step();
   history.last = {.number = commit.generation(),
                   .first_step = commit.first_step(),
@@ -324,6 +328,7 @@ absl::Status GenerationLog::Write(absl::string_view bytes) {
     if (written >= 0) bytes.remove_prefix(static_cast<size_t>(written));
     if (written < 0 && errno != EINTR) status = FileError("write", path_);
   }
+  // fdatasync flushes the new size of the file, too. It leaves out the times, which no reader needs.
   if (status.ok() && fdatasync(file_) != 0) status = FileError("flush", path_);
   if (status.ok()) {
     size_ = end;
@@ -336,6 +341,7 @@ absl::Status GenerationLog::Write(absl::string_view bytes) {
 absl::Status GenerationLog::Prepare(int64_t number) {
   CHECK_GT(number, last_number());
   Entry entry;
+  // The number is on the disk before a member hears of it, so a coordinator that starts again does not give it twice.
   entry.set_prepare(number);
   RETURN_IF_ERROR(Write(ToRecord(entry)));
   history_.last_number = number;
@@ -345,6 +351,7 @@ absl::Status GenerationLog::Prepare(int64_t number) {
 absl::Status GenerationLog::Commit(const Generation& generation, int64_t reached, const Counts& counts) {
   CHECK_GE(generation.number, last_number());
   Entry entry = EntryOf(generation);
+  // The generation before has counted up to `reached`, also the steps that the run now undoes.
   if (const int64_t end = std::max(reached, generation.first_step); end > counted_end()) {
     RETURN_IF_ERROR(WithPath(Count(history_, end, counts, entry.mutable_commit()->mutable_counted()), path_));
   }

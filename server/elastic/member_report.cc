@@ -45,6 +45,7 @@ absl::StatusOr<std::vector<int64_t>> ReadSteps(const char* name, const Steps& pr
   for (const int64_t step : steps) RETURN_IF_ERROR(CheckNumber(name, step, kStepMax));
   std::ranges::sort(steps);
   steps.erase(std::unique(steps.begin(), steps.end()), steps.end());
+  // The oldest snapshot stays: it may be the only one that all shards have.
   const auto surplus = std::ssize(steps) - kSnapshotsReportedMax;
   if (surplus > 0) steps.erase(steps.begin() + 1, steps.begin() + 1 + surplus);
   return steps;
@@ -86,6 +87,7 @@ absl::StatusOr<ShardReport> ReadShardReport(const v1::MemberReport::Shard& proto
         absl::StrCat("a report counts for ", proto.counted_size(), " of ", proto.held_size(), " snapshots"));
   }
   for (int i = 0; i < proto.counted_size(); ++i) {
+    // Counts are in the message's order of steps. That of `report.held` is another one.
     if (proto.counted(i) >= 0) report.counted[proto.held(i)] = proto.counted(i);
   }
   return report;

@@ -35,6 +35,7 @@ bool IsUnwritten(absl::string_view bytes) { return bytes.find_first_not_of('\0')
 
 absl::StatusOr<absl::string_view> AfterFirstLine(absl::string_view bytes, const FileFormat& format) {
   if (absl::ConsumePrefix(&bytes, format.line)) return bytes;
+  // The process may have died while it wrote this line.
   if (absl::StartsWith(format.line, bytes) || IsUnwritten(bytes)) return "";
   const std::string found =
       absl::StrCat("it begins with \"", absl::CHexEscape(bytes.substr(0, format.line.size())),
@@ -60,6 +61,7 @@ absl::StatusOr<bool> TakeRecord(absl::string_view& rest, google::protobuf::Messa
   RecordHead head;
   if (rest.size() < sizeof(head) || IsUnwritten(rest)) return false;
   std::memcpy(&head, rest.data(), sizeof(head));
+  // Looked at before the length is used: with a wrong one the record would seem to be cut off, and be removed.
   if (CrcOf(head) != head.head_crc) return absl::DataLossError("the checksum of its length is wrong");
   if (head.length > kRecordBytesMax) {
     return absl::DataLossError(absl::StrCat("it announces ", head.length, " bytes, at most ", kRecordBytesMax));

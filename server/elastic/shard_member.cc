@@ -155,6 +155,7 @@ void ShardMember::SetRoom(const Room& room) {
 void ShardMember::SetTrouble(const std::string& text, const std::vector<int>& late) {
   {
     const MutexLock lock(mutex_);
+    // Later troubles of a generation follow from the first.
     if (!report_.trouble().empty()) return;
     report_.set_trouble(text);
     report_.mutable_late()->Assign(late.begin(), late.end());
@@ -187,6 +188,7 @@ void ShardMember::Tick() {
   report_.clear_counted();
   for (const int64_t step : held) {
     const auto counted = counted_.find(step);
+    // -1 says that the generation has no count of this snapshot, which is older than it.
     report_.add_counted(counted == counted_.end() ? -1 : counted->second);
   }
   report_.mutable_durable()->Assign(durable.begin(), durable.end());

@@ -119,6 +119,7 @@ absl::StatusOr<std::unique_ptr<SnapshotStore>> SnapshotStore::Open(Options optio
   const Options& made = store->options_;
   if (made.folder.empty()) return store;
   const std::string number = absl::StrFormat("%dof%d", made.shard, made.shard_count);
+  // Taken before the files are looked for: a process that still has the lock may unlink and write some of them.
   absl::StatusOr<FolderLock> lock =
       FolderLock::Take(made.folder, kLockPatience, absl::StrCat(".lock-snapshots-", number));
   if (absl::IsFailedPrecondition(lock.status())) {
@@ -266,6 +267,7 @@ void SnapshotStore::TakeWritten() {
   absl::Status failure;
   {
     const MutexLock lock(mutex_);
+    // A file was written, so the next failure is a new outage, and is told again.
     if (!written_.empty()) told_failure_ = false;
     in_files_.insert(written_.begin(), written_.end());
     written_.clear();
@@ -359,6 +361,7 @@ void SnapshotStore::DropAfter(int64_t step) {
   for (auto file = in_files_.upper_bound(step); file != in_files_.end(); file = in_files_.erase(file)) {
     unlink(PathOf(*file).c_str());
   }
+  // The snapshot with which the generation begins may have been passed over by the writer, or have waited for it.
   const auto start = in_memory_.find(step);
   const MutexLock lock(mutex_);
   // Later snapshots must not come back: a run also goes back because a step may have had wrong bits.
@@ -383,6 +386,7 @@ void SnapshotStore::WriteInBackground() {
     const absl::Status status = WriteFile(*snapshot);
     const MutexLock lock(mutex_);
     writing_ = nullptr;
+    // The run has gone back while the file was written.
     if (std::exchange(is_void_, false)) {
       if (status.ok()) unlink(PathOf(snapshot->step).c_str());
     } else if (status.ok()) {

@@ -33,9 +33,11 @@ TroubleLedger::Verdict TroubleLedger::OnClaim(uint64_t worker, ErrorOrigin claim
       if (is_own) return Verdict::kKnown;
       continue;
     }
+    // Another worker confirms the claim. All workers know the same loss, so there the same worker confirms it, too.
     if (earlier.claim == claim && (!is_own || claim.kind == Kind::kOtherLoss)) return Verdict::kEnds;
     has_claimed = has_claimed || is_own;
   }
+  // This worker claims for the second time, and no other worker has claimed the same.
   if (has_claimed && claim.kind == Kind::kNotFinite) return Verdict::kLeaves;
   claims_.push_back({.worker = worker, .claim = claim, .generation = generation_.number});
   avoided_.clear();
@@ -49,6 +51,7 @@ std::vector<uint64_t> TroubleLedger::TakeRefuted(int64_t next_step) {
     // Workers receive the loss of a step a few steps later. A claim of another loss blames no worker.
     const bool is_loss = claim.claim.kind == Kind::kOtherLoss;
     const int64_t last = claim.claim.number + (is_loss ? kLossStepsLate : 0);
+    // Only a later generation, in which others have the leaves, refutes a claim.
     if (claim.generation == generation_.number || last >= next_step) return false;
     if (!is_loss) workers.push_back(claim.worker);
     return true;
@@ -81,6 +84,7 @@ void TroubleLedger::OnTrouble(uint64_t worker, ErrorOrigin origin) {
     case Kind::kProcess:
       own_trouble_.insert(worker);
       break;
+    // These blame no worker: an exchange fails at both of its ends, and claims come to OnClaim.
     case Kind::kExchange:
     case Kind::kNotFinite:
     case Kind::kOtherLoss:
@@ -113,10 +117,12 @@ std::vector<TroubleLedger::Culprit> TroubleLedger::Judge(const std::function<boo
     const auto is_other = [&reaches, &naming = workers](uint64_t worker) {
       return !naming.contains(worker) && reaches(worker);
     };
+    // A shard that was lost is the cause itself, so complaints about it blame no worker.
     if (lost_shards_.contains(shard) || std::ranges::none_of(generation_.workers, is_other)) continue;
     blame(workers, absl::StrCat("it does not get on with the server of shard ", shard, ", which others reach"));
   }
   for (const auto& [shard, workers] : unjoined_) {
+    // If none has waited for them, they may have been about to join.
     if (!misses_workers_ || lost_shards_.contains(shard)) continue;
     blame(workers, absl::StrCat("it has not joined at shard ", shard, ", where others have"));
   }
@@ -132,6 +138,7 @@ std::vector<TroubleLedger::Culprit> TroubleLedger::Judge(const std::function<boo
     }
     blame(joiners, "a server has no room for so many workers");
   }
+  // No rule alone has blamed all workers, but together they have.
   if (culprits.size() >= generation_.workers.size()) return {};
   std::vector<Culprit> all;
   for (const auto& [worker, why] : culprits) all.push_back({.worker = worker, .why = why});
@@ -139,6 +146,7 @@ std::vector<TroubleLedger::Culprit> TroubleLedger::Judge(const std::function<boo
 }
 
 std::chrono::seconds TroubleLedger::LeaveOut(uint64_t worker, Time now) {
+  // Pauses that ended long ago are forgotten, or the map would grow with every worker that has ever failed.
   std::erase_if(pauses_, [&](const auto& entry) { return now - entry.second.end > kPauseMax; });
   Pause& pause = pauses_[worker];
   const std::chrono::seconds length = pause.next;

@@ -439,6 +439,7 @@ void ShardJob::TakeSnapshot(int64_t step, int bucket) {
   options_.snapshots->Take(step, bucket, slices);
   const int64_t leaves = sums_.counted_leaves(bucket);
   const auto [counted, is_first] = counted_.try_emplace(step, leaves);
+  // Every bucket comes here once for a snapshot. If one has counted other leaves than another, the step proves nothing.
   if (counted->second != leaves) counted->second = 0;
   if (std::ssize(counted_) > kSnapshotsReportedMax) counted_.erase(counted_.begin());
 }
@@ -471,6 +472,7 @@ absl::Status ShardJob::TakeSideValues(LaneId from, const ReceivedMessage& messag
 absl::Status ShardJob::FetchSideValues(LaneId from, const ReceivedMessage& message) {
   const std::span<const double> all = start_side_values_;
   const auto begin = static_cast<size_t>(std::clamp<int64_t>(message.fields.step(), 0, std::ssize(all)));
+  // A block begins with the number of all values, by which the worker knows whether to ask for more.
   const auto block = std::make_shared<std::vector<double>>(kSideValuesBlock);  // shared: a keeper is
   const auto values = all.subspan(begin, std::min<size_t>(all.size() - begin, kSideValuesBlock - 1));
   block->front() = static_cast<double>(all.size());

@@ -131,6 +131,7 @@ absl::Status ShardRank::TakeJoins() {
     const std::vector<std::byte> agreement = pump_.Take(tokens[rank]);
     v1::JoinRequest request;
     request.set_rank(rank);
+    // Over gRPC this number tells a worker from another one with its rank. Here the transport has one process of each.
     request.set_worker_id(static_cast<uint64_t>(rank) + 1);
     request.set_shard(head.shard);
     request.set_shard_count(head.shard_count);
@@ -250,6 +251,7 @@ absl::Status ShardRank::TakeInitial(ExchangeMessage fields, int64_t count) {
   scratch_.resize(count);
   const absl::Duration deadline = absl::Milliseconds(rendezvous_.join_deadline_ms());
   for (int64_t begin = 0; begin < count; begin += kShardPieceElements) {
+    // Each piece has the whole deadline, because a slice may be as long as memory allows.
     const auto piece = std::span(scratch_).subspan(begin, std::min(kShardPieceElements, count - begin));
     RETURN_IF_ERROR(Transfer(pump_, {.from = 0, .to = pump_.rank()}, std::as_writable_bytes(piece),
                              {.what = "rank 0's parameters", .deadline = deadline}));
@@ -302,6 +304,7 @@ absl::Status ShardRank::SendState(const Fetch& fetch) {
   const CollectiveOptions options = {.what = "rank 0 to take the optimizer's state",
                                      .deadline = absl::Milliseconds(rendezvous_.exchange_deadline_ms())};
   for (int64_t begin = 0; begin < fetch.count; begin += kShardPieceElements) {
+    // A piece is made when the one before it has left, so the state needs no second copy.
     scratch_.resize(std::min(kShardPieceElements, fetch.count - begin));
     fetch.make(begin, scratch_);
     RETURN_IF_ERROR(
@@ -330,6 +333,7 @@ void ShardRank::OnCompletion(uint64_t operation) {
 
 void ShardRank::AwaitArrivals(int bucket) {
   const int64_t steps = next_steps_[bucket] + 1 - rendezvous_.agreement().first_step;
+  // The board counts arrivals since the job began, so those of all steps up to this one are waited for.
   transport_->PostWait(memory_->board()->arrivals(bucket), steps * worker_count(),
                        {.poster = this, .operation = static_cast<uint64_t>(worker_count()) + bucket});
 }
@@ -349,6 +353,7 @@ void ShardRank::TellUpdate(int bucket) {
   AwaitArrivals(bucket);
   HostBoard& board = *memory_->board();
   const int64_t steps = next_steps_[bucket] - rendezvous_.agreement().first_step;
+  // The last owner of the bucket wakes the workers. Before that the bucket is not complete.
   if (board.Update(bucket) < steps * owners().OwnersOf(buckets().sum(bucket))) return;
   for (int rank = 0; rank < worker_count(); ++rank) board.Ring(rank);
 }
@@ -364,6 +369,7 @@ void ShardRank::ServeBuckets() {
 }
 
 void ShardRank::CreateStar() {
+  // Without a window, so that a worker that is slow does not hold up the answers to the others.
   Star::Options star = {.transport = transport_.get(),
                         .sink = this,
                         .server_count = options_.shard_count,
@@ -462,6 +468,7 @@ void ShardRank::Feed(int rank, ExchangeMessage fields, std::span<const std::byte
 }
 
 void ShardRank::OnRequest(int rank) {
+  // The copy frees the place for the rank's next request, which may be on its way already.
   const ShardRequest request = requests_[rank];
   PostRequest(rank);
   ExchangeMessage fields;

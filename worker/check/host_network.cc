@@ -119,6 +119,7 @@ std::vector<InterfaceAddress> SelectAddresses(std::span<const InterfaceAddress> 
   std::vector<InterfaceAddress> selected;
   std::copy_if(all.begin(), all.end(), std::back_inserter(selected), [&](const InterfaceAddress& address) {
     if (!include.empty()) return AnyNames(include, address);
+    // By default Open MPI excludes loopback alone. A list of the user replaces that, and must name loopback itself.
     return exclude.empty() ? !address.loopback : !AnyNames(exclude, address);
   });
   return selected;

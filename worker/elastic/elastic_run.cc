@@ -140,11 +140,13 @@ absl::Status RunElastic(const ElasticRun& run) {
     const absl::StatusOr<TrainResult> result = run.train(segment);
     trouble = result.status();
     if (result.ok() && !result->segment_over) {
+      // All steps are done. The run goes on only if a shard died before it could tell the coordinator.
       ASSIGN_OR_RETURN(const bool has_ended, member.AwaitEnd());
       if (!has_ended) continue;
       return result->reported;
     }
     if (result.ok() || IsTrouble(trouble)) continue;
+    // Another generation would fail here in the same way, so this worker leaves, and the others go on.
     member.Fail(trouble);
     return trouble;
   }

@@ -18,6 +18,7 @@
 namespace starring {
 namespace {
 
+// A thread that waits looks this often for what nothing notifies it of: a request to leave, and a lost connection.
 constexpr std::chrono::milliseconds kLook(50);
 constexpr std::chrono::seconds kFailurePatience(1);
 
@@ -168,6 +169,7 @@ void WorkerMember::Link::Take(WorkerMember& member, const v1::MemberOrder& order
 void WorkerMember::Link::Refuse(WorkerMember& member, const absl::Status& why) {
   member.refused_ = true;
   const MutexLock lock(member.mutex_);
+  // An order to end that came before says more than the refusal that follows it.
   if (!member.end_.has_value()) member.end_ = why;
   member.changed_.NotifyAll();
 }
@@ -185,6 +187,7 @@ void WorkerMember::ReachIfTold() {
   const ReachOrder order = *std::exchange(reach_, std::nullopt);
   reach_number_ = order.number;
   reached_.reset();
+  // The link's thread needs the mutex for its reports, and it may take seconds to reach all shards.
   mutex_.Unlock();
   const absl::Status outcome = options_.reach(order.shards);
   mutex_.Lock();
@@ -221,6 +224,7 @@ absl::StatusOr<std::optional<GenerationOrder>> WorkerMember::Next(const absl::St
     }
   }
   report.Close(0, std::chrono::steady_clock::now());
+  // An order to stop was about the generation before.
   ready_ = stop_ = false;
   trouble_ = absl::OkStatus();
   training_ = order_->generation.number;

@@ -63,6 +63,7 @@ struct NarrowArgs {
 #pragma GCC ivdep
   for (int64_t i = 0; i < count; ++i) {
     const auto bits = std::bit_cast<uint32_t>(in[i]);
+    // Half a unit less one, and the last bit that stays: this rounds to the nearest, and a tie to an even number.
     const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
     // Rounding could make an infinity of a NaN.
     const uint32_t quiet = bits >> 16 | 0x40;
@@ -73,6 +74,8 @@ struct NarrowArgs {
 // Three ranges of magnitudes: what rounds to infinity, or is infinite or a NaN; what becomes subnormal, where an
 // addition rounds; all others, where the exponent is shifted.
 [[gnu::always_inline]] inline void NarrowFloat16Loop(const NarrowArgs& args) {
+  // The bits of 0.5f, whose last place is worth 2^-24, as that of a subnormal float16 is. So an addition of 0.5f rounds
+  // a small magnitude to a subnormal float16.
   constexpr uint32_t kMagic = ((127 - 15) + (23 - 10) + 1) << 23;
   const float* const in = args.floats;
   auto* const out = reinterpret_cast<Bits16*>(args.elements);
@@ -81,6 +84,7 @@ struct NarrowArgs {
   for (int64_t i = 0; i < count; ++i) {
     const auto bits = std::bit_cast<uint32_t>(in[i]);
     const uint32_t magnitude = bits & 0x7fffffff;
+    // A NaN stays one, and the others become infinite.
     const uint32_t large = magnitude > 0x7f800000 ? 0x7e00 : 0x7c00;
     const float shifted = std::bit_cast<float>(magnitude) + std::bit_cast<float>(kMagic);
     const uint32_t subnormal = std::bit_cast<uint32_t>(shifted) - kMagic;
@@ -201,6 +205,7 @@ void SumContributions(std::span<const std::byte* const> contributions, int64_t c
       inputs[i] = reinterpret_cast<const std::byte*>(place.data());
     }
     const auto block = std::span(sum).first(size);
+    // A block is read whole before its result is written, so `out` may be a contribution.
     SumAsTree(inputs, block, set);
     Finish(result, block, out + at, set);
   }

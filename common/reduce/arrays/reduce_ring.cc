@@ -10,12 +10,14 @@ ReduceRing::ReduceRing(const Options& options) : ReduceMachine(options.transport
   ring_.emplace(Ring::Options{.transport = options.transport,
                               .sink = this,
                               .first_tag = kFirstElementTag,
+                              // A rank has one array, in which its result replaces its contribution.
                               .results_are_apart = false,
                               .own = options.own,
                               .right = options.right});
 }
 
 void ReduceRing::Start(const Reduction& reduction) {
+  // A sum of no elements is complete when its heads are.
   if (reduction.head.count == 0) return;
   Expect(reduction.number, 1);
   ring_->Submit({.number = reduction.number,
@@ -28,6 +30,7 @@ void ReduceRing::Start(const Reduction& reduction) {
 void ReduceRing::Advance(uint64_t /*operation*/) { CHECK(false) << "the ring posts its operations itself"; }
 
 std::span<const float> ReduceRing::Contribution(const RingSum& sum, ElementRange range) {
+  // Partial sums are float32, so elements of 16 bits cannot leave from where they are.
   if (InFlightOf(sum.number).head.type != ElementType::kFloat32) return {};
   const std::span<std::byte> own = Result(sum, range);
   return {reinterpret_cast<const float*>(own.data()), static_cast<size_t>(range.size())};
@@ -42,6 +45,7 @@ void ReduceRing::Add(const RingSum& sum, ElementRange range, std::span<float> pa
 }
 
 void ReduceRing::Finish(const RingSum& sum, ElementRange range, std::span<float> partial) {
+  // The own contribution is the last one of the chain (ring.h).
   Add(sum, range, partial);
   starring::Finish(InFlightOf(sum.number).head.result(), partial, Result(sum, range).data());
 }

@@ -23,6 +23,7 @@ Star::Options StarOptionsOf(const ReduceStarOptions& options, StarSink* sink) {
                         .slot_count = kReduceStarSlots,
                         .window_bytes = 0,
                         .owners_have_results = options.server_count == 0,
+                        // No two reductions have the same number, so no result waits until an earlier one has left.
                         .results_are_replaced = false,
                         .memory = {},
                         .shared = {},

@@ -40,6 +40,8 @@ HostMemory::Options HostArraysMemory(const HostArraysShape& shape) {
                 return arrays * ArrayElements(shape) * static_cast<int64_t>(sizeof(float));
               },
           .bucket_count = shape.bucket_count,
+          // A process reads the gradients of the others and writes its own. Rank 0's piece, which has the parameters,
+          // is writable to all.
           .access = SealedMemory::Access::kRead,
           .layout = absl::StrCat(kArraysVersion, "/", OwnerMap::kSliceBytesMin)};
 }
@@ -53,6 +55,7 @@ HostArrays DivideHostMemory(const HostArraysShape& shape, int rank, HostMemory& 
   for (int64_t node = 0; node < ArrayCount(shape, rank); ++node) {
     arrays.own_gradients.push_back(Floats(memory.writable_piece(rank)).subspan(node * array, shape.element_count));
   }
+  // After the gradients of rank 0.
   arrays.parameters = Floats(memory.writable_piece(0)).subspan(ArrayCount(shape, 0) * array, shape.element_count);
   return arrays;
 }

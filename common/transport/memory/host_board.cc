@@ -49,11 +49,14 @@ bool HostBoard::Send(int rank, int tag, std::span<const std::byte> data) {
   CHECK_LE(data.size(), kMessageBytesMax);
   Queue& queue = QueueOf(rank_, rank);
   const uint32_t put = queue.put.load(std::memory_order_relaxed);
+  // Differences of unsigned counts are right also when the counts wrap.
   if (put - queue.taken.load() >= kQueueMessages) return false;
   Message& message = queue.messages[put % kQueueMessages];
   message.tag = tag;
   message.bytes = static_cast<uint32_t>(data.size());
   std::ranges::copy(data, message.data);
+  // The message is there before the count says so, and the count before the bit. The receiver reads them the other way
+  // round.
   queue.put.store(put + 1);
   SendersTo(rank)[rank_ / 64].bits.fetch_or(uint64_t{1} << (rank_ % 64));
   Ring(rank);
@@ -65,6 +68,7 @@ absl::Status HostBoard::Take(absl::FunctionRef<void(int, int, std::span<const st
   for (size_t word = 0; word < words.size(); ++word) {
     // An exchange costs as much as the whole look, and seldom finds anything.
     if (words[word].bits.load() == 0) continue;
+    // Cleared before the queues are read: a message that comes meanwhile sets its bit again.
     for (uint64_t bits = words[word].bits.exchange(0); bits != 0; bits &= bits - 1) {
       const int from = static_cast<int>(word) * 64 + std::countr_zero(bits);
       if (from >= world_size_) return absl::InternalError(absl::StrCat("the shared board names rank ", from));
@@ -110,6 +114,8 @@ void HostBoard::Clear() {
 
 void HostBoard::Ring(int rank) {
   Bell& bell = bells_[rank];
+  // The value changes before the watch is read, and a sleeper sets the watch before the kernel compares the value
+  // (Sleep). So one of the two notices the other.
   bell.value.fetch_add(1);
   switch (bell.watch.load()) {
     case kUnwatched:
@@ -129,6 +135,7 @@ void HostBoard::RingHere() {
 void HostBoard::EndLooking(uint32_t seen) {
   Bell& bell = bells_[rank_];
   bell.watch.store(kUnwatched);
+  // A ring while this thread was looking has woken no other sleeper.
   if (bell.value.load() != seen) WakeOthers(bell);
 }
 

@@ -54,6 +54,7 @@ std::string RefusalOf(const std::vector<std::string>& places, int worker_count, 
     if (place[0].empty()) return absl::StrCat(name, " does not know its host: /proc gives it no boot id");
     if (place[0] != root[0]) return absl::StrCat("rank 0 is on ", root[3], ", ", name, " on ", place[3]);
     if (place[1] != root[1]) return absl::StrCat("rank 0 and ", name, " run different builds");
+    // A page counts for the control group of the process that touches it first, which may be any of them.
     if (available < needed) {
       return absl::StrCat("all processes together need ", needed, " bytes, and ", name, " can get ", available);
     }
@@ -135,6 +136,7 @@ absl::Status HostMemory::Open(const std::vector<std::string>& pieces, int rank, 
     if (!piece.error.empty()) return absl::UnavailableError(absl::StrCat("rank ", other, ": ", piece.error));
     const int64_t bytes = PieceBytes(other, world_size, options);
     if (other == rank || bytes == 0) continue;
+    // Rank 0's piece begins with the board, on which all processes write.
     auto opened =
         SealedMemory::Open(piece.where, bytes, other == 0 ? SealedMemory::Access::kReadWrite : options.access);
     if (!opened.ok()) {

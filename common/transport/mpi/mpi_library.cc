@@ -121,6 +121,7 @@ bool FindHandles(void* library, MpiHandles<OpenMpiAbi>& handles) {
   return std::ranges::find(all, nullptr) == std::end(all);
 }
 
+// The handles are numbers, which all libraries with MPICH's ABI share.
 bool FindHandles(void* /*library*/, MpiHandles<MpichAbi>& handles) {
   handles = {.world = 0x44000000,
              .byte = 0x4c00010d,
@@ -141,6 +142,7 @@ absl::StatusOr<MpiLibrary> Fill(void* library, const std::string& file) {
   if (!Find(library, "MPI_" #name, calls.mpi.name)) missing.emplace_back("MPI_" #name);
   STARRING_MPI_FUNCTIONS(STARRING_MPI_FIND)
 #undef STARRING_MPI_FIND
+  // Not every library has this one, and a job on CPUs does without it.
   Find(library, "MPIX_Query_cuda_support", calls.mpi.query_cuda_support);
   if (!FindHandles(library, calls.handles)) missing.emplace_back("handles of Open MPI");
   if (missing.empty()) return MpiLibrary{.file = file, .calls = calls};
@@ -237,6 +239,7 @@ std::vector<std::string> LibraryFolders(const std::string& prefix) {
 std::vector<MpiFamily> MpiFamilies(const std::string& asked, Launcher launcher, EnvironmentLookup lookup) {
   if (asked == "openmpi" || (asked == "auto" && launcher == Launcher::kOpenMpi)) return {MpiFamily::kOpenMpi};
   if (asked == "mpich" || (asked == "auto" && launcher == Launcher::kPmi)) return {MpiFamily::kMpich};
+  // Slurm starts ranks by PMI for MPICH, and by PMIx for Open MPI.
   if (launcher == Launcher::kSlurm && lookup("PMIX_RANK") == nullptr && lookup("PMI_RANK") != nullptr) {
     return {MpiFamily::kMpich, MpiFamily::kOpenMpi};
   }

@@ -193,6 +193,7 @@ ssize_t OpensslSession::Send(std::span<const iovec> parts) {
     errno = EAGAIN;
     return -1;
   }
+  // All that was encrypted before has left, so the encrypted bytes in memory are bounded.
   size_t left = 0;
   for (const iovec& part : parts) left += part.iov_len;
   std::array<char, kRecordBytesMax> gathered;
@@ -222,6 +223,7 @@ ssize_t OpensslSession::Send(std::span<const iovec> parts) {
         Lose(EBADMSG);
         return -1;
       }
+      // Encrypted bytes count as taken: a record cannot be taken back, and must leave in its turn.
       left -= size;
       taken += static_cast<ssize_t>(size);
     }
@@ -273,6 +275,7 @@ ssize_t OpensslSession::Receive(std::span<const iovec> parts) {
   for (const iovec& part : parts) {
     for (size_t filled = 0; filled < part.iov_len;) {
       size_t step = 0;
+      // Bytes that were decrypted before the end are delivered before it.
       if (SSL_pending(ssl_.get()) == 0 && end_.has_value()) {
         if (got > 0) return got;
         errno = *end_;

@@ -58,6 +58,7 @@ absl::Status DecodeStatus(std::string_view payload) {
   if (payload.size() < sizeof(code)) return absl::InvalidArgumentError("refused, without a reason");
   std::memcpy(&code, payload.data(), sizeof(code));
   const std::string text = absl::StrCat("says: ", Escape(payload.substr(sizeof(code))));
+  // The number is another process's. With 0 the refusal would be no error.
   const bool is_known = code > 0 && code <= static_cast<uint32_t>(absl::StatusCode::kUnauthenticated);
   return absl::Status(is_known ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kInternal, text);
 }
@@ -89,6 +90,7 @@ void TcpFrameConnection::Flush() {
 }
 
 void TcpFrameConnection::BeginTls(const TlsContext& context, TlsContext::Side side) {
+  // The session begins with the next byte in either direction.
   CHECK(!has_unsent() && received_.empty());
   channel_.Encrypt(context.NewSession(fd(), side));
 }
@@ -106,6 +108,7 @@ absl::StatusOr<bool> TcpFrameConnection::Fill(size_t size) {
     received_.resize(size);
     const iovec part = {.iov_base = received_.data() + before, .iov_len = size - before};
     const ssize_t got = channel_.Receive({&part, 1});
+    // Kept now: resize may change errno.
     const int error = got < 0 ? errno : 0;
     received_.resize(before + static_cast<size_t>(std::max<ssize_t>(0, got)));
     if (got > 0) continue;
@@ -129,6 +132,7 @@ absl::StatusOr<std::optional<TcpFrame>> TcpFrameConnection::Receive(size_t paylo
                                                    ": start all ranks from one build"));
   }
   if (head.kind == TcpFrameKind::kRefusal) payload_bytes_max = static_cast<size_t>(kStatusTextBytesMax);
+  // The length comes from another process, and is checked before memory is taken.
   if (head.length > payload_bytes_max) {
     return absl::InvalidArgumentError(
         absl::StrCat("announces ", head.length, " bytes where at most ", payload_bytes_max, " are allowed"));

@@ -61,6 +61,7 @@ TcpFullMesh::TcpFullMesh(TcpRendezvousOptions options)
       members_(world_size_),
       links_(world_size_) {
   absl::Duration patience = BoundedDeadline(options_.join_deadline);
+  // Rank 0 knows the cause, so the others give its verdict a moment longer to arrive.
   if (rank_ != 0) patience += absl::Milliseconds(kVerdictGraceMs);
   deadline_ = begin_ + absl::ToChronoNanoseconds(patience);
   redial_until_ = begin_ + absl::ToChronoNanoseconds(BoundedDeadline(options_.join_deadline) * kRedialPart);
@@ -112,6 +113,7 @@ absl::Status TcpFullMesh::Follow() {
   RETURN_IF_ERROR(Register());
   RETURN_IF_ERROR(RunUntil([&] { return !table_.empty(); }));
   phase_ = Phase::kMesh;
+  // The higher one of two ranks dials, or both would.
   DialLowerRanks();
   RETURN_IF_ERROR(RunUntil([&] { return IsMeshComplete(); }));
   phase_ = Phase::kGo;
@@ -169,6 +171,7 @@ absl::Status TcpFullMesh::Round() {
   for (Member& member : members_) {
     if (member.connection.has_value()) polled.push_back(Polled(*member.connection));
   }
+  // If the call is interrupted, no descriptor has an event, and the caller looks at its deadline.
   poll(polled.data(), polled.size(), PollTimeoutMs());
   CHECK((polled[0].revents & POLLNVAL) == 0) << "the listener is closed: was it opened before a fork?";
   // Members come first: a rank that has ended and been started again must be forgotten before it registers again. The

@@ -18,6 +18,7 @@ namespace {
 constexpr size_t kNonceBytes = 32;
 constexpr size_t kProofBytes = 32;
 constexpr size_t kCodeBytes = 32;
+// Each code begins with its purpose, so that none can be used for another one.
 constexpr char kGreets[] = "starring rank greets";
 constexpr char kDials[] = "starring rank dials";
 constexpr char kIsDialled[] = "starring rank is dialled";

@@ -58,6 +58,7 @@ int Open(sockaddr_storage& place, int port) {
   const int yes = 1, no = 0;
   // A job that is started again must not wait until the kernel has forgotten the last one's connections.
   setsockopt(listening.fd(), SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
+  // The IPv6 address of zeros takes IPv4 connections, too, whatever the machine's default is.
   if (is_six) setsockopt(listening.fd(), IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof(no));
   socklen_t bound = length;
   if (bind(listening.fd(), reinterpret_cast<const sockaddr*>(&place), length) != 0 ||

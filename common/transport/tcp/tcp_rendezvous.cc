@@ -61,6 +61,8 @@ absl::Status CheckRendezvousOptions(const TcpRendezvousOptions& options) {
   }
   if (options.world_size == 1) return absl::OkStatus();
   RETURN_IF_ERROR(CheckAddress(options));
+  // As many as rank 0 needs, which is dialled three times by each rank. Looked at before the first connection, because
+  // a job that runs out of descriptors would fail in the middle of connecting.
   const int64_t connections = 3 * int64_t{options.world_size - 1} + kStrangerConnectionsMax;
   const int64_t needed = WorkerDescriptors(connections);
   if (const int64_t may_open = RaiseDescriptorLimit(needed); may_open < needed) {

@@ -73,6 +73,7 @@ absl::Status TcpStream::Write(int64_t budget, std::vector<Transport::Token>& sen
       bytes += static_cast<int64_t>(size);
     };
     for (const Outgoing& message : outgoing_) {
+      // The rest of a message is two parts at most: of its header, and of its bytes.
       if (part_count + 2 > parts.size() || bytes >= budget) break;
       const size_t header_sent = std::min(message.sent, sizeof(message.header));
       if (header_sent < sizeof(message.header)) {

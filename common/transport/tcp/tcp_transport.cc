@@ -307,6 +307,7 @@ absl::Status TcpTransport::Poll(std::vector<Token>& completed) {
   std::array<epoll_event, kTcpStreamsPerPollMax> events;
   // The kernel keeps its list of ready streams in turns: those that are returned go to its end.
   const int count = epoll_wait(epoll_.fd(), events.data(), static_cast<int>(events.size()), 0);
+  // Together they move no more than one poll may, so that none keeps the caller from its other work.
   for (int i = 0; i < count; ++i) Serve(*connections_[events[i].data.u32], events[i].events, kTcpPollBytesMax / count);
   // A message that arrived before a loss counts first: it may be the verdict after which the peer has ended.
   if (loss_count_ > 0 && done_.empty()) JudgeLosses();
@@ -355,6 +356,7 @@ void TcpTransport::End(Connection& connection, const absl::Status& why) {
 }
 
 void TcpTransport::Lose(Peer& peer, const absl::Status& why) {
+  // The first reason is the cause. Later ones follow from it.
   if (peer.loss.has_value()) return;
   peer.loss = {.why = why, .since = Clock::now()};
   ++loss_count_;
@@ -421,6 +423,7 @@ std::optional<Transport::Received> TcpTransport::TryReceive(int tag, std::span<s
   CHECK_LE(notice.data.size(), data.size());
   std::copy(notice.data.begin(), notice.data.end(), data.begin());
   --peers_[notice.peer].notice_count;
+  // With a notice fewer here, the peer's next ones may be read again.
   Watch(*peers_[notice.peer].notices);
   if (notices_.empty() && done_.empty() && error_.ok()) has_work_.store(false);
   return Received{.peer = notice.peer, .bytes = std::ssize(notice.data)};

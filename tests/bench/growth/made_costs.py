@@ -45,4 +45,4 @@ def make_measurements(syncs: Sequence[str] = cells.SYNCS, workers: Sequence[int]
 
 def make_book(costs: model.Costs = COSTS, syncs: Sequence[str] = cells.SYNCS) -> cost_book.CostBook:
     return cost_book.CostBook({(sync, medium): costs for sync in syncs for medium in cost_book.MEDIA},
-                              {"ring": 0.0}, 0.0, "a machine", "abc1234", "2026-11-22", "bazel run //bench:growth")
+                              0.0, "a machine", "abc1234", "2026-11-22", "bazel run //bench:growth")

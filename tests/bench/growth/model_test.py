@@ -8,7 +8,7 @@ import unittest
 import exchange_model as model
 import sync_cells as cells
 from made_costs import COSTS, FREE
-from workload import (Cluster, Group, Workload, WorkloadError, block_bytes, bucket_count, chunk_bytes, groups,
+from workload import (Cluster, Group, Workload, WorkloadError, block_bytes, bucket_sizes, chunk_bytes, groups,
                       rounded_bucket_bytes)
 
 MIB = 1 << 20
@@ -18,6 +18,10 @@ BY_SYNC = cells.BY_SYNC
 
 def own(sync):
     return dataclasses.replace(BY_SYNC[sync], placement=cells.OWN_HOSTS)
+
+
+def bucket_count(*of):
+    return sum(count for _, count in bucket_sizes(*of))
 
 
 def exchange_s(place, workers, servers, size, bucket=MIB, costs=FREE, **cluster):
@@ -96,17 +100,6 @@ class BoundTest(unittest.TestCase):
                 BY_SYNC[sync], 8, servers, 4096)
             self.assertAlmostEqual(latency, hops)
 
-    def test_a_cell_wastes_while_several_senders_meet_and_buckets_wait_for_each_other(self):
-        cluster = Cluster(hosts=8, cores=2, bytes_per_second=RATE)
-        for place, workers, servers, size, wasted in (
-                (BY_SYNC["ring"], 4, 0, 16 * MIB, 0.0), (BY_SYNC["star"], 2, 2, 16 * MIB, 0.0),
-                (BY_SYNC["star"], 4, 4, 16 * MIB, 1 / 16), (BY_SYNC["star"], 4, 4, MIB, 0.0),
-                (own("star"), 1, 1, 16 * MIB, 0.0), (own("star"), 2, 2, 4 * MIB, 1 / 4)):
-            for load in model.loads(model.Job(place, workers, servers), cluster, size, MIB):
-                self.assertAlmostEqual(load.wasting, wasted)
-                self.assertAlmostEqual(model.parts(load, cluster, FREE, 1.5).wire_s,
-                                       model.parts(load, cluster, FREE).wire_s + 1.5 * wasted * load.link_bytes / RATE)
-
     def test_cores_and_link_take_turns_over_one_bucket_of_a_server(self):
         # Only summing costs anything: cores need as long for a MiB of one worker as a link.
         costs = dataclasses.replace(FREE, seconds={"sum_byte": 1 / RATE})
@@ -122,9 +115,9 @@ class BoundTest(unittest.TestCase):
         # Ranks sum and send a bucket's chunks at the same time.
         for sync in ("ring", "star-tcp"):
             self.assertAlmostEqual(exchange_s(BY_SYNC[sync], 4, 0, 16 * MIB, 16 * MIB, costs, cores=1), 1.5 * size)
-        computing = model.predict(model.Job(BY_SYNC["star"], 4, 4), Cluster(4, cores=2, bytes_per_second=RATE),
-                                  Workload("a", 16 * MIB, 10.0, bucket_bytes=4 * MIB), costs)
-        self.assertAlmostEqual(computing.exposed_s, 1.5 * size / 4 + size / 2 / 4)
+        step_s = model.predict_s(model.Job(BY_SYNC["star"], 4, 4), Cluster(4, cores=2, bytes_per_second=RATE),
+                                 Workload("a", 16 * MIB, 10.0, bucket_bytes=4 * MIB), costs)
+        self.assertAlmostEqual(step_s - 10, 1.5 * size / 4 + size / 2 / 4)
 
     def test_an_emulated_link_catches_up_on_idle_time(self):
         def saved(place, workers, servers, size, burst_s, **more):
@@ -143,8 +136,9 @@ class BoundTest(unittest.TestCase):
         self.assertAlmostEqual(saved(own("star"), 2, 2, MIB, 3e-4), 6e-4)
         self.assertEqual(saved(star, 2, 2, MIB, 3e-4), 0)
         computing = Workload("a", MIB, 10.0, bucket_bytes=MIB)
-        steps = [model.predict(model.Job(own("star"), 1, 1), Cluster(2, cores=2, bytes_per_second=RATE, burst_s=burst),
-                               computing, FREE).step_s for burst in (0.0, 3e-4)]
+        job = model.Job(own("star"), 1, 1)
+        steps = [model.predict_s(job, Cluster(2, cores=2, bytes_per_second=RATE, burst_s=burst), computing, FREE)
+                 for burst in (0.0, 3e-4)]
         self.assertAlmostEqual(steps[0] - steps[1], 6e-4)
 
 
@@ -229,44 +223,41 @@ class LoadTest(unittest.TestCase):
 
 
 class StepTest(unittest.TestCase):
-    def predict(self, compute_s, costs=FREE, workers=4, bench=False, cores=8.0, **more):
+    def step_s(self, compute_s, costs=FREE, workers=4, bench=False, cores=8.0, **more):
         cluster = Cluster(hosts=2, cores=cores, bytes_per_second=RATE)
-        return model.predict(model.Job(BY_SYNC["ring"], workers, 0), cluster,
-                             Workload("a", 16 * MIB, compute_s), costs, bench=bench, **more)
+        return model.predict_s(model.Job(BY_SYNC["ring"], workers, 0), cluster,
+                               Workload("a", 16 * MIB, compute_s), costs, bench=bench, **more)
 
     def test_without_computing_a_step_is_its_exchange(self):
-        self.assertAlmostEqual(self.predict(0.0).step_s, 1.5 * 16 * MIB / RATE)
-        self.assertAlmostEqual(self.predict(0.0).exposed_s, self.predict(0.0).step_s)
+        self.assertAlmostEqual(self.step_s(0.0), 1.5 * 16 * MIB / RATE)
 
     def test_long_computing_hides_all_but_the_last_bucket(self):
-        found = self.predict(10.0)
-        self.assertAlmostEqual(found.exposed_s, 1.5 * MIB / RATE)
-        self.assertAlmostEqual(found.step_s, 10 + found.exposed_s)
+        self.assertAlmostEqual(self.step_s(10.0), 10 + 1.5 * MIB / RATE)
 
     def test_short_computing_delays_the_first_bucket(self):
         # The first of 16 buckets leaves after forward and a 16th of backward.
-        found = self.predict(0.03)
-        self.assertAlmostEqual(found.step_s, 1.5 * 16 * MIB / RATE + 0.03 * (1 / 3 + 2 / 3 / 16))
+        self.assertAlmostEqual(self.step_s(0.03), 1.5 * 16 * MIB / RATE + 0.03 * (1 / 3 + 2 / 3 / 16))
 
     def test_a_bench_submits_before_it_computes(self):
-        self.assertAlmostEqual(self.predict(0.03, bench=True).step_s, 1.5 * 16 * MIB / RATE)
+        self.assertAlmostEqual(self.step_s(0.03, bench=True), 1.5 * 16 * MIB / RATE)
 
     def test_busy_cores_hide_nothing(self):
         cluster = Cluster(cores=2)
         job = model.Job(BY_SYNC["ring"], 2, 0)
-        alone, busy = (model.predict(job, cluster, Workload("a", 16 * MIB, seconds), COSTS) for seconds in (0.0, 10.0))
+        alone, busy = (model.predict_s(job, cluster, Workload("a", 16 * MIB, seconds), COSTS) - seconds
+                       for seconds in (0.0, 10.0))
         load, = model.loads(job, cluster, 16 * MIB, MIB)
         work = model.parts(load, cluster, COSTS).cpu_s
-        self.assertAlmostEqual(busy.exposed_s, COSTS.contention * work)
-        self.assertLess(alone.exposed_s, busy.exposed_s)
+        self.assertAlmostEqual(busy, COSTS.contention * work)
+        self.assertLess(alone, busy)
 
     def test_workers_that_share_a_core_compute_longer(self):
         cluster = Cluster(cores=2)
-        found = model.predict(model.Job(BY_SYNC["ring"], 8, 0), cluster, Workload("a", 4096, 1.0), FREE)
-        self.assertAlmostEqual(found.step_s, 4.0)
+        found = model.predict_s(model.Job(BY_SYNC["ring"], 8, 0), cluster, Workload("a", 4096, 1.0), FREE)
+        self.assertAlmostEqual(found, 4.0)
 
     def test_the_slowest_of_many_is_slower(self):
-        steps = [self.predict(1.0, workers=workers, jitter=0.01).step_s for workers in (2, 64)]
+        steps = [self.step_s(1.0, workers=workers, jitter=0.01) for workers in (2, 64)]
         self.assertGreater(steps[1], steps[0])
         self.assertLess(steps[1], 1.08)
 
@@ -277,9 +268,9 @@ class StepTest(unittest.TestCase):
                 cluster = Cluster(hosts=2, cores=2, bytes_per_second=RATE, latency_s=1e-5)
 
                 def step(size, compute_s, job=job, cluster=cluster):
-                    return model.predict(job, cluster, Workload("a", size, compute_s), COSTS).step_s
+                    return model.predict_s(job, cluster, Workload("a", size, compute_s), COSTS)
 
-                # Of whole blocks: the few owners of a shorter one may take longer than the many of a whole one.
+                # These are whole blocks: the few owners of a shorter one may take longer than the many of a whole one.
                 self.assertLess(step(4 * MIB, 0.01), step(16 * MIB, 0.01))
                 self.assertLess(step(4 * MIB, 0.01), step(4 * MIB, 0.02))
 

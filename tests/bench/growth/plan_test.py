@@ -16,15 +16,15 @@ import xml.etree.ElementTree as ElementTree
 
 import cost_book
 import exchange_model as model
-import line_plot
 import machine
 import plan as program
+import plan_plot
 import planning
 import predictions
 import programs
 import regimes
 import sync_cells as cells
-from emulated_hosts import Comparison, Link
+from emulated_hosts import Comparison
 from made_costs import COSTS, FREE, make_book
 from workload import Cluster, Workload, WorkloadError
 
@@ -79,7 +79,7 @@ class PlanningTest(unittest.TestCase):
         text = "\n".join(program.text_of(make()))
         self.assertRegex(text, r"star/tcp on own hosts .* - \n")
         self.assertIn("over 256 servers, or over TCP more than 1024 workers and servers together", text)
-        ElementTree.fromstring(program.picture_of(make(workers=[1024])))
+        ElementTree.fromstring(plan_plot.picture_of(make(workers=[1024])))
 
     def test_hosts_of_servers_are_counted(self):
         found = make(workers=[2, 3, 4], cluster=dataclasses.replace(HOSTS, hosts=4))
@@ -228,12 +228,11 @@ class PlanningTest(unittest.TestCase):
     def test_what_is_assumed_is_said(self):
         text = "\n".join(make(workers=[2]).assumptions)
         for wanted in ("each host has 2 cores (--cores)", "GPUs, NCCL and NVLink are not modelled",
-                       "no jitter: --jitter", "two thirds of computing", "links share no bottleneck", "travel by TCP"):
+                       "no jitter: --jitter", "two thirds of computing", "links share no bottleneck",
+                       "wastes part of a link", "travel by TCP"):
             self.assertIn(wanted, text)
-        self.assertNotIn("--lab", text)
-        bare = dataclasses.replace(make_book(), wasted_buckets={}, jitter=0.1)
-        text = "\n".join(planning.make(Workload("a", MIB), HOSTS, [2], bare).assumptions)
-        self.assertIn("//bench:growth -- --lab", text)
+        noisy = dataclasses.replace(make_book(), jitter=0.1)
+        text = "\n".join(planning.make(Workload("a", MIB), HOSTS, [2], noisy).assumptions)
         self.assertIn("computing takes no time, so nothing hides the exchange: --compute_ms=T", text)
         self.assertNotIn("jitter", text)
         self.assertNotIn("links share", "".join(make(workers=[2], cluster=Cluster(cores=2)).assumptions))
@@ -303,26 +302,34 @@ class OutputTest(unittest.TestCase):
 
     def test_picture(self):
         made = make(workers=[2, 4, 8])
-        lines = []
-        with unittest.mock.patch.object(line_plot, "draw", lambda _title, _label, drawn: lines.extend(drawn)):
-            program.picture_of(made)
-        # Step time over the fastest cell's, so the lowest value of each number of workers is 1.
-        self.assertEqual([min(line.y[index] for line in lines) for index in range(3)], [1.0, 1.0, 1.0])
-        self.assertEqual([len(line.band) == 3 for line in lines], [True, True] + [False] * 6)
-        self.assertEqual(lines[0].name, planning.winners(made)[-1].line.name)
-        root = ElementTree.fromstring(program.picture_of(made))
-        kinds = [element.tag.rpartition("}")[2] for element in root.iter()]
-        self.assertEqual((kinds.count("polyline"), kinds.count("polygon"), kinds.count("circle")), (8, 2, 24))
-        self.assertIn("over the fastest cell", ElementTree.tostring(root, "unicode"))
-        ElementTree.fromstring(line_plot.draw("a < b", "x", [line_plot.Line("one", [1.0], [1.0])]))
+        root = ElementTree.fromstring(plan_plot.picture_of(made))
+        elements = {kind: [one for one in root.iter() if one.tag.endswith("}" + kind)]
+                    for kind in ("polyline", "polygon", "circle", "text")}
+        self.assertEqual([len(elements[kind]) for kind in ("polyline", "polygon", "circle")], [8, 2, 24])
+        texts = [one.text for one in elements["text"]]
+        self.assertIn("over the fastest cell's", texts[0])
+        self.assertEqual(texts[-8], planning.winners(made)[-1].line.name)  # the legend begins with it
+        # Step time over the fastest cell's, so the lowest point of each number of workers is at 1.
+        lowest = {}
+        for circle in elements["circle"]:
+            lowest.setdefault(circle.get("cx"), []).append(float(circle.get("cy")))
+        one, = (float(text.get("y")) - 4 for text in elements["text"] if text.text == "1.00")
+        self.assertEqual({max(values) for values in lowest.values()}, {one})
 
     def test_a_picture_is_linear_and_clipped(self):
-        text = line_plot.draw("a", "x", [line_plot.Line("one", [1, 2, 4], [1.0, 2.0, 9.0])])
-        points = re.search('polyline points="([^"]*)"', text)[1].split()
-        top, middle, bottom = (float(points[place].split(",")[1]) for place in (2, 1, 0))
+        made = make(workers=[4], syncs=["ring", "ring-tcp", "star-mpi"])
+        steps = (0.5, 1.0, 4.5)
+        lines = [dataclasses.replace(line, points=[dataclasses.replace(line.points[0], step_s=step, low_s=step,
+                                                                       high_s=step)])
+                 for line, step in zip(made.lines, steps)]
+        text = plan_plot.picture_of(dataclasses.replace(
+            made, workload=dataclasses.replace(made.workload, name="a < b"), lines=lines))
+        bottom, middle, top = map(float, re.findall('circle cx="[^"]*" cy="([^"]*)"', text))
         self.assertAlmostEqual(middle, (top + bottom) / 2, delta=0.2)
+        self.assertEqual(bottom, plan_plot.HEIGHT - 46)  # the fastest cell is on the axis
         self.assertIn(">3.00<", text)
         self.assertNotIn(">9.00<", text)
+        ElementTree.fromstring(text)
 
 
 @unittest.mock.patch.object(machine, "cores", lambda: [0, 1])
@@ -397,12 +404,14 @@ class ProgramTest(unittest.TestCase):
         self.assertNotIn("between hosts", text)
 
     def test_a_model_and_a_cluster_are_measured(self):
+        link = Cluster(2, bytes_per_second=1e10 / 8, latency_s=1e-5)
         with unittest.mock.patch.object(program, "model_facts", lambda *_: (8 * MIB, 0.004)), \
-                unittest.mock.patch.object(program, "link", lambda hosts, _: Link(1e9 / 8 * 10, 1e-5)):
+                unittest.mock.patch.object(program, "link", lambda *_: link):
             status, text, _ = self.run_plan("--model=mlp", "--measure=a,b,c")
             self.assertEqual(status, 0)
             self.assertIn("mlp: 8,388,608 bytes, 4.00 ms of computing", text)
             self.assertIn("10 Gbit/s of payload and 10 us", text)
+            self.assertIn("hosts: 3, each with 2 cores and up to 1 workers", text)
             self.assertIn("7.00 ms of computing", self.run_plan("--model=mlp", "--compute_ms=7")[1])
 
     def test_refusals(self):
@@ -416,6 +425,7 @@ class ProgramTest(unittest.TestCase):
                              "give either --measure"),
                             (["--bytes=1", "--compute_ms=1"], "at least one parameter"),
                             (["--bytes=4096", "--compute_ms=1", "--workers=2048"], "2 to 1024 workers"),
+                            (["--bytes=4096", "--compute_ms=1", "--workers=1,2"], "2 to 1024 workers"),
                             (["--bytes=4096", "--compute_ms=1", "--measure=a"], "between two hosts"),
                             (["--bytes=4096", "--compute_ms=1", "--servers=257"], "1 to 256 servers"),
                             (["--bytes=4096", "--compute_ms=1", "--servers=-1"], "1 to 256 servers"),

@@ -17,6 +17,7 @@ absl::StatusOr<std::unique_ptr<MachineTrial>> MachineTrial::Create(Options optio
                                                            .element_count = options.buckets.element_count(),
                                                            .first_step = 0,
                                                            .optimizer = options.optimizer,
+                                                           // The gradients are zeros, so any rate does.
                                                            .schedule = {.kind = ScheduleKind::kConstant, .base = 1}}));
   return std::unique_ptr<MachineTrial>(new MachineTrial(std::move(options), std::move(owned)));
 }

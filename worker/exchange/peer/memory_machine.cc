@@ -72,6 +72,7 @@ void MemoryMachine::Submit(int64_t step, int bucket, std::span<const float> grad
   counters_.bytes_received += bytes;
 
   const int64_t all_arrived = state.submit_count * worker_count_;
+  // Only the last arrival lets the owners begin, so no other one wakes them.
   if (board_.Arrive(bucket) == all_arrived) RingOwners(bucket);
   if (slice.size() > 0) {
     transport_.PostWait(board_.arrivals(bucket), all_arrived, TokenOf(this, bucket, kArrivals));

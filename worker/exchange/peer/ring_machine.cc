@@ -62,6 +62,7 @@ ExchangeCounters RingMachine::counters() const {
 
 std::span<const float> RingMachine::Contribution(const RingSum& sum, ElementRange range) {
   const int64_t at = range.begin - sum.elements.begin;
+  // The gradient begins with the bucket, and a range counts from the begin of the vector.
   return {gradients_[sum.number] + at, static_cast<size_t>(range.size())};
 }
 
@@ -78,6 +79,7 @@ void RingMachine::Finish(const RingSum& sum, ElementRange range, std::span<float
          .bucket = sum.labels.bucket,
          .range = range,
          .sum = partial,
+         // The optimizer adds it in its own pass, which saves one over memory.
          .last = Contribution(sum, range),
          .parameters = Parameters(range)});
 }
@@ -92,6 +94,7 @@ std::span<std::byte> RingMachine::Result(const RingSum& /*sum*/, ElementRange ra
   return std::as_writable_bytes(Parameters(range));
 }
 
+// No gradient: the bucket is ready (IsReady), and the caller may overwrite what it submitted.
 void RingMachine::OnReady(const RingSum& sum) { gradients_[sum.number] = nullptr; }
 
 }  // namespace starring

@@ -104,6 +104,7 @@ absl::Status FinishAtServers(MessagePump& pump, const JobSpec& job) {
   std::vector<MessagePump::Token> sent, answered;
   const ShardRequest request = {.kind = ShardRequest::Kind::kFinish};
   for (int server = pump.worker_count(); server < pump.world_size(); ++server) {
+    // Posted before the request leaves, so that no answer comes unexpected.
     answered.push_back(pump.Receive(server, ControlTag::kShardAnswer, 1));
     sent.push_back(pump.Send(server, ControlTag::kShardRequest, std::as_bytes(std::span(&request, 1))));
   }

@@ -60,21 +60,25 @@ Star::Options StarMachine::StarOptions(const RankMachineOptions& options, const 
     // A slice is one message.
     star.message_bytes_max = buckets_.bucket_bytes();
     star.slot_count = ShardSlots(buckets_.bucket_count());
+    // No window: a slow server must not hold up the slices of the others.
     star.window_bytes = 0;
     return star;
   }
   star.plan = job.sum_order == SumOrder::kChain ? Order::Plan::kChain : Order::Plan::kTree;
+  // The nodes of micro-batches are added as a tree over the leaves, when all are there (FinishNodes).
   if (job.micro_batches > 0) star.plan = Order::Plan::kAll;
   star.slot_count =
       options.groups_in_flight_max > 0 ? options.groups_in_flight_max : RingBlocksInFlightMax(worker_count_);
   // Packing reads and writes floats, and those of a GPU are out of reach. All ranks have GPUs then, or none has.
   star.message_bytes_max = owner_->own_parameters().empty() && job.micro_batches == 0 ? kChunkBytesMax : 0;
   const int64_t chunk_bytes = ChunkBytesFor(worker_count_);
+  // A message carries as many chunks as fit, but never chunks of two buckets.
   const int64_t bucket_blocks = buckets_.bucket_bytes() / Bytes(ReductionBlockElements(worker_count_));
   const int64_t blocks =
       std::clamp<int64_t>(star.message_bytes_max / chunk_bytes, 1, std::max<int64_t>(bucket_blocks, 1));
   star.sizes = {.piece_bytes_max = blocks * chunk_bytes, .have_several_ranges = blocks > 1};
   const ElementRange last = buckets_.last_block();
+  // A short last block has fewer owners than ranks. Each of them has several chunks of it, in one piece.
   if (owners_.OwnersOfBlock(last) < worker_count_) {
     star.sizes.joined_bytes_max = Bytes(owners_.SliceOfBlock(last, rank_).size());
   }
@@ -90,6 +94,7 @@ void StarMachine::SubmitNode(int64_t /*step*/, int bucket, int node, std::span<c
 void StarMachine::Submit(int64_t step, int bucket, std::span<const float> gradient) {
   const ElementRange range = buckets_.bucket(bucket);
   CHECK(IsReady(bucket)) << "bucket " << bucket << " submitted twice without Await";
+  // This gradient is the last node's. Those before it came by SubmitNode, and leave with it.
   SubmitNode(step, bucket, static_cast<int>(gradients_.size()) - 1, gradient);
   if (!star_.has_value()) {
     const TraceSpan span(track_, "apply", {.step = step, .bucket = bucket});
@@ -153,6 +158,7 @@ StarSink::Finished StarMachine::FinishAll(const StarSum& sum, const Output& outp
 }
 
 void StarMachine::FinishRuns(const StarSum& sum, ElementRange range, std::span<std::byte* const> contributions) {
+  // The chain of each run begins with another rank (reduction_order.h), so a run is added by itself.
   ForEachRun(range, buckets_.element_count(), {.order = SumOrder::kChain, .world_size = buckets_.world_size()},
              [&](ElementRange run, int first_rank) {
                std::vector<std::byte*> of_run;
