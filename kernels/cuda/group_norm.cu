@@ -7,27 +7,41 @@
 namespace starring::cuda {
 namespace {
 
-// A block's image and group, and where its elements are.
-struct GroupPlace {
-  int64_t group_size, group_channels, first;  // of the elements: the first one
-  int64_t channels, first_channel;
-  Divisor split;
+// How the values of a group are found, made on the host: a division in a kernel is a call, which spills registers.
+struct GroupGeometry {
+  int64_t size, channels;  // values of a group; channels of the tensor
+  Divisor groups, group_channels;
+  int64_t group_channels_size, image_size;
+  double reciprocal_size;
 
-  __device__ GroupPlace(const GroupNormShape& s, const Divisor& group_split, int64_t block)
-      : group_size(s.pixels * (s.channels / s.groups)),
-        group_channels(s.channels / s.groups),
-        first(block / s.groups * s.pixels * s.channels + block % s.groups * group_channels),
+  explicit GroupGeometry(const GroupNormShape& s)
+      : size(s.pixels * (s.channels / s.groups)),
         channels(s.channels),
-        first_channel(block % s.groups * group_channels),
-        split(group_split) {}
+        groups(s.groups),
+        group_channels(s.channels / s.groups),
+        group_channels_size(s.channels / s.groups),
+        image_size(s.pixels * s.channels),
+        reciprocal_size(1.0 / static_cast<double>(size)) {}
+};
 
-  // Element i of the group: its channel, counted in the group, and its place in the tensor.
+// A block's image and group.
+struct GroupPlace {
+  const GroupGeometry& g;
+  int64_t first_channel, first;  // of the group's values: the first one
+
+  __device__ GroupPlace(const GroupGeometry& geometry, uint32_t block) : g(geometry) {
+    const auto [image, group] = g.groups.Split(block);
+    first_channel = group * g.group_channels_size;
+    first = image * g.image_size + first_channel;
+  }
+
+  // Value i of the group: its channel, counted in the group, and its place in the tensor.
   struct Element {
     int64_t channel, place;
   };
   __device__ Element At(int64_t i) const {
-    const auto [pixel, channel] = split.Split(static_cast<uint32_t>(i));
-    return {channel, first + int64_t{pixel} * channels + channel};
+    const auto [pixel, channel] = g.group_channels.Split(static_cast<uint32_t>(i));
+    return {channel, first + pixel * g.channels + channel};
   }
 };
 
@@ -46,25 +60,25 @@ __device__ double SumOfBlock(double value, double* buffer) {
 }
 
 __global__ void __launch_bounds__(kBlockThreads)
-    ForwardKernel(GroupNormShape s, Divisor split, GroupNormMemory memory, const float* x, const float* gamma,
+    ForwardKernel(GroupGeometry g, float epsilon, GroupNormMemory memory, const float* x, const float* gamma,
                   const float* beta, float* y) {
   __shared__ double buffer[kBlockThreads];
-  const GroupPlace group(s, split, blockIdx.x);
-  const double size = static_cast<double>(group.group_size);
+  const GroupPlace group(g, blockIdx.x);
   double sum = 0, squares = 0;
-  for (int64_t i = threadIdx.x; i < group.group_size; i += kBlockThreads) sum += double{x[group.At(i).place]};
-  const float mean = static_cast<float>(SumOfBlock(sum, buffer) / size);
-  for (int64_t i = threadIdx.x; i < group.group_size; i += kBlockThreads) {
+  for (int64_t i = threadIdx.x; i < g.size; i += kBlockThreads) sum += double{x[group.At(i).place]};
+  const float mean = static_cast<float>(SumOfBlock(sum, buffer) * g.reciprocal_size);
+  for (int64_t i = threadIdx.x; i < g.size; i += kBlockThreads) {
     const double distance = double{x[group.At(i).place]} - double{mean};
     squares += distance * distance;
   }
-  const double variance = SumOfBlock(squares, buffer) / size;
-  const float inverse = static_cast<float>(1.0 / sqrt(variance + double{s.epsilon}));
+  const double variance = SumOfBlock(squares, buffer) * g.reciprocal_size;
+  // In float: a root in double is a call, which spills registers, and no digit of the result needs it.
+  const float inverse = 1.0f / sqrtf(static_cast<float>(variance + double{epsilon}));
   if (threadIdx.x == 0) {
     memory.mean[blockIdx.x] = mean;
     memory.inverse_deviation[blockIdx.x] = inverse;
   }
-  for (int64_t i = threadIdx.x; i < group.group_size; i += kBlockThreads) {
+  for (int64_t i = threadIdx.x; i < g.size; i += kBlockThreads) {
     const auto [channel, place] = group.At(i);
     const int64_t c = group.first_channel + channel;
     y[place] = (x[place] - mean) * (gamma[c] * inverse) + beta[c];
@@ -72,22 +86,22 @@ __global__ void __launch_bounds__(kBlockThreads)
 }
 
 __global__ void __launch_bounds__(kBlockThreads)
-    InputGradientKernel(GroupNormShape s, Divisor split, GroupNormMemory memory, const float* x, const float* gamma,
-                        const float* dy, float* dx) {
+    InputGradientKernel(GroupGeometry g, GroupNormMemory memory, const float* x, const float* gamma, const float* dy,
+                        float* dx) {
   __shared__ double buffer[kBlockThreads];
-  const GroupPlace group(s, split, blockIdx.x);
+  const GroupPlace group(g, blockIdx.x);
   const float mean = memory.mean[blockIdx.x], inverse = memory.inverse_deviation[blockIdx.x];
   double sum = 0, product = 0;
-  for (int64_t i = threadIdx.x; i < group.group_size; i += kBlockThreads) {
+  for (int64_t i = threadIdx.x; i < g.size; i += kBlockThreads) {
     const auto [channel, place] = group.At(i);
     const double gradient = double{gamma[group.first_channel + channel]} * double{dy[place]};
     sum += gradient;
     product += gradient * double{x[place] - mean};
   }
-  const double size = static_cast<double>(group.group_size), factor = double{inverse};
-  const float shift = static_cast<float>(SumOfBlock(sum, buffer) * factor / size);
-  const float slope = static_cast<float>(SumOfBlock(product, buffer) * factor * factor * factor / size);
-  for (int64_t i = threadIdx.x; i < group.group_size; i += kBlockThreads) {
+  const double factor = double{inverse};
+  const float shift = static_cast<float>(SumOfBlock(sum, buffer) * factor * g.reciprocal_size);
+  const float slope = static_cast<float>(SumOfBlock(product, buffer) * factor * factor * factor * g.reciprocal_size);
+  for (int64_t i = threadIdx.x; i < g.size; i += kBlockThreads) {
     const auto [channel, place] = group.At(i);
     const float scale = gamma[group.first_channel + channel] * inverse;
     dx[place] = dy[place] * scale - shift - (x[place] - mean) * slope;
@@ -164,15 +178,15 @@ int64_t GroupNormPartialFloats(const GroupNormShape& s) { return 2 * RowTiles(s)
 
 cudaError_t GroupNormForward(cudaStream_t stream, const GroupNormShape& s, const GroupNormMemory& memory,
                              const float* x, const float* gamma, const float* beta, float* y) {
-  return Launch(stream, {.blocks = s.images * s.groups}, ForwardKernel, s, Divisor(s.channels / s.groups), memory, x,
-                gamma, beta, y);
+  return Launch(stream, {.blocks = s.images * s.groups}, ForwardKernel, GroupGeometry(s), s.epsilon, memory, x, gamma,
+                beta, y);
 }
 
 cudaError_t GroupNormBackward(cudaStream_t stream, const GroupNormShape& s, const GroupNormMemory& memory,
                               const GroupNormGradients& g) {
   if (g.dx != nullptr) {
-    const cudaError_t error = Launch(stream, {.blocks = s.images * s.groups}, InputGradientKernel, s,
-                                     Divisor(s.channels / s.groups), memory, g.x, g.gamma, g.dy, g.dx);
+    const cudaError_t error = Launch(stream, {.blocks = s.images * s.groups}, InputGradientKernel, GroupGeometry(s),
+                                     memory, g.x, g.gamma, g.dy, g.dx);
     if (error != cudaSuccess) return error;
   }
   const RowTiles tiles(s);

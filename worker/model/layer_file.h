@@ -24,7 +24,8 @@ namespace starring {
 
 class LayerFile {
  public:
-  // `model` is the name of a shipped model, such as lenet5, or a path, which has a '/' or '.'. NotFound lists the shipped names; otherwise the errors are those of Parse.
+  // `model` is the name of a shipped model, such as lenet5, or a path, which has a '/' or '.'. NotFound lists the
+  // shipped names; otherwise the errors are those of Parse.
   static absl::StatusOr<LayerFile> Load(absl::string_view model);
 
   // InvalidArgument "FILE:LINE:COLUMN: reason", or "FILE:LINE:COLUMN: layer NAME: reason", for text that is not a layer

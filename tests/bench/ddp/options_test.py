@@ -40,7 +40,8 @@ class OptionsTest(unittest.TestCase):
 
     def test_a_model_is_a_shipped_one_or_a_layer_file(self):
         self.assertEqual(options.parse(["--model=resnet20"]).model, "resnet20")
-        self.assertIn("use one of lenet5, logreg, mlp, mnist_cnn, mobilenet_v2, resnet18, resnet20", self.refusal("--model=lenet6"))
+        self.assertIn("use one of lenet5, logreg, mlp, mnist_cnn, mobilenet_v2, resnet18, resnet20",
+                      self.refusal("--model=lenet6"))
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "own.textproto")
             self.assertIn(f"layer file {path}: No such file", self.refusal(f"--model={path}"))

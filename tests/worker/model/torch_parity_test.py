@@ -69,7 +69,8 @@ PARITY["activation_fields"] = ("".join(
     "layer { name: \"fc\" dense {} }\n", (3, 3, 1))
 PARITY["activations"] = ("layer { name: \"c\" conv2d { out_channels: 4 kernel: 3 activation: \"silu\" } }\n" + "".join(
     f"layer {{ name: \"{kind}\" activation {{ function: \"{kind}\" }} }}\n"
-    f"layer {{ name: \"{kind}.scale\" scale {{ factor: 0.5 }} }}\n" for kind in KINDS) + "layer { name: \"fc\" dense {} }\n", (5, 6, 3))
+    f"layer {{ name: \"{kind}.scale\" scale {{ factor: 0.5 }} }}\n" for kind in KINDS) +
+    "layer { name: \"fc\" dense {} }\n", (5, 6, 3))
 
 # The errors of float activations and sums, relative to the largest value of a tensor. The reference device sums in
 # double.

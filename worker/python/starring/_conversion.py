@@ -223,8 +223,8 @@ class _Converter:
     def _conv2d(self, node: fx.Node, module: Any) -> None:
         value = self._value(node, node.args[0])
         depthwise = 1 < module.groups == module.in_channels == module.out_channels
-        self._expect(node, "Conv2d", "a convolution has dilation 1, one group or one for each channel, and zeros around "
-                     "the image", dilation=(module.dilation, 1), padding_mode=(module.padding_mode, "zeros"),
+        self._expect(node, "Conv2d", "a convolution has dilation 1, one group or one for each channel, and zeros "
+                     "around the image", dilation=(module.dilation, 1), padding_mode=(module.padding_mode, "zeros"),
                      groups=(module.groups, module.groups if depthwise else 1))
         padding = module.padding
         if isinstance(padding, str):
@@ -307,7 +307,8 @@ class _Converter:
     def _activation(self, node: fx.Node, function: str, slope: float = 0.01, in_place: bool = False) -> None:
         value = self._value(node, node.args[0])
         if in_place and (not value.read_once or not node.users):
-            self._refuse(node, f"{function}, which changes what another operation reads,", "use one that is not in place")
+            self._refuse(node, f"{function}, which changes what another operation reads,",
+                         "use one that is not in place")
         if slope <= 0:
             self._refuse(node, f"{function} with a slope of {slope}", "it must be above 0")
         layer = self._by_name.get(value.layer)

@@ -49,7 +49,8 @@ class _Tracer(fx.Tracer):
         self._path: List[str] = [""]
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, (Add, Concat, GlobalAveragePool, Scale)) or super().is_leaf_module(m, module_qualified_name)
+        is_layer = isinstance(m, (Add, Concat, GlobalAveragePool, Scale))
+        return is_layer or super().is_leaf_module(m, module_qualified_name)
 
     def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
         self._path.append(self.path_of_module(m))
