@@ -26,10 +26,10 @@ def loss_kind(name: str) -> str:
     return layer_file.load(name).loss.kind
 
 
-def create(name: str, channels: int, height: int, width: int, outputs: int) -> Any:
-    """A starring.models.LayerFileModel for images of this shape."""
+def create(name: str, channels: int, height: int, width: int, classes: int) -> Any:
+    """A starring.models.LayerFileModel for images of this shape. `classes`: as models.from_layer_file has it."""
     from starring import models  # here, because the command line is checked without PyTorch
-    return models.from_layer_file(name, (channels, height, width), outputs)
+    return models.from_layer_file(name, (channels, height, width), classes)
 
 
 def loss(name: str, reduction: str) -> Any:
