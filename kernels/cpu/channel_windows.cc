@@ -114,7 +114,7 @@ template <bool kWeighted, int64_t kWidth>
   }
 }
 
-// Of a depthwise convolution: `out` has the sums of the weights' gradients, (taps, channels), then those of the bias.
+// A depthwise convolution's sums: `out` has those of the weights' gradients, (taps, channels), then those of the bias.
 struct GradientArgs {
   const Pool2dSpec* window;
   const float* x;

@@ -34,9 +34,10 @@ layer { name: "b.each" conv2d { kernel: 3 padding: 1 depthwise: true no_bias: tr
 layer { name: "a.silu" activation { function: "silu" } }
 layer { name: "a.mean" average_pool { kernel: 3 stride: 1 padding: 1 } }
 layer { name: "a.both" input: "a.mean" input: "a.conv" concat {} }
-layer { name: "b.half" conv2d { out_channels: 8 kernel: 1 activation: "relu6" } }
+layer { name: "b.narrow" conv2d { out_channels: 8 kernel: 1 activation: "relu6" } }
 layer { name: "b.group" group_norm { groups: 4 } }
 layer { name: "b.scale" scale { factor: 0.75 } }
+layer { name: "a.layer" layer_norm {} }
 layer { name: "b.drop" dropout { rate: 0.1 } }
 layer { name: "a.add" input: "b.drop" input: "b.pool" add { relu: true } }
 layer { name: "mean" global_average_pool {} }
