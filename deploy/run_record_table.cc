@@ -43,35 +43,12 @@ std::string BitsKey(const v1::RunRecord& record, const Struct& config) {
   if (sync == "ddp" || sync == "mpi" || record.host().versions().contains("torch")) return "";
   // Flags that cannot change the bits are left out: sync, servers, bucket size, resuming.
   std::vector<std::string> values;
-  for (const char* const name : {"world_size",
-                                 "model",
-                                 "dataset",
-                                 "augment",
-                                 "train_count",
-                                 "epochs",
-                                 "max_steps",
-                                 "global_batch",
-                                 "seed",
-                                 "optimizer",
-                                 "learning_rate",
-                                 "momentum",
-                                 "nesterov",
-                                 "weight_decay",
-                                 "beta1",
-                                 "beta2",
-                                 "epsilon",
-                                 "schedule",
-                                 "warmup_steps",
-                                 "decay_steps",
-                                 "decay_gamma",
-                                 "total_steps",
-                                 "device",
-                                 "threads",
-                                 "isa",
-                                 "math",
-                                 "conv",
-                                 "synthetic_size",
-                                 "synthetic_channels"}) {
+  for (const char* const name :
+       {"world_size", "model",        "dataset",      "augment",     "train_count",    "epochs",
+        "max_steps",  "early_stop",   "global_batch", "seed",        "optimizer",      "learning_rate",
+        "momentum",   "nesterov",     "weight_decay", "beta1",       "beta2",          "epsilon",
+        "schedule",   "warmup_steps", "decay_steps",  "decay_gamma", "total_steps",    "device",
+        "threads",    "isa",          "math",         "conv",        "synthetic_size", "synthetic_channels"}) {
     values.push_back(Text(config, name));
   }
   return absl::StrJoin(values, "|");
@@ -109,6 +86,7 @@ absl::StatusOr<RunSummary> ParseRunRecord(const std::string& name, const std::st
                     .step_ms_p50 = record.step_ms().p50(),
                     .exposed_exchange_ms = record.breakdown_ms().exposed_exchange(),
                     .test_accuracy = last.test_accuracy(),
+                    .has_accuracy = record.test().loss() != "mse",
                     .parameter_sha256 = record.parameter_sha256(),
                     .bits_key = BitsKey(record, config)};
 }
@@ -118,9 +96,10 @@ std::string FormatTable(const std::vector<RunSummary>& runs) {
   std::string table = absl::StrFormat(kHeader, "sync", "workers", "servers", "samples/s", "step ms p50",
                                       "exposed exchange ms", "test accuracy", "parameter digest");
   for (const RunSummary& run : runs) {
-    absl::StrAppendFormat(&table, "%-6s %7d %7s %10.0f %12.3f %20.3f %12.2f %%  %s\n", run.sync, run.world_size,
+    absl::StrAppendFormat(&table, "%-6s %7d %7s %10.0f %12.3f %20.3f %14s  %s\n", run.sync, run.world_size,
                           run.server_count > 0 ? absl::StrCat(run.server_count) : "-", run.samples_per_second,
-                          run.step_ms_p50, run.exposed_exchange_ms, 100 * run.test_accuracy,
+                          run.step_ms_p50, run.exposed_exchange_ms,
+                          run.has_accuracy ? absl::StrFormat("%.2f %%", 100 * run.test_accuracy) : "-",
                           run.parameter_sha256.substr(0, kShownDigestCharacters));
   }
   return table;

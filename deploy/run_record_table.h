@@ -17,6 +17,7 @@ struct RunSummary {
   double step_ms_p50 = 0;
   double exposed_exchange_ms = 0;
   double test_accuracy = 0;  // after the last epoch
+  bool has_accuracy = true;  // false: the targets are numbers
   std::string parameter_sha256;
   // Equal for runs that must end with the same parameters: it has all flags that decide the bits (common/README.md) and
   // no others. Empty for runs without that guarantee (PyTorch's, and plain MPI_Allreduce).

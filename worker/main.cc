@@ -364,8 +364,9 @@ void PrintResult(const WorkerOptions& options, const TrainResult& result) {
                 static_cast<long long>(options.early_stop), static_cast<long long>(result.best.epoch),
                 result.best.test_loss);
   }
-  if (result.checkpoint_saved && options.save_best) {
-    std::printf("epoch %lld is saved in %s/best\n", static_cast<long long>(result.best.epoch),
+  if (result.best_saved_step > 0) {
+    std::printf("epoch %lld, which has the lowest test loss, is saved in %s/best\n",
+                static_cast<long long>(result.best_saved_step / result.steps_per_epoch),
                 options.checkpoint_dir.c_str());
   }
   if (result.checkpoint_saved) {

@@ -62,7 +62,9 @@ def _rounded_up(value: float) -> float:
 
 
 def _set_target_rmse(entries: list[schema.Training]) -> None:
-    target = _rounded_up(max(min(epoch["test_rmse"] for epoch in entry["epochs"]) for entry in entries))
+    # A training that diverges has an RMSE that is no number.
+    target = _rounded_up(max(min((epoch["test_rmse"] for epoch in entry["epochs"] if math.isfinite(epoch["test_rmse"])),
+                                 default=math.inf) for entry in entries))
     for entry in entries:
         entry["target_rmse"] = target
         entry["seconds_to_target"] = next((epoch["seconds"] for epoch in entry["epochs"]

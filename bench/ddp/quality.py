@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 # The limits of worker/model/quality.h.
 CONFUSION_CLASSES_MAX = 64
-AUC_OUTPUTS_MAX = 8
+AUC_SCORES_MAX = 1 << 21
 TOP_CLASSES = 5
 
 
@@ -79,10 +79,10 @@ def measure(outputs: np.ndarray, labels: np.ndarray, result: dict[str, Any], ran
             np.add.at(confusion, (mine, finite.argmax(1)), 1)
         top, *counts = device.sum_over_ranks([float(_top(finite, mine)), *confusion.ravel().tolist()])
         found.update(top5_accuracy=top / count, confusion=[int(value) for value in counts])
-        if width == 2:
+        if width == 2 and count <= AUC_SCORES_MAX:
             found["auc"] = _mean_area(finite[:, 1:] - finite[:, :1], labels[:, None] == 1, begin, device)
     elif result["loss"] == "bce":
-        if width <= AUC_OUTPUTS_MAX:
+        if width <= AUC_SCORES_MAX // count:
             found["auc"] = _mean_area(finite, labels > 0.5, begin, device)
     else:
         variance = float(labels.astype(np.float64).var(0).mean())

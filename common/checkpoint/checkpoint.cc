@@ -252,8 +252,7 @@ absl::StatusOr<v1::CheckpointManifest> ReadManifest(const std::string& folder) {
                                             manifest.chunk_bytes(), " and bucket_bytes ", manifest.bucket_bytes(),
                                             ", expected 0 or more"));
   }
-  // The last epoch of a run with --max_steps is evaluated, and may be incomplete.
-  if (manifest.best().epoch() < 0 || manifest.best().epoch() > manifest.epoch() + 1 ||
+  if (manifest.best().epoch() < 0 || manifest.best().epoch() > manifest.epoch() ||
       !std::isfinite(manifest.best().test_loss())) {
     return absl::DataLossError(absl::StrCat(path, " has the best epoch ", manifest.best().epoch(), " of ",
                                             manifest.epoch(), ", with the test loss ", manifest.best().test_loss()));
@@ -423,7 +422,11 @@ absl::Status WriteCheckpoint(const std::string& dir, const Layout& layout, const
   const auto fill = [&](const std::string& folder) { return WriteFolder(folder, layout, checkpoint); };
   RETURN_IF_ERROR(PublishFolder(dir, checkpoint.step, fill));
   // Old folders go only when the new one is on the disk, so at every moment a complete checkpoint exists.
-  RemoveOldFolders(dir, checkpoint.step, kCheckpointsKept);
+  if (checkpoint.is_only) {
+    RemoveOtherFolders(dir, checkpoint.step);
+  } else {
+    RemoveOldFolders(dir, checkpoint.step, kCheckpointsKept);
+  }
   return absl::OkStatus();
 }
 

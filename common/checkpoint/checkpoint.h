@@ -70,13 +70,14 @@ struct Checkpoint {
   std::vector<std::vector<float>> state;                // by state_names, each layout.element_count()
   std::map<std::string, std::vector<float>> buffers;    // "bn1.running_mean", saved but not trained
   std::vector<std::vector<ElementRange>> owner_ranges;  // by owner; for people: a reader ignores them
+  bool is_only = false;  // WriteCheckpoint removes all others, of later steps too; not a part of the file
 };
 
 // Writes DIR/step-..., replacing a folder of the same step, then deletes all but the newest limits.h kCheckpointsKept
-// up to that step. PyTorch's batch norm also saves how many batches it has seen: NAME.num_batches_tracked is written as
-// `step` next to each NAME.running_mean. ResourceExhausted when the disk is full: DIR's complete checkpoints stay, and
-// no part of the new one is left. Needs memory for one more copy of the largest tensor. REQUIRES: the vectors have the
-// lengths given above.
+// up to that step, or all others with is_only. PyTorch's batch norm also saves how many batches it has seen:
+// NAME.num_batches_tracked is written as `step` next to each NAME.running_mean. ResourceExhausted when the disk is
+// full: DIR's complete checkpoints stay, and no part of the new one is left. Needs memory for one more copy of the
+// largest tensor. REQUIRES: the vectors have the lengths given above.
 absl::Status WriteCheckpoint(const std::string& dir, const Layout& layout, const Checkpoint& checkpoint);
 
 // kCheckOnly: the optimizer's file must be whole and fit the run, as with kRead, but its vectors stay empty. For ranks
@@ -173,6 +174,8 @@ absl::Status PublishFolder(const std::string& dir, int64_t step,
 // stay: a resumed run passed them over because they are damaged, and they must not push out whole ones.
 // REQUIRES: kept >= 1.
 void RemoveOldFolders(const std::string& dir, int64_t newest_step, int kept);
+// Removes all folders but that of `step`.
+void RemoveOtherFolders(const std::string& dir, int64_t step);
 
 }  // namespace starring
 

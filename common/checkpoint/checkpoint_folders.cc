@@ -238,4 +238,11 @@ void RemoveOldFolders(const std::string& dir, int64_t newest_step, int kept) {
   }
 }
 
+void RemoveOtherFolders(const std::string& dir, int64_t step) {
+  std::error_code ignored;
+  for (const CheckpointFolder& folder : ListCheckpointFolders(dir)) {
+    if (folder.step != step) fs::remove_all(folder.path, ignored);
+  }
+}
+
 }  // namespace starring

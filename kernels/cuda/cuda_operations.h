@@ -1,8 +1,7 @@
 // The operations of kernels/device.h on a GPU.
 //
-//   cuda_operations.cc         kernels of ours alone: pools, depthwise convolutions, activations, norms, dropout,
-//   the loss cuda_operations_matrix.cc  dense layers, and convolutions by cuBLASLt (matrix_product.h) or by our own
-//   kernels
+//   cuda_operations.cc         kernels of ours alone: pools, depthwise convolutions, activations, norms, the loss
+//   cuda_operations_matrix.cc  dense layers, and convolutions by cuBLASLt (matrix_product.h) or by our own kernels
 //                              (narrow_convolution.h)
 //   cuda_operations_cudnn.cc   convolutions by cuDNN (cudnn_product.h)
 //

@@ -46,9 +46,10 @@ __device__ inline Crop DrawCrop(const GatherArgs& g, uint32_t sample) {
   return crop;
 }
 
+// By the threads of one block.
 __device__ inline void CopyTarget(const GatherArgs& g, uint32_t sample, int64_t b) {
-  if (g.target_values == 0) g.out_labels[b] = g.labels[sample];
-  for (int64_t k = 0; k < g.target_values; ++k) {
+  if (g.target_values == 0 && threadIdx.x == 0) g.out_labels[b] = g.labels[sample];
+  for (int64_t k = threadIdx.x; k < g.target_values; k += kBlockThreads) {
     g.out_targets[b * g.target_values + k] = g.targets[int64_t{sample} * g.target_values + k];
   }
 }
@@ -59,10 +60,10 @@ __global__ void __launch_bounds__(kBlockThreads)
     GatherKernel(GatherArgs g, Divisor pieces, Divisor channels, Divisor width, int64_t image_values) {
   const auto [b, piece] = pieces.Split(blockIdx.x);
   const int64_t first = kWidth * (int64_t{piece} * kBlockThreads + threadIdx.x);
-  if (first >= image_values) return;
   const uint32_t sample = g.samples[b];
-  // One thread of the image does this. A second kernel, for few numbers of each image, would cost a launch.
-  if (first == 0) CopyTarget(g, sample, b);
+  // The first block of the image does this. A second kernel, for few numbers of each image, would cost a launch.
+  if (piece == 0) CopyTarget(g, sample, b);
+  if (first >= image_values) return;
   Crop crop;
   // Without crops the fields of Crop are zeros: the value comes from where it goes.
   if (g.padding > 0) crop = DrawCrop(g, sample);

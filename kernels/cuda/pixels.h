@@ -53,10 +53,9 @@ struct GatherArgs {
 };
 
 // out_images[b] = (crop and flip of images[samples[b]] - offset[channel]) * scale[channel], out_labels[b] =
-// labels[samples[b]], or out_targets[b] = targets[samples[b]]. Padding is pixels of value 0, which are normalised like
-// any others. Shapes:      images: (count, height, width, channels); labels: (count); targets: (count, target_values);
-// out_images:
-//              (batch, height, width, channels); out_labels: (batch); out_targets: (batch, target_values).
+// labels[samples[b]], or out_targets[b] = targets[samples[b]]. Padding is pixels of value 0, which are normalised too.
+// Shapes:      images: (count, height, width, channels); labels: (count); targets: (count, target_values).
+//              out_images: (batch, height, width, channels); out_labels: (batch); out_targets: (batch, target_values).
 // Writes:      the outputs are overwritten (=).
 // Launch:      256 threads a block, one block per piece of an image, one thread per 4 values, no shared memory.
 // Requires:    16-byte alignment of out_images and 4 | height * width * channels for 16-byte stores, 4-byte ones

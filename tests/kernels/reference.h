@@ -49,9 +49,9 @@ Moments BatchMoments(const BatchNormSpec& spec, const Values& x);
 Values BatchNorm(const BatchNormSpec& spec, const Values& x, const Values& gamma, const Values& beta,
                  const Moments& moments);
 
-// The cross entropy of softmax(logits) with the spec's targets, one per sample.
 // The sum over the batch of kMse or kBce.
 double ValueLoss(const LossSpec& spec, const Values& outputs, const std::vector<float>& targets);
+// The cross entropy of softmax(logits) with the spec's targets, one per sample.
 Values CrossEntropy(const LossSpec& spec, const Values& logits, const std::vector<int32_t>& labels);
 
 // d loss / d at[index] by a central difference, exact to about 1e-8 where `loss` is smooth and of order 1.

@@ -170,7 +170,12 @@ absl::StatusOr<int64_t> Checkpointer::Restore(std::span<float> parameters, std::
     const std::vector<float>& values = checkpoint.buffers[buffer.name];
     RETURN_IF_ERROR(options_.network->WriteBuffer(buffer, values));
   }
-  best_ = checkpoint.best;
+  // A loss on another test set is not comparable.
+  const auto fact = std::ranges::find(facts_, "data.test", [](const auto& one) { return one.first; });
+  const auto written = checkpoint.config.find("data.test");
+  const std::string test_now = fact == facts_.end() ? "" : fact->second;
+  const std::string test_then = written == checkpoint.config.end() ? "" : written->second;
+  best_ = test_now == test_then ? checkpoint.best : BestEpoch{};
   *state = std::move(checkpoint.state);
   options_.warn(absl::StrCat("resuming ", found->folder));
   for (const std::string& line : said) Note(line);
@@ -261,11 +266,11 @@ absl::Status Checkpointer::SaveBest(int64_t step, std::span<const float> paramet
   if (!before.ok() && !IsNotWritten(before)) return before;
   if (!before.ok() && writes()) options_.warn(absl::StrCat("warning: ", std::string(before.message())));
   if (std::exchange(gave_up_, false)) return absl::OkStatus();
-  return Save(step, parameters, *exchange, CheckpointWriter::AfterFailure::kTryAgain, "best");
+  return Save(step, parameters, *exchange, CheckpointWriter::AfterFailure::kTryAgain, Place::kBest);
 }
 
 absl::Status Checkpointer::Save(int64_t step, std::span<const float> parameters, const GradientExchange& exchange,
-                                CheckpointWriter::AfterFailure after_failure, const std::string& folder) {
+                                CheckpointWriter::AfterFailure after_failure, Place place) {
   std::vector<std::vector<float>> state(state_names_.size());
   std::vector<std::span<float>> state_spans(state.size());
   if (writes()) {
@@ -279,7 +284,7 @@ absl::Status Checkpointer::Save(int64_t step, std::span<const float> parameters,
   if (!writes()) return absl::OkStatus();
   ASSIGN_OR_RETURN(Checkpoint checkpoint, Collect(step, parameters, exchange));
   checkpoint.state = std::move(state);
-  return BeginWrite(std::move(checkpoint), after_failure, folder);
+  return BeginWrite(std::move(checkpoint), after_failure, place);
 }
 
 absl::StatusOr<Checkpoint> Checkpointer::Collect(int64_t step, std::span<const float> parameters,
@@ -306,7 +311,7 @@ absl::StatusOr<Checkpoint> Checkpointer::Collect(int64_t step, std::span<const f
 }
 
 absl::Status Checkpointer::BeginWrite(Checkpoint checkpoint, CheckpointWriter::AfterFailure after_failure,
-                                      const std::string& folder) {
+                                      Place place) {
   // The previous write has ended. A failure is reported before the next one begins.
   WarnOfFailure();
   const int64_t step = checkpoint.step;
@@ -319,7 +324,9 @@ absl::Status Checkpointer::BeginWrite(Checkpoint checkpoint, CheckpointWriter::A
   // Not until the write has ended: a run that stops now must not tell a person that it is saved.
   is_saved_ = false;
   const std::string& dir = options_.worker->checkpoint_dir;
-  options_.writer->Begin(folder.empty() ? dir : absl::StrCat(dir, "/", folder), layout, std::move(checkpoint),
+  checkpoint.is_only = place == Place::kBest;
+  best_in_writing_ = place == Place::kBest ? step : 0;
+  options_.writer->Begin(place == Place::kBest ? absl::StrCat(dir, "/best") : dir, layout, std::move(checkpoint),
                          after_failure);
   return absl::OkStatus();
 }
@@ -361,6 +368,10 @@ absl::Status Checkpointer::WaitForWrite(int64_t step, GradientExchange* exchange
 absl::Status Checkpointer::TakeResult() {
   const std::optional<absl::Status> status = options_.writer->TakeResult();
   if (!status.has_value()) return absl::OkStatus();
+  if (const int64_t best_step = std::exchange(best_in_writing_, 0); best_step > 0) {
+    if (status->ok()) best_saved_step_ = best_step;
+    return *status;
+  }
   is_saved_ = status->ok();
   return *status;
 }

@@ -98,7 +98,7 @@ class Checkpointer {
   // The lines about the resume that a person must read.
   const std::vector<std::string>& resume_notes() const { return resume_notes_; }
 
-  // The best epoch of this run, or of the run that was restored. Checkpoints contain it.
+  // The best epoch of this run, or of the run that was restored, if that had the same test set. Checkpoints contain it.
   const BestEpoch& best() const { return best_; }
   void set_best(const BestEpoch& best) { best_ = best; }
 
@@ -124,9 +124,12 @@ class Checkpointer {
   // is tried again. NotWrittenError, on every rank, if it fails again or takes longer than --checkpoint_deadline_s.
   absl::Status SaveFinal(int64_t step, std::span<const float> parameters, GradientExchange* exchange);
 
-  // A checkpoint into the folder `best` of --checkpoint_dir, for which the write before is waited for. Collective, as
-  // SavePeriodic; a file that cannot be written is only a warning.
+  // The only checkpoint in the folder `best` of --checkpoint_dir. All ranks wait for the write before, up to
+  // --checkpoint_deadline_s. Collective, as SavePeriodic; a file that cannot be written is only a warning.
   absl::Status SaveBest(int64_t step, std::span<const float> parameters, GradientExchange* exchange);
+
+  // The step of the checkpoint in `best` that this process has written; 0: none. Only rank 0 knows; 0 on others.
+  int64_t best_saved_step() const { return best_saved_step_; }
 
   // Whether the newest checkpoint of this process is on the disk. Only rank 0 knows; false on others.
   bool is_saved() const { return is_saved_; }
@@ -134,14 +137,14 @@ class Checkpointer {
  private:
   explicit Checkpointer(Options options);
   bool writes() const { return options_.worker->rank == 0; }
+  enum class Place { kFolder, kBest };  // --checkpoint_dir, or its folder `best`
   absl::Status Save(int64_t step, std::span<const float> parameters, const GradientExchange& exchange,
-                    CheckpointWriter::AfterFailure after_failure, const std::string& folder = "");
+                    CheckpointWriter::AfterFailure after_failure, Place place = Place::kFolder);
   // All of a checkpoint but the optimizer's state.
   absl::StatusOr<Checkpoint> Collect(int64_t step, std::span<const float> parameters,
                                      const GradientExchange& exchange) const;
-  // `folder`: in --checkpoint_dir; empty: that itself.
   absl::Status BeginWrite(Checkpoint checkpoint, CheckpointWriter::AfterFailure after_failure,
-                          const std::string& folder = "");
+                          Place place = Place::kFolder);
   void WarnSkipped(int64_t step) const;
   void Note(const std::string& text);
   absl::StatusOr<double> SumOfRanks(double mine, GradientExchange* exchange);
@@ -159,7 +162,9 @@ class Checkpointer {
   int64_t chosen_bucket_bytes_ = 0;
   std::optional<FolderLock> lock_;
   bool is_saved_ = false;
-  bool gave_up_ = false;  // on a write that took too long
+  int64_t best_saved_step_ = 0;
+  int64_t best_in_writing_ = 0;  // the step of a write into `best` whose result was not taken; 0: none
+  bool gave_up_ = false;         // on a write that took too long
   // SaveSnapshot: the checkpoint whose state is being read, and that state.
   std::optional<Checkpoint> reading_;
   std::shared_ptr<std::vector<std::vector<float>>> read_state_;  // shared with the exchange, which may end later

@@ -139,7 +139,9 @@ absl::StatusOr<WarmStart> WarmStart::Load(const std::string& path) {
 absl::StatusOr<std::vector<std::string>> WarmStart::Apply(Network* network, std::span<float> parameters) const {
   ASSIGN_OR_RETURN(const auto tensors, ParseSafetensors(content_), path_);
   Taker taker(tensors);
-  const ElementRange last = network->LayerRange(network->layer_count() - 1);
+  // An activation after the last layer has no tensors.
+  ElementRange last = {};
+  for (int layer = network->layer_count(); layer-- > 0 && last.size() == 0;) last = network->LayerRange(layer);
   std::vector<std::pair<const Tensor*, const TensorView*>> found;
   for (const Tensor& tensor : network->layout().tensors()) {
     const bool may_differ = last.begin <= tensor.range.begin && tensor.range.begin < last.end;

@@ -305,7 +305,7 @@ absl::Status UseTargets(const DatasetOptions& options, TrainAndTest& sets) {
   constexpr absl::string_view kNeeds[] = {
       "softmax, needs classes: .npy labels that are integers, or a table's column without loss { mse {} }",
       "mse, needs numbers: .npy labels that are float32, or a table's column of numbers",
-      "bce, needs bits: .npy labels that are bool, or two classes"};
+      "bce, needs bits: .npy labels that are bool, or two classes, 0 and 1"};
   return absl::InvalidArgumentError(absl::StrCat(
       "--dataset=", options.name, " has labels that are ", DescribeTargets(found), "; the loss of the layer file, ",
       kNeeds[static_cast<size_t>(*options.target)], "; or change the layer file's loss"));

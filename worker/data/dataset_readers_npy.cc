@@ -183,7 +183,8 @@ absl::Status ReadClasses(ByteStream& stream, const NpyArray& array, Dataset& dat
       const int64_t label = Integer(array, piece.data() + i * array.element_bytes);
       if (label < 0 || label > kLabelMax) {
         return absl::DataLossError(absl::StrCat(stream.path(), ": label of sample ", first + i, " is ",
-                                                ShownLabel(array, label), ", expected 0 to ", kLabelMax));
+                                                ShownLabel(array, label), ", expected a class from 0 to ", kLabelMax,
+                                                ", or numbers as float32"));
       }
       dataset.labels[static_cast<size_t>(first + i)] = static_cast<uint16_t>(label);
     }

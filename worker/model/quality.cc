@@ -11,13 +11,8 @@
 namespace starring {
 namespace {
 
-constexpr int64_t kBins = 1 << 16;
-
-// A score's place among kBins, in rising order. Scores near 0, where most of them are, have the finest bins: 3e-5 at 0,
-// 0.003 at 8. Scores of one bin count as equal.
-int64_t BinOf(float score) {
-  const double squeezed = score / (1 + std::fabs(double{score}));  // from -1 to 1
-  return std::clamp(static_cast<int64_t>((squeezed + 1) / 2 * kBins), int64_t{0}, kBins - 1);
+bool IsFinite(std::span<const float> row) {
+  return std::ranges::all_of(row, [](float output) { return std::isfinite(output); });
 }
 
 }  // namespace
@@ -52,7 +47,8 @@ std::string MostConfused(const Quality& quality, const std::vector<std::string>&
   return line;
 }
 
-QualityCounts::QualityCounts(LossKind loss, int64_t outputs) : loss_(loss), outputs_(outputs) {
+QualityCounts::QualityCounts(LossKind loss, int64_t outputs, int64_t samples)
+    : loss_(loss), outputs_(outputs), samples_(samples) {
   CHECK_GE(outputs, 1);
   size_t size = 0;
   if (loss == LossKind::kSoftmax) {
@@ -60,16 +56,20 @@ QualityCounts::QualityCounts(LossKind loss, int64_t outputs) : loss_(loss), outp
     size = confusion_ + static_cast<size_t>(outputs <= kConfusionClassesMax ? outputs * outputs : 0);
     auc_outputs_ = outputs == 2 ? 1 : 0;
   }
-  if (loss == LossKind::kBce) auc_outputs_ = outputs <= kAucOutputsMax ? outputs : 0;
-  auc_ = size;
-  counts_.resize(size + static_cast<size_t>(2 * kBins * auc_outputs_));
+  if (loss == LossKind::kBce) auc_outputs_ = outputs;
+  if (auc_outputs_ > kAucScoresMax / std::max<int64_t>(1, samples)) auc_outputs_ = 0;
+  scores_ = size;
+  counts_.resize(size + static_cast<size_t>(2 * samples * auc_outputs_));
 }
 
-void QualityCounts::Add(std::span<const float> outputs, std::span<const int32_t> labels) {
+void QualityCounts::Add(std::span<const int64_t> samples, std::span<const float> outputs,
+                        std::span<const int32_t> labels) {
   CHECK(loss_ == LossKind::kSoftmax);
+  CHECK_EQ(samples.size(), labels.size());
   CHECK_EQ(outputs.size(), labels.size() * static_cast<size_t>(outputs_));
   for (size_t i = 0; i < labels.size(); ++i) {
     const auto row = outputs.subspan(i * static_cast<size_t>(outputs_), static_cast<size_t>(outputs_));
+    if (!IsFinite(row)) continue;
     const auto label = static_cast<size_t>(labels[i]);
     // The first of equal outputs counts as the larger, as in LossResult.
     const auto above = std::ranges::count_if(
@@ -77,43 +77,64 @@ void QualityCounts::Add(std::span<const float> outputs, std::span<const int32_t>
     counts_[0] += above < kTopClasses ? 1 : 0;
     const auto largest = static_cast<size_t>(std::ranges::max_element(row) - row.begin());
     if (outputs_ <= kConfusionClassesMax) counts_[confusion_ + label * static_cast<size_t>(outputs_) + largest] += 1;
-    if (auc_outputs_ == 1) AddScore(0, row[1] - row[0], label == 1);
+    if (auc_outputs_ == 1) AddScore(samples[i], 0, double{row[1]} - double{row[0]}, label == 1);
   }
 }
 
-void QualityCounts::Add(std::span<const float> outputs, std::span<const float> targets) {
+void QualityCounts::Add(std::span<const int64_t> samples, std::span<const float> outputs,
+                        std::span<const float> targets) {
   CHECK_EQ(outputs.size(), targets.size());
+  CHECK_EQ(outputs.size(), samples.size() * static_cast<size_t>(outputs_));
   for (size_t i = 0; i < outputs.size() && auc_outputs_ > 0; ++i) {
-    AddScore(static_cast<int64_t>(i) % outputs_, outputs[i], targets[i] > 0.5f);
+    const size_t sample = i / static_cast<size_t>(outputs_), output = i % static_cast<size_t>(outputs_);
+    if (std::isfinite(outputs[i])) {
+      AddScore(samples[sample], static_cast<int64_t>(output), outputs[i], targets[i] > 0.5f);
+    }
   }
 }
 
-void QualityCounts::AddScore(int64_t output, float score, bool positive) {
-  counts_[auc_ + static_cast<size_t>(2 * (output * kBins + BinOf(score)) + (positive ? 1 : 0))] += 1;
+void QualityCounts::AddScore(int64_t sample, int64_t output, double score, bool positive) {
+  const auto place = scores_ + static_cast<size_t>(sample * auc_outputs_ + output);
+  counts_[place] = score;
+  counts_[place + static_cast<size_t>(samples_ * auc_outputs_)] = positive ? 1 : 0;
 }
 
 // The probability that a sample of the second kind has a higher score than one of the first; equal scores count half
 // (Fawcett, "An introduction to ROC analysis", 2006, section 7).
+std::optional<double> QualityCounts::AucOf(int64_t output) const {
+  std::vector<std::pair<double, bool>> scores;
+  for (int64_t sample = 0; sample < samples_; ++sample) {
+    const double* const score = counts_.data() + scores_ + sample * auc_outputs_ + output;
+    scores.emplace_back(*score, score[samples_ * auc_outputs_] > 0.5);
+  }
+  std::ranges::sort(scores);
+  double negatives = 0, positives = 0, pairs = 0;
+  for (size_t begin = 0, end = 0; begin < scores.size(); begin = end) {
+    double equal_negatives = 0, equal_positives = 0;
+    for (; end < scores.size() && scores[end].first == scores[begin].first; ++end) {
+      (scores[end].second ? equal_positives : equal_negatives) += 1;
+    }
+    pairs += equal_positives * (negatives + equal_negatives / 2);
+    negatives += equal_negatives;
+    positives += equal_positives;
+  }
+  if (negatives == 0 || positives == 0) return std::nullopt;
+  return pairs / (negatives * positives);
+}
+
 double QualityCounts::Auc() const {
   double sum = 0;
   int64_t measured = 0;
   for (int64_t output = 0; output < auc_outputs_; ++output) {
-    double negatives = 0, positives = 0, pairs = 0;
-    for (int64_t bin = 0; bin < kBins; ++bin) {
-      const double* const count = counts_.data() + auc_ + 2 * (output * kBins + bin);
-      pairs += count[1] * (negatives + count[0] / 2);
-      negatives += count[0];
-      positives += count[1];
-    }
-    if (negatives == 0 || positives == 0) continue;
-    sum += pairs / (negatives * positives);
-    ++measured;
+    const std::optional<double> one = AucOf(output);
+    sum += one.value_or(0);
+    measured += one.has_value() ? 1 : 0;
   }
   return measured == 0 ? 0 : sum / static_cast<double>(measured);
 }
 
-Quality QualityCounts::Result(double loss_sum, double correct, int64_t samples, double target_variance) const {
-  const double count = static_cast<double>(std::max<int64_t>(1, samples));
+Quality QualityCounts::Result(double loss_sum, double correct, double target_variance) const {
+  const double count = static_cast<double>(std::max<int64_t>(1, samples_));
   Quality quality{.loss = loss_, .loss_mean = loss_sum / count, .auc = Auc(), .confusion = {}};
   if (loss_ == LossKind::kMse) {
     quality.rmse = std::sqrt(quality.loss_mean);
@@ -124,7 +145,7 @@ Quality QualityCounts::Result(double loss_sum, double correct, int64_t samples, 
   if (loss_ == LossKind::kSoftmax) {
     quality.top5 = counts_[0] / count;
     const auto begin = counts_.begin() + static_cast<int64_t>(confusion_);
-    quality.confusion.assign(begin, counts_.begin() + static_cast<int64_t>(auc_));
+    quality.confusion.assign(begin, counts_.begin() + static_cast<int64_t>(scores_));
   }
   return quality;
 }

@@ -1,12 +1,14 @@
 // How good a model's outputs are on a test set, beyond the mean loss and the part that is right.
 //
-// Everything is counted in whole numbers, so the counts of several ranks add up to the same result in any order.
+// The ranks' counts are added up, in any order: whole numbers, and for AUC the scores of the samples, each of which one
+// rank alone has. So the result does not depend on the number of ranks.
 //
 // Thread safety: one thread.
 #ifndef STARRING_WORKER_MODEL_QUALITY_H_
 #define STARRING_WORKER_MODEL_QUALITY_H_
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -17,8 +19,8 @@ namespace starring {
 
 // With more classes there is no confusion matrix, which would be too large to be read.
 inline constexpr int64_t kConfusionClassesMax = 64;
-// With more bits there is no AUC: each takes a MiB, and 32 sums over the ranks.
-inline constexpr int64_t kAucOutputsMax = 8;
+// With more scores, which are samples * bits, there is no AUC: it would take more memory, and more sums over the ranks.
+inline constexpr int64_t kAucScoresMax = 1 << 21;
 inline constexpr int64_t kTopClasses = 5;
 
 struct Quality {
@@ -27,7 +29,7 @@ struct Quality {
   double accuracy = 0;   // kSoftmax, kBce: part of the samples that are right, as LossResult has it
   double top5 = 0;       // kSoftmax: part of the samples whose class is among the five largest outputs
   // The area under the ROC curve, of two classes or as a mean over the bits. 0: not measured, because there are more
-  // than kAucOutputsMax of them, or no sample of one of both kinds.
+  // than kAucScoresMax scores, or no sample of one of both kinds.
   double auc = 0;
   // kMse. With several outputs, r2 is 1 - (all squared errors) / (all squared distances from each output's mean), and 0
   // if no target varies.
@@ -46,29 +48,32 @@ std::string MostConfused(const Quality& quality, const std::vector<std::string>&
 
 class QualityCounts {
  public:
-  // Some MiB for AUC. REQUIRES: outputs >= 1.
-  QualityCounts(LossKind loss, int64_t outputs);
+  // Memory for two numbers a score. REQUIRES: outputs >= 1; `samples` are those of the test set.
+  QualityCounts(LossKind loss, int64_t outputs, int64_t samples);
 
-  // Adds samples: (samples, outputs). kSoftmax: labels below `outputs`. The others: targets, as many as outputs.
-  // REQUIRES: outputs are finite.
-  void Add(std::span<const float> outputs, std::span<const int32_t> labels);
-  void Add(std::span<const float> outputs, std::span<const float> targets);
+  // Adds the samples with these numbers: (samples, outputs). kSoftmax: labels below `outputs`. The others: targets, as
+  // many as outputs. Each sample is added once, by one rank. One with an output that is not finite is left out.
+  void Add(std::span<const int64_t> samples, std::span<const float> outputs, std::span<const int32_t> labels);
+  void Add(std::span<const int64_t> samples, std::span<const float> outputs, std::span<const float> targets);
 
   // To be summed over the ranks.
   std::span<double> counts() { return counts_; }
 
-  // `loss_sum` and `correct` as LossResult has them, of all `samples`. kMse: `target_variance` is MeanVariance's.
-  Quality Result(double loss_sum, double correct, int64_t samples, double target_variance) const;
+  // `loss_sum` and `correct` as LossResult has them, of all samples. kMse: `target_variance` is MeanVariance's.
+  Quality Result(double loss_sum, double correct, double target_variance) const;
 
  private:
-  // Counts one sample for the AUC of `output`. `positive`: its bit is 1.
-  void AddScore(int64_t output, float score, bool positive);
+  void AddScore(int64_t sample, int64_t output, double score, bool positive);
   double Auc() const;
+  // The same of one output; nothing without samples of both kinds.
+  std::optional<double> AucOf(int64_t output) const;
 
   const LossKind loss_;
   const int64_t outputs_;
+  const int64_t samples_;
   int64_t auc_outputs_ = 0;
-  size_t confusion_ = 0, auc_ = 0;  // where these begin in counts_, after the top 5
+  // Where these begin in counts_, after the top 5. Scores are (samples, auc_outputs_), then come as many bits.
+  size_t confusion_ = 0, scores_ = 0;
   std::vector<double> counts_;
 };
 

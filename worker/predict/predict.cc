@@ -209,7 +209,8 @@ class Input {
     Input input(device, model, std::move(model_classes));
     const int64_t values = kPredictionBatch * data.image_values();
     ASSIGN_OR_RETURN(input.images_, device->Allocate(values * static_cast<int64_t>(sizeof(float))), "a batch");
-    ASSIGN_OR_RETURN(input.targets_, device->Allocate(kPredictionBatch * input.outputs_ * 4));
+    ASSIGN_OR_RETURN(input.targets_, device->Allocate(kPredictionBatch * kFloatBytes *
+                                                      (input.loss_ == LossKind::kSoftmax ? 1 : input.outputs_)));
     return input;
   }
 
@@ -233,11 +234,11 @@ class Input {
   }
 
   // Counts the batch that was copied last.
-  void Count(std::span<const float> outputs, QualityCounts& counts) const {
+  void Count(const Batch& batch, std::span<const float> outputs, QualityCounts& counts) const {
     if (loss_ == LossKind::kSoftmax) {
-      counts.Add(outputs, labels_);
+      counts.Add(batch.plan.samples, outputs, labels_);
     } else {
-      counts.Add(outputs, values_);
+      counts.Add(batch.plan.samples, outputs, values_);
     }
   }
 
@@ -262,6 +263,8 @@ absl::StatusOr<std::unique_ptr<PredictionFile>> CreateFile(const PredictOptions&
   std::vector<std::string> names = model.head.model.class_names;
   const LossKind loss = model.network->loss();
   const int64_t outputs = model.network->outputs();
+  // A manifest may have been edited. One bit has two names.
+  if (loss == LossKind::kBce && outputs == 1 && !names.empty()) names.resize(2);
   if (loss == LossKind::kSoftmax && !names.empty()) names.resize(static_cast<size_t>(outputs));
   return PredictionFile::Create({.path = options.out,
                                  .samples = options.data->test.count,
@@ -326,7 +329,7 @@ absl::StatusOr<Evaluation> Predict(const PredictOptions& options) {
   const std::span<const float> parameters = {model.parameters->floats(),
                                              static_cast<size_t>(model.network->layout().element_count())};
   const auto outputs_of_sample = static_cast<size_t>(model.network->outputs());
-  QualityCounts counts(model.network->loss(), model.network->outputs());
+  QualityCounts counts(model.network->loss(), model.network->outputs(), data.count);
   double loss_sum = 0, correct = 0;
   std::vector<float> outputs;
   for (int64_t done = 0; done < data.count; done += std::ssize(outputs) / model.network->outputs()) {
@@ -342,14 +345,14 @@ absl::StatusOr<Evaluation> Predict(const PredictOptions& options) {
       const auto row = std::span<const float>(outputs).subspan(i * outputs_of_sample, outputs_of_sample);
       RETURN_IF_ERROR(CheckFinite(row, done + static_cast<int64_t>(i)));
     }
-    if (data.has_labels) input.Count(outputs, counts);
+    if (data.has_labels) input.Count(*batch, outputs, counts);
     if (file == nullptr) continue;
     Finish(model, outputs);
     RETURN_IF_ERROR(file->Append(outputs));
   }
   if (file != nullptr) RETURN_IF_ERROR(file->Commit());
   evaluation.class_names = model.head.model.class_names;
-  evaluation.quality = counts.Result(loss_sum, correct, data.count, MeanVariance(data.targets, data.outputs()));
+  evaluation.quality = counts.Result(loss_sum, correct, MeanVariance(data.targets, data.outputs()));
   return evaluation;
 }
 

@@ -126,6 +126,7 @@ void FillResult(const TrainResult& result, v1::RunRecord& record) {
     out.set_seconds(epoch.seconds);
     out.set_samples_per_second(epoch.samples_per_second);
   }
+  if (result.converged) record.set_stopped_after_epochs(static_cast<int>(result.next_step / result.steps_per_epoch));
   if (result.quality.has_value()) FillQuality(*result.quality, *record.mutable_test());
   // Counts are int32 and bytes double: proto3's JSON writes 64-bit integers as strings, which most readers do not
   // expect.

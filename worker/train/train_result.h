@@ -33,6 +33,7 @@ struct TrainResult {
   bool stopped_early = false;
   bool converged = false;  // --early_stop has ended the run
   BestEpoch best;
+  int64_t best_saved_step = 0;    // in `best` of --checkpoint_dir, by this process; only rank 0 knows
   bool checkpoint_saved = false;  // of next_step; only rank 0 knows
   StepSummary step_summary;
   ExchangeCounters exchange;

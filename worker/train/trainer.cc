@@ -104,6 +104,7 @@ class Trainer {
   absl::Status TakeQuality(QualityCounts& counts, double loss_sum, double correct);
   absl::Status MeasureQuality();
   absl::Status KeepBest(double test_loss);
+  absl::Status AgreeOnBest();
   absl::Status SaveCheckpoint();
   absl::Status SaveBest();
   absl::Status AverageBuffers();
@@ -294,7 +295,18 @@ absl::Status Trainer::StartExchange() {
   RETURN_IF_ERROR(buckets_.Plan(end_step_ - step_, checkpointer_.get(), &job));
   RETURN_IF_ERROR(exchange_.Start(job, parameters));
   if (job.owners_have_parameters) RETURN_IF_ERROR(RestoreHistory());
+  if (worker_.early_stop > 0 || worker_.save_best) RETURN_IF_ERROR(AgreeOnBest());
   return training_step_.StartOptimizer(job);
+}
+
+// Each rank has read a checkpoint, and their disks may differ. Rank 0's best epoch decides, as its parameters do:
+// otherwise some ranks would end or save alone.
+absl::Status Trainer::AgreeOnBest() {
+  const BestEpoch mine = worker_.rank == 0 ? checkpointer_->best() : BestEpoch{};
+  std::array<double, 2> values = {static_cast<double>(mine.epoch), mine.test_loss};
+  RETURN_IF_ERROR(exchange_.Sum(SumPurpose::kCheckpoint, values));
+  checkpointer_->set_best({.epoch = static_cast<int64_t>(values[0]), .test_loss = values[1]});
+  return absl::OkStatus();
 }
 
 absl::Status Trainer::RestoreHistory() {
@@ -430,8 +442,9 @@ absl::Status Trainer::TrainSteps() {
     // The last step's checkpoint is FinishRun's, which all ranks wait for.
     const bool saves = SavesAt(step_);
     checkpoint_is_due_ = !saves && (checkpoint_is_due_ || checkpoints_.IsDue(step_));
-    if (step_ != end_step_ && saves) RETURN_IF_ERROR(SaveCheckpoint());
+    // The best epoch's comes first: a checkpoint that says which epoch was the best must not be there without it.
     if (std::exchange(best_is_due_, false)) RETURN_IF_ERROR(SaveBest());
+    if (step_ != end_step_ && saves) RETURN_IF_ERROR(SaveCheckpoint());
   }
   processor_use_.Pause();
   result_.best = checkpointer_->best();
@@ -512,8 +525,6 @@ absl::Status Trainer::CountQuality(const Batch& batch, QualityCounts* counts) {
   const std::vector<int64_t>& samples = batch.plan.samples;
   std::vector<float> outputs(samples.size() * static_cast<size_t>(network_.outputs()));
   RETURN_IF_ERROR(network_.ReadOutputs(outputs));
-  // Outputs that are not finite have no order. The loss says that training has failed.
-  if (!std::ranges::all_of(outputs, [](float output) { return std::isfinite(output); })) return absl::OkStatus();
   // The batch itself may have the numbers of its samples alone.
   std::vector<int32_t> labels;
   std::vector<float> targets;
@@ -523,9 +534,9 @@ absl::Status Trainer::CountQuality(const Batch& batch, QualityCounts* counts) {
     targets.insert(targets.end(), first, first + data_.test.target_values);
   }
   if (data_.test.target == TargetType::kClass) {
-    counts->Add(outputs, labels);
+    counts->Add(samples, outputs, labels);
   } else {
-    counts->Add(outputs, targets);
+    counts->Add(samples, outputs, targets);
   }
   return absl::OkStatus();
 }
@@ -586,7 +597,7 @@ absl::Status Trainer::FinishEpoch() {
   std::array<double, 4> sums = {history_.epoch_loss_sum, 0, 0, 0};  // training loss, test loss, correct, tested
   // More is counted at the run's end alone: it may be MiB, which the ranks have to add up.
   std::optional<QualityCounts> counts;
-  if (step_ == end_step_) counts.emplace(network_.loss(), network_.outputs());
+  if (step_ == end_step_) counts.emplace(network_.loss(), network_.outputs(), data_.test.count);
   RETURN_IF_ERROR(Evaluate(std::span(sums).subspan<1, 3>(), counts.has_value() ? &*counts : nullptr));
   // With leaves every rank has the losses of all.
   if (has_leaves() && worker_.rank > 0) sums[0] = sums[1] = 0;
@@ -615,14 +626,13 @@ absl::Status Trainer::FinishEpoch() {
 // Adds the ranks' counts up.
 absl::Status Trainer::TakeQuality(QualityCounts& counts, double loss_sum, double correct) {
   RETURN_IF_ERROR(SumInParts(SumPurpose::kEvaluation, counts.counts(), &exchange_));
-  result_.quality =
-      counts.Result(loss_sum, correct, data_.test.count, MeanVariance(data_.test.targets, data_.test.outputs()));
+  result_.quality = counts.Result(loss_sum, correct, MeanVariance(data_.test.targets, data_.test.outputs()));
   return absl::OkStatus();
 }
 
 // The same for an epoch that has turned out to be the last one after its evaluation.
 absl::Status Trainer::MeasureQuality() {
-  QualityCounts counts(network_.loss(), network_.outputs());
+  QualityCounts counts(network_.loss(), network_.outputs(), data_.test.count);
   std::array<double, 3> sums = {};
   RETURN_IF_ERROR(Evaluate(sums, &counts));
   if (has_leaves() && worker_.rank > 0) sums[0] = 0;
@@ -630,8 +640,10 @@ absl::Status Trainer::MeasureQuality() {
   return TakeQuality(counts, sums[0], sums[1]);
 }
 
-// All ranks have the same losses, and so the same best epoch.
+// All ranks have the same losses, and so the same best epoch. An epoch that --max_steps has cut is none: a resumed run
+// goes on with it. An elastic run's next generation would know nothing of the best one.
 absl::Status Trainer::KeepBest(double test_loss) {
+  if (step_ % steps_per_epoch_ != 0 || segment_.snapshot_every > 0) return absl::OkStatus();
   const BestEpoch& best = checkpointer_->best();
   // A loss that is not finite ends the run elsewhere, and is no minimum.
   if (!std::isfinite(test_loss) || (best.epoch > 0 && test_loss >= best.test_loss)) return absl::OkStatus();
@@ -694,6 +706,7 @@ absl::Status Trainer::FinishRun() {
   result_.exchange = exchange_.counters();
   RETURN_IF_ERROR(GatherUse());
   result_.checkpoint_saved = checkpointer_->is_saved();
+  result_.best_saved_step = checkpointer_->best_saved_step();
   result_.generation = segment_.number;
   result_.epochs = history_.epochs;
   result_.losses = history_.losses;

@@ -146,8 +146,7 @@ class SameTrainingTest(unittest.TestCase):
         self.assertEqual(set(ours), set(theirs))
         self.assertEqual((ours["loss"], theirs["loss"]), (loss, loss))
         for name in ("mean_loss", "accuracy", "top5_accuracy", "auc", "rmse", "r2"):
-            # The worker's AUC is of a histogram, in which close scores are equal.
-            self.assertAlmostEqual(ours[name], theirs[name], delta=1e-3 if name == "auc" else 1e-4, msg=name)
+            self.assertAlmostEqual(ours[name], theirs[name], delta=1e-4, msg=name)
         self.assertEqual(ours["confusion"], theirs["confusion"])
         return theirs
 

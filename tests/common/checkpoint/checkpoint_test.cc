@@ -47,6 +47,7 @@ Checkpoint Filled(const Layout& layout, int64_t step) {
   checkpoint.world_size = 6;
   checkpoint.chunk_bytes = 32768;
   checkpoint.bucket_bytes = 1 << 20;
+  checkpoint.epoch = 2;
   checkpoint.best = {.epoch = 1, .test_loss = 0.25};
   checkpoint.parameters.assign(layout.element_count(), 0.0f);
   float value = static_cast<float>(step);

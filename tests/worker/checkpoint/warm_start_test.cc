@@ -26,7 +26,7 @@ using ::testing::HasSubstr;
 constexpr char kLayers[] = R"(
 layer { name: "conv" conv2d { out_channels: 2 kernel: 2 } }
 layer { name: "norm" batch_norm {} }
-layer { name: "last" dense {} }
+layer { name: "last" dense { activation: "sigmoid" } }
 )";
 
 class WarmStartTest : public ::testing::Test {

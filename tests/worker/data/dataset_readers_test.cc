@@ -319,10 +319,11 @@ TEST_F(NpyReaderTest, LabelsAreAnyIntegers) {
 }
 
 TEST_F(NpyReaderTest, RefusesOtherLabels) {
-  EXPECT_THAT(Refusal(images_, Npy("<i2", "(2,)", std::string("\1\0\xff\xff", 4))),
-              HasSubstr("/labels.npy: label of sample 1 is -1, expected 0 to 65535"));
+  EXPECT_THAT(
+      Refusal(images_, Npy("<i2", "(2,)", std::string("\1\0\xff\xff", 4))),
+      HasSubstr("/labels.npy: label of sample 1 is -1, expected a class from 0 to 65535, or numbers as float32"));
   EXPECT_THAT(Refusal(images_, Npy("<u4", "(2,)", std::string("\0\0\1\0\0\0\0\0", 8))),
-              HasSubstr("/labels.npy: label of sample 0 is 65536, expected 0 to 65535"));
+              HasSubstr("/labels.npy: label of sample 0 is 65536, expected a class from 0 to 65535"));
   EXPECT_THAT(Refusal(images_, Npy("|u1", "(3,)", "abc")), HasSubstr("/labels.npy has the shape (3), expected (2)"));
   EXPECT_THAT(Refusal(images_, Npy("|u1", "(2, 1, 1)", "ab")), HasSubstr("has the shape (2, 1, 1), expected (2)"));
   EXPECT_THAT(Refusal(images_, Npy("<i4", "(2, 2)", std::string(16, '\0'))),

@@ -224,7 +224,7 @@ TEST(DatasetTest, TargetsAreThoseOfTheLoss) {
   const std::string names = WriteFile(folder, "names.csv", "x,y\n1,no\n2,yes\n3,maybe\n");
   EXPECT_THAT(load("csv", names, TargetType::kBits).status().message(),
               HasSubstr("has labels that are 3 classes; the loss of the layer file, bce, needs bits: .npy labels that "
-                        "are bool, or two classes"));
+                        "are bool, or two classes, 0 and 1"));
   EXPECT_THAT(load("csv", names, TargetType::kNumbers).status().message(),
               HasSubstr("names.csv, line 2, column 2 (\"y\"): expected a finite number of float32 as label, found "
                         "\"no\": the model's loss compares with numbers"));

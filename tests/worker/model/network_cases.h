@@ -18,6 +18,13 @@ inline constexpr NetworkCase kChainCases[] = {
     NetworkCase{"Dense", "layer { name: \"fc\" dense { units: 3 } }", 1, 5, 1, 3, 4},
     NetworkCase{"DenseWithSmoothedLabels",
                 "layer { name: \"fc\" dense { units: 3 } } loss { softmax { label_smoothing: 0.3 } }", 1, 5, 1, 3, 4},
+    NetworkCase{
+        "NumbersAfterDense",
+        "layer { name: \"a\" dense { units: 4 relu: true } } layer { name: \"fc\" dense { units: 3 } } loss { mse {} }",
+        1, 5, 1, 3, 4},
+    NetworkCase{"NumbersAfterSigmoid",
+                "layer { name: \"fc\" dense { units: 3 activation: \"sigmoid\" } } loss { mse {} }", 1, 5, 1, 3, 4},
+    NetworkCase{"BitsAfterDense", "layer { name: \"fc\" dense { units: 2 } } loss { bce {} }", 2, 2, 1, 2, 5},
     NetworkCase{"DenseReluLast", "layer { name: \"fc\" dense { units: 3 relu: true } }", 3, 1, 2, 3, 7},
     NetworkCase{
         "DenseWithoutBias",

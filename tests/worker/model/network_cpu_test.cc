@@ -43,6 +43,7 @@ class Trainee {
     std::normal_distribution<float> normal;
     for (float& value : images_.span()) value = normal(random);
     for (int32_t& label : labels_) label = static_cast<int32_t>(random() % options.outputs);
+    for (int64_t i = 0; i < options.batch_max * options.outputs; ++i) values_.push_back(i % 3 == 0 ? 1.0f : 0.0f);
     parameters_ = AlignedFloats(network_->layout().element_count());
     gradients_ = AlignedFloats(network_->layout().element_count());
     network_->InitializeParameters(1, parameters_.span());
@@ -73,13 +74,16 @@ class Trainee {
 
  private:
   NetworkInput Input(int64_t batch) const {
-    return {.images = images_.data(), .targets = labels_.data(), .batch = batch};
+    const bool are_labels = network_->loss() == LossKind::kSoftmax;
+    const LossTargets targets = are_labels ? LossTargets(labels_.data()) : LossTargets(values_.data());
+    return {.images = images_.data(), .targets = targets, .batch = batch};
   }
 
   const NetworkOptions options_;
   std::unique_ptr<Network> network_;
   AlignedFloats images_;
   std::vector<int32_t> labels_;
+  std::vector<float> values_;  // for losses that compare with values
   AlignedFloats parameters_, gradients_;
 };
 

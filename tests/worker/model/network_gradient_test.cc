@@ -48,6 +48,7 @@ class NetworkGradientTest : public testing::TestWithParam<NetworkCase> {
     for (float& value : images_) value = normal(random);
     labels_.resize(c.batch);
     for (int32_t& label : labels_) label = static_cast<int32_t>(random() % c.classes);
+    for (int64_t i = 0; i < c.batch * c.classes; ++i) values_.push_back(random() % 2 == 0 ? 1.0f : 0.0f);
     parameters_.resize(network_->layout().element_count());
     // Not the initial values, so that all gradients are of order 1, also those of batch norm.
     for (float& value : parameters_) value = 0.5f * normal(random);
@@ -60,7 +61,9 @@ class NetworkGradientTest : public testing::TestWithParam<NetworkCase> {
   }
 
   Network::TrainStep Step() {
-    return {.input = {.images = images_.data(), .targets = labels_.data(), .batch = GetParam().batch},
+    const bool are_labels = network_->loss() == LossKind::kSoftmax;
+    const LossTargets targets = are_labels ? LossTargets(labels_.data()) : LossTargets(values_.data());
+    return {.input = {.images = images_.data(), .targets = targets, .batch = GetParam().batch},
             .step = 3,
             .first_sample = 11,
             .loss_scale = 1 / static_cast<float>(GetParam().batch),
@@ -93,6 +96,7 @@ class NetworkGradientTest : public testing::TestWithParam<NetworkCase> {
   std::unique_ptr<Network> network_;
   std::vector<float> images_;
   std::vector<int32_t> labels_;
+  std::vector<float> values_;  // for losses that compare with values
   std::vector<float> parameters_, gradients_;
 };
 

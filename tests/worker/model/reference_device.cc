@@ -212,6 +212,35 @@ class ReferenceSoftmaxCrossEntropy : public Loss {
   LossResult result_;
 };
 
+// kMse and kBce, by definition.
+class ReferenceValueLoss : public Loss {
+ public:
+  explicit ReferenceValueLoss(const LossSpec& spec) : s_(spec) {}
+
+  void Run(const float* outputs, LossTargets targets, float scale, float* doutputs) override {
+    result_ = {};
+    const auto width = static_cast<double>(s_.outputs);
+    for (int64_t n = 0; n < s_.batch; ++n) {
+      bool right = s_.kind == LossKind::kBce;
+      for (int64_t i = n * s_.outputs; i < (n + 1) * s_.outputs; ++i) {
+        const double y = outputs[i], t = targets.values()[i], sigmoid = 1 / (1 + std::exp(-y));
+        const bool is_mse = s_.kind == LossKind::kMse;
+        const double loss = is_mse ? (y - t) * (y - t) : -t * std::log(sigmoid) - (1 - t) * std::log(1 - sigmoid);
+        result_.loss_sum += loss / width;
+        right = right && (y > 0) == (t > 0.5);
+        const double gradient = is_mse ? 2 * (y - t) : sigmoid - t;
+        if (doutputs != nullptr) doutputs[i] = static_cast<float>(scale * gradient / width);
+      }
+      result_.correct += right ? 1 : 0;
+    }
+  }
+  LossResult Result() override { return result_; }
+
+ private:
+  const LossSpec s_;
+  LossResult result_;
+};
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<DeviceBuffer>> ReferenceDevice::Allocate(int64_t size_bytes) {
@@ -231,7 +260,8 @@ absl::StatusOr<std::unique_ptr<Dropout>> ReferenceDevice::CreateDropout(const Dr
 }
 absl::StatusOr<std::unique_ptr<Loss>> ReferenceDevice::CreateLoss(const LossSpec& spec) {
   ++operations_created_;
-  return std::make_unique<ReferenceSoftmaxCrossEntropy>(spec);
+  if (spec.kind == LossKind::kSoftmax) return std::make_unique<ReferenceSoftmaxCrossEntropy>(spec);
+  return std::make_unique<ReferenceValueLoss>(spec);
 }
 
 void ReferenceDevice::Relu(const float* x, float* y, int64_t count) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <thread>
@@ -299,6 +300,7 @@ TEST_F(TrainerTest, EndsAfterSoManyEpochsWithoutALowerLoss) {
   ASSERT_TRUE(result->quality.has_value()) << "of an epoch whose end was not known when it was evaluated";
   EXPECT_EQ(result->quality->loss_mean, result->epochs[2].test_loss);
   EXPECT_TRUE(std::filesystem::exists(options_.checkpoint_dir + "/best/step-000000004/manifest.json"));
+  EXPECT_EQ(result->best_saved_step, 4);
   EXPECT_THAT(SavedSteps(), ElementsAre(8, 12));
   // A resumed run knows it too, and one with more patience goes on.
   options_.resume = true;
@@ -328,6 +330,17 @@ TEST_F(TrainerTest, EachBetterEpochIsSaved) {
   ASSERT_TRUE(head.ok()) << head.status();
   EXPECT_EQ(head->best.epoch, result->best.epoch);
   EXPECT_EQ(head->best.test_loss, result->best.test_loss);
+}
+
+// The epoch that --max_steps has cut would be evaluated again after a resume.
+TEST_F(TrainerTest, AnEpochThatIsCutIsNotTheBest) {
+  options_.save_best = true;
+  options_.max_steps = 7;
+  const auto result = Train();
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->epochs.size(), 2u);
+  EXPECT_EQ(result->best.epoch, 1);
+  EXPECT_EQ(result->best_saved_step, 4);
 }
 
 TEST_F(TrainerTest, ARunThatIsOverSavesNothingAgain) {
@@ -503,6 +516,47 @@ TEST_F(TrainerTest, AveragesTheStatisticsOfManyChannelsInParts) {
   ASSERT_EQ(std::ssize(first[0]), kChannels);
   EXPECT_NE(first[0].back(), 0) << "the mean has moved";
   EXPECT_EQ(first, second);
+}
+
+// Each rank evaluates a part of the test set, and both must end and save at the same steps.
+TEST_F(TrainerTest, RanksAgreeOnTheBestEpochAndOnTheQuality) {
+  const LayerFile model = LayerFile::Load("logreg").value();
+  options_.early_stop = 2;
+  options_.save_best = true;
+  const TrainAndTest data = LoadDataset(options_.dataset).value();
+  const auto train = [&](double learning_rate, bool resume) {
+    options_.schedule.base = learning_rate;
+    options_.resume = resume;
+    InMemoryNetwork ring(2, /*seed=*/1);
+    std::vector<TrainResult> results(2);
+    std::thread other([&] { TrainInRing(model, data, 1, &ring, &results[1]); });
+    TrainInRing(model, data, 0, &ring, &results[0]);
+    other.join();
+    for (const TrainResult& result : results) {
+      EXPECT_EQ(result.next_step, results[0].next_step);
+      EXPECT_EQ(result.converged, results[0].converged);
+      EXPECT_EQ(result.best.epoch, results[0].best.epoch);
+      EXPECT_EQ(result.best.test_loss, results[0].best.test_loss);
+      EXPECT_EQ(result.quality.has_value(), results[0].quality.has_value());
+      if (!result.quality.has_value()) continue;
+      EXPECT_EQ(result.quality->top5, results[0].quality->top5);
+      EXPECT_EQ(result.quality->confusion, results[0].quality->confusion);
+      const auto& confusion = result.quality->confusion;
+      EXPECT_EQ(std::accumulate(confusion.begin(), confusion.end(), int64_t{0}), data.test.count);
+    }
+    return results[0];
+  };
+  const TrainResult still = train(0, false);
+  EXPECT_TRUE(still.converged);
+  EXPECT_EQ(still.next_step, 12);
+  EXPECT_EQ(still.best_saved_step, 4);
+  EXPECT_TRUE(std::filesystem::exists(options_.checkpoint_dir + "/best/step-000000004"));
+  // The best epoch of a run before leaves no checkpoint behind.
+  options_.early_stop = 0;
+  const TrainResult learning = train(0.05, true);
+  EXPECT_EQ(learning.next_step, 20);
+  EXPECT_GT(learning.best_saved_step, 12);
+  EXPECT_EQ(ListCheckpointFolders(options_.checkpoint_dir + "/best").size(), 1u);
 }
 
 // The time of a step is no reason for another bit, and both ranks must choose the same size.
