@@ -31,7 +31,8 @@ constexpr bool BackwardReadsInput(ActivationFunction function) {
 
 namespace activation {
 
-// e^x for x <= 0, within 2e-7 of it; e^-87 below -87, where the result would lose digits. A NaN stays a NaN.
+// e^x for x <= 0, within 2e-7 of it; 0 below -87, where the result would lose digits. A NaN stays a NaN. Not e^-87:
+// its product with a large x would be far from 0.
 STARRING_ACTIVATION float ExpOfNegative(float x) {
   const float a = x < -87.0f ? -87.0f : x;
   // The sum has no binary places left: it is rounded to an integer, which is in its lowest bits.
@@ -49,7 +50,7 @@ STARRING_ACTIVATION float ExpOfNegative(float x) {
   bits = (bits - 0x4b400000u + 127u) << 23;
   float scale = 0;
   memcpy(&scale, &bits, sizeof(scale));
-  return power * scale;
+  return x < -87.0f ? 0.0f : power * scale;
 }
 
 STARRING_ACTIVATION float Magnitude(float x) { return x < 0.0f ? -x : x; }
@@ -71,6 +72,12 @@ STARRING_ACTIVATION float Tanh(float x) {
   const float small = x + x * z * p;
   const float signed_large = x < 0.0f ? -large : large;
   return magnitude < 0.625f ? small : signed_large;
+}
+
+// at_limit + rest, where `spread` is a factor of the rest. Far from 0 the spread is 0 and another factor may be
+// infinite, whose product would be a NaN.
+STARRING_ACTIVATION float WithRest(float at_limit, float spread, float rest) {
+  return spread == 0.0f ? at_limit : at_limit + rest;
 }
 
 // For the gelu by the normal distribution, and its slope.
@@ -134,13 +141,15 @@ STARRING_ACTIVATION float SlopeAt(float at, float parameter) {
     return 1.0f - at * at;
   } else if constexpr (function == ActivationFunction::kGelu) {
     const Normal normal = NormalAt(at);
-    return normal.below + at * normal.density;
+    return WithRest(normal.below, normal.density, at * normal.density);
   } else if constexpr (function == ActivationFunction::kGeluTanh) {
     const float s = Sigmoid(at * (kGeluTanhC + kGeluTanhD * at * at));
-    return s + at * (s * (1.0f - s)) * (kGeluTanhC + 3.0f * kGeluTanhD * at * at);
+    const float spread = s * (1.0f - s);
+    return WithRest(s, spread, at * spread * (kGeluTanhC + 3.0f * kGeluTanhD * at * at));
   } else if constexpr (function == ActivationFunction::kSilu) {
     const float s = Sigmoid(at);
-    return s + at * (s * (1.0f - s));
+    const float spread = s * (1.0f - s);
+    return WithRest(s, spread, at * spread);
   } else if constexpr (function == ActivationFunction::kScale) {
     return parameter;
   } else {

@@ -58,8 +58,8 @@ absl::Status CheckAxis(const Axis& axis) {
   return absl::OkStatus();
 }
 
-// This check is for pools. A window that sees padding only would have the maximum -infinity; a convolution has its bias
-// there.
+// This check is for max pools. A window that sees padding only would have the maximum -infinity. A convolution has its
+// bias there, and an average pool 0.
 absl::Status CheckSeesInput(const Axis& axis) {
   if (axis.padding >= axis.kernel) {
     return absl::InvalidArgumentError(absl::StrCat("padding_", axis.name, " is ", axis.padding, " and kernel_",

@@ -64,6 +64,8 @@ inline constexpr int kLayerCountMax = 4096;
 inline constexpr int64_t kLayerNameBytesMax = 255;
 inline constexpr int64_t kLayerWidthMax = 1 << 20;
 inline constexpr int64_t kLayerKernelMax = 1 << 12;
+// Each input of a concat is an operation of every step.
+inline constexpr int kConcatInputsMax = 64;
 inline constexpr int64_t kSampleElementsMax = int64_t{1} << 31;
 
 // Batch sizes that a network keeps operations for. A run has at most two sizes in training and two in evaluation.

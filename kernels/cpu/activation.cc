@@ -1,3 +1,7 @@
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+
 #include "common/arithmetic/instruction_set.h"
 #include "kernels/activation_math.h"
 #include "kernels/cpu/cpu_context.h"
@@ -45,11 +49,13 @@ STARRING_ACTIVATION_LOOPS(kSilu);
 STARRING_ACTIVATION_LOOPS(kLeakyRelu);
 STARRING_ACTIVATION_LOOPS(kScale);
 
-// In the order of Function.
+// In the order of ActivationFunction.
 constexpr Clones* kForward[] = {&kRelu6Forward,    &kSigmoidForward, &kTanhForward,      &kGeluForward,
                                 &kGeluTanhForward, &kSiluForward,    &kLeakyReluForward, &kScaleForward};
 constexpr Clones* kBackward[] = {&kRelu6Backward,    &kSigmoidBackward, &kTanhBackward,      &kGeluBackward,
                                  &kGeluTanhBackward, &kSiluBackward,    &kLeakyReluBackward, &kScaleBackward};
+constexpr size_t kFunctionCount = static_cast<size_t>(ActivationFunction::kScale) + 1;  // the last one
+static_assert(std::size(kForward) == kFunctionCount && std::size(kBackward) == kFunctionCount);
 
 class CpuActivation : public LayerOperation {
  public:

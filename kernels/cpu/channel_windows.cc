@@ -4,9 +4,11 @@
 // Words: a *tap* is a place of the window, counted row by row; a *block* is up to kLanes neighbouring channels.
 //
 // An output, or an element of dx, is one sum in registers, in the order of the taps or of the outputs that see it. So
-// its bits depend neither on the instruction set nor on the number of threads. Sums of the weights' gradients run over
-// the images of a share, and shares are added in order: they depend on the number of threads.
+// its bits depend neither on the instruction set nor on the number of threads. Sums of the weights' gradients are in
+// float over a row of outputs, and in double over the rows of a share's images. Shares are added in order, in double,
+// so these bits depend on the number of threads.
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 
 #include "common/arithmetic/instruction_set.h"
@@ -119,7 +121,7 @@ struct GradientArgs {
   const Pool2dSpec* window;
   const float* x;
   const float* dy;
-  float* out;
+  double* out;
   int64_t begin, end;  // images
 };
 
@@ -131,23 +133,29 @@ template <int64_t kWidth>
     const int64_t kh = tap / s.kernel_width, kw = tap % s.kernel_width;
     const Range rows = OutputsInside(kh, s.stride_height, s.padding_height, s.in_height, s.out_height());
     const Range columns = OutputsInside(kw, s.stride_width, s.padding_width, s.in_width, s.out_width());
-    float sum[kWidth] = {};
+    double sum[kWidth] = {};
     for (int64_t image = g.begin; image < g.end; ++image) {
       for (int64_t oh = rows.begin; oh < rows.end; ++oh) {
         const int64_t ih = oh * s.stride_height - s.padding_height + kh;
+        float of_row[kWidth] = {};
         for (int64_t ow = columns.begin; ow < columns.end; ++ow) {
           const int64_t iw = ow * s.stride_width - s.padding_width + kw;
           const float* const x = g.x + ((image * s.in_height + ih) * s.in_width + iw) * s.channels + c;
           const float* const dy = g.dy + (image * pixels + oh * s.out_width() + ow) * s.channels + c;
-          for (int64_t l = 0; l < kWidth; ++l) sum[l] += x[l] * dy[l];
+          for (int64_t l = 0; l < kWidth; ++l) of_row[l] += x[l] * dy[l];
         }
+        for (int64_t l = 0; l < kWidth; ++l) sum[l] += double{of_row[l]};
       }
     }
     for (int64_t l = 0; l < kWidth; ++l) g.out[tap * s.channels + c + l] = sum[l];
   }
-  float sum[kWidth] = {};
-  for (int64_t p = g.begin * pixels; p < g.end * pixels; ++p) {
-    for (int64_t l = 0; l < kWidth; ++l) sum[l] += g.dy[p * s.channels + c + l];
+  double sum[kWidth] = {};
+  for (int64_t row = g.begin * s.out_height(); row < g.end * s.out_height(); ++row) {
+    float of_row[kWidth] = {};
+    for (int64_t p = row * s.out_width(); p < (row + 1) * s.out_width(); ++p) {
+      for (int64_t l = 0; l < kWidth; ++l) of_row[l] += g.dy[p * s.channels + c + l];
+    }
+    for (int64_t l = 0; l < kWidth; ++l) sum[l] += double{of_row[l]};
   }
   for (int64_t l = 0; l < kWidth; ++l) g.out[s.kernel_height * s.kernel_width * s.channels + c + l] = sum[l];
 }
@@ -215,7 +223,8 @@ class CpuDepthwiseConv2d : public LayerOperation {
 
   // Packed weights, or the sums of all shares.
   int64_t scratch_bytes() const {
-    return kFloatBytes * std::max(taps_ * spec_.channels, context_->threads * SumsFloats());
+    return std::max(kFloatBytes * taps_ * spec_.channels,
+                    static_cast<int64_t>(sizeof(double)) * context_->threads * SumsCount());
   }
 
   void Forward(const float* x, const float* weight, const float* bias, float* y) override {
@@ -227,30 +236,32 @@ class CpuDepthwiseConv2d : public LayerOperation {
     if (dx != nullptr) {
       Run(*context_, kDepthwiseInputGradient, {.window = &spec_, .in = dy, .weight = Packed(weight), .out = dx});
     }
-    float* const sums = Scratch();
+    auto* const sums = reinterpret_cast<double*>(Scratch());
     const auto pass = kWeightGradient[static_cast<int>(context_->instruction_set)];
     ParallelShares(context_->threads, spec_.batch, 1, [&](int share, int64_t begin, int64_t end) {
-      pass({&spec_, x, dy, sums + share * SumsFloats(), begin, end});
+      pass({&spec_, x, dy, sums + share * SumsCount(), begin, end});
     });
     // As many shares as ParallelShares used.
     const int shares = static_cast<int>(std::min<int64_t>(context_->threads, spec_.batch));
     for (int share = 1; share < shares; ++share) {
-      for (int64_t i = 0; i < SumsFloats(); ++i) sums[i] += sums[share * SumsFloats() + i];
+      for (int64_t i = 0; i < SumsCount(); ++i) sums[i] += sums[share * SumsCount() + i];
     }
     for (int64_t c = 0; c < spec_.channels; ++c) {
-      for (int64_t tap = 0; tap < taps_; ++tap) dweight[c * taps_ + tap] = sums[tap * spec_.channels + c];
+      for (int64_t tap = 0; tap < taps_; ++tap) {
+        dweight[c * taps_ + tap] = static_cast<float>(sums[tap * spec_.channels + c]);
+      }
+      if (dbias != nullptr) dbias[c] = static_cast<float>(sums[taps_ * spec_.channels + c]);
     }
-    if (dbias != nullptr) std::copy_n(sums + taps_ * spec_.channels, spec_.channels, dbias);
   }
 
  private:
-  int64_t SumsFloats() const { return (taps_ + 1) * spec_.channels; }
+  int64_t SumsCount() const { return (taps_ + 1) * spec_.channels; }
   // Other operations use the same memory in between.
-  float* Scratch() const { return reinterpret_cast<float*>(context_->scratch.data()); }
+  std::byte* Scratch() const { return context_->scratch.data(); }
 
   // (channels, taps) to (taps, channels), in which neighbouring lanes are neighbours.
   const float* Packed(const float* weight) const {
-    float* const packed = Scratch();
+    auto* const packed = reinterpret_cast<float*>(Scratch());
     for (int64_t c = 0; c < spec_.channels; ++c) {
       for (int64_t tap = 0; tap < taps_; ++tap) packed[tap * spec_.channels + c] = weight[c * taps_ + tap];
     }

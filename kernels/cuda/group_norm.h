@@ -44,9 +44,9 @@ struct GroupNormGradients {
 
 // Shapes:      dx, dy as x; dgamma, dbeta as gamma.
 // Writes:      dx, dgamma, dbeta are overwritten (=); memory.partial is scratch memory.
-// Launch:      three kernels: dx as GroupNormForward; the sums of the weights' gradients over tiles of rows, 256
-// threads
-//              a block for 32 channels, 4 KiB of shared memory; one thread for each channel, which adds up the tiles.
+// Launch:      three kernels: dx as GroupNormForward; the sums of the weights' gradients over tiles of rows, with 256
+//              threads a block for 32 channels, 4 KiB of shared memory; one thread for each channel, which adds up the
+//              tiles.
 // Requires:    as GroupNormForward, which came before.
 // Cost:        x and dy read three times, dx written once.
 // Determinism: bitwise. Reference: double, tolerance 2e-5.

@@ -181,6 +181,8 @@ TEST_P(CpuAllocationTest, PoolsNormalisationDropoutLossAndElementwiseAllocateNot
   const auto norm = device_->CreateBatchNorm({.batch = 8, .height = 12, .width = 12, .channels = 16}).value();
   const auto dropout = device_->CreateDropout({.batch = 8, .sample_elements = 12 * 12 * 16}).value();
   const auto loss = device_->CreateLoss({.batch = 64, .outputs = 10}).value();
+  const auto mse = device_->CreateLoss({.kind = LossKind::kMse, .batch = 64, .outputs = 10}).value();
+  const auto bce = device_->CreateLoss({.kind = LossKind::kBce, .batch = 64, .outputs = 10}).value();
   auto labels = device_->Allocate(64 * 4).value();
   ExpectNone([&] {
     for (LayerOperation* pool : {halving.get(), overlapping.get()}) {
@@ -196,6 +198,10 @@ TEST_P(CpuAllocationTest, PoolsNormalisationDropoutLossAndElementwiseAllocateNot
     dropout->Backward(dy, dx);
     loss->Run(x, static_cast<const int32_t*>(labels->data()), 1, dx);
     loss->Result();
+    for (Loss* values : {mse.get(), bce.get()}) {
+      values->Run(x, dy, 1, dx);
+      values->Result();
+    }
     device_->Relu(x, y, count);
     device_->ReluBackward(y, dy, dx, count);
     device_->Add(x, y, Activation::kRelu, y, count);

@@ -1,5 +1,7 @@
 #include "kernels/cpu/cpu_device.h"
 
+#include <cmath>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,6 +30,39 @@ std::vector<DeviceMaker> Makers() {
 
 INSTANTIATE_TEST_SUITE_P(Cpu, DeviceTest, testing::ValuesIn(Makers()), DeviceMaker::Name);
 INSTANTIATE_TEST_SUITE_P(Cpu, Conv2dTest, testing::ValuesIn(Makers()), DeviceMaker::Name);
+
+// Y, dx, dgamma and dbeta of a group norm, of numbers that look random.
+std::vector<std::vector<float>> GroupNormOn(Device* device, const GroupNormSpec& spec) {
+  const int64_t count = spec.batch * spec.pixels * spec.channels;
+  const auto numbers = [](int64_t size, float step) {
+    std::vector<float> values(size);
+    for (int64_t i = 0; i < size; ++i) values[i] = std::sin(step * static_cast<float>(i + 1));
+    return values;
+  };
+  DeviceTensor x(device, numbers(count, 1.7f)), dy(device, numbers(count, 2.3f)), y(device, count), dx(device, count);
+  DeviceTensor gamma(device, numbers(spec.channels, 0.9f)), beta(device, numbers(spec.channels, 1.1f));
+  DeviceTensor dgamma(device, spec.channels), dbeta(device, spec.channels);
+  const auto norm = device->CreateOperation(spec).value();
+  norm->Forward(x.data(), gamma.data(), beta.data(), y.data());
+  norm->Backward(x.data(), gamma.data(), y.data(), dy.data(), dx.data(), dgamma.data(), dbeta.data());
+  return {y.Host(), dx.Host(), dgamma.Host(), dbeta.Host()};
+}
+
+TEST(CpuDevice, AGroupNormHasTheSameBitsOnEveryInstructionSetAndNumberOfThreads) {
+  // Several chunks of pixels and a rest; whole vectors and a rest; ranges of channels for several threads.
+  for (const GroupNormSpec& spec :
+       std::vector<GroupNormSpec>{{.batch = 5, .pixels = 150, .channels = 12, .groups = 3},
+                                  {.batch = 3, .pixels = 70, .channels = 40, .groups = 40},
+                                  {.batch = 7, .pixels = 1, .channels = 3001, .groups = 1}}) {
+    SCOPED_TRACE(absl::StrCat(spec.pixels, "x", spec.channels));
+    const auto plain = CreateCpuDevice({.threads = 1, .instruction_set = InstructionSet::kBaseline}).value();
+    const std::vector<std::vector<float>> want = GroupNormOn(plain.get(), spec);
+    for (const DeviceMaker& maker : Makers()) {
+      const auto device = maker.create().value();
+      EXPECT_TRUE(GroupNormOn(device.get(), spec) == want) << maker.name;
+    }
+  }
+}
 
 TEST(CpuDevice, NamesTheThreadsAndTheLibraryIfAnOperationUsesIt) {
   const auto device = CreateCpuDevice({.threads = 1, .instruction_set = BestInstructionSet()}).value();

@@ -243,6 +243,64 @@ TEST_P(DeviceTest, ActivationsOfExtremesAreFiniteAndNanStaysNan) {
   }
 }
 
+// Activations that are x far above 0, and 0 far below.
+TEST_P(DeviceTest, ValuesAndSlopesFarFrom0AreTheLimits) {
+  const std::vector<float> far = {200, 1e13f, 1e25f, 3e38f, -200, -1e13f, -1e25f, -3e38f};
+  const auto count = std::ssize(far);
+  for (const ActivationFunction function : {ActivationFunction::kGelu, ActivationFunction::kGeluTanh,
+                                            ActivationFunction::kSilu, ActivationFunction::kLeakyRelu}) {
+    SCOPED_TRACE(static_cast<int>(function));
+    auto operation =
+        device()->CreateOperation(ActivationSpec{.batch = 1, .sample_elements = count, .function = function}).value();
+    DeviceTensor x(device(), far), y(device(), count), dx(device(), count);
+    DeviceTensor dy(device(), std::vector<float>(far.size(), 1));
+    operation->Forward(x.data(), nullptr, nullptr, y.data());
+    operation->Backward(x.data(), nullptr, y.data(), dy.data(), dx.data(), nullptr, nullptr);
+    const std::vector<float> values = y.Host(), slopes = dx.Host();
+    for (size_t i = 0; i < far.size(); ++i) {
+      EXPECT_EQ(values[i], far[i] > 0 ? far[i] : 0) << far[i];
+      EXPECT_EQ(slopes[i], far[i] > 0 ? 1 : 0) << far[i];
+    }
+  }
+}
+
+// A float sum of so many values has too few digits.
+TEST_P(DeviceTest, GroupNormOfManyPixelsFarFrom0KeepsItsDigits) {
+  const GroupNormSpec spec = {.batch = 2, .pixels = 128 * 128, .channels = 3, .groups = 3};
+  const int64_t image = spec.pixels * spec.channels;
+  // The first image is constant, so that its variance is all error.
+  std::vector<float> x_host = Random(2 * image);
+  for (int64_t i = 0; i < 2 * image; ++i) x_host[i] = i < image ? 17.3f : 17 + 0.01f * x_host[i];
+  const std::vector<float> gamma_host = Random(3), beta_host = Random(3), dy_host(x_host.size(), 0.1f);
+  auto norm = device()->CreateOperation(spec).value();
+  DeviceTensor x(device(), x_host), y(device(), 2 * image), dy(device(), dy_host), dx(device(), 2 * image);
+  DeviceTensor gamma(device(), gamma_host), beta(device(), beta_host), dgamma(device(), 3), dbeta(device(), 3);
+  norm->Forward(x.data(), gamma.data(), beta.data(), y.data());
+  const Values want = reference::Forward(spec, ToDouble(x_host), ToDouble(gamma_host), ToDouble(beta_host));
+  EXPECT_TRUE(Near(y.Host(), want, 5e-4));
+  norm->Backward(x.data(), gamma.data(), y.data(), dy.data(), dx.data(), dgamma.data(), dbeta.data());
+  EXPECT_TRUE(Near(dbeta.Host(), Values(3, 0.1 * 2 * 128 * 128), 2e-6));
+}
+
+TEST_P(DeviceTest, GradientsOfADepthwiseConvolutionWithManyOutputsKeepTheirDigits) {
+  const DepthwiseConv2dSpec spec = {{.batch = 6,
+                                     .in_height = 96,
+                                     .in_width = 64,
+                                     .channels = 17,
+                                     .kernel_height = 1,
+                                     .kernel_width = 1,
+                                     .stride_height = 1,
+                                     .stride_width = 1}};
+  const int64_t count = 6 * 96 * 64 * 17;
+  auto conv = device()->CreateOperation(spec).value();
+  DeviceTensor x(device(), std::vector<float>(count, 1)), y(device(), count);
+  DeviceTensor dy(device(), std::vector<float>(count, 0.1f)), dx(device(), count);
+  DeviceTensor weight(device(), Random(17)), dweight(device(), 17), dbias(device(), 17);
+  conv->Backward(x.data(), weight.data(), y.data(), dy.data(), dx.data(), dweight.data(), dbias.data());
+  EXPECT_TRUE(Near(dweight.Host(), Values(17, 0.1 * 6 * 96 * 64), 1e-5));
+  EXPECT_TRUE(Near(dbias.Host(), Values(17, 0.1 * 6 * 96 * 64), 1e-5));
+}
+
 TEST_P(DeviceTest, PartsOfAConcatAreCopies) {
   struct Channels {
     int64_t first, second;

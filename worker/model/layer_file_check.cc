@@ -54,14 +54,21 @@ absl::Status CheckInputs(const Place& place, const v1::Layer& layer, const Layer
   const int given = layer.input_size();
   // A layer that names no input reads the layer above it. One of several inputs must name them.
   const bool fits = wanted == kTwoOrMore ? given >= 2 : given == wanted || (wanted == 1 && given == 0);
+  const auto kind = [&] {
+    return v1::Layer::GetReflection()
+        ->GetOneofFieldDescriptor(layer, v1::Layer::descriptor()->FindOneofByName("kind"))
+        ->name();
+  };
   if (!fits) {
-    const google::protobuf::FieldDescriptor* const kind =
-        v1::Layer::GetReflection()->GetOneofFieldDescriptor(layer, v1::Layer::descriptor()->FindOneofByName("kind"));
     return place.Error(
         "input", absl::StrCat("has ", given, " inputs, ",
                               wanted == 1 ? "this kind of layer takes 1"
-                                          : absl::StrCat(kind->name(), " needs ",
+                                          : absl::StrCat(kind(), " needs ",
                                                          wanted == kTwoOrMore ? "2 or more" : absl::StrCat(wanted))));
+  }
+  if (wanted == kTwoOrMore && given > kConcatInputsMax) {
+    return place.Error("input", absl::StrCat("has ", given, " inputs, ", kind(), " takes at most ", kConcatInputsMax,
+                                             ": join some of them before"));
   }
   for (const std::string& input : layer.input()) {
     // Only layers above may be read, so that every input is ready when a layer runs. The messages below tell a cycle, a

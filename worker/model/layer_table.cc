@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/limits.h"
+#include "common/base/printable.h"
 #include "common/base/status.h"
 #include "proto/starring/v1/layer_file.pb.h"
 
@@ -87,6 +88,7 @@ constexpr NamedFunction kFunctions[] = {
     {"gelu_tanh", ActivationFunction::kGeluTanh},  {"silu", ActivationFunction::kSilu},
     {"leaky_relu", ActivationFunction::kLeakyRelu}};
 constexpr float kLeakySlope = 0.01f;  // PyTorch's default
+constexpr size_t kShownBytes = 32;    // of a name that is no function's
 
 std::optional<ActivationFunction> FunctionOf(absl::string_view name) {
   for (const NamedFunction& known : kFunctions) {
@@ -97,7 +99,10 @@ std::optional<ActivationFunction> FunctionOf(absl::string_view name) {
 
 absl::Status CheckFunction(const LayerCheck& at, absl::string_view field, const std::string& name) {
   if (FunctionOf(name).has_value()) return absl::OkStatus();
-  return at.error(field, absl::StrCat(field, " is \"", name,
+  // The text may have any length and any bytes.
+  const std::string shown =
+      absl::StrCat(Printable(absl::string_view(name).substr(0, kShownBytes)), name.size() > kShownBytes ? "..." : "");
+  return at.error(field, absl::StrCat(field, " is \"", shown,
                                       "\", it must be relu6, sigmoid, tanh, gelu, gelu_tanh, silu or leaky_relu"));
 }
 
@@ -429,13 +434,18 @@ absl::Status FillConcat(const LayerFill& at, GraphLayer* layer, std::vector<Tens
   layer->out.channels = 0;
   for (size_t i = 0; i < at.inputs.size(); ++i) {
     const SampleShape& in = at.inputs[i];
-    if (in.flat != first.flat || in.height != first.height || in.width != first.width) {
-      return at.error("input", absl::StrCat("joins ", ToString(first), " (", at.input_names[0], ") and ", ToString(in),
-                                            " (", at.input_names[i], "): all must have one height and width"));
-    }
     // In memory the pixels of the inputs would alternate; PyTorch would put one image after the other.
     if (in.flat && in.height * in.width > 1) {
       return at.error("", "concat of a flattened image is not supported: put it before flatten");
+    }
+    const auto joins = [&](absl::string_view reason) {
+      return at.error("input", absl::StrCat("joins ", ToString(first), " (", at.input_names[0], ") and ", ToString(in),
+                                            " (", at.input_names[i], "): ", reason));
+    };
+    if (in.height != first.height || in.width != first.width) return joins("all must have one height and width");
+    if (in.flat != first.flat) {
+      return joins(absl::StrCat("all must be flat or none, put a flatten layer after ",
+                                in.flat ? at.input_names[0] : at.input_names[i]));
     }
     layer->out.channels += in.channels;
   }

@@ -53,8 +53,9 @@ class NetworkGraph {
 //
 // Convolution and dense: weight and bias uniform in [-1/sqrt(fan_in), 1/sqrt(fan_in)), where fan_in is the number of
 // inputs of one output (for the weight that is kaiming_uniform(a = sqrt 5): He et al., 2015, equation 10 with PyTorch's
-// gain). Batch norm: weight 1, bias 0. Philox draws every number from (seed, kInit, number of the tensor, place of the
-// element in PyTorch's memory order). So the values depend neither on our memory order nor on how the work is divided.
+// gain). Batch, group and layer norm: weight 1, bias 0. Philox draws every number from (seed, kInit, number of the
+// tensor, place of the element in PyTorch's memory order). So the values depend neither on our memory order nor on how
+// the work is divided.
 // REQUIRES: `parameters` is as long as the layout.
 void InitializeParameters(const NetworkGraph& graph, uint64_t seed, std::span<float> parameters);
 

@@ -139,9 +139,21 @@ TEST(LayerFileTest, TextErrorsHaveLineAndColumn) {
   EXPECT_THAT(ErrorOf(std::string("\0\xff\x01", 3)), StartsWith("my.textproto:1:"));
 }
 
-TEST(LayerFileTest, ALayerWithoutAKindIsToldAllKinds) {
-  EXPECT_EQ(ErrorOf("\n\n  layer { name: \"fc\" }"),
-            "my.textproto:3:11: layer fc: has no kind: add " + LayerKindNames());
+// tests/worker/python/layer_file_test.py has the same two sentences.
+TEST(LayerFileTest, AConcatHas64InputsAtMost) {
+  std::string inputs;
+  for (int i = 0; i < 64; ++i) inputs += "input: \"r\" ";
+  const std::string above = "layer { name: \"r\" relu {} }\nlayer { name: \"j\" ";
+  const std::string below = "concat {} }\nlayer { name: \"fc\" dense {} }";
+  EXPECT_TRUE(LayerFile::Parse(above + inputs + below, "my.textproto").ok());
+  EXPECT_EQ(ErrorOf(above + inputs + "input: \"r\" " + below),
+            "my.textproto:2:19: layer j: has 65 inputs, concat takes at most 64: join some of them before");
+}
+
+TEST(LayerFileTest, ALongFunctionIsShortened) {
+  EXPECT_EQ(ErrorOf("layer { name: \"a\" activation { function: \"\\n" + std::string(1000, 'x') + "\" } }"),
+            "my.textproto:1:32: layer a: function is \"?" + std::string(31, 'x') +
+                "...\", it must be relu6, sigmoid, tanh, gelu, gelu_tanh, silu or leaky_relu");
 }
 
 struct WrongFile {
@@ -268,6 +280,16 @@ INSTANTIATE_TEST_SUITE_P(
             "}\nlayer { name: \"fc\" dense {} }",
             "my.textproto:2:19: layer j: joins 14 x 14 x 1 (p) and 28 x 28 x 1 (input): all must have one height "
             "and width"},
+        WrongFile{"ConcatOfAFlatInput",
+                  "layer { name: \"p\" max_pool { kernel: 28 } }\n"
+                  "layer { name: \"g\" input: \"input\" global_average_pool {} }\n"
+                  "layer { name: \"j\" input: \"g\" input: \"p\" concat {} }\nlayer { name: \"fc\" dense {} }",
+                  "my.textproto:3:19: layer j: joins 1 (flat) (g) and 1 x 1 x 1 (p): all must be flat or none, put a "
+                  "flatten layer after p"},
+        WrongFile{"NoKind", "\n\n  layer { name: \"fc\" }",
+                  "my.textproto:3:11: layer fc: has no kind: add conv2d, dense, relu, max_pool, global_average_pool, "
+                  "batch_norm, dropout, add, flatten, activation, scale, average_pool, concat, group_norm or "
+                  "layer_norm"},
         WrongFile{"ConcatOfFlattened",
                   "layer { name: \"f\" flatten {} }\nlayer { name: \"j\" input: \"f\" input: \"f\" concat {} }\n"
                   "layer { name: \"fc\" dense {} }",

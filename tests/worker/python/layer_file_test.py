@@ -151,10 +151,17 @@ class RefusalTest(unittest.TestCase):
             with self.subTest(name):
                 self.assertEqual(self.refusal(text), error)
 
-    def test_a_layer_without_a_kind_is_told_all_kinds(self):
-        kinds = ", ".join(layer_file.KINDS[:-1]) + " or " + layer_file.KINDS[-1]
-        self.assertEqual(self.refusal("\n\n  layer { name: \"fc\" }"),
-                         "my.textproto:3:11: layer fc: has no kind: add " + kinds)
+    def test_a_concat_has_64_inputs_at_most(self):
+        text = ("layer {{ name: \"r\" relu {{}} }}\nlayer {{ name: \"j\" {}concat {{}} }}\n"
+                "layer {{ name: \"fc\" dense {{}} }}")
+        parse(text.format("input: \"r\" " * 64))
+        self.assertEqual(self.refusal(text.format("input: \"r\" " * 65)),
+                         "my.textproto:2:19: layer j: has 65 inputs, concat takes at most 64: join some of them before")
+
+    def test_a_long_function_is_shortened(self):
+        self.assertEqual(self.refusal(f"layer {{ name: \"a\" activation {{ function: \"\\n{1000 * 'x'}\" }} }}"),
+                         f"my.textproto:1:32: layer a: function is \"?{31 * 'x'}...\", it must be relu6, sigmoid, "
+                         "tanh, gelu, gelu_tanh, silu or leaky_relu")
 
     def test_text_that_is_none(self):
         for text, error in (

@@ -534,9 +534,17 @@ class ActivationTest(unittest.TestCase):
         self.assertEqual([one for one in self.layers_of(modules) if one[0] != "flatten"], expected)
 
     def test_what_a_layer_cannot_be(self):
-        for module, expected in ((nn.LeakyReLU(0.0), "slope of 0.0"), (nn.Hardswish(), "Hardswish has no counterpart")):
+        # Numbers count as 32 bits have them.
+        for module, expected in ((nn.LeakyReLU(0.0), "slope of 0.0"), (nn.LeakyReLU(1e-46), "slope of 1e-46"),
+                                 (nn.Dropout(1 - 1e-9), "dropout with p=0.99"),
+                                 (nn.Hardswish(), "Hardswish has no counterpart")):
             with self.assertRaisesRegex(models.NoCounterpartError, expected):
                 self.layers_of(nn.Sequential(module, nn.Flatten(), nn.Linear(64, 10)))
+
+
+def without_bias(norm):
+    norm.bias = None
+    return norm
 
 
 class RefusalTest(unittest.TestCase):
@@ -576,6 +584,11 @@ class RefusalTest(unittest.TestCase):
     def test_modules(self):
         for module, expected in (
                 (nn.Sequential(nn.Conv2d(1, 2, 1), nn.LayerNorm(8)), r"LayerNorm of \(8,\) in a tensor of shape"),
+                (nn.Sequential(nn.Conv2d(1, 2, 1), without_bias(nn.LayerNorm((2, 8, 8)))), "LayerNorm with bias=None"),
+                (nn.Sequential(nn.Conv2d(1, 2, 1), without_bias(nn.GroupNorm(2, 2))), "GroupNorm with bias=None"),
+                (nn.Sequential(nn.Conv2d(1, 2, 1), nn.GroupNorm(2, 2, eps=0)), "GroupNorm with eps=0"),
+                (nn.Sequential(nn.Conv2d(1, 2, 1), nn.GroupNorm(2, 2, eps=1e-46)), "GroupNorm with eps=1e-46"),
+                (nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2, eps=1e-46)), "BatchNorm2d with eps=1e-46"),
                 (nn.Conv2d(1, 2, (3, 1), padding=(1, 0)), r"Conv2d with kernel=\(3, 1\)"),
                 (nn.Conv2d(1, 2, 3, padding=2, dilation=2), r"Conv2d with dilation=\(2, 2\)"),
                 (nn.Conv2d(1, 2, 3, padding=1, padding_mode="circular"), "padding_mode=circular"),
@@ -602,6 +615,8 @@ class RefusalTest(unittest.TestCase):
                 (lambda net, x: net.fc((net.conv(x) + 1).flatten(1)), "addition of tensors of different shapes"),
                 (lambda net, x: net.fc((net.conv(x) + net.conv(x)).flatten(1)), "which is called twice"),
                 (lambda net, x: net.fc(torch.add(net.conv(x), x, alpha=2).flatten(1)), "addition with alpha"),
+                (lambda net, x: net.fc(F.avg_pool2d(net.conv(x), 8, divisor_override=2).flatten(1).repeat(1, 64)),
+                 "divisor_override=2"),
                 (lambda net, x: net.fc(net.conv(x).mean((1, 2)).repeat(1, 16)), r"a mean over \(1, 2\)"),
                 (lambda net, x: net.fc(net.conv(x).view(-1, 128, 1).squeeze(2)), r"view from shape"),
                 (lambda net, x: F.linear(net.conv(x).flatten(1), net.fc.weight), "linear .*use the module Linear"),
@@ -626,6 +641,11 @@ class RefusalTest(unittest.TestCase):
             z = F.relu(y)
             return net.fc((y.add_(z) + z).flatten(1))
 
+        def multiply(net, x):
+            y = net.conv(x)
+            z = F.relu(y)
+            return net.fc((y.mul_(2) + z).flatten(1))
+
         def add_to_itself(net, x):
             y = z = net.conv(x)
             y += F.relu(y)
@@ -633,6 +653,7 @@ class RefusalTest(unittest.TestCase):
 
         self.assertIn("a ReLU that changes what another operation reads", self.refusal(relu))
         self.assertIn("an addition that changes what another operation reads", self.refusal(add))
+        self.assertIn("a product that changes what another operation reads", self.refusal(multiply))
         # PyTorch 1.13 traces it as a sum of its own.
         self.assertRegex(self.refusal(add_to_itself), "an addition that changes|the layers compute something else")
 

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from . import _tracing
 from ._layer_modules import Add, Concat, GlobalAveragePool, LayerFileModel, Scale
+from ._text_format import to_float32
 from ._tracing import NoCounterpartError
 from ._layer_table import ACTIVATIONS
 from .layer_file import check, IMAGE, KINDS, Layer, LayerFile, Loss
@@ -73,6 +74,11 @@ def convert(module: nn.Module, image: Tuple[int, int, int], file_name: str) -> C
 def _pair(value: Any) -> Tuple[Any, Any]:
     return tuple(value) * 2 if isinstance(value, (tuple, list)) and len(value) == 1 else (
         tuple(value) if isinstance(value, (tuple, list)) else (value, value))  # type: ignore[return-value]
+
+
+def _unless(value: float, default: float) -> float:
+    """What a file says of a number of 32 bits: 0 for the default."""
+    return value if value != to_float32(default) else 0
 
 
 class _Converter:
@@ -254,14 +260,14 @@ class _Converter:
                      track_running_stats=(module.track_running_stats, True))
         if module.momentum is None:
             self._refuse(node, f"{name} with momentum=None", "give a number, such as 0.1")
-        if not module.eps or not module.momentum:
+        epsilon, momentum = to_float32(module.eps), to_float32(module.momentum)
+        if epsilon == 0 or momentum == 0:
             self._refuse(node, f"{name} with eps={module.eps}, momentum={module.momentum}", "0 stands for the default")
         if len(self._shape(node.args[0])) not in (2, 4):
             self._refuse(node, f"{name} of a tensor with shape {self._shape(node.args[0])}",
                          "batch_norm reads images or features")
         self._keep_tensors(node, module)
-        self._layer(node, "batch_norm", "bn", [value], epsilon=module.eps if module.eps != 1e-5 else 0,
-                    momentum=module.momentum if module.momentum != 0.1 else 0)
+        self._layer(node, "batch_norm", "bn", [value], epsilon=_unless(epsilon, 1e-5), momentum=_unless(momentum, 0.1))
 
     def _group_norm(self, node: fx.Node, module: Any) -> None:
         self._norm(node, module, "group_norm", groups=module.num_groups, affine=module.affine)
@@ -275,10 +281,15 @@ class _Converter:
 
     def _norm(self, node: fx.Node, module: Any, kind: str, affine: bool, **settings: Any) -> None:
         value = self._value(node, node.args[0])
-        self._expect(node, type(module).__name__, f"{kind} has weights and is not 0", affine=(affine, True),
-                     eps=(module.eps or None, module.eps))
+        name, epsilon = type(module).__name__, to_float32(module.eps)
+        self._expect(node, name, f"{kind} has weights", affine=(affine, True))
+        for part in ("weight", "bias"):
+            if getattr(module, part) is None:
+                self._refuse(node, f"{name} with {part}=None", f"{kind} has a weight and a bias")
+        if epsilon == 0:
+            self._refuse(node, f"{name} with eps={module.eps}", "0 stands for the default, 1e-5")
         self._keep_tensors(node, module)
-        self._layer(node, kind, "norm", [value], epsilon=module.eps if module.eps != 1e-5 else 0, **settings)
+        self._layer(node, kind, "norm", [value], epsilon=_unless(epsilon, 1e-5), **settings)
 
     def _identity(self, node: fx.Node, module: Any) -> None:
         del module
@@ -309,16 +320,18 @@ class _Converter:
         if in_place and (not value.read_once or not node.users):
             self._refuse(node, f"{function}, which changes what another operation reads,",
                          "use one that is not in place")
-        if slope <= 0:
-            self._refuse(node, f"{function} with a slope of {slope}", "it must be above 0")
+        rounded = to_float32(slope)
+        if rounded <= 0:
+            self._refuse(node, f"{function} with a slope of {slope}", "it must be above 0 as a number of 32 bits")
+        given = _unless(rounded, 0.01)
         layer = self._by_name.get(value.layer)
-        takes_it = layer is not None and value.read_once and layer.kind in _TAKES_ACTIVATION and slope == 0.01
+        takes_it = layer is not None and value.read_once and layer.kind in _TAKES_ACTIVATION and given == 0
         if layer is not None and takes_it and not (
                 layer.settings.get("relu") or layer.settings.get("activation")):
             layer.settings["activation"] = function
             self._hand_on(node, value)
         else:
-            self._layer(node, "activation", function, [value], function=function, slope=slope if slope != 0.01 else 0)
+            self._layer(node, "activation", function, [value], function=function, slope=given)
 
     def _activation_operation(self, node: fx.Node) -> None:
         name = str(getattr(node.target, "__name__", node.target))
@@ -355,22 +368,24 @@ class _Converter:
         values = [one for one in node.args if isinstance(one, fx.Node)]
         if len(factors) != 1 or len(values) != 1:
             self._refuse(node, "a product that is not of one tensor with one number", "scale has a constant factor")
+        if str(node.target).endswith("mul_") and not self._value(node, values[0]).read_once:
+            self._refuse(node, "a product that changes what another operation reads,", "use one that is not in place")
         self._scale(node, values[0], factors[0])
 
     def _scale(self, node: fx.Node, argument: Any, factor: float) -> None:
-        self._layer(node, "scale", "scale", [self._value(node, argument)], factor=float(factor))
+        self._layer(node, "scale", "scale", [self._value(node, argument)], factor=to_float32(factor))
 
     def _dropout_module(self, node: fx.Node, module: Any) -> None:
         self._dropout(node, module.p)
 
     def _dropout(self, node: fx.Node, rate: float) -> None:
-        value = self._value(node, node.args[0])
-        if rate == 0:
+        value, rounded = self._value(node, node.args[0]), to_float32(rate)
+        if rounded == 0:
             self._hand_on(node, value)
-        elif rate >= 1:
+        elif rounded >= 1:
             self._refuse(node, f"dropout with p={rate}", "it drops everything: the rate must be below 1")
         else:
-            self._layer(node, "dropout", "dropout", [value], rate=rate)
+            self._layer(node, "dropout", "dropout", [value], rate=rounded)
 
     def _max_pool_module(self, node: fx.Node, module: Any) -> None:
         self._max_pool(node, {name: getattr(module, name) for name in (
@@ -396,6 +411,8 @@ class _Converter:
 
     def _average_pool(self, node: fx.Node, given: Dict[str, Any]) -> None:
         shape, kernel = self._shape(node.args[0]), _pair(given["kernel_size"])
+        self._expect(node, "average pooling", "the mean is over the places of the window",
+                     divisor_override=(given["divisor_override"], None))
         # One window that is the whole image: every size of image has such a layer.
         if len(shape) == 4 and kernel == shape[2:] and self._shape(node)[2:] == (1, 1) and not any(
                 _pair(given["padding"])):
@@ -403,7 +420,7 @@ class _Converter:
             return
         padded = any(_pair(given["padding"]))
         self._expect(node, "average pooling", "a window that does not fit is left out, and padding counts as zeros",
-                     ceil_mode=(given["ceil_mode"], False), divisor_override=(given["divisor_override"], None),
+                     ceil_mode=(given["ceil_mode"], False),
                      count_include_pad=(given["count_include_pad"] or not padded, True))
         self._pool(node, "average_pool", "average pooling", given)
 

@@ -12,7 +12,8 @@ from typing import Any, Callable, Dict, List, NoReturn, Protocol, Tuple
 
 # common/base/limits.h; tests/worker/python/layer_file_test.py compares the two.
 LIMITS = {"kLayerFileBytesMax": 1 << 20, "kLayerCountMax": 4096, "kLayerNameBytesMax": 255, "kLayerWidthMax": 1 << 20,
-          "kLayerKernelMax": 1 << 12, "kSampleElementsMax": 1 << 31, "kElementCountMax": 1 << 36}
+          "kLayerKernelMax": 1 << 12, "kConcatInputsMax": 64, "kSampleElementsMax": 1 << 31,
+          "kElementCountMax": 1 << 36}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,9 +126,17 @@ def _slide_window(at: Build, layer: GraphLayer, channels: int) -> None:
 ACTIVATIONS = ("relu6", "sigmoid", "tanh", "gelu", "gelu_tanh", "silu", "leaky_relu")
 
 
+def _shown(text: str) -> str:
+    """A text of any length and any characters, as a message has it."""
+    content = text.encode("utf-8", "surrogateescape")
+    limit = 32
+    return "".join(chr(one) if 32 <= one <= 126 else "?" for one in content[:limit]) + "..." * (len(content) > limit)
+
+
 def _check_function(at: Place, field: str) -> None:
     if at.get(field) not in ACTIVATIONS:
-        at.fail(field, f"{field} is \"{at.get(field)}\", it must be {', '.join(ACTIVATIONS[:-1])} or {ACTIVATIONS[-1]}")
+        at.fail(field, f"{field} is \"{_shown(at.get(field))}\", it must be {', '.join(ACTIVATIONS[:-1])} or "
+                       f"{ACTIVATIONS[-1]}")
 
 
 def _check_activation_field(at: Place) -> None:
@@ -284,11 +293,15 @@ def _build_add(at: Build, layer: GraphLayer) -> None:
 def _build_concat(at: Build, layer: GraphLayer) -> None:
     first = at.shapes[0]
     for shape, name in zip(at.shapes, at.names):
-        if (shape.flat, shape.height, shape.width) != (first.flat, first.height, first.width):
-            at.fail("input", f"joins {first} ({at.names[0]}) and {shape} ({name}): all must have one height and width")
         # In memory the pixels of the inputs would alternate; PyTorch would put one image after the other.
         if shape.flat and shape.height * shape.width > 1:
             at.fail("", "concat of a flattened image is not supported: put it before flatten")
+        joins = f"joins {first} ({at.names[0]}) and {shape} ({name})"
+        if (shape.height, shape.width) != (first.height, first.width):
+            at.fail("input", f"{joins}: all must have one height and width")
+        if shape.flat != first.flat:
+            at.fail("input", f"{joins}: all must be flat or none, put a flatten layer after "
+                             f"{at.names[0] if shape.flat else name}")
     layer.after = dataclasses.replace(first, channels=sum(shape.channels for shape in at.shapes))
 
 

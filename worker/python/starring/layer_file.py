@@ -284,6 +284,10 @@ class _Place:
             needed = "2 or more" if count == TWO_OR_MORE else count
             wanted = "this kind of layer takes 1" if count == 1 else f"{self.layer.kind} needs {needed}"
             self.fail("input", f"has {len(inputs)} inputs, {wanted}")
+        limit = LIMITS["kConcatInputsMax"]
+        if count == TWO_OR_MORE and len(inputs) > limit:
+            self.fail("input", f"has {len(inputs)} inputs, {self.layer.kind} takes at most {limit}: join some of them "
+                               "before")
         for name in inputs:
             if name == IMAGE or name in above:
                 continue
