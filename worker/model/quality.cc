@@ -31,7 +31,8 @@ std::string ToString(const Quality& q) {
 
 std::string MostConfused(const Quality& quality, const std::vector<std::string>& names) {
   constexpr size_t kShown = 3;
-  const auto classes = static_cast<size_t>(std::sqrt(static_cast<double>(quality.confusion.size())) + 0.5);
+  size_t classes = 0;
+  while (classes * classes < quality.confusion.size()) ++classes;
   std::vector<std::pair<int64_t, size_t>> places;  // minus the samples, and the place in the matrix
   for (size_t i = 0; i < quality.confusion.size(); ++i) {
     if (i / classes != i % classes && quality.confusion[i] > 0) places.emplace_back(-quality.confusion[i], i);
@@ -152,7 +153,8 @@ Quality QualityCounts::Result(double loss_sum, double correct, double target_var
 
 double MeanVariance(std::span<const float> values, int64_t outputs) {
   const auto columns = static_cast<size_t>(outputs);
-  const auto count = static_cast<double>(values.size() / columns);
+  const size_t samples = values.size() / columns;
+  const auto count = static_cast<double>(samples);
   if (count == 0) return 0;
   std::vector<double> means(columns);
   for (size_t i = 0; i < values.size(); ++i) means[i % columns] += values[i];
