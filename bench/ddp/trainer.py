@@ -336,6 +336,7 @@ class Trainer:
             "tried_buckets": [],
             "resumed_from_step": self.first_step,
             "resume_notes": [],
+            "stopped_after_epochs": 0,  # the peer has no --early_stop
             "facts": {},
             "losses": self._step_losses(),
         }
