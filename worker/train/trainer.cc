@@ -640,8 +640,8 @@ absl::Status Trainer::MeasureQuality() {
   return TakeQuality(counts, sums[0], sums[1]);
 }
 
-// All ranks have the same losses, and so the same best epoch. An epoch that --max_steps has cut is none: a resumed run
-// goes on with it. An elastic run's next generation would know nothing of the best one.
+// Every rank computes the same best epoch, because all ranks have the same losses. An epoch that --max_steps has cut
+// does not count: a resumed run completes it. An elastic run keeps no best epoch, which its next generation would lack.
 absl::Status Trainer::KeepBest(double test_loss) {
   if (step_ % steps_per_epoch_ != 0 || segment_.snapshot_every > 0) return absl::OkStatus();
   const BestEpoch& best = checkpointer_->best();
