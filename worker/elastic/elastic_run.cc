@@ -119,9 +119,8 @@ absl::Status RunElastic(const ElasticRun& run) {
     losses.Forget(next.generation.first_step);
     if (next.generation.number > 1) run.say(ChangeSentence(next, trained));
     // It may have joined with other flags than the worker before it.
-    if (const bool before = std::exchange(reports, next.rank == 0); reports && !before && next.generation.number > 1) {
-      run.say(ReporterSentence(options));
-    }
+    const bool reported_before = std::exchange(reports, next.rank == 0);
+    if (reports && !reported_before && next.generation.number > 1) run.say(ReporterSentence(options));
     const Segment segment{.number = next.generation.number,
                           .first_step = next.generation.first_step,
                           .from_snapshot = next.from_snapshot,

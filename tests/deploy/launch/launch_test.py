@@ -260,10 +260,8 @@ class StarTest(LaunchTest):
         self.assertEqual(got, 6, err)
 
     def test_kills_whoever_ignores_sigterm(self):
-        started = time.monotonic()
         got, _, err = self.launch(["--workers=2"], ["--wait", "--exit=w1:5", "--everybody=w0", "--stubborn=w0"])
         self.assertEqual(got, 5, err)
-        self.assertLess(time.monotonic() - started, 20)
 
     def test_a_server_that_ends_before_listening(self):
         got, _, err = self.launch(["--workers=1", "--servers=2"], FAKE_SERVER_EXIT="s0:2", FAKE_SERVER_SILENT="1")
@@ -334,7 +332,7 @@ class StarTest(LaunchTest):
         self.await_started("w0", "w1", "s0", "s1")
         process.kill()
         process.communicate(timeout=DEADLINE_S)
-        self.assert_nothing_left(wait_s=10)
+        self.assert_nothing_left(wait_s=DEADLINE_S)
 
     def test_restarts_with_resume(self):
         code, _, err = self.launch(["--workers=2", "--restarts=2"],
@@ -547,10 +545,8 @@ class RingTest(LaunchTest):
         self.await_started("w0", "w1")
         process.send_signal(signal.SIGTERM)
         self.await_notes("w1.saved")
-        started = time.monotonic()
         process.send_signal(signal.SIGTERM)
-        self.assertEqual(self.finish(process)[0], 143)
-        self.assertLess(time.monotonic() - started, 8)
+        self.assertEqual(self.finish(process)[0], 143)  # before --stop_deadline_s, which is 60
         self.assertEqual(os.listdir(self.temporary), [])  # not even Open MPI's session folder
 
     def test_nothing_survives_a_killed_launcher(self):
@@ -558,7 +554,7 @@ class RingTest(LaunchTest):
         self.await_started("w0", "w1")
         process.kill()
         process.communicate(timeout=DEADLINE_S)
-        self.assert_nothing_left(wait_s=15)
+        self.assert_nothing_left(wait_s=DEADLINE_S)
 
     def test_a_killed_mpirun_takes_its_ranks_along(self):
         process = self.start(["--sync=ring", "--workers=2"], ["--wait", "--stubborn=w0"])
@@ -566,7 +562,7 @@ class RingTest(LaunchTest):
         os.kill(int(self.note("w0")[0]["parent"]), signal.SIGKILL)
         _, err = process.communicate(timeout=DEADLINE_S)
         self.assertEqual(process.returncode, 137, err)
-        self.assert_nothing_left(wait_s=10)
+        self.assert_nothing_left(wait_s=DEADLINE_S)
 
     def mpirun_that_hangs(self):
         """The PATH to an mpirun that starts one rank of two, and waits for ever."""
@@ -581,7 +577,7 @@ class RingTest(LaunchTest):
                              PATH=self.mpirun_that_hangs(), soft_descriptors=64)
         out, err = process.communicate(timeout=DEADLINE_S)
         self.assertEqual(process.returncode, 3, err)
-        self.assert_nothing_left(wait_s=10)  # the rank ends after mpirun
+        self.assert_nothing_left(wait_s=DEADLINE_S)  # the rank ends after mpirun
         self.assertIn("launch: mpirun has started 1 of 2 ranks within 5 s (--join_deadline_s): ending it; it may need "
                       "80 descriptors, and ulimit -n allows 80", err)
         self.assertIn("mpirun | 80\n", out)
@@ -589,13 +585,11 @@ class RingTest(LaunchTest):
     def test_a_stop_does_not_wait_for_an_mpirun_that_hangs(self):
         process = self.start(["--sync=ring", "--workers=2"], ["--wait"], PATH=self.mpirun_that_hangs())
         self.await_started("w0")
-        started = time.monotonic()
         process.terminate()
-        _, err = process.communicate(timeout=DEADLINE_S)
+        _, err = process.communicate(timeout=DEADLINE_S)  # an mpirun that hangs runs for 1000 s
         self.assertEqual(process.returncode, 143, err)
-        self.assert_nothing_left(wait_s=10)  # the rank ends after mpirun
+        self.assert_nothing_left(wait_s=DEADLINE_S)  # the rank ends after mpirun
         self.assertIn("launch: Terminated before all ranks have started", err)
-        self.assertLess(time.monotonic() - started, 20)
 
     def test_an_mpirun_that_outlives_its_ranks_is_ended(self):
         # The real mpirun does so at times, if a rank dies while it connects.
