@@ -70,6 +70,8 @@
 namespace starring {
 namespace {
 
+constexpr absl::Duration kReadingWorthALine = absl::Seconds(2);
+
 // The instruments that observe the run; each is null unless its flag asks for it. The order matters: a member may refer
 // to those above it, so it must be destroyed before them.
 struct Instruments {
@@ -329,6 +331,15 @@ class GpuHangWatch {
   CudaWatch watch_;  // last: its thread calls End, which reads the members above
 };
 
+// Mapped files are read once before the first step, for their checksum: a person who waits should know for what.
+std::string DescribeReading(const TrainAndTest& data, absl::Duration reading) {
+  int64_t bytes = 0;
+  for (const Dataset* set : {&data.train, &data.test}) bytes += set->count * set->image_bytes();
+  return absl::StrFormat("data: %.1f MB, checked in %.1f s, %s", static_cast<double>(bytes) / 1e6,
+                         absl::ToDoubleSeconds(reading),
+                         data.train.mapped == nullptr ? "in memory" : "mapped: the system keeps what fits");
+}
+
 void PrintHead(const WorkerOptions& options, const Network& network, const TrainAndTest& data,
                const DeviceChoice& choice, const GpuMemoryNeed& gpu_memory) {
   const char* const co_located = IsCoLocated(options.cell()) ? "co-located " : "";
@@ -498,7 +509,9 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
   TraceTrack* const track = AddTrack(instruments.trace.get(), {.name = "compute"});
   ASSIGN_OR_RETURN(const LayerFile layers, LayerFile::Load(options.model));
   options.dataset.target = TargetOf(LossOf(layers).kind);
+  const absl::Time begin = absl::Now();
   ASSIGN_OR_RETURN(const TrainAndTest data, LoadDataset(options.dataset));
+  const absl::Duration reading = absl::Now() - begin;
   ASSIGN_OR_RETURN(const DeviceChoice choice, ChooseDevice(launcher, &options, gpu_hang_watch->watch()));
   if (choice.cuda != nullptr) gpu_hang_watch->NameGpu(choice.cuda->info());
   // The parts of a batch differ by one sample at most, and the arena must hold the largest: hence the rounding up.
@@ -522,7 +535,10 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
   const std::unique_ptr<Network> network = *std::move(created);
   // The head is printed before the ranks meet, so that a person who waits for a missing rank sees the job's settings.
   const Progress::Style style = ChooseStyle(options, launcher);
-  if (style != Progress::Style::kNone) PrintHead(options, *network, data, choice, gpu_memory);
+  if (style != Progress::Style::kNone) {
+    PrintHead(options, *network, data, choice, gpu_memory);
+    if (reading > kReadingWorthALine) std::printf("%s\n", DescribeReading(data, reading).c_str());
+  }
   std::optional<WarmStart> warm_start;
   if (!options.warm_start.empty()) {
     ASSIGN_OR_RETURN(warm_start, WarmStart::Load(options.warm_start));

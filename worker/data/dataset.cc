@@ -80,6 +80,7 @@ constexpr NamedDataset kDatasets[] = {
     {"synthetic", Format::kSynthetic, 1, "", "", "", ""},
 };
 constexpr int64_t kCifar100CoarseClasses = 20;
+constexpr int64_t kBlockBytes = 256 << 10;  // fits the second-level cache
 
 // An entry of any type counts: one with the right name that cannot be read should be reported, not passed over.
 bool Exists(const std::string& path) {
@@ -128,7 +129,8 @@ absl::StatusOr<Dataset> ReadIdxSet(const DatasetOptions& options, const NamedDat
     const auto images_path = FindFile(folder, images);
     const auto labels_path = FindFile(folder, labels);
     if (!images_path || !labels_path) continue;
-    return ReadIdx({.images = *images_path, .labels = *labels_path, .transposed = named.transposed});
+    return ReadIdx(
+        {.images = *images_path, .labels = *labels_path, .transposed = named.transposed, .map = options.map_data});
   }
   return NotFound(options, named, folders, absl::StrCat(images, " and ", labels));
 }
@@ -167,10 +169,10 @@ absl::StatusOr<TrainAndTest> LoadCifar(const DatasetOptions& options, const Name
   const bool is_100 = named.format == Format::kCifar100;
   const std::vector<std::string> folders = Folders(options, named);
   for (const std::string& folder : folders) {
-    CifarFiles train, test;
+    CifarFiles train = {.map = options.map_data}, test = train;
     if (is_100) {
-      train =
-          test = {.paths = {}, .label_bytes = 2, .label = options.cifar100_labels == Cifar100Labels::kCoarse ? 0 : 1};
+      const int64_t label = options.cifar100_labels == Cifar100Labels::kCoarse ? 0 : 1;
+      train = test = {.paths = {}, .label_bytes = 2, .label = label, .map = options.map_data};
       if (const auto path = FindFile(folder, "train.bin")) train.paths = {*path};
     } else {
       train.paths = FindTrainingBatches(folder);
@@ -205,7 +207,7 @@ absl::StatusOr<Dataset> ReadNpySet(const DatasetOptions& options, const NamedDat
   if (labels_path) {
     ASSIGN_OR_RETURN(labels_stream, FileStream::Open(*labels_path));
   }
-  return ReadNpy(*images_stream, labels_stream.get());
+  return ReadNpy(*images_stream, labels_stream.get(), options.map_data);
 }
 
 absl::StatusOr<TrainAndTest> LoadNpy(const DatasetOptions& options, const NamedDataset& named) {
@@ -331,21 +333,30 @@ absl::StatusOr<Dataset> Select(const Dataset& all, std::span<const int64_t> samp
                .target = all.target,
                .target_values = all.target_values,
                .images = {},
+               .mapped = {},
                .labels = {},
                .targets = {}};
-  const int64_t sample_bytes = part.image_bytes() + part.batch_target_bytes();
-  RETURN_IF_ERROR(CheckDataFits("a part of the data set", part.count * sample_bytes));
-  part.images.reserve(static_cast<size_t>(part.count * part.image_bytes()));
+  // A part of mapped samples is a list of their numbers.
+  const int64_t image_bytes = all.mapped == nullptr ? part.image_bytes() : static_cast<int64_t>(sizeof(uint32_t));
+  RETURN_IF_ERROR(CheckDataFits("a part of the data set", part.count * (image_bytes + part.batch_target_bytes())));
+  part.images.reserve(all.mapped == nullptr ? static_cast<size_t>(part.count * part.image_bytes()) : 0);
   part.labels.reserve(all.target == TargetType::kClass ? static_cast<size_t>(part.count) : 0);
   part.targets.reserve(static_cast<size_t>(part.count * part.target_values));
   for (const int64_t sample : samples) {
-    const auto image = all.images.begin() + sample * all.image_bytes();
-    part.images.insert(part.images.end(), image, image + all.image_bytes());
+    if (all.mapped == nullptr) {
+      const auto image = all.images.begin() + sample * all.image_bytes();
+      part.images.insert(part.images.end(), image, image + all.image_bytes());
+    }
     if (all.target == TargetType::kClass) part.labels.push_back(all.labels[static_cast<size_t>(sample)]);
     const auto targets = all.targets.begin() + sample * all.target_values;
     part.targets.insert(part.targets.end(), targets, targets + all.target_values);
   }
-  part.images_crc32c = ExtendCrc32c(0, std::as_bytes(std::span(part.images)));
+  if (all.mapped != nullptr) part.mapped = all.mapped->Pick(samples);
+  const int64_t block = std::max<int64_t>(1, kBlockBytes / part.image_bytes());
+  part.ForEachBlock(0, part.count, block, [&part](std::span<const uint8_t> values, int64_t) {
+    part.images_crc32c = ExtendCrc32c(part.images_crc32c, std::as_bytes(values));
+  });
+  if (part.mapped != nullptr) RETURN_IF_ERROR(part.mapped->Check());
   part.labels_crc32c = all.target == TargetType::kClass ? ExtendCrc32c(0, std::as_bytes(std::span(part.labels)))
                                                         : ExtendCrc32c(0, std::as_bytes(std::span(part.targets)));
   return part;

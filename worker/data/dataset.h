@@ -1,16 +1,20 @@
-// A data set in memory: samples as they were in the files, and a target for each. A sample has pixels or numbers.
+// A data set: samples as they were in the files, and a target for each. A sample has pixels or numbers.
 //
 // Thread safety: a Dataset is not changed after it was read; functions may be called by any thread.
 #ifndef STARRING_WORKER_DATA_DATASET_H_
 #define STARRING_WORKER_DATA_DATASET_H_
 
+#include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "worker/data/mapped_samples.h"
 
 namespace starring {
 
@@ -28,9 +32,10 @@ struct Dataset {
   FieldType type = FieldType::kPixels;
   TargetType target = TargetType::kClass;
   int64_t target_values = 0;  // of a sample, with kNumbers and kBits
-  // The bytes of the values, (count, height, width, channels), in this machine's order; the reader interleaves CIFAR's
-  // planes.
+  // The bytes of the values, (count, height, width, channels), in this machine's order: in memory, or mapped, when
+  // `images` is empty.
   std::vector<uint8_t> images;
+  std::shared_ptr<const MappedSamples> mapped;
   std::vector<uint16_t> labels;  // kClass: (count), below `classes`
   std::vector<float> targets;    // kNumbers, kBits: (count, target_values)
   bool has_labels = true;        // else all labels are 0: DatasetOptions::for_prediction
@@ -43,6 +48,27 @@ struct Dataset {
   // In one sample.
   int64_t image_values() const { return height * width * channels; }
   int64_t image_bytes() const { return image_values() * value_bytes(); }
+  // The values of sample `i`. `scratch` has room for them, and is used if the set is mapped.
+  const uint8_t* Image(int64_t i, uint8_t* scratch) const {
+    return mapped == nullptr ? images.data() + i * image_bytes() : mapped->Sample(i, scratch);
+  }
+  // Where they are stored, for a prefetch.
+  const uint8_t* StoredImage(int64_t i) const {
+    return mapped == nullptr ? images.data() + i * image_bytes() : mapped->Stored(i);
+  }
+  // Calls take(values, samples) for the samples [begin, end), which are in `values` one after the other, a `block` or
+  // fewer at a time.
+  template <class F>
+  void ForEachBlock(int64_t begin, int64_t end, int64_t block, F take) const {
+    std::vector<uint8_t> read(mapped == nullptr ? 0
+                                                : static_cast<size_t>(std::min(block, end - begin) * image_bytes()));
+    for (int64_t first = begin; first < end; first += block) {
+      const int64_t samples = std::min(block, end - first);
+      if (mapped != nullptr) mapped->Read(first, samples, read.data());
+      const uint8_t* const values = mapped == nullptr ? images.data() + first * image_bytes() : read.data();
+      take(std::span(values, static_cast<size_t>(samples * image_bytes())), samples);
+    }
+  }
   // A model for these data has so many.
   int64_t outputs() const { return target == TargetType::kClass ? classes : target_values; }
   // A sample's label or targets in a batch, as int32 or float32.
@@ -86,6 +112,7 @@ struct DatasetOptions {
   // Only the test set is wanted. If it is there, npy's other files and other tables are not read, and the training
   // set has no samples. Npy's test set may lack labels. A table in one file is the test set.
   bool for_prediction = false;
+  MapData map_data = MapData::kAuto;
   int64_t columns_min = 0;  // libsvm: a sample has so many columns at least
   // Only for synthetic.
   int64_t synthetic_train_count = 60000;

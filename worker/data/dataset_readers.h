@@ -2,6 +2,9 @@
 //
 // A set from files has as many classes as its largest label needs.
 //
+// Images in files that are not compressed may be mapped instead of copied (worker/data/mapped_samples.h). Their limit
+// of bytes is then that of the file. They are read once all the same, for their checksum.
+//
 // A reader allocates nothing that a header promises before the file is known to be long enough for it, and computes the
 // checksums of images and labels while it reads. DataLoss names the file, what was expected and what was found.
 //
@@ -25,6 +28,7 @@ struct IdxFiles {
   std::string labels;
   // The files have the pixels of an image column by column, as EMNIST's do; the images are turned upright.
   bool transposed = false;
+  MapData map = MapData::kAuto;  // the images
 };
 
 // IDX files, the format of MNIST and Fashion-MNIST (http://yann.lecun.com/exdb/mnist): big-endian 32-bit words, then
@@ -37,6 +41,7 @@ struct CifarFiles {
   std::vector<std::string> paths;  // each file is plain or gzipped; read in this order
   int64_t label_bytes = 1;         // of a record: 1 in CIFAR-10, 2 in CIFAR-100 (coarse, then fine)
   int64_t label = 0;               // which of them is the class
+  MapData map = MapData::kAuto;
   int64_t bytes_max = kDatasetBytesMax;
 };
 
@@ -55,7 +60,7 @@ absl::StatusOr<Dataset> ReadCifar(const CifarFiles& files);
 // DataLoss: another type or shape, a size that common/base/limits.h forbids, a number that is not finite, a label or
 // bit out of its range, and all that ReadNpyHeader refuses. Images whose channels seem to come second are read as they
 // are, with a warning. Without `labels` the set has none.
-absl::StatusOr<Dataset> ReadNpy(ByteStream& images, ByteStream* labels);
+absl::StatusOr<Dataset> ReadNpy(ByteStream& images, ByteStream* labels, MapData map = MapData::kAuto);
 
 // The same arrays of both sets in one archive (numpy.savez, numpy.savez_compressed) under the keys train_images,
 // train_labels, test_images and test_labels, or Keras' x_train, y_train, x_test and y_test. A test set that is not

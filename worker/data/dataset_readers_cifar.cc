@@ -1,7 +1,11 @@
 #include <algorithm>
 #include <cstddef>
+#include <filesystem>
 #include <memory>
 #include <span>
+#include <system_error>
+#include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_format.h"
@@ -12,48 +16,80 @@
 #include "worker/data/files/data_memory.h"
 #include "worker/data/files/file_kind.h"
 #include "worker/data/files/file_stream.h"
+#include "worker/data/mapped_samples.h"
 
 namespace starring {
 namespace {
 
 constexpr int64_t kSide = 32;
 constexpr int64_t kChannels = 3;
-constexpr int64_t kPlaneBytes = kSide * kSide;
-constexpr int64_t kImageBytes = kPlaneBytes * kChannels;
+constexpr int64_t kImageBytes = kSide * kSide * kChannels;
 constexpr int64_t kRecordsAtOnce = 256;
 
-// The kernels want all channels of a pixel together (NHWC); CIFAR's files have one plane for each channel.
-void Interleave(const uint8_t* planes, uint8_t* image) {
-  const uint8_t* red = planes;
-  const uint8_t* green = red + kPlaneBytes;
-  const uint8_t* blue = green + kPlaneBytes;
-  for (int64_t i = 0; i < kPlaneBytes; ++i) {
-    image[3 * i] = red[i];
-    image[3 * i + 1] = green[i];
-    image[3 * i + 2] = blue[i];
-  }
+SampleLayout LayoutOf(const CifarFiles& files) {
+  return {.order = ValueOrder::kPlanes,
+          .height = kSide,
+          .width = kSide,
+          .channels = kChannels,
+          .skipped_bytes = files.label_bytes};
 }
 
-int64_t RecordBytes(const CifarFiles& files) { return files.label_bytes + kImageBytes; }
+int64_t RecordBytes(const CifarFiles& files) { return LayoutOf(files).record_bytes(); }
 
 // Interleaves the images and extends the checksums while a piece of the file is in the cache.
 void AppendRecords(const CifarFiles& files, std::span<const uint8_t> records, Dataset& dataset) {
   const int64_t record_bytes = RecordBytes(files);
   const size_t count = records.size() / static_cast<size_t>(record_bytes);
-  const size_t first_image = dataset.images.size();
-  std::vector<uint8_t> labels;
-  size_t image = first_image;
+  std::vector<uint8_t> labels, scratch;
   // The arrays grow, because the number of records is known only at the end: a gzipped file does not tell its length.
-  dataset.images.resize(image + count * kImageBytes);
-  for (size_t i = 0; i < count; ++i, image += kImageBytes) {
+  std::vector<uint8_t>& images = dataset.mapped == nullptr ? dataset.images : scratch;
+  const size_t first_image = images.size();
+  images.resize(first_image + count * kImageBytes);
+  for (size_t i = 0; i < count; ++i) {
     const uint8_t* record = records.data() + static_cast<int64_t>(i) * record_bytes;
     labels.push_back(record[files.label]);
-    Interleave(record + files.label_bytes, dataset.images.data() + image);
+    DecodeSample(LayoutOf(files), record + files.label_bytes, images.data() + first_image + i * kImageBytes);
   }
-  dataset.images_crc32c =
-      ExtendCrc32c(dataset.images_crc32c, std::as_bytes(std::span(dataset.images).subspan(first_image)));
+  dataset.images_crc32c = ExtendCrc32c(dataset.images_crc32c, std::as_bytes(std::span(images).subspan(first_image)));
   dataset.labels_crc32c = ExtendCrc32c(dataset.labels_crc32c, std::as_bytes(std::span(labels)));
   dataset.labels.insert(dataset.labels.end(), labels.begin(), labels.end());
+}
+
+// Whether `count` more images fit.
+absl::Status CheckRoom(const CifarFiles& files, const std::string& path, int64_t count, const Dataset& dataset) {
+  const int64_t needed = std::ssize(dataset.images) + count * kImageBytes;
+  // Checked before the images grow: a gzipped file of some KiB can hold gigabytes of legal records.
+  if (needed > files.bytes_max) {
+    return absl::DataLossError(absl::StrFormat("%s: its images and those before it are more than the limit of %d bytes",
+                                               path, files.bytes_max));
+  }
+  // A vector that grows has the old memory and twice as much at once.
+  if (needed <= static_cast<int64_t>(dataset.images.capacity())) return absl::OkStatus();
+  return CheckDataFits(path, std::max(needed, 2 * std::ssize(dataset.images)));
+}
+
+// All files, mapped; null if they are to be read into memory, as where one of them is compressed.
+absl::StatusOr<std::shared_ptr<const MappedSamples>> MapFiles(const CifarFiles& files) {
+  const std::shared_ptr<const MappedSamples> none;
+  const SampleLayout layout = LayoutOf(files);
+  int64_t bytes = 0;
+  for (const std::string& path : files.paths) {
+    std::error_code ignored;
+    const auto file_bytes = static_cast<int64_t>(std::filesystem::file_size(path, ignored));
+    bytes += ignored ? 0 : file_bytes;
+  }
+  if (!ShouldMap(files.map, layout, files.paths.front(), bytes)) return none;
+  std::vector<MappedSamples::Part> parts;
+  for (const std::string& path : files.paths) {
+    ASSIGN_OR_RETURN(const std::unique_ptr<FileStream> stream, FileStream::Open(path));
+    absl::StatusOr<MappedRest> rest = stream->MapRest();
+    if (!rest.ok() && files.map == MapData::kAuto) return none;
+    RETURN_IF_ERROR(rest.status());
+    if (rest->file == nullptr) return none;
+    const int64_t count = std::ssize(rest->file->bytes()) / layout.record_bytes();
+    parts.push_back({.file = rest->file, .offset = 0, .count = count});
+  }
+  return std::make_shared<const MappedSamples>(layout, std::move(parts));
 }
 
 absl::Status AppendFile(const CifarFiles& files, const std::string& path, Dataset& dataset) {
@@ -76,16 +112,7 @@ absl::Status AppendFile(const CifarFiles& files, const std::string& path, Datase
           path, record_bytes, record + bytes / record_bytes, bytes % record_bytes));
     }
     const int64_t count = bytes / record_bytes;
-    // Checked before the images grow: a gzipped file of some KiB can hold gigabytes of legal records.
-    if (std::ssize(dataset.images) + count * kImageBytes > files.bytes_max) {
-      return absl::DataLossError(absl::StrFormat(
-          "%s: its images and those before it are more than the limit of %d bytes", path, files.bytes_max));
-    }
-    // A vector that grows has the old memory and twice as much at once.
-    if (const int64_t needed = std::ssize(dataset.images) + count * kImageBytes;
-        needed > static_cast<int64_t>(dataset.images.capacity())) {
-      RETURN_IF_ERROR(CheckDataFits(path, std::max(needed, 2 * std::ssize(dataset.images))));
-    }
+    if (dataset.mapped == nullptr) RETURN_IF_ERROR(CheckRoom(files, path, count, dataset));
     const auto records = std::span(buffer).first(static_cast<size_t>(bytes));
     AppendRecords(files, records, dataset);
     record += count;
@@ -107,6 +134,7 @@ absl::StatusOr<Dataset> ReadCifar(const CifarFiles& files) {
   dataset.height = kSide;
   dataset.width = kSide;
   dataset.channels = kChannels;
+  ASSIGN_OR_RETURN(dataset.mapped, MapFiles(files));
   for (const std::string& path : files.paths) {
     RETURN_IF_ERROR(AppendFile(files, path, dataset));
   }

@@ -14,6 +14,7 @@
 #include "worker/data/files/data_memory.h"
 #include "worker/data/files/file_kind.h"
 #include "worker/data/files/file_stream.h"
+#include "worker/data/mapped_samples.h"
 
 namespace starring {
 namespace {
@@ -32,8 +33,9 @@ struct Expected {
 struct IdxFile {
   // Labels have one dimension. The others stay 1, so that the product is the number of bytes for both kinds of files.
   std::array<int64_t, 3> dims{1, 1, 1};
-  std::vector<uint8_t> bytes;
-  uint32_t crc32c = 0;  // of `bytes`
+  std::vector<uint8_t> bytes;  // empty if they are mapped
+  std::shared_ptr<const MappedSamples> mapped;
+  uint32_t crc32c = 0;  // of the bytes
 };
 
 absl::Status CheckDims(const FileStream& stream, const Expected& expected, const IdxFile& file) {
@@ -45,11 +47,6 @@ absl::Status CheckDims(const FileStream& stream, const Expected& expected, const
   }
   // At most 2^32 * 2^13 * 2^13, so the product does not overflow.
   const int64_t promised = count * rows * columns;
-  if (promised > kDatasetBytesMax) {
-    return absl::DataLossError(
-        absl::StrFormat("%s says that it holds %d bytes of %s, the limit is %d (common/base/limits.h)", stream.path(),
-                        promised, expected.what, kDatasetBytesMax));
-  }
   // A header of 16 bytes may promise gigabytes; the file's own size bounds what can be true, before any allocation.
   const int64_t possible = stream.size_bytes_max() - expected.header_bytes();
   if (promised > possible) {
@@ -58,7 +55,7 @@ absl::Status CheckDims(const FileStream& stream, const Expected& expected, const
         "again",
         stream.path(), promised, expected.what, possible));
   }
-  return CheckDataFits(stream.path(), promised);
+  return absl::OkStatus();
 }
 
 absl::Status ReadHeader(FileStream& stream, const Expected& expected, IdxFile& file) {
@@ -84,22 +81,45 @@ absl::Status ReadHeader(FileStream& stream, const Expected& expected, IdxFile& f
   return CheckDims(stream, expected, file);
 }
 
-absl::Status ReadBody(FileStream& stream, const Expected& expected, IdxFile& file) {
-  const int64_t body_bytes = file.dims[0] * file.dims[1] * file.dims[2];
-  file.bytes.resize(static_cast<size_t>(body_bytes));
-  // The body is read in pieces, so that each piece is still in the cache when its checksum is computed.
-  int64_t read = 0;
-  for (bool is_over = false; !is_over && read < body_bytes;) {
-    const auto piece = std::span(file.bytes).subspan(read, std::min(kPieceBytes, body_bytes - read));
-    ASSIGN_OR_RETURN(const int64_t piece_bytes, stream.Read(piece));
-    file.crc32c = ExtendCrc32c(file.crc32c, std::as_bytes(piece.first(piece_bytes)));
-    is_over = piece_bytes < std::ssize(piece);
-    read += piece_bytes;
+// Where the samples are going to be. Their limits hold for memory.
+absl::Status MakeRoom(const FileStream& stream, const Expected& expected, const SampleLayout& layout, MapData map,
+                      IdxFile& file) {
+  const int64_t count = file.dims[0], bytes = count * layout.sample_bytes();
+  ASSIGN_OR_RETURN(file.mapped, MapSamples(stream, layout, count, map));
+  if (file.mapped != nullptr) return absl::OkStatus();
+  if (bytes > kDatasetBytesMax) {
+    return absl::DataLossError(
+        absl::StrFormat("%s says that it holds %d bytes of %s, the limit is %d (common/base/limits.h)", stream.path(),
+                        bytes, expected.what, kDatasetBytesMax));
   }
-  if (read < body_bytes) {
-    return absl::DataLossError(absl::StrFormat(
-        "%s is truncated: expected %d bytes of %s after the header, found %d: copy or download it again", stream.path(),
-        body_bytes, expected.what, read));
+  RETURN_IF_ERROR(CheckDataFits(stream.path(), bytes));
+  file.bytes.resize(static_cast<size_t>(bytes));
+  return absl::OkStatus();
+}
+
+absl::Status ReadBody(FileStream& stream, const Expected& expected, const SampleLayout& layout, IdxFile& file) {
+  const int64_t count = file.dims[0], sample_bytes = layout.sample_bytes();
+  // Whole samples, so that each is decoded, and its checksum computed, while it is in the cache.
+  const int64_t at_once = std::min(count, std::max<int64_t>(1, kPieceBytes / sample_bytes));
+  const bool in_place = file.mapped == nullptr && layout.order == ValueOrder::kAsIs;
+  std::vector<uint8_t> stored(in_place ? 0 : static_cast<size_t>(at_once * sample_bytes));
+  std::vector<uint8_t> scratch(file.mapped == nullptr ? 0 : stored.size());
+  for (int64_t first = 0; first < count; first += at_once) {
+    const int64_t samples = std::min(at_once, count - first);
+    const auto bytes = static_cast<size_t>(samples * sample_bytes);
+    const auto out = file.mapped != nullptr ? std::span(scratch).first(bytes)
+                                            : std::span(file.bytes).subspan(first * sample_bytes, bytes);
+    const auto in = in_place ? out : std::span(stored).first(bytes);
+    ASSIGN_OR_RETURN(const int64_t read, stream.Read(in));
+    if (read < std::ssize(in)) {
+      return absl::DataLossError(absl::StrFormat(
+          "%s is truncated: expected %d bytes of %s after the header, found %d: copy or download it again",
+          stream.path(), count * sample_bytes, expected.what, first * sample_bytes + read));
+    }
+    for (int64_t i = 0; !in_place && i < samples; ++i) {
+      DecodeSample(layout, in.data() + i * sample_bytes, out.data() + i * sample_bytes);
+    }
+    file.crc32c = ExtendCrc32c(file.crc32c, std::as_bytes(out));
   }
   // One more byte would mean that header and data do not belong together. The read also checks gzip's checksum, which
   // comes after the data.
@@ -107,35 +127,24 @@ absl::Status ReadBody(FileStream& stream, const Expected& expected, IdxFile& fil
   ASSIGN_OR_RETURN(const int64_t extra_bytes, stream.Read(std::span(&extra, 1)));
   if (extra_bytes != 0) {
     return absl::DataLossError(absl::StrFormat("%s is too long: expected %d bytes of %s after the header, found more",
-                                               stream.path(), body_bytes, expected.what));
+                                               stream.path(), count * sample_bytes, expected.what));
   }
   return absl::OkStatus();
 }
 
-// Exchanges rows and columns of every image.
-void TurnUpright(IdxFile& images) {
-  auto& [count, rows, columns] = images.dims;
-  std::vector<uint8_t> lying(static_cast<size_t>(rows * columns));
-  images.crc32c = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    const auto image = std::span(images.bytes).subspan(static_cast<size_t>(i) * lying.size(), lying.size());
-    std::ranges::copy(image, lying.begin());
-    for (int64_t row = 0; row < rows; ++row) {
-      for (int64_t column = 0; column < columns; ++column) {
-        image[static_cast<size_t>(column * rows + row)] = lying[static_cast<size_t>(row * columns + column)];
-      }
-    }
-    // The checksum is that of the images as they are used.
-    images.crc32c = ExtendCrc32c(images.crc32c, std::as_bytes(image));
-  }
-  std::swap(rows, columns);
-}
-
-absl::StatusOr<IdxFile> ReadFile(const std::string& path, const Expected& expected) {
+// The images of a `transposed` file are turned upright.
+absl::StatusOr<IdxFile> ReadFile(const std::string& path, const Expected& expected, MapData map,
+                                 bool transposed = false) {
   ASSIGN_OR_RETURN(const std::unique_ptr<FileStream> stream, FileStream::Open(path));
   IdxFile file;
   RETURN_IF_ERROR(ReadHeader(*stream, expected, file));
-  RETURN_IF_ERROR(ReadBody(*stream, expected, file));
+  if (transposed) std::swap(file.dims[1], file.dims[2]);
+  const SampleLayout layout = {.order = transposed ? ValueOrder::kTransposed : ValueOrder::kAsIs,
+                               .height = file.dims[1],
+                               .width = file.dims[2],
+                               .channels = 1};
+  RETURN_IF_ERROR(MakeRoom(*stream, expected, layout, map, file));
+  RETURN_IF_ERROR(ReadBody(*stream, expected, layout, file));
   return file;
 }
 
@@ -143,14 +152,15 @@ absl::StatusOr<IdxFile> ReadFile(const std::string& path, const Expected& expect
 
 absl::StatusOr<Dataset> ReadIdx(const IdxFiles& files) {
   // The labels are read first: they are small, so a wrong labels file is refused before the images are read.
-  ASSIGN_OR_RETURN(IdxFile labels, ReadFile(files.labels, {.magic = kLabelsMagic, .dimensions = 1, .what = "labels"}));
-  ASSIGN_OR_RETURN(IdxFile images, ReadFile(files.images, {.magic = kImagesMagic, .dimensions = 3, .what = "images"}));
+  ASSIGN_OR_RETURN(IdxFile labels,
+                   ReadFile(files.labels, {.magic = kLabelsMagic, .dimensions = 1, .what = "labels"}, MapData::kNever));
+  ASSIGN_OR_RETURN(IdxFile images, ReadFile(files.images, {.magic = kImagesMagic, .dimensions = 3, .what = "images"},
+                                            files.map, files.transposed));
   if (images.dims[0] != labels.dims[0]) {
     return absl::DataLossError(
         absl::StrFormat("%s holds %d images, %s holds %d labels: expected as many labels as images", files.images,
                         images.dims[0], files.labels, labels.dims[0]));
   }
-  if (files.transposed) TurnUpright(images);
   Dataset dataset;
   dataset.count = images.dims[0];
   dataset.height = images.dims[1];
@@ -160,6 +170,7 @@ absl::StatusOr<Dataset> ReadIdx(const IdxFiles& files) {
   dataset.images_crc32c = images.crc32c;
   dataset.labels_crc32c = labels.crc32c;
   dataset.images = std::move(images.bytes);
+  dataset.mapped = std::move(images.mapped);
   dataset.labels.assign(labels.bytes.begin(), labels.bytes.end());
   return dataset;
 }

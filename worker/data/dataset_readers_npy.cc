@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <memory>
@@ -21,6 +20,7 @@
 #include "worker/data/files/data_memory.h"
 #include "worker/data/files/npy_array.h"
 #include "worker/data/files/zip_file.h"
+#include "worker/data/mapped_samples.h"
 
 namespace starring {
 namespace {
@@ -54,20 +54,6 @@ absl::Status ForEachPiece(ByteStream& stream, const NpyArray& array, Take take) 
   if (extra_bytes == 0) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat(stream.path(), " is too long: expected ", bytes,
                                           " bytes after the header, found more: save it again"));
-}
-
-// IEEE 754's binary16, which every float32 holds exactly.
-float FromHalf(uint16_t bits) {
-  constexpr int kFractionBits = 10, kExponentMax = 31, kBias = 15;
-  const int fraction = bits & ((1 << kFractionBits) - 1), exponent = bits >> kFractionBits & kExponentMax;
-  const float sign = bits >> 15 != 0 ? -1.0f : 1.0f;
-  if (exponent == kExponentMax) return fraction == 0 ? sign * HUGE_VALF : NAN;
-  // Without a leading 1 the exponent is that of the smallest number with one.
-  const int leading = exponent == 0 ? 0 : 1 << kFractionBits;
-  constexpr int kFloatFractionBits = 23, kFloatBias = 127;
-  const int power = std::max(exponent, 1) - kBias - kFractionBits;
-  const auto scale = std::bit_cast<float>(static_cast<uint32_t>(power + kFloatBias) << kFloatFractionBits);
-  return sign * static_cast<float>(leading + fraction) * scale;
 }
 
 // The element at `bytes`, before it is rounded to float32.
@@ -109,8 +95,8 @@ absl::Status SetShape(const ByteStream& stream, const NpyArray& array, Dataset& 
   return absl::OkStatus();
 }
 
-// Writes the numbers of `piece`, whose first is the set's number `first`, to `out` as float32. A sample has
-// `sample_values` of them, each called `name`.
+// Writes the numbers of `piece`, whose first is the set's number `first`, to the beginning of `out` as float32. A
+// sample has `sample_values` of them, each called `name`.
 absl::Status TakeNumbers(const ByteStream& stream, const NpyArray& array, std::span<const uint8_t> piece, int64_t first,
                          absl::string_view name, int64_t sample_values, uint8_t* out) {
   for (int64_t i = 0; i < std::ssize(piece) / array.element_bytes; ++i) {
@@ -122,13 +108,24 @@ absl::Status TakeNumbers(const ByteStream& stream, const NpyArray& array, std::s
           "the sample out",
           stream.path(), name, (first + i) % sample_values, (first + i) / sample_values, number));
     }
-    std::memcpy(out + (first + i) * sizeof(float), &rounded, sizeof rounded);
+    std::memcpy(out + i * static_cast<int64_t>(sizeof rounded), &rounded, sizeof rounded);
   }
   return absl::OkStatus();
 }
 
+SampleLayout LayoutOf(const NpyArray& array, const Dataset& dataset) {
+  const ValueOrder order = array.kind != 'f' || array.element_bytes == 4 ? ValueOrder::kAsIs
+                           : array.element_bytes == 2                    ? ValueOrder::kHalf
+                                                                         : ValueOrder::kDouble;
+  return {.order = order,
+          .height = dataset.height,
+          .width = dataset.width,
+          .channels = dataset.channels,
+          .value_bytes = dataset.value_bytes()};
+}
+
 // Pixels or numbers.
-absl::Status ReadValues(ByteStream& stream, Dataset& dataset) {
+absl::Status ReadValues(ByteStream& stream, MapData map, Dataset& dataset) {
   ASSIGN_OR_RETURN(const NpyArray array, ReadNpyHeader(stream));
   const bool are_pixels = array.kind == 'u' && array.element_bytes == 1;
   if (!are_pixels && array.kind != 'f') {
@@ -141,22 +138,29 @@ absl::Status ReadValues(ByteStream& stream, Dataset& dataset) {
   RETURN_IF_ERROR(SetShape(stream, array, dataset));
   // The header promises fewer elements than the file has bytes, so the product does not overflow.
   const int64_t bytes = array.element_count() * dataset.value_bytes();
-  if (bytes > kDatasetBytesMax || dataset.count > kDatasetImagesMax) {
+  if (dataset.count <= kDatasetImagesMax) {
+    ASSIGN_OR_RETURN(dataset.mapped, MapSamples(stream, LayoutOf(array, dataset), dataset.count, map));
+  }
+  if (dataset.count > kDatasetImagesMax || (dataset.mapped == nullptr && bytes > kDatasetBytesMax)) {
     return absl::DataLossError(absl::StrFormat("%s holds %d samples, %d bytes, the limits are %d and %d", stream.path(),
                                                dataset.count, bytes, kDatasetImagesMax, kDatasetBytesMax));
   }
-  RETURN_IF_ERROR(CheckDataFits(stream.path(), bytes));
-  dataset.images.resize(static_cast<size_t>(bytes));
+  if (dataset.mapped == nullptr) {
+    RETURN_IF_ERROR(CheckDataFits(stream.path(), bytes));
+    dataset.images.resize(static_cast<size_t>(bytes));
+  }
+  std::vector<uint8_t> scratch(dataset.mapped == nullptr ? 0 : kPieceBytes * dataset.value_bytes());
   return ForEachPiece(stream, array, [&](std::span<const uint8_t> piece, int64_t first) -> absl::Status {
     const int64_t elements = std::ssize(piece) / array.element_bytes;
+    const auto taken = dataset.mapped == nullptr ? std::span(dataset.images).subspan(first * dataset.value_bytes())
+                                                 : std::span(scratch);
     if (are_pixels) {
-      std::ranges::copy(piece, dataset.images.begin() + first);
+      std::ranges::copy(piece, taken.begin());
     } else {
-      RETURN_IF_ERROR(TakeNumbers(stream, array, piece, first, "value", dataset.image_values(), dataset.images.data()));
+      RETURN_IF_ERROR(TakeNumbers(stream, array, piece, first, "value", dataset.image_values(), taken.data()));
     }
-    const auto taken =
-        std::span(dataset.images).subspan(first * dataset.value_bytes(), elements * dataset.value_bytes());
-    dataset.images_crc32c = ExtendCrc32c(dataset.images_crc32c, std::as_bytes(taken));
+    dataset.images_crc32c =
+        ExtendCrc32c(dataset.images_crc32c, std::as_bytes(taken.first(elements * dataset.value_bytes())));
     return absl::OkStatus();
   });
 }
@@ -211,7 +215,7 @@ absl::Status ReadTargets(ByteStream& stream, const NpyArray& array, Dataset& dat
   RETURN_IF_ERROR(ForEachPiece(stream, array, [&](std::span<const uint8_t> piece, int64_t first) -> absl::Status {
     if (dataset.target == TargetType::kNumbers) {
       return TakeNumbers(stream, array, piece, first, "label", dataset.target_values,
-                         reinterpret_cast<uint8_t*>(dataset.targets.data()));
+                         reinterpret_cast<uint8_t*>(dataset.targets.data() + first));
     }
     for (size_t i = 0; i < piece.size(); ++i) {
       if (piece[i] > 1) {
@@ -268,9 +272,9 @@ absl::StatusOr<Dataset> ReadFromZip(const ZipFile& zip, const Names& names, bool
 
 }  // namespace
 
-absl::StatusOr<Dataset> ReadNpy(ByteStream& images, ByteStream* labels) {
+absl::StatusOr<Dataset> ReadNpy(ByteStream& images, ByteStream* labels, MapData map) {
   Dataset dataset;
-  RETURN_IF_ERROR(ReadValues(images, dataset));
+  RETURN_IF_ERROR(ReadValues(images, map, dataset));
   if (labels != nullptr) {
     RETURN_IF_ERROR(ReadLabels(*labels, dataset));
     return dataset;

@@ -26,6 +26,8 @@ constexpr size_t kImagesAhead = 3;
 // A larger image is prefetched at its beginning only: the processor itself goes on, and more requests would
 // take the places of misses that the present image waits for.
 constexpr int64_t kPrefetchedBytesMax = 4096;
+// To ask the system whether a mapped file was changed takes as long as to fill a batch with some samples of MNIST.
+constexpr int64_t kBatchesBetweenChecks = 64;
 
 void PrefetchBytes(const uint8_t* bytes, int64_t count) {
   constexpr int kForReading = 0;
@@ -112,6 +114,10 @@ absl::Status Loader::Start() {
 absl::StatusOr<const Batch*> Loader::Next() {
   taken_ = nullptr;
   ASSIGN_OR_RETURN(const int slot, prefetcher_->Next());
+  if (dataset_.mapped != nullptr) {
+    const bool asks = given_batches_++ % kBatchesBetweenChecks == 0;
+    RETURN_IF_ERROR(asks ? dataset_.mapped->CheckUnchanged() : dataset_.mapped->Check());
+  }
   taken_ = &slots_[static_cast<size_t>(slot)];
   return &taken_->batch;
 }
@@ -137,6 +143,9 @@ absl::Status Loader::Allocate(BatchMemory* memory, Slot& slot) {
   // This image is never copied to a GPU, so it does not use the device's memory, which may be pinned.
   ASSIGN_OR_RETURN(std::byte* const augmented, own_memory_->Allocate(dataset_.image_bytes()));
   slot.augmented = reinterpret_cast<uint8_t*>(augmented);
+  if (dataset_.mapped == nullptr || !dataset_.mapped->decodes()) return absl::OkStatus();
+  ASSIGN_OR_RETURN(std::byte* const decoded, own_memory_->Allocate(dataset_.image_bytes()));
+  slot.decoded = reinterpret_cast<uint8_t*>(decoded);
   return absl::OkStatus();
 }
 
@@ -176,10 +185,11 @@ void Loader::Fill(Slot& slot) const {
   slot.batch.stored = {slot.stored, size(slot.stored, image_bytes)};
   slot.batch.labels = {slot.labels, size(slot.labels, 1)};
   slot.batch.targets = {slot.targets, size(slot.targets, dataset_.target_values)};
+  if (dataset_.mapped != nullptr) dataset_.mapped->AskAhead(samples);
   for (size_t i = 0; i < samples.size(); ++i) {
-    const uint8_t* pixels = dataset_.images.data() + samples[i] * image_bytes;
+    const uint8_t* pixels = dataset_.Image(samples[i], slot.decoded);
     if (i + kImagesAhead < samples.size()) {
-      PrefetchBytes(dataset_.images.data() + samples[i + kImagesAhead] * image_bytes, image_bytes);
+      PrefetchBytes(dataset_.StoredImage(samples[i + kImagesAhead]), image_bytes);
     }
     const auto number = static_cast<int64_t>(i);
     // For a GPU the augmented pixels are the batch; on a CPU they go through one image's buffer, which stays in the

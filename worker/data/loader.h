@@ -105,7 +105,8 @@ class Loader {
 
   // The next batch, in the order of steps and of a step's parts. It is valid until the next call, which gives its
   // memory to a later batch: a copy from it must have finished by then. OutOfRange after those of end_step - 1;
-  // DeadlineExceeded, naming the step, if the batch is not filled in time.
+  // DeadlineExceeded, naming the step, if the batch is not filled in time; DataLoss if the file of a mapped data set
+  // was cut or changed.
   absl::StatusOr<const Batch*> Next();
 
   // Takes the memory of the batch that the last Next has returned out of the loader, for a caller who wants to keep the
@@ -127,6 +128,7 @@ class Loader {
     float* images = nullptr;
     uint8_t* stored = nullptr;
     uint8_t* augmented = nullptr;  // one image, before it is normalised
+    uint8_t* decoded = nullptr;    // one image of a mapped set, before it is augmented
     TraceTrack* track = nullptr;   // of the thread that fills the slot
   };
 
@@ -143,6 +145,7 @@ class Loader {
   const Normalizer normalizer_;
   const std::unique_ptr<OwnMemory> own_memory_;
   std::vector<Slot> slots_;
+  int64_t given_batches_ = 0;
   Slot* taken_ = nullptr;                   // the slot of the batch that the last Next has returned
   std::unique_ptr<Prefetcher> prefetcher_;  // last, so that its threads end before the members that they use
 };

@@ -48,6 +48,9 @@ STARRING_DEFINE_CLONES(kAddRows, AddRowsLoop, AddRowsArgs);
 // Long enough to make the outer loop cheap; the constants take 6 KiB.
 constexpr int64_t kNormalizeRowValues = 768;
 
+// What is summed at a time; the block of a mapped set stays in the second-level cache.
+constexpr int64_t kSumBlockBytes = 256 << 10;
+
 // Numbers are bytes in a data set, at addresses that a float may have.
 using StoredFloat = float __attribute__((may_alias));
 
@@ -144,13 +147,12 @@ Moments MomentsOf(const Dataset& dataset) {
     Join(tree[tree.size() - 2], tree.back());
     tree.pop_back();
   };
-  for (int64_t begin = 0; begin < dataset.count; begin += kMomentSamples) {
-    const int64_t samples = std::min(kMomentSamples, dataset.count - begin);
-    const uint8_t* const bytes = dataset.images.data() + begin * dataset.image_bytes();
-    tree.push_back(
-        MomentsOf(reinterpret_cast<const StoredFloat*>(bytes), samples * dataset.image_values(), dataset.channels));
+  const auto add = [&](std::span<const uint8_t> bytes, int64_t samples) {
+    const auto* const numbers = reinterpret_cast<const StoredFloat*>(bytes.data());
+    tree.push_back(MomentsOf(numbers, samples * dataset.image_values(), dataset.channels));
     while (tree.size() > 1 && tree[tree.size() - 2].blocks == tree.back().blocks) join_last();
-  }
+  };
+  dataset.ForEachBlock(0, dataset.count, kMomentSamples, add);
   while (tree.size() > 1) join_last();
   return std::move(tree.front());
 }
@@ -164,6 +166,30 @@ Normalization NormalizationOfNumbers(const Dataset& dataset) {
     normalization.deviation.push_back(deviation < std::numeric_limits<float>::min() ? 1.0f : deviation);
   }
   return normalization;
+}
+
+// Adds the sums and the sums of squares of pixels, by channel, to `totals`. `pixels` begin with channel 0.
+void AddPixels(std::span<const uint8_t> pixels, int64_t channels, std::vector<uint64_t>& totals) {
+  const int64_t row_bytes = PixelsOfRow(channels, kSumRowValues) * channels;
+  const uint8_t* bytes = pixels.data();
+  int64_t left = std::ssize(pixels);
+  while (left > 0) {
+    // The last row may be shorter.
+    const int64_t width = std::min(row_bytes, left);
+    const int64_t rows = std::min(kRowsMax, left / width);
+    std::vector<uint32_t> sums(static_cast<size_t>(width));
+    std::vector<uint32_t> squares(static_cast<size_t>(width));
+    // The sums are integers, which are the same with every instruction set.
+    kAddRows[static_cast<int>(BestInstructionSet())](
+        {.rows = bytes, .row_count = rows, .row_bytes = width, .sums = sums.data(), .squares = squares.data()});
+    for (int64_t i = 0; i < width; ++i) {
+      // A row begins with channel 0, because rows and images have whole pixels.
+      totals[i % channels] += sums[i];
+      totals[channels + i % channels] += squares[i];
+    }
+    bytes += rows * width;
+    left -= rows * width;
+  }
 }
 
 }  // namespace
@@ -184,28 +210,10 @@ std::vector<double> PixelSums(const Dataset& dataset, int64_t begin, int64_t end
   CHECK_LE(begin, end);
   CHECK_LE(end, dataset.count);
   CHECK(dataset.type == FieldType::kPixels);
-  const int64_t channels = dataset.channels;
-  const int64_t row_bytes = PixelsOfRow(channels, kSumRowValues) * channels;
-  const uint8_t* bytes = dataset.images.data() + begin * dataset.image_bytes();
-  int64_t left = (end - begin) * dataset.image_bytes();
-  std::vector<uint64_t> totals(static_cast<size_t>(2 * channels));
-  while (left > 0) {
-    // The last row may be shorter.
-    const int64_t width = std::min(row_bytes, left);
-    const int64_t rows = std::min(kRowsMax, left / width);
-    std::vector<uint32_t> sums(static_cast<size_t>(width));
-    std::vector<uint32_t> squares(static_cast<size_t>(width));
-    // The sums are integers, which are the same with every instruction set.
-    kAddRows[static_cast<int>(BestInstructionSet())](
-        {.rows = bytes, .row_count = rows, .row_bytes = width, .sums = sums.data(), .squares = squares.data()});
-    for (int64_t i = 0; i < width; ++i) {
-      // A row begins with channel 0, because rows and images have whole pixels.
-      totals[i % channels] += sums[i];
-      totals[channels + i % channels] += squares[i];
-    }
-    bytes += rows * width;
-    left -= rows * width;
-  }
+  std::vector<uint64_t> totals(static_cast<size_t>(2 * dataset.channels));
+  const int64_t block = std::max<int64_t>(1, kSumBlockBytes / dataset.image_bytes());
+  dataset.ForEachBlock(begin, end, block,
+                       [&](std::span<const uint8_t> bytes, int64_t) { AddPixels(bytes, dataset.channels, totals); });
   std::vector<double> result(totals.begin(), totals.end());
   result.push_back(static_cast<double>((end - begin) * dataset.height * dataset.width));
   return result;

@@ -45,6 +45,8 @@ inline constexpr Choice<SameHost> kResolvedSameHosts[] = {{"shared_memory", Same
                                                           {"socket", SameHost::kSocket}};
 inline constexpr Choice<std::optional<SameHost>> kSameHosts[] = {
     {"auto", std::nullopt}, {"shared_memory", SameHost::kSharedMemory}, {"socket", SameHost::kSocket}};
+inline constexpr Choice<MapData> kMapData[] = {
+    {"auto", MapData::kAuto}, {"never", MapData::kNever}, {"always", MapData::kAlways}};
 inline constexpr Choice<Cifar100Labels> kCifar100Labels[] = {{"fine", Cifar100Labels::kFine},
                                                              {"coarse", Cifar100Labels::kCoarse}};
 inline constexpr Choice<Augment> kAugments[] = {{"none", Augment::kNone}, {"crop_flip", Augment::kCropFlip}};
@@ -296,6 +298,10 @@ inline constexpr FlagRow kRows[] = {
      ValueAt<&W::dataset, &Data::test_fraction>(RealBelow(0, 1)), kSameContent | kPeerTakes},
     {"split_seed", "data", "--test_fraction: the seed by which its samples are drawn",
      WholeAt<&W::dataset, &Data::split_seed>(0, std::numeric_limits<uint64_t>::max()), kSameContent | kPeerTakes},
+    {"map_data", "data",
+     "files that are not compressed: map them, or read them into memory; auto: map if that is as fast or memory is "
+     "short; does not change the bits",
+     OneOfAt<kMapData, &W::dataset, &Data::map_data>()},
     {"augment", "data", "crop_flip: random crop with padding 4, and horizontal flip", OneOfAt<kAugments, &W::augment>(),
      kSameOnAllRanks | kSameWhenResumed | kPeerTakes},
     {"normalize", "data", "channels: to mean 0, deviation 1; none: numbers stay, pixels / 255",

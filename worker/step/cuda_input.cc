@@ -11,6 +11,7 @@
 namespace starring {
 namespace {
 
+constexpr int64_t kUploadBytes = 64 << 20;          // copied at a time
 constexpr int64_t kNumberBytes = sizeof(uint32_t);  // of a sample
 
 // The label or targets of one sample in the data set.
@@ -85,12 +86,21 @@ absl::Status CudaInput::Allocate() {
 
 absl::StatusOr<std::unique_ptr<CudaInput::Resident>> CudaInput::Upload(const Dataset& dataset) {
   auto resident = std::make_unique<Resident>();
-  ASSIGN_OR_RETURN(resident->images, device_.Allocate(std::ssize(dataset.images)));
+  ASSIGN_OR_RETURN(resident->images, device_.Allocate(dataset.count * dataset.image_bytes()));
   const void* const targets =
       dataset.target == TargetType::kClass ? static_cast<const void*>(dataset.labels.data()) : dataset.targets.data();
   ASSIGN_OR_RETURN(resident->targets, device_.Allocate(dataset.count * ResidentTargetBytes(dataset)));
   // The copy from pageable memory is slower than one from pinned memory, but it happens once.
-  device_.CopyToDevice(dataset.images.data(), resident->images->data(), std::ssize(dataset.images));
+  int64_t copied = 0;
+  absl::Status status;
+  const int64_t block = std::max<int64_t>(1, kUploadBytes / dataset.image_bytes());
+  dataset.ForEachBlock(0, dataset.count, block, [&](std::span<const uint8_t> values, int64_t) {
+    device_.CopyToDevice(values.data(), static_cast<std::byte*>(resident->images->data()) + copied, std::ssize(values));
+    copied += std::ssize(values);
+    status.Update(device_.Synchronize());  // a mapped set's block is in memory that the next one uses
+  });
+  RETURN_IF_ERROR(status);
+  if (dataset.mapped != nullptr) RETURN_IF_ERROR(dataset.mapped->Check());
   device_.CopyToDevice(targets, resident->targets->data(), resident->targets->size_bytes());
   RETURN_IF_ERROR(device_.Synchronize());
   return resident;

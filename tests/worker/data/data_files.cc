@@ -4,8 +4,10 @@
 
 #include <filesystem>
 #include <fstream>
+#include <span>
 
 #include "common/base/check.h"
+#include "common/checkpoint/crc32c.h"
 #include "gtest/gtest.h"
 
 namespace starring {
@@ -145,5 +147,20 @@ std::string Zip(const std::vector<ZipMember>& members) {
   append(file, 2, 2);
   return file.append("hi");
 }
+
+std::vector<uint8_t> ImagesOf(const Dataset& dataset) {
+  std::vector<uint8_t> all;
+  dataset.ForEachBlock(0, dataset.count, 3, [&all](std::span<const uint8_t> values, int64_t) {
+    all.insert(all.end(), values.begin(), values.end());
+  });
+  return all;
+}
+
+std::string TextOf(const Dataset& dataset) {
+  const std::vector<uint8_t> images = ImagesOf(dataset);
+  return {images.begin(), images.end()};
+}
+
+uint32_t CrcOf(const std::vector<uint8_t>& bytes) { return ExtendCrc32cByTable(0, std::as_bytes(std::span(bytes))); }
 
 }  // namespace starring

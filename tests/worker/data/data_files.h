@@ -7,6 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "worker/data/dataset.h"
+
 namespace starring {
 
 // Makes an empty folder for the running test, and returns its path.
@@ -27,6 +29,11 @@ std::string IdxLabels(uint32_t count);
 
 // `count` records: label i mod 10 for record i from `first`; pixel p of plane c is (i + p + 80 c) mod 256.
 std::string CifarRecords(int64_t count, int64_t first = 0);
+
+// The values of all samples, wherever the set has them.
+std::vector<uint8_t> ImagesOf(const Dataset& dataset);
+std::string TextOf(const Dataset& dataset);         // the same bytes
+uint32_t CrcOf(const std::vector<uint8_t>& bytes);  // CRC-32C, by a table
 
 // An array of NumPy, version 1, with this type ("<i4"), this shape ("(3, 2)") and these elements.
 std::string Npy(std::string_view type, std::string_view shape, std::string_view elements);

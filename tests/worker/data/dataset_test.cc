@@ -83,7 +83,7 @@ TEST(DatasetTest, FindsMnistsRelatives) {
     ASSERT_TRUE(sets.ok()) << sets.status();
     // The files have the images lying on their side.
     EXPECT_EQ(sets->test.height, 3);
-    EXPECT_EQ(std::string(sets->test.images.begin(), sets->test.images.end()), "gjhkil");
+    EXPECT_EQ(TextOf(sets->test), "gjhkil");
     const std::map<std::string, int> classes = {{"letters", 27}, {"balanced", 47}, {"byclass", 62}, {"bymerge", 47}};
     EXPECT_EQ(sets->train.classes, classes.contains(split) ? classes.at(split) : 10);
   }
@@ -119,7 +119,7 @@ TEST(DatasetTest, ReadsCifar100) {
         LoadDataset({.name = "cifar100", .data_dir = folder, .cifar100_labels = Cifar100Labels::kCoarse});
     EXPECT_THAT(coarse->train.labels, ElementsAre(7, 3));
     EXPECT_EQ(coarse->test.classes, 20);
-    EXPECT_EQ(coarse->train.images, fine->train.images);
+    EXPECT_EQ(ImagesOf(coarse->train), ImagesOf(fine->train));
   }
 }
 
@@ -189,7 +189,8 @@ TEST(DatasetTest, APartOfTheSamplesBecomesATestSet) {
   std::iota(expected.begin(), expected.end(), uint16_t{0});
   EXPECT_EQ(all, expected);
   for (const Dataset* set : {&sets->train, &sets->test}) {
-    for (int64_t i = 0; i < set->count * 6; ++i) EXPECT_EQ(set->images[i], set->labels[i / 6]);
+    const std::vector<uint8_t> images = ImagesOf(*set);
+    for (int64_t i = 0; i < set->count * 6; ++i) EXPECT_EQ(images[i], set->labels[i / 6]);
   }
   EXPECT_EQ(DatasetFacts(*sets), DatasetFacts(*load(0.25, 1)));
   EXPECT_NE(DatasetFacts(*sets), DatasetFacts(*load(0.25, 2)));
@@ -213,7 +214,7 @@ TEST(DatasetTest, TargetsAreThoseOfTheLoss) {
     EXPECT_THAT(sets->train.labels, testing::IsEmpty());
     EXPECT_EQ(sets->train.targets, std::vector<float>(classes->train.labels.begin(), classes->train.labels.end()));
     EXPECT_EQ(sets->test.targets, std::vector<float>(classes->test.labels.begin(), classes->test.labels.end()));
-    EXPECT_EQ(sets->train.images, classes->train.images);
+    EXPECT_EQ(ImagesOf(sets->train), ImagesOf(classes->train));
   }
   EXPECT_EQ(bits->train.target, TargetType::kBits);
   EXPECT_THAT(DatasetFacts(*bits)[0].second, HasSubstr("numbers with bits, 1 a sample, CRC-32C"));
@@ -255,7 +256,7 @@ TEST(DatasetTest, ReadsTables) {
   EXPECT_THAT(tables->class_names, ElementsAre("no", "yes"));
   EXPECT_THAT(lines->class_names, ElementsAre());
   EXPECT_THAT(tables->train.labels, ElementsAre(1, 0, 1));
-  EXPECT_EQ(tables->test.images, lines->test.images);
+  EXPECT_EQ(ImagesOf(tables->test), ImagesOf(lines->test));
   EXPECT_EQ(tables->test.classes, 2);
   // The facts say whether both mean the same classes.
   const std::string facts = DatasetFacts(*lines)[0].second;
@@ -301,8 +302,8 @@ TEST(DatasetTest, APartOfATableBecomesATestSet) {
   for (const Dataset* set : {&sets->train, &sets->test}) {
     EXPECT_EQ(set->type, FieldType::kNumbers);
     EXPECT_EQ(set->classes, 2);
-    ASSERT_EQ(std::ssize(set->images), set->count * 8);
-    EXPECT_EQ(set->images_crc32c, ExtendCrc32cByTable(0, std::as_bytes(std::span(set->images))));
+    ASSERT_EQ(std::ssize(ImagesOf(*set)), set->count * 8);
+    EXPECT_EQ(set->images_crc32c, CrcOf(ImagesOf(*set)));
     for (int64_t i = 0; i < set->count; ++i) {
       float numbers[2];
       std::memcpy(numbers, set->images.data() + 8 * i, sizeof(numbers));
@@ -362,7 +363,7 @@ TEST(DatasetTest, FactsTellDataSetsApart) {
     const auto sets = LoadDataset(options);
     CHECK_OK(sets);
     for (const Dataset* set : {&sets->train, &sets->test}) {
-      EXPECT_EQ(set->images_crc32c, ExtendCrc32cByTable(0, std::as_bytes(std::span(set->images))));
+      EXPECT_EQ(set->images_crc32c, CrcOf(ImagesOf(*set)));
       const std::vector<uint8_t> labels(set->labels.begin(), set->labels.end());
       EXPECT_EQ(set->labels_crc32c, ExtendCrc32cByTable(0, std::as_bytes(std::span(labels))));
     }

@@ -5,15 +5,23 @@
 #define STARRING_WORKER_DATA_FILES_BYTE_STREAM_H_
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "worker/data/files/mapped_file.h"
 
 namespace starring {
 
 // Deflate needs at least two bits for 258 bytes; see zlib's technical notes.
 inline constexpr int64_t kDeflateRatioMax = 1032;
+
+// The part of a file from `offset` on.
+struct MappedRest {
+  std::shared_ptr<const MappedFile> file;
+  int64_t offset = 0;
+};
 
 class ByteStream {
  public:
@@ -27,6 +35,10 @@ class ByteStream {
   // An upper bound of the bytes that Read can return in all: the size of the data in the file, or kDeflateRatioMax
   // times that if it is compressed. A reader refuses a header that promises more before it allocates.
   virtual int64_t size_bytes_max() const = 0;
+
+  // The data that Read would return from here on, if it is so in the file; without a file if it is not. The errors are
+  // those of MappedFile::Map.
+  virtual absl::StatusOr<MappedRest> MapRest() const { return MappedRest(); }
 
   // For messages: the file's path, and behind a colon what of the file it is.
   virtual const std::string& path() const = 0;

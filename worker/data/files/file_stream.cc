@@ -63,6 +63,12 @@ absl::StatusOr<std::unique_ptr<FileStream>> FileStream::Open(const std::string& 
 
 int64_t FileStream::size_bytes_max() const { return inflater_ ? file_bytes_ * kDeflateRatioMax : file_bytes_; }
 
+absl::StatusOr<MappedRest> FileStream::MapRest() const {
+  if (inflater_ != nullptr || file_bytes_ == 0) return MappedRest();
+  ASSIGN_OR_RETURN(std::shared_ptr<const MappedFile> file, MappedFile::Map(path_, descriptor_, file_bytes_));
+  return MappedRest{.file = std::move(file), .offset = consumed_};
+}
+
 absl::StatusOr<int64_t> FileStream::Read(std::span<uint8_t> out) { return inflater_ ? ReadGzip(out) : ReadPlain(out); }
 
 // Reads the next bytes if all were consumed. Afterwards input_begin_ == input_end_ only at the end of the file.
@@ -88,6 +94,7 @@ absl::StatusOr<int64_t> FileStream::ReadPlain(std::span<uint8_t> out) {
     input_begin_ += bytes;
     written += bytes;
   }
+  consumed_ += static_cast<int64_t>(written);
   return static_cast<int64_t>(written);
 }
 

@@ -24,6 +24,7 @@ class FileStream final : public ByteStream {
 
   absl::StatusOr<int64_t> Read(std::span<uint8_t> out) override;
   int64_t size_bytes_max() const override;
+  absl::StatusOr<MappedRest> MapRest() const override;
   const std::string& path() const override { return path_; }
 
  private:
@@ -40,6 +41,7 @@ class FileStream final : public ByteStream {
   int descriptor_;
   int64_t file_bytes_;
   std::vector<uint8_t> buffer_;  // [input_begin_, input_end_) was read from the file and not consumed yet
+  int64_t consumed_ = 0;         // of a plain file
   size_t input_begin_ = 0;
   size_t input_end_ = 0;
   std::unique_ptr<Inflater> inflater_;  // null for a plain file

@@ -1,0 +1,221 @@
+#include "worker/data/mapped_samples.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "common/base/check.h"
+#include "common/base/limits.h"
+#include "common/base/status.h"
+#include "common/host/machine_limits.h"
+#include "worker/data/files/data_memory.h"
+
+namespace starring {
+namespace {
+
+// A sample that has to be decoded costs its time again in each epoch, so memory that is plentiful is used for it.
+constexpr int64_t kCopiesThatFit = 4;
+// Files that take more of the memory that is left may not stay there.
+constexpr int64_t kPartThatStays = 2;
+
+// The kernels want all channels of a pixel together (NHWC).
+void Interleave(const SampleLayout& layout, const uint8_t* planes, uint8_t* image) {
+  const int64_t pixels = layout.height * layout.width, channels = layout.channels;
+  if (channels == 3) {
+    const uint8_t *red = planes, *green = red + pixels, *blue = green + pixels;
+    for (int64_t i = 0; i < pixels; ++i) {
+      image[3 * i] = red[i];
+      image[3 * i + 1] = green[i];
+      image[3 * i + 2] = blue[i];
+    }
+    return;
+  }
+  for (int64_t i = 0; i < pixels; ++i) {
+    for (int64_t c = 0; c < channels; ++c) image[i * channels + c] = planes[c * pixels + i];
+  }
+}
+
+void Transpose(const SampleLayout& layout, const uint8_t* lying, uint8_t* image) {
+  for (int64_t row = 0; row < layout.height; ++row) {
+    for (int64_t column = 0; column < layout.width; ++column) {
+      image[row * layout.width + column] = lying[column * layout.height + row];
+    }
+  }
+}
+
+template <class Stored, class F>
+void Convert(const SampleLayout& layout, const uint8_t* stored, uint8_t* out, F to_float) {
+  for (int64_t i = 0; i < layout.values(); ++i) {
+    Stored value;
+    std::memcpy(&value, stored + i * static_cast<int64_t>(sizeof value), sizeof value);
+    const float number = to_float(value);
+    std::memcpy(out + i * static_cast<int64_t>(sizeof number), &number, sizeof number);
+  }
+}
+
+bool IsAligned(const MappedSamples::Part& part, int64_t value_bytes) {
+  return reinterpret_cast<uintptr_t>(part.file->bytes().data() + part.offset) % static_cast<uintptr_t>(value_bytes) ==
+         0;
+}
+
+}  // namespace
+
+float FromHalf(uint16_t bits) {
+  constexpr int kFractionBits = 10, kExponentMax = 31, kBias = 15;
+  const int fraction = bits & ((1 << kFractionBits) - 1), exponent = bits >> kFractionBits & kExponentMax;
+  const float sign = bits >> 15 != 0 ? -1.0f : 1.0f;
+  if (exponent == kExponentMax) return fraction == 0 ? sign * HUGE_VALF : NAN;
+  // Without a leading 1 the exponent is that of the smallest number with one.
+  const int leading = exponent == 0 ? 0 : 1 << kFractionBits;
+  constexpr int kFloatFractionBits = 23, kFloatBias = 127;
+  const int power = std::max(exponent, 1) - kBias - kFractionBits;
+  const auto scale = std::bit_cast<float>(static_cast<uint32_t>(power + kFloatBias) << kFloatFractionBits);
+  return sign * static_cast<float>(leading + fraction) * scale;
+}
+
+int64_t SampleLayout::stored_bytes() const {
+  switch (order) {
+    case ValueOrder::kHalf:
+      return values() * 2;
+    case ValueOrder::kDouble:
+      return values() * 8;
+    case ValueOrder::kAsIs:
+    case ValueOrder::kPlanes:
+    case ValueOrder::kTransposed:
+      break;
+  }
+  return sample_bytes();
+}
+
+void DecodeSample(const SampleLayout& layout, const uint8_t* stored, uint8_t* out) {
+  switch (layout.order) {
+    case ValueOrder::kAsIs:
+      std::memcpy(out, stored, static_cast<size_t>(layout.sample_bytes()));
+      return;
+    case ValueOrder::kPlanes:
+      return Interleave(layout, stored, out);
+    case ValueOrder::kTransposed:
+      return Transpose(layout, stored, out);
+    case ValueOrder::kHalf:
+      return Convert<uint16_t>(layout, stored, out, FromHalf);
+    case ValueOrder::kDouble:
+      return Convert<double>(layout, stored, out, [](double number) { return static_cast<float>(number); });
+  }
+}
+
+MappedSamples::MappedSamples(const SampleLayout& layout, std::vector<Part> parts)
+    : layout_(layout), parts_(std::move(parts)), record_bytes_(layout.record_bytes()) {
+  CHECK(!parts_.empty());
+  int64_t bytes = 0;
+  // Numbers are used where they are only at addresses that a float may have.
+  decodes_ = layout.order != ValueOrder::kAsIs;
+  for (const Part& part : parts_) {
+    CHECK_LE(part.offset + part.count * record_bytes_, std::ssize(part.file->bytes()));
+    stored_count_ += part.count;
+    bytes += std::ssize(part.file->bytes());
+    decodes_ = decodes_ || !IsAligned(part, layout.value_bytes);
+  }
+  if (parts_.size() == 1) single_ = parts_[0].file->bytes().data() + parts_[0].offset + layout.skipped_bytes;
+  const absl::StatusOr<int64_t> memory = AvailableMemoryBytes();
+  asks_ahead_ = memory.ok() && bytes > *memory / kPartThatStays;
+  if (!asks_ahead_) return;
+  for (const Part& part : parts_) part.file->ExpectRandomReads();
+}
+
+const MappedSamples::Part& MappedSamples::PartOf(int64_t& sample) const {
+  for (const Part& part : parts_) {
+    if (sample < part.count) return part;
+    sample -= part.count;
+  }
+  CHECK(false) << "a sample after the last";
+  return parts_.back();
+}
+
+const uint8_t* MappedSamples::Find(int64_t sample) const {
+  const Part& part = PartOf(sample);
+  return part.file->bytes().data() + part.offset + sample * record_bytes_ + layout_.skipped_bytes;
+}
+
+void MappedSamples::Decode(const uint8_t* stored, uint8_t* out) const { DecodeSample(layout_, stored, out); }
+
+void MappedSamples::AskAhead(std::span<const int64_t> samples) const {
+  if (!asks_ahead_) return;
+  for (const int64_t i : samples) {
+    int64_t sample = picked_.empty() ? i : picked_[static_cast<size_t>(i)];
+    const Part& part = PartOf(sample);
+    part.file->AskAhead(part.offset + sample * record_bytes_ + layout_.skipped_bytes, layout_.stored_bytes());
+  }
+}
+
+void MappedSamples::Read(int64_t begin, int64_t count, uint8_t* out) const {
+  std::vector<uint8_t> records;
+  for (int64_t done = 0; done < count;) {
+    // Samples that lie one after the other are read together.
+    const int64_t first = picked_.empty() ? begin + done : picked_[static_cast<size_t>(begin + done)];
+    int64_t sample = first, together = 1;
+    const Part& part = PartOf(sample);
+    const auto follows = [&](int64_t i) {
+      return sample + i < part.count &&
+             (picked_.empty() || picked_[static_cast<size_t>(begin + done + i)] == first + i);
+    };
+    while (done + together < count && follows(together)) ++together;
+    uint8_t* const decoded = out + done * layout_.sample_bytes();
+    const int64_t offset = part.offset + sample * record_bytes_;
+    const auto bytes = static_cast<size_t>(together * record_bytes_);
+    if (layout_.order == ValueOrder::kAsIs && layout_.skipped_bytes == 0) {
+      part.file->ReadAt(offset, {decoded, bytes});
+    } else {
+      records.resize(bytes);
+      part.file->ReadAt(offset, records);
+      for (int64_t i = 0; i < together; ++i) {
+        DecodeSample(layout_, records.data() + i * record_bytes_ + layout_.skipped_bytes,
+                     decoded + i * layout_.sample_bytes());
+      }
+    }
+    done += together;
+  }
+}
+
+std::shared_ptr<const MappedSamples> MappedSamples::Pick(std::span<const int64_t> samples) const {
+  auto picked = std::make_shared<MappedSamples>(layout_, parts_);
+  picked->picked_.reserve(samples.size());
+  for (const int64_t i : samples) {
+    picked->picked_.push_back(picked_.empty() ? static_cast<uint32_t>(i) : picked_[static_cast<size_t>(i)]);
+  }
+  return picked;
+}
+
+absl::Status MappedSamples::Check() const {
+  for (const Part& part : parts_) RETURN_IF_ERROR(part.file->Check());
+  return absl::OkStatus();
+}
+
+absl::Status MappedSamples::CheckUnchanged() const {
+  for (const Part& part : parts_) RETURN_IF_ERROR(part.file->CheckUnchanged());
+  return absl::OkStatus();
+}
+
+bool ShouldMap(MapData map, const SampleLayout& layout, const std::string& path, int64_t bytes) {
+  if (map != MapData::kAuto) return map == MapData::kAlways;
+  return layout.order == ValueOrder::kAsIs || bytes > kDatasetBytesMax / kCopiesThatFit ||
+         !CheckDataFits(path, kCopiesThatFit * bytes).ok();
+}
+
+absl::StatusOr<std::shared_ptr<const MappedSamples>> MapSamples(const ByteStream& stream, const SampleLayout& layout,
+                                                                int64_t count, MapData map) {
+  const std::shared_ptr<const MappedSamples> none;
+  if (!ShouldMap(map, layout, stream.path(), count * layout.sample_bytes())) return none;
+  absl::StatusOr<MappedRest> rest = stream.MapRest();
+  // What cannot be mapped may still fit into memory.
+  if (!rest.ok() && map == MapData::kAuto) return none;
+  RETURN_IF_ERROR(rest.status());
+  if (rest->file == nullptr) return none;
+  // A file that is too short is refused by the reader.
+  if (rest->offset + count * layout.record_bytes() > std::ssize(rest->file->bytes())) return none;
+  return std::make_shared<const MappedSamples>(
+      layout, std::vector<MappedSamples::Part>{{.file = rest->file, .offset = rest->offset, .count = count}});
+}
+
+}  // namespace starring

@@ -1,0 +1,117 @@
+// The values of samples where they lie in a file, and as a data set has them.
+//
+// Thread safety: any thread, unless it says otherwise.
+#ifndef STARRING_WORKER_DATA_MAPPED_SAMPLES_H_
+#define STARRING_WORKER_DATA_MAPPED_SAMPLES_H_
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "worker/data/files/byte_stream.h"
+#include "worker/data/files/mapped_file.h"
+
+namespace starring {
+
+// Whether files that are not compressed are mapped, or read into memory. kAuto: those whose samples lie as a data set
+// has them are mapped; others if they would take more than a quarter of the memory that is left.
+enum class MapData { kAuto, kNever, kAlways };
+
+// How a file has the values of a sample.
+enum class ValueOrder {
+  kAsIs,        // uint8 or float32, (height, width, channels)
+  kPlanes,      // uint8, (channels, height, width), as CIFAR's files
+  kTransposed,  // uint8, (width, height), as EMNIST's
+  kHalf,        // float16, which becomes float32
+  kDouble,      // float64, which is rounded to float32
+};
+
+struct SampleLayout {
+  ValueOrder order = ValueOrder::kAsIs;
+  int64_t height = 0, width = 0, channels = 0;  // of a sample, as the data set has it
+  int64_t value_bytes = 1;                      // likewise
+  int64_t skipped_bytes = 0;                    // before the values, in each record of the file
+
+  int64_t values() const { return height * width * channels; }
+  int64_t sample_bytes() const { return values() * value_bytes; }
+  int64_t stored_bytes() const;  // of a sample's values in the file
+  int64_t record_bytes() const { return skipped_bytes + stored_bytes(); }
+};
+
+// Writes the sample_bytes of the values at `stored` to `out`. The ranges do not overlap.
+void DecodeSample(const SampleLayout& layout, const uint8_t* stored, uint8_t* out);
+
+// IEEE 754's binary16, which every float32 holds exactly.
+float FromHalf(uint16_t bits);
+
+// Samples in mapped files.
+class MappedSamples {
+ public:
+  // Samples that follow each other in one file.
+  struct Part {
+    std::shared_ptr<const MappedFile> file;
+    int64_t offset = 0;  // of the first record
+    int64_t count = 0;
+  };
+
+  // REQUIRES: one part or more; the files have all records.
+  MappedSamples(const SampleLayout& layout, std::vector<Part> parts);
+
+  int64_t count() const { return picked_.empty() ? stored_count_ : static_cast<int64_t>(picked_.size()); }
+  // Sample needs `scratch`.
+  bool decodes() const { return decodes_; }
+
+  // The values of sample `i`: in the file, or decoded into `scratch`, which has room for them. They are zeros where the
+  // file was cut, which Check tells afterwards.
+  const uint8_t* Sample(int64_t i, uint8_t* scratch) const {
+    const uint8_t* const stored = Stored(i);
+    if (!decodes_) return stored;
+    Decode(stored, scratch);
+    return scratch;
+  }
+  // Where the file has them.
+  const uint8_t* Stored(int64_t i) const {
+    const int64_t sample = picked_.empty() ? i : picked_[static_cast<size_t>(i)];
+    return single_ != nullptr ? single_ + sample * record_bytes_ : Find(sample);
+  }
+
+  // Starts to read samples from the disk, if the files may not stay in memory.
+  void AskAhead(std::span<const int64_t> samples) const;
+  // Writes the values of the samples [begin, begin + count) to `out`, one after the other: for a pass over all of them.
+  void Read(int64_t begin, int64_t count, uint8_t* out) const;
+
+  // The samples with these numbers, in this order.
+  std::shared_ptr<const MappedSamples> Pick(std::span<const int64_t> samples) const;
+
+  // As those of MappedFile.
+  absl::Status Check() const;
+  absl::Status CheckUnchanged() const;
+
+ private:
+  const uint8_t* Find(int64_t sample) const;
+  const Part& PartOf(int64_t& sample) const;
+  void Decode(const uint8_t* stored, uint8_t* out) const;
+
+  const SampleLayout layout_;
+  const std::vector<Part> parts_;
+  const int64_t record_bytes_;
+  int64_t stored_count_ = 0;
+  bool decodes_ = false;
+  bool asks_ahead_ = false;
+  const uint8_t* single_ = nullptr;  // the first sample's values, if there is one part
+  std::vector<uint32_t> picked_;     // numbers of samples in the files; empty: all
+};
+
+// The samples of `stream` from its next byte on, mapped if `map` says so; null if they are to be read into memory.
+absl::StatusOr<std::shared_ptr<const MappedSamples>> MapSamples(const ByteStream& stream, const SampleLayout& layout,
+                                                                int64_t count, MapData map);
+// Whether kAuto or another value maps samples that take `bytes` in memory; `path` names their file.
+bool ShouldMap(MapData map, const SampleLayout& layout, const std::string& path, int64_t bytes);
+
+}  // namespace starring
+
+#endif  // STARRING_WORKER_DATA_MAPPED_SAMPLES_H_
