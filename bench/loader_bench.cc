@@ -8,9 +8,15 @@
 // memory and not from the cache. A batch is 64 samples.
 #include <cstdint>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "benchmark/benchmark.h"
 #include "common/arithmetic/instruction_set.h"
 #include "common/base/check.h"
@@ -75,6 +81,52 @@ BENCHMARK(BM_LoaderCifarCropFlip)
     ->Args({1, 3})
     ->Args({2, 4})
     ->UseRealTime();
+
+// MNIST's and CIFAR-10's sizes and 5,000 float32 images of 64 x 64 x 3, in files of NumPy.
+struct FileKind {
+  const char* type;
+  int64_t count, side, channels, value_bytes;
+};
+constexpr FileKind kFileKinds[] = {{"|u1", 60000, 28, 1, 1}, {"|u1", 60000, 32, 3, 1}, {"<f4", 5000, 64, 3, 4}};
+
+void WriteNpy(const std::string& path, const FileKind& kind, const std::string& shape, int64_t bytes) {
+  std::string head =
+      absl::StrCat("{'descr': '", kind.type, "', 'fortran_order': False, 'shape': (", kind.count, ",", shape, "), }");
+  head.append(118 - head.size(), ' ');  // a header of 128 bytes, as NumPy's
+  std::ofstream file(path, std::ios::binary);
+  file << absl::string_view("\x93NUMPY\1\0\x76\0", 10) << head;
+  const std::string sample(static_cast<size_t>(bytes), '\1');
+  for (int64_t i = 0; i < kind.count; ++i) file << sample;
+}
+
+TrainAndTest FromFiles(const FileKind& kind, MapData map) {
+  const std::string folder = std::filesystem::temp_directory_path().append("starring_loader_bench");
+  std::filesystem::create_directories(folder);
+  const int64_t values = kind.side * kind.side * kind.channels;
+  WriteNpy(folder + "/train_images.npy", kind, absl::StrCat(kind.side, ",", kind.side, ",", kind.channels),
+           values * kind.value_bytes);
+  WriteNpy(folder + "/train_labels.npy", {.type = "|u1", .count = kind.count}, "", 1);
+  auto sets = LoadDataset({.name = "npy", .data_dir = folder, .test_fraction = 0.001, .map_data = map});
+  CHECK_OK(sets);
+  std::filesystem::remove_all(folder);  // a mapping keeps its file
+  return *std::move(sets);
+}
+
+// Args: the kind of file, and whether it is mapped. One thread fills.
+void BM_LoaderOfFile(benchmark::State& state) {
+  const FileKind& kind = kFileKinds[state.range(0)];
+  const TrainAndTest sets = FromFiles(kind, state.range(1) == 1 ? MapData::kAlways : MapData::kNever);
+  auto loader = Loader::Create({.dataset = &sets.train,
+                                .sampler = {.sample_count = sets.train.count, .global_batch = kBatch},
+                                .normalization = NormalizationOf(sets.train),
+                                .prefetch_depth = 0,
+                                .end_step = int64_t{1} << 40});
+  CHECK_OK(loader.status());
+  for (int64_t step = 0; step < kind.count / kBatch; ++step) CHECK_OK((*loader)->Next());  // touches every page
+  for (auto _ : state) benchmark::DoNotOptimize((*loader)->Next().value()->images.data());
+  CountSamples(state, sets.train);
+}
+BENCHMARK(BM_LoaderOfFile)->ArgNames({"kind", "mapped"})->ArgsProduct({{0, 1, 2}, {0, 1}})->UseRealTime();
 
 // The limit: copies the bytes of a float32 batch from memory into one buffer, again and again.
 void RunMemcpy(benchmark::State& state, const Dataset& dataset) {
