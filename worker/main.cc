@@ -20,6 +20,7 @@
 #include "common/base/memory.h"
 #include "common/base/not_written.h"
 #include "common/base/status.h"
+#include "common/base/steady_time.h"
 #include "common/flags/command_line.h"
 #include "common/host/exhausted.h"
 #include "common/host/launcher_environment.h"
@@ -509,9 +510,9 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
   TraceTrack* const track = AddTrack(instruments.trace.get(), {.name = "compute"});
   ASSIGN_OR_RETURN(const LayerFile layers, LayerFile::Load(options.model));
   options.dataset.target = TargetOf(LossOf(layers).kind);
-  const absl::Time begin = absl::Now();
+  const absl::Time begin = SteadyNow();
   ASSIGN_OR_RETURN(const TrainAndTest data, LoadDataset(options.dataset));
-  const absl::Duration reading = absl::Now() - begin;
+  const absl::Duration reading = SteadyNow() - begin;
   ASSIGN_OR_RETURN(const DeviceChoice choice, ChooseDevice(launcher, &options, gpu_hang_watch->watch()));
   if (choice.cuda != nullptr) gpu_hang_watch->NameGpu(choice.cuda->info());
   // The parts of a batch differ by one sample at most, and the arena must hold the largest: hence the rounding up.

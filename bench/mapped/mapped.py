@@ -39,7 +39,7 @@ def memory_group(limit: int) -> Iterator[str]:
         with open(os.path.join(folder, name), "w", encoding="ascii") as file:
             file.write(str(limit))
     except OSError as error:
-        sys.exit(f"mapped: no control group of its own in {base} ({error}): run as root, where version 1 or 2 is mounted")
+        sys.exit(f"mapped: no control group of its own in {base} ({error}): run as root, with version 1 or 2 mounted")
     try:
         yield os.path.join(folder, "cgroup.procs")
     finally:
@@ -97,7 +97,8 @@ def main() -> None:
             shutil.rmtree(folder)
         ratio = statistics.median(pair["loader"] / pair["pread"] for pair in pairs)
         rates = {mode: statistics.median(pair[mode] for pair in pairs) for mode in ("loader", "pread")}
-        print(f"{kind}: loader {rates['loader']:.0f} samples/s, pread {rates['pread']:.0f}, ratio {ratio:.2f}", flush=True)
+        print(f"{kind}: loader {rates['loader']:.0f} samples/s, pread {rates['pread']:.0f}, ratio {ratio:.2f}",
+              flush=True)
         slow |= ratio < flags.goal
     sys.exit(1 if slow else 0)
 

@@ -208,7 +208,7 @@ absl::StatusOr<std::shared_ptr<const MappedSamples>> MapSamples(const ByteStream
   const std::shared_ptr<const MappedSamples> none;
   if (!ShouldMap(map, layout, stream.path(), count * layout.sample_bytes())) return none;
   absl::StatusOr<MappedRest> rest = stream.MapRest();
-  // What cannot be mapped may still fit into memory.
+  // A file that cannot be mapped may still fit into memory.
   if (!rest.ok() && map == MapData::kAuto) return none;
   RETURN_IF_ERROR(rest.status());
   if (rest->file == nullptr) return none;

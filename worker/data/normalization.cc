@@ -48,7 +48,7 @@ STARRING_DEFINE_CLONES(kAddRows, AddRowsLoop, AddRowsArgs);
 // Long enough to make the outer loop cheap; the constants take 6 KiB.
 constexpr int64_t kNormalizeRowValues = 768;
 
-// What is summed at a time; the block of a mapped set stays in the second-level cache.
+// Bytes that are summed at a time: the block of a mapped set stays in the second-level cache.
 constexpr int64_t kSumBlockBytes = 256 << 10;
 
 // Numbers are bytes in a data set, at addresses that a float may have.

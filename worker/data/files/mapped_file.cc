@@ -37,7 +37,7 @@ int64_t ChangedNs(const struct stat& facts) {
   return int64_t{facts.st_mtim.tv_sec} * kNanosecondsInSecond + facts.st_mtim.tv_nsec;
 }
 
-// What the handler uses exists for as long as the process: a thread may fault while the process ends.
+// The handler's memory exists for as long as the process: a thread may fault while the process ends.
 std::array<MappedFileEntry, MappedFile::kMappedFilesMax> g_entries;
 struct sigaction g_before;
 
