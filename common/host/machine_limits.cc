@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -35,15 +36,17 @@ std::string FirstLine(const std::string& path) {
   return line;
 }
 
-// The files of a control group that say how much memory it may have and has. `cache` is a line of memory.stat: file
-// pages that the kernel drops when memory is short, which count as used.
+// The files of a control group that say how much memory it may have and has. `cache` are lines of memory.stat: file
+// pages that the kernel drops when memory is short, which count as used. Those that were used twice, as a mapped data
+// set's, are among them: MemAvailable counts them, too.
 struct MemoryFiles {
   const char* limit;
   const char* used;
-  const char* cache;
+  std::array<const char*, 2> cache;
 };
-constexpr MemoryFiles kMemoryOf1 = {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"};
-constexpr MemoryFiles kMemoryOf2 = {"memory.max", "memory.current", "inactive_file"};
+constexpr MemoryFiles kMemoryOf1 = {
+    "memory.limit_in_bytes", "memory.usage_in_bytes", {"total_inactive_file", "total_active_file"}};
+constexpr MemoryFiles kMemoryOf2 = {"memory.max", "memory.current", {"inactive_file", "active_file"}};
 
 // The number in the line "NAME NUMBER" of a file; 0 if there is none.
 int64_t NumberIn(const std::string& path, absl::string_view name) {
@@ -94,8 +97,8 @@ int64_t MemoryLeft(const std::string& folder, GroupVersion version) {
   int64_t limit, used;
   if (!absl::SimpleAtoi(FirstLine(folder + files.limit), &limit)) return std::numeric_limits<int64_t>::max();
   if (!absl::SimpleAtoi(FirstLine(folder + files.used), &used)) used = 0;
-  used = std::max<int64_t>(0, used - NumberIn(folder + "memory.stat", files.cache));
-  return std::max<int64_t>(0, limit - used);
+  for (const char* const line : files.cache) used -= NumberIn(folder + "memory.stat", line);
+  return std::max<int64_t>(0, limit - std::max<int64_t>(0, used));
 }
 
 // The processor time that the control group in `folder` grants, in cores; infinity without a quota.

@@ -356,10 +356,24 @@ absl::StatusOr<Dataset> Select(const Dataset& all, std::span<const int64_t> samp
   part.ForEachBlock(0, part.count, block, [&part](std::span<const uint8_t> values, int64_t) {
     part.images_crc32c = ExtendCrc32c(part.images_crc32c, std::as_bytes(values));
   });
-  if (part.mapped != nullptr) RETURN_IF_ERROR(part.mapped->Check());
   part.labels_crc32c = all.target == TargetType::kClass ? ExtendCrc32c(0, std::as_bytes(std::span(part.labels)))
                                                         : ExtendCrc32c(0, std::as_bytes(std::span(part.targets)));
   return part;
+}
+
+// A set in memory is within limits that a mapped one may exceed.
+absl::Status CheckMapped(const Dataset& set) {
+  // Sums of squares of pixels are exact up to 2^53.
+  constexpr int64_t kPixelsMax = (int64_t{1} << 53) / (255 * 255);
+  if (set.type == FieldType::kPixels && set.count > kPixelsMax / (set.height * set.width)) {
+    return absl::InvalidArgumentError(absl::StrCat("the data set has ", set.count, " images of ", set.height, " x ",
+                                                   set.width, " pixels: expected at most ", kPixelsMax,
+                                                   " pixels in all"));
+  }
+  // The order of an epoch, and that of the next.
+  RETURN_IF_ERROR(CheckDataFits("the order of the samples", 2 * set.count * static_cast<int64_t>(sizeof(int64_t))));
+  // All was read by now: nothing of it from a file that was changed meanwhile.
+  return set.mapped->Check();
 }
 
 // `whole` has all samples in its training set.
@@ -426,6 +440,9 @@ absl::StatusOr<TrainAndTest> LoadDataset(const DatasetOptions& options) {
   }
   if (sets.test.count == 0) {
     ASSIGN_OR_RETURN(sets, Split(options, sets));
+  }
+  for (const Dataset* set : {&sets.train, &sets.test}) {
+    if (set->mapped != nullptr) RETURN_IF_ERROR(CheckMapped(*set));
   }
   if (sets.train.count == 0) return sets;  // for a prediction
   const auto size = [](const Dataset& set) {

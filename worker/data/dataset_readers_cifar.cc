@@ -68,9 +68,13 @@ absl::Status CheckRoom(const CifarFiles& files, const std::string& path, int64_t
   return CheckDataFits(path, std::max(needed, 2 * std::ssize(dataset.images)));
 }
 
-// All files, mapped; null if they are to be read into memory, as where one of them is compressed.
-absl::StatusOr<std::shared_ptr<const MappedSamples>> MapFiles(const CifarFiles& files) {
-  const std::shared_ptr<const MappedSamples> none;
+// Maps all files. Without samples they are to be read into memory, as where one of them is compressed. With samples the
+// records are read from `streams`: a file that was put in the place of a mapped one would have others.
+struct MappedFiles {
+  std::shared_ptr<const MappedSamples> samples;
+  std::vector<std::unique_ptr<FileStream>> streams;
+};
+absl::StatusOr<MappedFiles> MapFiles(const CifarFiles& files) {
   const SampleLayout layout = LayoutOf(files);
   int64_t bytes = 0;
   for (const std::string& path : files.paths) {
@@ -78,30 +82,33 @@ absl::StatusOr<std::shared_ptr<const MappedSamples>> MapFiles(const CifarFiles& 
     const auto file_bytes = static_cast<int64_t>(std::filesystem::file_size(path, ignored));
     bytes += ignored ? 0 : file_bytes;
   }
-  if (!ShouldMap(files.map, layout, files.paths.front(), bytes)) return none;
+  if (!ShouldMap(files.map, layout, files.paths.front(), bytes)) return MappedFiles();
+  MappedFiles mapped;
   std::vector<MappedSamples::Part> parts;
   for (const std::string& path : files.paths) {
-    ASSIGN_OR_RETURN(const std::unique_ptr<FileStream> stream, FileStream::Open(path));
+    ASSIGN_OR_RETURN(std::unique_ptr<FileStream> stream, FileStream::Open(path));
     absl::StatusOr<MappedRest> rest = stream->MapRest();
-    if (!rest.ok() && files.map == MapData::kAuto) return none;
+    if (!rest.ok() && files.map == MapData::kAuto && bytes <= files.bytes_max) return MappedFiles();
     RETURN_IF_ERROR(rest.status());
-    if (rest->file == nullptr) return none;
+    if (rest->file == nullptr) return MappedFiles();
     const int64_t count = std::ssize(rest->file->bytes()) / layout.record_bytes();
     parts.push_back({.file = rest->file, .offset = 0, .count = count});
+    mapped.streams.push_back(std::move(stream));
   }
-  return std::make_shared<const MappedSamples>(layout, std::move(parts));
+  mapped.samples = std::make_shared<const MappedSamples>(layout, std::move(parts), MayLeaveMemory(files.map, bytes));
+  return mapped;
 }
 
-absl::Status AppendFile(const CifarFiles& files, const std::string& path, Dataset& dataset) {
+absl::Status AppendFile(const CifarFiles& files, FileStream& stream, Dataset& dataset) {
   const int64_t record_bytes = RecordBytes(files);
-  ASSIGN_OR_RETURN(const std::unique_ptr<FileStream> stream, FileStream::Open(path));
+  const std::string& path = stream.path();
   // For a small file the buffer has room for one record more than the file can have: then the first read is short, and
   // ends the loop.
-  std::vector<uint8_t> buffer(std::min(kRecordsAtOnce, stream->size_bytes_max() / record_bytes + 1) * record_bytes);
+  std::vector<uint8_t> buffer(std::min(kRecordsAtOnce, stream.size_bytes_max() / record_bytes + 1) * record_bytes);
   int64_t record = 0;
   absl::Status other_kind;  // names what the file is instead, if its beginning shows that
   for (int64_t bytes = std::ssize(buffer); bytes == std::ssize(buffer);) {
-    ASSIGN_OR_RETURN(bytes, stream->Read(buffer));
+    ASSIGN_OR_RETURN(bytes, stream.Read(buffer));
     if (record == 0) other_kind = RefuseOtherKind(path, std::span(buffer).first(static_cast<size_t>(bytes)));
     if (bytes % record_bytes != 0) {
       // Only now: whole records may begin as another kind of file does.
@@ -113,6 +120,7 @@ absl::Status AppendFile(const CifarFiles& files, const std::string& path, Datase
     }
     const int64_t count = bytes / record_bytes;
     if (dataset.mapped == nullptr) RETURN_IF_ERROR(CheckRoom(files, path, count, dataset));
+    RETURN_IF_ERROR(MakeRoom(path, count, dataset.labels));
     const auto records = std::span(buffer).first(static_cast<size_t>(bytes));
     AppendRecords(files, records, dataset);
     record += count;
@@ -134,9 +142,15 @@ absl::StatusOr<Dataset> ReadCifar(const CifarFiles& files) {
   dataset.height = kSide;
   dataset.width = kSide;
   dataset.channels = kChannels;
-  ASSIGN_OR_RETURN(dataset.mapped, MapFiles(files));
+  ASSIGN_OR_RETURN(const MappedFiles mapped, MapFiles(files));
+  dataset.mapped = mapped.samples;
+  for (const std::unique_ptr<FileStream>& stream : mapped.streams) {
+    if (dataset.mapped != nullptr) RETURN_IF_ERROR(AppendFile(files, *stream, dataset));
+  }
   for (const std::string& path : files.paths) {
-    RETURN_IF_ERROR(AppendFile(files, path, dataset));
+    if (dataset.mapped != nullptr) break;
+    ASSIGN_OR_RETURN(const std::unique_ptr<FileStream> stream, FileStream::Open(path));
+    RETURN_IF_ERROR(AppendFile(files, *stream, dataset));
   }
   dataset.count = std::ssize(dataset.labels);
   dataset.classes = 1 + int64_t{*std::ranges::max_element(dataset.labels)};

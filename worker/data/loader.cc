@@ -26,8 +26,6 @@ constexpr size_t kImagesAhead = 3;
 // A larger image is prefetched at its beginning only: the processor itself goes on, and more requests would
 // take the places of misses that the present image waits for.
 constexpr int64_t kPrefetchedBytesMax = 4096;
-// To ask the system whether a mapped file was changed takes as long as to fill a batch with some samples of MNIST.
-constexpr int64_t kBatchesBetweenChecks = 64;
 
 void PrefetchBytes(const uint8_t* bytes, int64_t count) {
   constexpr int kForReading = 0;
@@ -114,10 +112,8 @@ absl::Status Loader::Start() {
 absl::StatusOr<const Batch*> Loader::Next() {
   taken_ = nullptr;
   ASSIGN_OR_RETURN(const int slot, prefetcher_->Next());
-  if (dataset_.mapped != nullptr) {
-    const bool asks = given_batches_++ % kBatchesBetweenChecks == 0;
-    RETURN_IF_ERROR(asks ? dataset_.mapped->CheckUnchanged() : dataset_.mapped->Check());
-  }
+  // Each batch is checked after it was filled, so no step is done with what a changed file has. It takes 0.2 us.
+  if (dataset_.mapped != nullptr && options_.format != Format::kSamples) RETURN_IF_ERROR(dataset_.mapped->Check());
   taken_ = &slots_[static_cast<size_t>(slot)];
   return &taken_->batch;
 }
@@ -230,6 +226,7 @@ absl::StatusOr<std::unique_ptr<Loader>> Loader::Create(const Options& options) {
   if (options.augment == Augment::kCropFlip && options.dataset->height * options.dataset->width == 1) {
     return absl::InvalidArgumentError("crop_flip needs images, the data set has columns: leave --augment out");
   }
+  if (options.dataset->mapped != nullptr) MappedFile::CatchBusErrors();
   Options completed = options;
   if (completed.parts.empty()) completed.parts = {options.sampler.rank};
   std::unique_ptr<Loader> loader(new Loader(completed));

@@ -145,7 +145,6 @@ class Loader {
   const Normalizer normalizer_;
   const std::unique_ptr<OwnMemory> own_memory_;
   std::vector<Slot> slots_;
-  int64_t given_batches_ = 0;
   Slot* taken_ = nullptr;                   // the slot of the batch that the last Next has returned
   std::unique_ptr<Prefetcher> prefetcher_;  // last, so that its threads end before the members that they use
 };

@@ -1,5 +1,7 @@
 #include "worker/data/mapped_samples.h"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -19,6 +21,20 @@ namespace {
 constexpr int64_t kCopiesThatFit = 4;
 // Files that take more of the memory that is left may not stay there.
 constexpr int64_t kPartThatStays = 2;
+// A sample that is in memory is asked for in 2 us, and taken in 60 ns: so nothing is asked after so many batches that
+// found all of theirs.
+constexpr int kBatchesAsked = 64;
+
+// Whether this thread has waited for the disk lately. A page that was asked for in time does not count.
+bool DiskIsSlow() {
+  thread_local int64_t seen = 0;
+  thread_local int batches_left = 0;
+  rusage usage = {};
+  getrusage(RUSAGE_THREAD, &usage);
+  if (std::exchange(seen, int64_t{usage.ru_majflt}) != usage.ru_majflt) batches_left = kBatchesAsked;
+  batches_left = std::max(0, batches_left - 1);
+  return batches_left > 0;
+}
 
 // The kernels want all channels of a pixel together (NHWC).
 void Interleave(const SampleLayout& layout, const uint8_t* planes, uint8_t* image) {
@@ -105,22 +121,18 @@ void DecodeSample(const SampleLayout& layout, const uint8_t* stored, uint8_t* ou
   }
 }
 
-MappedSamples::MappedSamples(const SampleLayout& layout, std::vector<Part> parts)
-    : layout_(layout), parts_(std::move(parts)), record_bytes_(layout.record_bytes()) {
+MappedSamples::MappedSamples(const SampleLayout& layout, std::vector<Part> parts, bool may_leave)
+    : layout_(layout), parts_(std::move(parts)), record_bytes_(layout.record_bytes()), may_leave_(may_leave) {
   CHECK(!parts_.empty());
-  int64_t bytes = 0;
   // Numbers are used where they are only at addresses that a float may have.
   decodes_ = layout.order != ValueOrder::kAsIs;
   for (const Part& part : parts_) {
     CHECK_LE(part.offset + part.count * record_bytes_, std::ssize(part.file->bytes()));
     stored_count_ += part.count;
-    bytes += std::ssize(part.file->bytes());
     decodes_ = decodes_ || !IsAligned(part, layout.value_bytes);
   }
   if (parts_.size() == 1) single_ = parts_[0].file->bytes().data() + parts_[0].offset + layout.skipped_bytes;
-  const absl::StatusOr<int64_t> memory = AvailableMemoryBytes();
-  asks_ahead_ = memory.ok() && bytes > *memory / kPartThatStays;
-  if (!asks_ahead_) return;
+  if (!may_leave_) return;
   for (const Part& part : parts_) part.file->ExpectRandomReads();
 }
 
@@ -141,7 +153,7 @@ const uint8_t* MappedSamples::Find(int64_t sample) const {
 void MappedSamples::Decode(const uint8_t* stored, uint8_t* out) const { DecodeSample(layout_, stored, out); }
 
 void MappedSamples::AskAhead(std::span<const int64_t> samples) const {
-  if (!asks_ahead_) return;
+  if (!may_leave_ || !DiskIsSlow()) return;
   for (const int64_t i : samples) {
     int64_t sample = picked_.empty() ? i : picked_[static_cast<size_t>(i)];
     const Part& part = PartOf(sample);
@@ -150,6 +162,10 @@ void MappedSamples::AskAhead(std::span<const int64_t> samples) const {
 }
 
 void MappedSamples::Read(int64_t begin, int64_t count, uint8_t* out) const {
+  if (!may_leave_) {
+    for (int64_t i = 0; i < count; ++i) DecodeSample(layout_, Stored(begin + i), out + i * layout_.sample_bytes());
+    return;
+  }
   std::vector<uint8_t> records;
   for (int64_t done = 0; done < count;) {
     // Samples that lie one after the other are read together.
@@ -179,7 +195,7 @@ void MappedSamples::Read(int64_t begin, int64_t count, uint8_t* out) const {
 }
 
 std::shared_ptr<const MappedSamples> MappedSamples::Pick(std::span<const int64_t> samples) const {
-  auto picked = std::make_shared<MappedSamples>(layout_, parts_);
+  auto picked = std::make_shared<MappedSamples>(layout_, parts_, may_leave_);
   picked->picked_.reserve(samples.size());
   for (const int64_t i : samples) {
     picked->picked_.push_back(picked_.empty() ? static_cast<uint32_t>(i) : picked_[static_cast<size_t>(i)]);
@@ -192,30 +208,32 @@ absl::Status MappedSamples::Check() const {
   return absl::OkStatus();
 }
 
-absl::Status MappedSamples::CheckUnchanged() const {
-  for (const Part& part : parts_) RETURN_IF_ERROR(part.file->CheckUnchanged());
-  return absl::OkStatus();
+bool MayLeaveMemory(MapData map, int64_t bytes) {
+  const absl::StatusOr<int64_t> memory = AvailableMemoryBytes();
+  return map == MapData::kAlways || (memory.ok() && bytes > *memory / kPartThatStays);
 }
 
 bool ShouldMap(MapData map, const SampleLayout& layout, const std::string& path, int64_t bytes) {
   if (map != MapData::kAuto) return map == MapData::kAlways;
-  return layout.order == ValueOrder::kAsIs || bytes > kDatasetBytesMax / kCopiesThatFit ||
+  return layout.order == ValueOrder::kAsIs || bytes > kDatasetBytesMax ||
          !CheckDataFits(path, kCopiesThatFit * bytes).ok();
 }
 
 absl::StatusOr<std::shared_ptr<const MappedSamples>> MapSamples(const ByteStream& stream, const SampleLayout& layout,
                                                                 int64_t count, MapData map) {
   const std::shared_ptr<const MappedSamples> none;
-  if (!ShouldMap(map, layout, stream.path(), count * layout.sample_bytes())) return none;
+  const int64_t bytes = count * layout.sample_bytes();
+  if (!ShouldMap(map, layout, stream.path(), bytes)) return none;
   absl::StatusOr<MappedRest> rest = stream.MapRest();
   // A file that cannot be mapped may still fit into memory.
-  if (!rest.ok() && map == MapData::kAuto) return none;
+  if (!rest.ok() && map == MapData::kAuto && bytes <= kDatasetBytesMax) return none;
   RETURN_IF_ERROR(rest.status());
   if (rest->file == nullptr) return none;
   // A file that is too short is refused by the reader.
   if (rest->offset + count * layout.record_bytes() > std::ssize(rest->file->bytes())) return none;
   return std::make_shared<const MappedSamples>(
-      layout, std::vector<MappedSamples::Part>{{.file = rest->file, .offset = rest->offset, .count = count}});
+      layout, std::vector<MappedSamples::Part>{{.file = rest->file, .offset = rest->offset, .count = count}},
+      MayLeaveMemory(map, std::ssize(rest->file->bytes())));
 }
 
 }  // namespace starring

@@ -18,7 +18,8 @@
 namespace starring {
 
 // Whether files that are not compressed are mapped, or read into memory. kAuto: those whose samples lie as a data set
-// has them are mapped; others if they would take more than a quarter of the memory that is left.
+// has them are mapped; others if they would take more than a quarter of the memory that is left. kAlways: all, and none
+// is expected to stay in memory.
 enum class MapData { kAuto, kNever, kAlways };
 
 // How a file has the values of a sample.
@@ -58,8 +59,8 @@ class MappedSamples {
     int64_t count = 0;
   };
 
-  // REQUIRES: one part or more; the files have all records.
-  MappedSamples(const SampleLayout& layout, std::vector<Part> parts);
+  // `may_leave`: the files may not stay in memory. REQUIRES: one part or more; the files have all records.
+  MappedSamples(const SampleLayout& layout, std::vector<Part> parts, bool may_leave);
 
   int64_t count() const { return picked_.empty() ? stored_count_ : static_cast<int64_t>(picked_.size()); }
   // Sample needs `scratch`.
@@ -79,7 +80,7 @@ class MappedSamples {
     return single_ != nullptr ? single_ + sample * record_bytes_ : Find(sample);
   }
 
-  // Starts to read samples from the disk, if the files may not stay in memory.
+  // Starts to read samples from the disk, if reads of this thread have lately waited for it.
   void AskAhead(std::span<const int64_t> samples) const;
   // Writes the values of the samples [begin, begin + count) to `out`, one after the other: for a pass over all of them.
   void Read(int64_t begin, int64_t count, uint8_t* out) const;
@@ -87,9 +88,7 @@ class MappedSamples {
   // The samples with these numbers, in this order.
   std::shared_ptr<const MappedSamples> Pick(std::span<const int64_t> samples) const;
 
-  // As those of MappedFile.
-  absl::Status Check() const;
-  absl::Status CheckUnchanged() const;
+  absl::Status Check() const;  // as that of MappedFile, for each file
 
  private:
   const uint8_t* Find(int64_t sample) const;
@@ -101,10 +100,13 @@ class MappedSamples {
   const int64_t record_bytes_;
   int64_t stored_count_ = 0;
   bool decodes_ = false;
-  bool asks_ahead_ = false;
+  const bool may_leave_;
   const uint8_t* single_ = nullptr;  // the first sample's values, if there is one part
   std::vector<uint32_t> picked_;     // numbers of samples in the files; empty: all
 };
+
+// Whether files of so many bytes may not stay in memory.
+bool MayLeaveMemory(MapData map, int64_t bytes);
 
 // The samples of `stream` from its next byte on, mapped if `map` says so; null if they are to be read into memory.
 absl::StatusOr<std::shared_ptr<const MappedSamples>> MapSamples(const ByteStream& stream, const SampleLayout& layout,

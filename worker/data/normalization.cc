@@ -100,32 +100,49 @@ struct Moments {
 
 constexpr int64_t kMomentSamples = 256;  // of a block
 
-// The sums of f(value, channel) over `count` values, by channel. There is one accumulator for each value of a row, as
-// in PixelSums.
+// Adds f(value, place in a row) of each of `count` values to the accumulator of its place, as in PixelSums. `before`
+// values of the block came earlier, so that the sums do not depend on the pieces in which a block is read.
 template <class F>
-std::vector<double> ChannelSums(const StoredFloat* values, int64_t count, int64_t channels, F f) {
-  const int64_t row_values = PixelsOfRow(channels, kSumRowValues) * channels;
-  std::vector<double> row(static_cast<size_t>(row_values)), sums(static_cast<size_t>(channels));
-  for (int64_t begin = 0; begin < count; begin += row_values) {
-    const int64_t width = std::min(row_values, count - begin);
-    for (int64_t i = 0; i < width; ++i) row[i] += f(static_cast<double>(values[begin + i]), i);
+void AddToRow(const StoredFloat* values, int64_t count, int64_t before, std::vector<double>& row, F f) {
+  for (int64_t done = 0; done < count;) {
+    const int64_t place = (before + done) % std::ssize(row);
+    const int64_t width = std::min(std::ssize(row) - place, count - done);
+    for (int64_t i = 0; i < width; ++i) row[place + i] += f(static_cast<double>(values[done + i]), place + i);
+    done += width;
   }
-  for (int64_t i = 0; i < row_values; ++i) sums[i % channels] += row[i];
+}
+
+// The sums of f over `samples` samples from `first` on, by channel.
+template <class F>
+std::vector<double> ChannelSums(const Dataset& dataset, int64_t first, int64_t samples, F f) {
+  const int64_t channels = dataset.channels;
+  std::vector<double> row(static_cast<size_t>(PixelsOfRow(channels, kSumRowValues) * channels));
+  std::vector<double> sums(static_cast<size_t>(channels));
+  int64_t before = 0;
+  const int64_t piece = std::max<int64_t>(1, kSumBlockBytes / dataset.image_bytes());
+  dataset.ForEachBlock(first, first + samples, piece, [&](std::span<const uint8_t> bytes, int64_t count) {
+    const auto* const numbers = reinterpret_cast<const StoredFloat*>(bytes.data());
+    const int64_t values = count * dataset.image_values();
+    AddToRow(numbers, values, before, row, f);
+    before += values;
+  });
+  for (size_t i = 0; i < row.size(); ++i) sums[i % static_cast<size_t>(channels)] += row[i];
   return sums;
 }
 
-Moments MomentsOf(const StoredFloat* values, int64_t count, int64_t channels) {
-  const int64_t values_per_channel = count / channels;
+// Of one block.
+Moments MomentsOf(const Dataset& dataset, int64_t first, int64_t samples) {
+  const int64_t values_per_channel = samples * dataset.height * dataset.width;
   Moments moments = {.blocks = 1,
                      .count = static_cast<double>(values_per_channel),
-                     .mean = ChannelSums(values, count, channels, [](double x, int64_t) { return x; }),
+                     .mean = ChannelSums(dataset, first, samples, [](double x, int64_t) { return x; }),
                      .squares = {}};
   for (double& mean : moments.mean) mean /= moments.count;
   // A row begins with channel 0. Its values' means are repeated, so that the loop needs no channel arithmetic.
-  std::vector<double> mean(static_cast<size_t>(PixelsOfRow(channels, kSumRowValues) * channels));
-  for (size_t i = 0; i < mean.size(); ++i) mean[i] = moments.mean[i % static_cast<size_t>(channels)];
-  moments.squares =
-      ChannelSums(values, count, channels, [&mean](double x, int64_t i) { return (x - mean[i]) * (x - mean[i]); });
+  std::vector<double> mean(static_cast<size_t>(PixelsOfRow(dataset.channels, kSumRowValues) * dataset.channels));
+  for (size_t i = 0; i < mean.size(); ++i) mean[i] = moments.mean[i % static_cast<size_t>(dataset.channels)];
+  const auto square = [&mean](double x, int64_t i) { return (x - mean[i]) * (x - mean[i]); };
+  moments.squares = ChannelSums(dataset, first, samples, square);
   return moments;
 }
 
@@ -147,12 +164,10 @@ Moments MomentsOf(const Dataset& dataset) {
     Join(tree[tree.size() - 2], tree.back());
     tree.pop_back();
   };
-  const auto add = [&](std::span<const uint8_t> bytes, int64_t samples) {
-    const auto* const numbers = reinterpret_cast<const StoredFloat*>(bytes.data());
-    tree.push_back(MomentsOf(numbers, samples * dataset.image_values(), dataset.channels));
+  for (int64_t first = 0; first < dataset.count; first += kMomentSamples) {
+    tree.push_back(MomentsOf(dataset, first, std::min(kMomentSamples, dataset.count - first)));
     while (tree.size() > 1 && tree[tree.size() - 2].blocks == tree.back().blocks) join_last();
-  };
-  dataset.ForEachBlock(0, dataset.count, kMomentSamples, add);
+  }
   while (tree.size() > 1) join_last();
   return std::move(tree.front());
 }

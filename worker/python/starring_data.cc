@@ -122,6 +122,7 @@ absl::StatusOr<std::unique_ptr<st_dataset>> OpenDataset(const st_dataset_options
   ASSIGN_OR_RETURN(TrainAndTest sets, LoadDataset(dataset));
   auto opened = std::make_unique<st_dataset>();
   opened->normalization = NormalizationOf(sets.train);
+  if (sets.train.mapped != nullptr) RETURN_IF_ERROR(sets.train.mapped->Check());
   opened->sets = std::make_shared<const TrainAndTest>(std::move(sets));
   return opened;
 }

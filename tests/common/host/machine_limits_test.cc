@@ -59,7 +59,7 @@ TEST(MachineLimitsTest, WhatAGroupUsesIsNotFreeButItsFileCacheIs) {
   machine.Write("sys/fs/cgroup/job/memory.max", "4000000000\n");
   machine.Write("sys/fs/cgroup/job/memory.current", "3000000000\n");
   EXPECT_EQ(machine.Available(), 1'000'000'000);
-  machine.Write("sys/fs/cgroup/job/memory.stat", "anon 1000000000\ninactive_file 1500000000\n");
+  machine.Write("sys/fs/cgroup/job/memory.stat", "anon 1000000000\ninactive_file 1100000000\nactive_file 400000000\n");
   EXPECT_EQ(machine.Available(), 2'500'000'000);
   machine.Write("sys/fs/cgroup/job/memory.current", "9000000000\n");  // for a moment a group may be above its limit
   EXPECT_EQ(machine.Available(), 0);
@@ -71,7 +71,7 @@ TEST(MachineLimitsTest, WhatAGroupOfVersion1UsesIsNotFreeButItsFileCacheIs) {
   machine.Write("sys/fs/cgroup/memory/job/memory.limit_in_bytes", "4000000000\n");
   machine.Write("sys/fs/cgroup/memory/job/memory.usage_in_bytes", "3000000000\n");
   EXPECT_EQ(machine.Available(), 1'000'000'000);
-  machine.Write("sys/fs/cgroup/memory/job/memory.stat", "inactive_file 7\ntotal_inactive_file 1500000000\n");
+  machine.Write("sys/fs/cgroup/memory/job/memory.stat", "inactive_file 7\ntotal_inactive_file 300000000\ntotal_active_file 1200000000\n");
   EXPECT_EQ(machine.Available(), 2'500'000'000);
 }
 

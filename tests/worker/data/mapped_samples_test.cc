@@ -200,13 +200,46 @@ TEST(MappedSamplesTest, AFileThatIsCutIsASentence) {
   }
 }
 
+// No batch has a byte of the new content: the first that is asked for after the change is refused.
 TEST(MappedSamplesTest, AFileThatIsWrittenAgainIsASentence) {
-  const DatasetOptions options = MakeSet("pixels");
-  const TrainAndTest sets = Load(options, MapData::kAuto);
-  EXPECT_EQ(Refusal(sets.train), "");
-  const std::string path = options.data_dir + "/train_images.npy";
-  std::filesystem::last_write_time(path, std::filesystem::last_write_time(path) + std::chrono::seconds(1));
-  EXPECT_THAT(Refusal(sets.train), HasSubstr(path + " was changed while it was in use"));
+  for (const bool is_cut : {false, true}) {
+    const DatasetOptions options = MakeSet("pixels");
+    const TrainAndTest sets = Load(options, MapData::kAuto);
+    auto loader = Loader::Create(LoaderOf(sets.train));
+    CHECK_OK(loader);
+    EXPECT_TRUE((*loader)->Next().ok());
+    const std::string path = options.data_dir + "/train_images.npy";
+    const auto bytes = std::filesystem::file_size(path);
+    if (is_cut) {
+      // A part of the last page is left, which reads as zeros without a signal.
+      std::filesystem::resize_file(path, bytes - 100);
+    } else {
+      std::filesystem::last_write_time(path, std::filesystem::last_write_time(path) + std::chrono::seconds(1));
+    }
+    EXPECT_THAT((*loader)->Next().status().message(),
+                HasSubstr(path + (is_cut ? " was cut" : " was changed") + " while it was in use"));
+  }
+}
+
+// A download that puts a file in the place of another while the first is read.
+TEST(MappedSamplesTest, LabelsAndImagesAreOfOneFile) {
+  const DatasetOptions options = MakeSet("cifar10");
+  const TrainAndTest sets = Load(options, MapData::kAlways);
+  const std::string path = options.data_dir + "/data_batch_2.bin";
+  std::filesystem::rename(WriteFile(options.data_dir, "new", CifarRecords(3, 9)), path);
+  EXPECT_EQ(Refusal(sets.train), "");  // the old file is there as long as it is mapped
+}
+
+// The pieces in which a block of samples is read do not change the sums.
+TEST(MappedSamplesTest, StatisticsOfLargeSamples) {
+  const std::string folder = MakeFolder("mapped_large"), numbers = Numbers<float>(int64_t{5} * 300 * 301 * 3, 0.37f);
+  WriteFile(folder, "train_images.npy", Npy("<f4", "(5, 300, 301, 3)", numbers));
+  WriteFile(folder, "train_labels.npy", Npy("|u1", "(5,)", Labels(5)));
+  const DatasetOptions options{.name = "npy", .data_dir = folder, .test_fraction = 0.2};
+  const TrainAndTest sets = Load(options, MapData::kAlways);
+  const Normalization mapped = NormalizationOf(sets.train);
+  EXPECT_EQ(mapped.mean, NormalizationOf(Load(options, MapData::kNever).train).mean);
+  EXPECT_EQ(mapped.deviation, NormalizationOf(Load(options, MapData::kNever).train).deviation);
 }
 
 }  // namespace

@@ -13,8 +13,8 @@
 #include <cstring>
 #include <utility>
 
-#include "absl/base/call_once.h"
 #include "absl/strings/str_cat.h"
+#include "common/base/mutex.h"
 
 namespace starring {
 
@@ -33,6 +33,8 @@ uintptr_t PageBytes() {
   return bytes;
 }
 
+uintptr_t RoundUpToPage(uintptr_t address) { return (address + PageBytes() - 1) & ~(PageBytes() - 1); }
+
 int64_t ChangedNs(const struct stat& facts) {
   return int64_t{facts.st_mtim.tv_sec} * kNanosecondsInSecond + facts.st_mtim.tv_nsec;
 }
@@ -40,36 +42,54 @@ int64_t ChangedNs(const struct stat& facts) {
 // The handler's memory exists for as long as the process: a thread may fault while the process ends.
 std::array<MappedFileEntry, MappedFile::kMappedFilesMax> g_entries;
 struct sigaction g_before;
+std::atomic<bool> g_passed_on{false};
+
+// Zeros from the page of `address` to the end of the entry: a run does not go on with a file that has lost a part, and
+// a mapping for each page could be more than the system grants.
+bool PutZeros(const MappedFileEntry& entry, uintptr_t address) {
+  const uintptr_t page = address & ~(PageBytes() - 1);
+  return mmap(reinterpret_cast<void*>(page), entry.end - page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
+              0) != MAP_FAILED;
+}
+
+// Hands a signal that is not ours to the handler before. That one may hand it back (Python's faulthandler does): then
+// it ends the process.
+void PassOn(int number, siginfo_t* info, void* context) {
+  const bool was_sent = info->si_code <= 0;  // by kill, and not by a read
+  const bool has_info = (g_before.sa_flags & SA_SIGINFO) != 0;
+  if (g_before.sa_handler == SIG_IGN && was_sent) return;
+  const bool has_handler = has_info || (g_before.sa_handler != SIG_DFL && g_before.sa_handler != SIG_IGN);
+  if (has_handler && !g_passed_on.exchange(true)) {
+    if (has_info) {
+      g_before.sa_sigaction(number, info, context);
+    } else {
+      g_before.sa_handler(number);
+    }
+    g_passed_on = false;
+    return;
+  }
+  signal(number, SIG_DFL);
+  // A read is repeated, and ends the process; a signal that was sent is sent again.
+  if (was_sent) raise(number);
+}
 
 void OnBusError(int number, siginfo_t* info, void* context) {
   const int saved_errno = errno;
   const auto address = reinterpret_cast<uintptr_t>(info->si_addr);
   for (MappedFileEntry& entry : g_entries) {
     const uintptr_t begin = entry.begin;
-    if (begin <= 1 || address < begin || address >= entry.end) continue;
+    if (info->si_code <= 0 || begin <= 1 || address < begin || address >= entry.end) continue;
     int64_t none = -1;
     entry.lost.compare_exchange_strong(none, static_cast<int64_t>(address - begin));
-    void* const page = reinterpret_cast<void*>(address & ~(PageBytes() - 1));
-    // The read is repeated when the handler returns, and finds zeros.
-    if (mmap(page, PageBytes(), PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED) break;
+    if (!PutZeros(entry, address)) break;
     errno = saved_errno;
     return;
   }
-  if ((g_before.sa_flags & SA_SIGINFO) != 0) return g_before.sa_sigaction(number, info, context);
-  if (g_before.sa_handler != SIG_DFL && g_before.sa_handler != SIG_IGN) return g_before.sa_handler(number);
-  signal(number, SIG_DFL);  // the read is repeated, and ends the process
+  PassOn(number, info, context);
 }
 
 // A free entry, which is the caller's; null if there is none.
 MappedFileEntry* TakeEntry() {
-  static absl::once_flag installed;
-  absl::call_once(installed, [] {
-    PageBytes();  // now: a handler must not initialise it
-    struct sigaction action = {};
-    action.sa_sigaction = OnBusError;
-    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
-    sigaction(SIGBUS, &action, &g_before);
-  });
   for (MappedFileEntry& entry : g_entries) {
     uintptr_t free = 0;
     if (entry.begin.compare_exchange_strong(free, 1)) return &entry;
@@ -88,6 +108,20 @@ MappedFile::MappedFile(std::string path, int descriptor, const uint8_t* data, in
       changed_ns_(changed_ns),
       entry_(entry) {}
 
+void MappedFile::CatchBusErrors() {
+  static Mutex mutex;
+  const MutexLock lock(mutex);
+  PageBytes();  // now: a handler must not initialise it
+  struct sigaction now = {};
+  sigaction(SIGBUS, nullptr, &now);
+  if ((now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == OnBusError) return;
+  g_before = now;
+  struct sigaction ours = {};
+  ours.sa_sigaction = OnBusError;
+  ours.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;  // a handler that hands a signal back raises it
+  sigaction(SIGBUS, &ours, nullptr);
+}
+
 absl::StatusOr<std::shared_ptr<const MappedFile>> MappedFile::Map(const std::string& path, int descriptor,
                                                                   int64_t size_bytes) {
   struct stat facts = {};
@@ -97,6 +131,7 @@ absl::StatusOr<std::shared_ptr<const MappedFile>> MappedFile::Map(const std::str
     if (own >= 0) close(own);
     return absl::ErrnoToStatus(error, absl::StrCat(path, " cannot be mapped"));
   }
+  CatchBusErrors();
   MappedFileEntry* const entry = TakeEntry();
   if (entry == nullptr) {
     close(own);
@@ -113,7 +148,7 @@ absl::StatusOr<std::shared_ptr<const MappedFile>> MappedFile::Map(const std::str
                                                      strerror(error), ": raise ulimit -v, or give --map_data=never"));
   }
   entry->lost = -1;
-  entry->end = reinterpret_cast<uintptr_t>(data) + static_cast<uintptr_t>(size_bytes);
+  entry->end = RoundUpToPage(reinterpret_cast<uintptr_t>(data) + static_cast<uintptr_t>(size_bytes));
   entry->begin = reinterpret_cast<uintptr_t>(data);
   return std::shared_ptr<const MappedFile>(
       new MappedFile(path, own, static_cast<const uint8_t*>(data), size_bytes, ChangedNs(facts), entry));
@@ -153,26 +188,21 @@ void MappedFile::ReadAt(int64_t offset, std::span<uint8_t> out) const {
 
 absl::Status MappedFile::Check() const {
   const int64_t lost = entry_->lost;
-  if (lost < 0) return absl::OkStatus();
   struct stat facts = {};
-  fstat(descriptor_, &facts);
+  if (fstat(descriptor_, &facts) != 0) return absl::ErrnoToStatus(errno, absl::StrCat(path_, " cannot be checked"));
   if (facts.st_size < size_bytes_) {
     return absl::DataLossError(absl::StrCat(path_, " was cut while it was in use: expected ", size_bytes_,
                                             " bytes, found ", facts.st_size,
                                             ": leave a file of data as it is until the run ends"));
   }
+  if (facts.st_size != size_bytes_ || ChangedNs(facts) != changed_ns_) {
+    return absl::DataLossError(absl::StrCat(path_, " was changed while it was in use: it had ", size_bytes_,
+                                            " bytes and has ", facts.st_size,
+                                            ": write another file and leave this one as it is until the run ends"));
+  }
+  if (lost < 0) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat(path_, " cannot be read at its byte ", lost, " of ", size_bytes_,
                                           ": see the system's log about its disk, or copy it again"));
-}
-
-absl::Status MappedFile::CheckUnchanged() const {
-  if (absl::Status status = Check(); !status.ok()) return status;
-  struct stat facts = {};
-  if (fstat(descriptor_, &facts) != 0) return absl::OkStatus();  // a descriptor that is ours and open
-  if (facts.st_size == size_bytes_ && ChangedNs(facts) == changed_ns_) return absl::OkStatus();
-  return absl::DataLossError(absl::StrCat(path_, " was changed while it was in use: it had ", size_bytes_,
-                                          " bytes and has ", facts.st_size,
-                                          ": write another file and leave this one as it is until the run ends"));
 }
 
 }  // namespace starring

@@ -2,8 +2,7 @@
 // keeps of it, and it may be larger than memory.
 //
 // The kernel answers a read behind the end of a file that was cut, or of a part that the disk cannot deliver, with
-// SIGBUS. The handler that Map installs puts a page of zeros there and notes it, and Check reports it. Other SIGBUS go
-// to the handler before it.
+// SIGBUS. A handler puts zeros there and notes it, and Check reports it. Other SIGBUS go to the handler before it.
 //
 // Thread safety: any thread.
 #ifndef STARRING_WORKER_DATA_FILES_MAPPED_FILE_H_
@@ -28,11 +27,13 @@ class MappedFile {
   // has kMappedFilesMax of them or the system grants no more addresses (ulimit -v).
   static absl::StatusOr<std::shared_ptr<const MappedFile>> Map(const std::string& path, int descriptor,
                                                                int64_t size_bytes);
+  // Map does it, too; again, where another library may have taken the signal since (Python's faulthandler does).
+  static void CatchBusErrors();
   ~MappedFile();  // no thread may read `bytes` any more
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
 
-  static constexpr size_t kMappedFilesMax = 64;
+  static constexpr size_t kMappedFilesMax = 32;  // each has a descriptor
 
   const std::string& path() const { return path_; }
   std::span<const uint8_t> bytes() const { return {data_, static_cast<size_t>(size_bytes_)}; }
@@ -46,10 +47,10 @@ class MappedFile {
   // zeros, and Check reports it.
   void ReadAt(int64_t offset, std::span<uint8_t> out) const;
 
-  // DataLoss, with what was expected and found, once bytes were read that the file does not have any more.
+  // DataLoss, with both sizes, if the file has another size or time of its last change than when it was mapped, or if
+  // bytes of it could not be read. All bytes that were read before are those of the file as it was mapped if this is
+  // OK.
   absl::Status Check() const;
-  // As Check, and if the file has another size or time of its last change than when it was mapped.
-  absl::Status CheckUnchanged() const;
 
  private:
   MappedFile(std::string path, int descriptor, const uint8_t* data, int64_t size_bytes, int64_t changed_ns,

@@ -165,7 +165,7 @@ class Facts:
 
 
 class Dataset:
-    """The images or numbers of a data set, and its targets, in memory; loaders share it.
+    """The images or numbers of a data set, and its targets, mapped or in memory; loaders share it.
 
     `name` is as the worker's flag --dataset, the other arguments as its flags of their names (`worker --help`);
     `data_dir` is the folder with the files, plain or gzipped. Without a data_dir, fashion-mnist is Debian's package
