@@ -73,7 +73,7 @@ class MicroBatchesTest(JobTest):
     def test_a_clipped_gradient_has_one_norm(self):
         flags = [*FLAGS, "--model=mlp", "--clip_norm=0.5"]
         local = outcome(self.train("local", flags=flags))
-        self.assertNotEqual(local, outcome(self.train("local", flags=[*flags, "--clip_norm=0"])))
+        self.assertNotEqual(local, outcome(self.train("local", flags=with_flags(flags, "--clip_norm=0"))))
         for sync, workers, same_host in (("star/tcp", 1, "socket"), ("star/mpi", 2, "socket"),
                                          ("star/tcp", 3, "shared_memory"), ("star/tcp", 4, "socket"),
                                          ("star/tcp", 8, "shared_memory")):
