@@ -339,7 +339,7 @@ inline constexpr FlagRow kRows[] = {
     {"epsilon", "optimizer", "adamw: added to the root of the mean square",
      ValueAt<&W::optimizer, &OptimizerConfig::epsilon>(RealAbove(0, 1)), kInJobSpec | kSaidWhenResumed},
     {"clip_norm", "optimizer",
-     "the most length of a step's whole gradient; a longer one is scaled down to it; 0: any length; not with servers",
+     "a step's whole gradient is scaled down to this norm if it is longer; 0: never; not with servers",
      ValueAt<&W::optimizer, &OptimizerConfig::clip_norm>(Real(0, kClipNormMax)),
      kInJobSpec | kSameWhenResumed | kPeerTakes},
 
