@@ -43,12 +43,14 @@ std::string BitsKey(const v1::RunRecord& record, const Struct& config) {
   if (sync == "ddp" || sync == "mpi" || record.host().versions().contains("torch")) return "";
   // Flags that cannot change the bits are left out: sync, servers, bucket size, resuming.
   std::vector<std::string> values;
-  for (const char* const name :
-       {"world_size", "model",        "dataset",      "augment",     "train_count",    "epochs",
-        "max_steps",  "early_stop",   "global_batch", "seed",        "optimizer",      "learning_rate",
-        "momentum",   "nesterov",     "weight_decay", "beta1",       "beta2",          "epsilon",
-        "schedule",   "warmup_steps", "decay_steps",  "decay_gamma", "total_steps",    "device",
-        "threads",    "isa",          "math",         "conv",        "synthetic_size", "synthetic_channels"}) {
+  for (const char* const name : {"world_size",   "model",        "dataset",        "augment",
+                                 "train_count",  "epochs",       "max_steps",      "early_stop",
+                                 "global_batch", "seed",         "optimizer",      "learning_rate",
+                                 "momentum",     "nesterov",     "weight_decay",   "beta1",
+                                 "beta2",        "epsilon",      "clip_norm",      "normalize",
+                                 "schedule",     "warmup_steps", "decay_steps",    "decay_gamma",
+                                 "total_steps",  "device",       "threads",        "isa",
+                                 "math",         "conv",         "synthetic_size", "synthetic_channels"}) {
     values.push_back(Text(config, name));
   }
   return absl::StrJoin(values, "|");

@@ -207,8 +207,9 @@ absl::StatusOr<std::unique_ptr<GradientExchange>> CreateExchange(const JobParts&
   CudaDevice* const cuda = parts.choice->cuda.get();
   const Cell& cell = options.cell();
   if (!cell.Exchanges()) {
+    const bool step_updates = cuda != nullptr && parts.cuda_step.optimizer.has_value();
     return CreateLocalExchange(parts.training.track,
-                               cuda == nullptr ? LocalUpdates::kExchange : LocalUpdates::kTrainingStep);
+                               step_updates ? LocalUpdates::kTrainingStep : LocalUpdates::kExchange);
   }
   if (cell.contact == Contact::kServers) {
     return CreateStarExchange({.addresses = options.servers,
@@ -264,8 +265,10 @@ struct ExchangeAndStep {
 // All options but the device and the place of the data set, which depend on the GPU's memory.
 CudaTrainingStepOptions MakeCudaStepOptions(const WorkerOptions& options, const NetworkOptions& shape,
                                             const TrainAndTest& data) {
-  // Only a single worker applies the optimizer on its GPU. In a star or a ring the owners of the slices do.
-  return {.optimizer = options.cell().Exchanges() ? std::nullopt : std::optional(options.optimizer),
+  // Only a single worker applies the optimizer on its GPU, and not with --clip_norm, whose norm is computed in host
+  // memory. In a star or a ring the owners of the slices do.
+  const bool step_updates = !options.cell().Exchanges() && options.optimizer.clip_norm == 0;
+  return {.optimizer = step_updates ? std::optional(options.optimizer) : std::nullopt,
           .graphs = options.cuda_graph ? CudaGraphs::kCaptured : CudaGraphs::kNone,
           .data = &data,
           .augment = options.augment,

@@ -203,6 +203,8 @@ class Trainer:
         self.clock.done("forward")
         loss.backward()
         self.clock.done("exposed_exchange" if self.world_size > 1 else "backward")
+        if self.flags.clip_norm > 0:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.flags.clip_norm)
         self.optimizer.step()
         self.clock.done("optimizer")
         return loss_sum.detach()

@@ -164,6 +164,9 @@ absl::Status ValidateOptimizer(const OptimizerConfig& config) {
   if (!(config.weight_decay >= 0) || !std::isfinite(static_cast<float>(config.weight_decay))) {
     return Refuse("weight_decay", config.weight_decay, "a finite number of 0 or more");
   }
+  if (!(config.clip_norm >= 0) || !std::isfinite(config.clip_norm)) {
+    return Refuse("clip_norm", config.clip_norm, "a finite number of 0 or more");
+  }
   if (config.kind == OptimizerKind::kSgd) {
     if (!in_unit(config.momentum)) return Refuse("momentum", config.momentum, "at least 0 and below 1");
     if (config.nesterov && !(config.momentum > 0)) return Refuse("momentum", config.momentum, "above 0 with nesterov");

@@ -52,6 +52,9 @@ struct OptimizerConfig {
   double beta1 = 0.9;     // kAdamW, in [0, 1)
   double beta2 = 0.999;   // kAdamW, in [0, 1)
   double epsilon = 1e-8;  // kAdamW, above 0 in float32 too: alignment gaps must not become 0 / 0
+  // Above 0: the caller scales the whole gradient by ClipFactor (common/arithmetic/gradient_norm.h) before an update.
+  // An update of a part cannot do that.
+  double clip_norm = 0;
   friend bool operator==(const OptimizerConfig&, const OptimizerConfig&) = default;
 };
 

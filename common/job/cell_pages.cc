@@ -27,6 +27,7 @@ constexpr Column kColumns[] = {
     {Cell::kDeterministic, "deterministic", "bits follow from flags and seed"},
     {Cell::kAutoBuckets, "auto_buckets", "`--bucket_bytes=auto`"},
     {Cell::kAutoSync, "auto_sync", "measured by `--sync=auto`"},
+    {Cell::kWholeGradient, "whole_gradient", "`--clip_norm`"},
     {Cell::kSecret, "secret", "`--job_secret`, `--tls`"},
     {Cell::kSiteCertificates, "site_certificates", "`--tls_ca`"},
     {Cell::kGpuMemory, "gpu_memory", "`--cuda_aware_mpi`"},

@@ -18,7 +18,7 @@ constexpr SameHost kMessages = SameHost::kSocket;
 constexpr SameHost kShared = SameHost::kSharedMemory;
 
 // Abilities of ring and star where the ranks own the parameters, of every star with servers, and of servers over gRPC.
-constexpr unsigned kOfRanks = Cell::kDeterministic | Cell::kAutoBuckets | Cell::kAutoSync;
+constexpr unsigned kOfRanks = Cell::kDeterministic | Cell::kAutoBuckets | Cell::kAutoSync | Cell::kWholeGradient;
 constexpr unsigned kStarOfRanks = kOfRanks | Cell::kTree;
 // A star in memory moves fewer bytes, so --sync=auto does not measure the ring there.
 constexpr unsigned kRingInMemory = kOfRanks & ~Cell::kAutoSync;
@@ -28,7 +28,7 @@ constexpr unsigned kOverGrpc = Cell::kSiteCertificates | Cell::kElastic;
 // A pattern that fits several cells finds the first of them (FindCell), so the order counts.
 constexpr Cell kCells[] = {
     {"local", Sync::kLocal, P::kEachRank, T::kNone, kMessages, C::kNone,
-     Cell::kTree | Cell::kDeterministic | Cell::kUsual},
+     Cell::kTree | Cell::kDeterministic | Cell::kUsual | Cell::kWholeGradient},
     {"ring", Sync::kRing, P::kRanks, T::kMpi, kMessages, C::kMpirun, kOfRanks | Cell::kGpuMemory | Cell::kUsual},
     {"ring-shm", Sync::kRing, P::kRanks, T::kMpi, kShared, C::kMpirun, kRingInMemory},
     {"ring-tcp", Sync::kRing, P::kRanks, T::kTcp, kMessages, C::kRendezvous, kOfRanks | Cell::kSecret},
@@ -41,7 +41,7 @@ constexpr Cell kCells[] = {
     {"star-servers-tcp-shm", Sync::kStar, P::kServers, T::kTcp, kShared, C::kRendezvous, kStarOfServers},
     {"star", Sync::kStar, P::kServers, T::kGrpc, kMessages, C::kServers, kStarOfServers | kOverGrpc | Cell::kUsual},
     {"star-shm", Sync::kStar, P::kServers, T::kGrpc, kShared, C::kServers, kStarOfServers | kOverGrpc},
-    {"mpi", Sync::kMpi, P::kEachRank, T::kMpi, kMessages, C::kMpirun, Cell::kUsual},
+    {"mpi", Sync::kMpi, P::kEachRank, T::kMpi, kMessages, C::kMpirun, Cell::kUsual | Cell::kWholeGradient},
 };
 
 struct Reason {
@@ -54,6 +54,7 @@ constexpr Reason kReasons[] = {
     {Cell::kTree, {.sync = Sync::kMpi}, "leaves the order to MPI"},
     {Cell::kAutoBuckets, {.sync = Sync::kMpi}, "MPI may add in another order if a bucket has another size"},
     {Cell::kAutoBuckets, {.server_count = 1}, "servers cut the parameters when the workers join, and keep to that"},
+    {Cell::kWholeGradient, {.server_count = 1}, "a server updates a bucket at once, and knows no norm of the others"},
 };
 
 template <typename Value>

@@ -48,6 +48,7 @@ struct Cell {
     kElastic = 1 << 7,           // workers may come and go
     kStatus = 1 << 8,            // a server answers GetStatus
     kUsual = 1 << 9,             // deploy/launch takes it where --transport does not say more
+    kWholeGradient = 1 << 10,    // every rank gets the whole sum, if asked: --clip_norm
   };
 
   const char* name;  // in tables and on command lines of bench/

@@ -33,6 +33,7 @@ v1::OptimizerConfig ToProto(const OptimizerConfig& config) {
   proto.set_beta1(config.beta1);
   proto.set_beta2(config.beta2);
   proto.set_epsilon(config.epsilon);
+  proto.set_clip_norm(config.clip_norm);
   return proto;
 }
 
@@ -63,7 +64,8 @@ absl::StatusOr<OptimizerConfig> FromProto(const v1::OptimizerConfig& proto) {
                             .weight_decay = proto.weight_decay(),
                             .beta1 = proto.beta1(),
                             .beta2 = proto.beta2(),
-                            .epsilon = proto.epsilon()};
+                            .epsilon = proto.epsilon(),
+                            .clip_norm = proto.clip_norm()};
   switch (proto.kind()) {
     case v1::OptimizerConfig::SGD:
       config.kind = OptimizerKind::kSgd;
@@ -344,6 +346,12 @@ absl::StatusOr<Agreement> ParseAgreement(const std::string& bytes) {
         absl::StrCat("first_step is ", agreement.first_step, ", it must be from 0 to ", kStepMax));
   }
   ASSIGN_OR_RETURN(agreement.optimizer, FromProto(proto.optimizer()));
+  // The worker's flags refuse it, too. A server that ignored it would train another job than the one asked for.
+  if (agreement.optimizer.clip_norm > 0) {
+    return absl::InvalidArgumentError(absl::StrCat("clip_norm is ", agreement.optimizer.clip_norm,
+                                                   ", a server updates a bucket before it has the others: train "
+                                                   "without servers, or without --clip_norm"));
+  }
   ASSIGN_OR_RETURN(agreement.schedule, FromProto(proto.schedule()));
   switch (proto.sum_order()) {
     case v1::JobAgreement::CHAIN:

@@ -110,6 +110,21 @@ class CudaJobs(JobTest):
         self.assertEqual(self.cuda("local", flags=[*flags, "--prefetch_depth=0"])["parameter_sha256"], digest)
         self.assertEqual(self.cuda("ring", 1, flags=flags)["parameter_sha256"], digest)
 
+    def test_a_clipped_gradient(self) -> None:
+        flags = self.everything()
+        free = self.cuda("local", flags=flags)
+        self.assertEqual(self.cuda("local", flags=[*flags, "--clip_norm=1e9"])["parameter_sha256"],
+                         free["parameter_sha256"])
+        flags += ["--clip_norm=0.25"]
+        local = self.cuda("local", flags=flags)
+        self.assertEqual(local["exchange"]["gpu_transfer"], "host-staged")
+        self.assertNotEqual(local["parameter_sha256"], free["parameter_sha256"])
+        self.assert_near(local, self.train("local", flags=["--device=cpu", *flags]))
+        self.assertEqual(self.cuda("ring", 1, flags=flags)["parameter_sha256"], local["parameter_sha256"])
+        ring = self.cuda("ring", 3, flags=flags)["parameter_sha256"]
+        self.assertEqual(self.cuda("star/tcp", 3, flags=flags)["parameter_sha256"], ring)
+        self.assert_shared_memory_gives("star/mpi", flags, ring)
+
     def test_the_data_sets_place_changes_no_bit(self) -> None:
         flags = self.everything()
         for sync, workers in (("local", 1), ("ring", 2)):

@@ -70,11 +70,24 @@ class MicroBatchesTest(JobTest):
         self.assertEqual(len(local["epochs"]), 40)
         self.assertEqual(outcome(self.train("star", workers=3, flags=flags)), local)
 
+    def test_a_clipped_gradient_has_one_norm(self):
+        flags = [*FLAGS, "--model=mlp", "--clip_norm=0.5"]
+        local = outcome(self.train("local", flags=flags))
+        self.assertNotEqual(local, outcome(self.train("local", flags=with_flags(flags, "--clip_norm=0"))))
+        for sync, workers, same_host in (("star/tcp", 1, "socket"), ("star/mpi", 2, "socket"),
+                                         ("star/tcp", 3, "shared_memory"), ("star/tcp", 4, "socket"),
+                                         ("star/tcp", 8, "shared_memory")):
+            star = outcome(self.train(sync, workers=workers, flags=[*flags, "--same_host=" + same_host]))
+            self.assertEqual(star, local, (sync, workers, same_host))
+
     def test_two_leaves_are_a_ring_of_two(self):
         flags = [*SMALL_JOB, "--model=lenet5", "--device=cpu"]
         ring = self.digest("ring", workers=2, flags=flags)
         self.assertEqual(self.digest("local", flags=[*flags, "--micro_batches=2"]), ring)
         self.assertEqual(self.digest("star", workers=2, flags=[*flags, "--micro_batches=2"]), ring)
+        clipped = [*flags, "--clip_norm=0.5"]
+        self.assertEqual(self.digest("local", flags=[*clipped, "--micro_batches=2"]),
+                         self.digest("ring", workers=2, flags=clipped))
 
     def test_other_workers_go_on_from_a_checkpoint(self):
         for model, more in MODELS.items():

@@ -85,6 +85,36 @@ class SameBitsTest(JobTest):
             self.assertIn(record["config"]["sync"], ("ring", "star"))
             self.assertRegex(record["config"]["sync_reason"], "ring .* ms, star .* ms, star in shared memory .* ms")
 
+    def test_a_clipped_gradient(self):
+        free = self.digest("ring", workers=2, flags=MLP)
+        for workers in (2, 3):
+            flags = [*MLP, "--clip_norm=0.5"]
+            ring = self.digest("ring", workers=workers, flags=flags)
+            self.assertNotEqual(ring, free)
+            for sync, same_host in (("star/mpi", "socket"), ("star/tcp", "shared_memory"), ("ring/tcp", "socket"),
+                                    ("ring/tcp", "shared_memory"), ("auto/tcp", "auto")):
+                record = self.train(sync, workers=workers, flags=[*flags, "--same_host=" + same_host])
+                self.assertEqual(record["parameter_sha256"], ring, (workers, sync, same_host))
+                self.assertEqual(record["config"]["clip_norm"], 0.5)
+        # A norm that no gradient has; two contributions have the same sum in the order of any library.
+        self.assertEqual(self.digest("ring", workers=2, flags=[*MLP, "--clip_norm=1e9"]), free)
+        self.assertEqual(self.digest("mpi", workers=2, flags=[*MLP, "--clip_norm=0.5"]),
+                         self.digest("ring", workers=2, flags=[*MLP, "--clip_norm=0.5"]))
+
+    def test_a_clipped_gradient_goes_on_from_a_checkpoint(self):
+        flags = [*SMALL_JOB, "--model=lenet5", "--clip_norm=0.5", "--optimizer=adamw"]
+        whole = self.digest("ring", workers=2, flags=flags)
+        saving = [*flags, "--checkpoint_dir=" + self.path("checkpoints")]
+        self.train("star/tcp", workers=2, flags=[*saving, "--max_steps=5"])
+        self.assertEqual(self.digest("ring", workers=2, flags=[*saving, "--resume"]), whole)
+
+    def test_servers_refuse_to_clip(self):
+        for sync in ("star", "star-servers/tcp"):
+            flags = [*SMALL_JOB, "--model=lenet5", "--clip_norm=0.5"]
+            refused = self.run_to_end(self.job_command(sync, workers=1, servers=1, flags=flags))
+            self.assertEqual(refused.returncode, 2, refused.output)
+            self.assertIn("a server updates a bucket at once", refused.output)
+
     def test_a_second_run_gives_the_same(self):
         flags = [*SMALL_JOB, "--model=lenet5"]
         self.assertEqual(self.digest("ring", workers=2, flags=flags), self.digest("ring", workers=2, flags=flags))

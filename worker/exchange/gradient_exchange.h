@@ -118,6 +118,7 @@ class GradientExchange {
   virtual void Submit(const Submission& submission) = 0;
 
   // Returns when the parameters of `bucket` have the update of `round`. Must be called once for every Submit.
+  // REQUIRES: with OptimizerConfig::clip_norm, all buckets of the round were submitted.
   virtual absl::Status Await(int64_t round, int bucket) = 0;
 
   // From `round` on, the parameter vector is cut in these buckets; no bit changes. Collective: every worker gives the

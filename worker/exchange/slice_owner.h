@@ -46,7 +46,7 @@ class SliceOwner {
 };
 
 // Floats in host memory.
-class HostSliceOwner final : public SliceOwner {
+class HostSliceOwner : public SliceOwner {
  public:
   explicit HostSliceOwner(OwnedSlices owned) : owned_(std::move(owned)) {}
 
@@ -57,6 +57,9 @@ class HostSliceOwner final : public SliceOwner {
   void CopyState(int bucket, int vector, std::span<float> out) override;
   void CopyStateOut(std::span<const std::span<float>> whole) override { owned_.CopyStateOut(whole); }
   void CopyStateIn(std::span<const std::span<const float>> whole) override { owned_.CopyStateIn(whole); }
+
+ protected:
+  OwnedSlices& owned() { return owned_; }
 
  private:
   OwnedSlices owned_;

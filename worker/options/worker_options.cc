@@ -386,6 +386,21 @@ absl::Status CheckAutoBuckets(const WorkerOptions& options) {
                     absl::StrCat(WhyNot(cell, Cell::kAutoBuckets), ": give a number, or ", other));
 }
 
+// The norm is that of the whole gradient, which no process has while each owner updates its part at once.
+absl::Status CheckClipNorm(const WorkerOptions& options) {
+  if (options.optimizer.clip_norm == 0) return absl::OkStatus();
+  const std::string value = absl::StrCat(options.optimizer.clip_norm);
+  const Cell& cell = options.cell();
+  if (!cell.May(Cell::kWholeGradient)) {
+    return RefuseFlag("clip_norm", value,
+                      absl::StrCat(WhyNot(cell, Cell::kWholeGradient),
+                                   options.elastic ? ": drop --elastic" : ": leave out --servers and --server_ranks",
+                                   ", and give --sync=ring, or a star whose ranks own the parameters"));
+  }
+  if (options.cuda_aware_mpi == CudaAwareMpi::kOff) return absl::OkStatus();
+  return RefuseFlag("clip_norm", value, "the norm is computed in host memory: give --cuda_aware_mpi=off");
+}
+
 absl::Status CheckDevice(const WorkerOptions& options) {
   if (options.isa.has_value() && options.device == DeviceKind::kCuda) {
     return RefuseFlag("isa", InstructionSetName(options.isa), "--device=cuda computes on the GPU: drop one of the two");
@@ -492,6 +507,7 @@ absl::StatusOr<WorkerOptions> ParseWorkerOptions(int argc, const char* const* ar
     return RefuseFlag("resume", "true", "it needs --checkpoint_dir");
   RETURN_IF_ERROR(CheckPrediction(flags, options));
   RETURN_IF_ERROR(CheckDevice(options));
+  RETURN_IF_ERROR(CheckClipNorm(options));
   RETURN_IF_ERROR(ResolveOptimizer(options.optimizer));
   if (options.schedule.kind == ScheduleKind::kStep && options.schedule.decay_steps == 0) {
     return RefuseFlag("decay_steps", "0", "--schedule=step needs at least 1");

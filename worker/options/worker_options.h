@@ -209,6 +209,8 @@ using Rate = LearningRateSchedule;
 
 // Whatever is finite in float32: people try where training breaks.
 inline constexpr double kLearningRateMax = 1e38;
+// Whatever is finite in float32, where PyTorch computes with it.
+inline constexpr double kClipNormMax = 1e38;
 // A launcher has fewer descriptors.
 inline constexpr int kInheritedFdMax = 65'535;
 
@@ -342,6 +344,10 @@ inline constexpr FlagRow kRows[] = {
      ValueAt<&W::optimizer, &OptimizerConfig::beta2>(RealBelow(0, 1)), kInJobSpec | kSaidWhenResumed},
     {"epsilon", "optimizer", "adamw: added to the root of the mean square",
      ValueAt<&W::optimizer, &OptimizerConfig::epsilon>(RealAbove(0, 1)), kInJobSpec | kSaidWhenResumed},
+    {"clip_norm", "optimizer",
+     "a step's whole gradient is scaled down to this norm if it is longer; 0: never; not with servers",
+     ValueAt<&W::optimizer, &OptimizerConfig::clip_norm>(Real(0, kClipNormMax)),
+     kInJobSpec | kSameWhenResumed | kPeerTakes},
 
     {"schedule", "schedule", "learning rate over steps", OneOfAt<kSchedules, &W::schedule, &Rate::kind>(),
      kInJobSpec | kSaidWhenResumed | kPeerTakes},

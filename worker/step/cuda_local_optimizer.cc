@@ -15,6 +15,7 @@ int64_t CudaLocalOptimizer::StateBytes(const OptimizerConfig& optimizer, int64_t
 absl::StatusOr<std::unique_ptr<CudaLocalOptimizer>> CudaLocalOptimizer::Create(CudaDevice* device,
                                                                                const OptimizerConfig& optimizer,
                                                                                int64_t element_count) {
+  CHECK_EQ(optimizer.clip_norm, 0) << "the norm is computed in host memory";
   auto local = absl::WrapUnique(new CudaLocalOptimizer(device, optimizer));
   // Device memory is zeroed when it is allocated, and zeros are the state of a run that begins.
   for (int i = 0; i < StateVectorCount(optimizer); ++i) {

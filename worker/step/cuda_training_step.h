@@ -44,7 +44,8 @@ enum class CudaGraphs { kCaptured, kNone };  // kNone: the same work, launched c
 
 struct CudaTrainingStepOptions {
   CudaDevice* device = nullptr;  // the network's; outlives the step
-  // Set if the job has one worker: then the step applies this optimizer on the GPU, and the exchange gets no bucket.
+  // Set if the job has one worker, and does not clip: then the step applies this optimizer on the GPU, and the exchange
+  // gets no bucket.
   std::optional<OptimizerConfig> optimizer;
   CudaGraphs graphs = CudaGraphs::kCaptured;
   // As CudaInput's.

@@ -197,6 +197,13 @@ class SameTrainingTest(unittest.TestCase):
     def test_mlp_with_nesterov_and_cosine(self):
         self.compare("--model=mlp", "--learning_rate=0.02", "--nesterov=true", "--schedule=cosine", "--warmup_steps=3")
 
+    def test_mlp_with_a_clipped_gradient(self):
+        clipped = ["--model=mlp", "--learning_rate=0.02", "--clip_norm=0.5"]
+        self.compare(*clipped, theirs_alone=["--precision=double"], tolerance=2e-6)
+        # Were nothing clipped, the losses would differ by far more than rounding.
+        with self.assertRaises(AssertionError):
+            self.compare(*clipped, theirs_alone=["--clip_norm=0"])
+
     def test_lenet5_with_momentum(self):
         self.compare("--model=lenet5", "--learning_rate=0.02")
 

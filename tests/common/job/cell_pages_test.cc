@@ -39,7 +39,7 @@ TEST(CellPagesTest, EachCellHasALine) {
               HasSubstr("\n| `ring-tcp` | `--sync=ring --transport=tcp` | in the ranks | messages | - | yes |"));
   EXPECT_THAT(CellsJson(),
               HasSubstr("\"placement\": \"in each rank\", \"transport\": \"mpi\", \"memory\": \"messages\","
-                        "\n  \"may\": []}"));
+                        "\n  \"may\": [\"whole_gradient\"]}"));
 }
 
 }  // namespace

@@ -69,6 +69,7 @@ TEST(CellsTest, WhatAFewMay) {
     EXPECT_EQ(cell.May(Cell::kDeterministic), cell.sync != Sync::kMpi) << cell.name;
     // Ranks that own parts of all parameters can cut them anew.
     EXPECT_EQ(cell.May(Cell::kAutoBuckets), cell.placement == Placement::kRanks) << cell.name;
+    EXPECT_EQ(cell.May(Cell::kWholeGradient), cell.placement != Placement::kServers) << cell.name;
     EXPECT_EQ(cell.May(Cell::kSecret), cell.contact == Contact::kRendezvous || cell.contact == Contact::kServers)
         << cell.name;
   }
@@ -102,7 +103,7 @@ TEST(CellsTest, FlagsAndNames) {
 
 TEST(CellsTest, WhatAFlagAsksForAndACellLacksHasAReason) {
   for (const Cell& cell : Cells()) {
-    for (const Cell::Ability ability : {Cell::kTree, Cell::kAutoBuckets}) {
+    for (const Cell::Ability ability : {Cell::kTree, Cell::kAutoBuckets, Cell::kWholeGradient}) {
       if (cell.May(ability)) {
         EXPECT_THAT(WhyNot(cell, ability), IsEmpty()) << cell.name;
       } else if (cell.Exchanges()) {

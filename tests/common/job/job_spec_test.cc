@@ -206,6 +206,16 @@ TEST(JobSpecTest, AServerLearnsTheJobFromAnAgreement) {
   for (int b = 0; b < job.buckets.bucket_count(); ++b) EXPECT_EQ(agreement->buckets.bucket(b), job.buckets.bucket(b));
 }
 
+TEST(JobSpecTest, RanksAgreeOnTheNormAndServersRefuseIt) {
+  const auto clip = [](JobSpec& job) { job.optimizer.clip_norm = 0.5; };
+  EXPECT_THAT(Compare(clip), HasSubstr("rank 1 has optimizer.clip_norm=0.5, rank 0 has optimizer.clip_norm=0: "));
+  JobSpec job = MakeJob();
+  clip(job);
+  const absl::Status status = ParseAgreement(SerializeAgreement(job)).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("clip_norm is 0.5, a server updates a bucket before it has"));
+}
+
 TEST(JobSpecTest, AServerRefusesValuesOutOfBounds) {
   const auto message = [](const std::function<void(v1::JobAgreement&)>& change) {
     v1::JobAgreement proto;

@@ -100,6 +100,19 @@ TEST(ResumeCheckTest, WhatIsAnotherRunIsRefusedWithBothValues) {
                         "training data"));
 }
 
+// A checkpoint of a version without --clip_norm was not clipped.
+TEST(ResumeCheckTest, AnotherClipNormIsRefused) {
+  Job clipped;
+  clipped.options.optimizer.clip_norm = 0.5;
+  EXPECT_THAT(Said(Written(clipped), clipped), IsEmpty());
+  EXPECT_THAT(Refusal(Written(clipped), Job()),
+              HasSubstr("flag --clip_norm is 0, ck/step-000000014 was written with 0.5"));
+  Checkpoint before = Written(Job());
+  before.config.erase("clip_norm");
+  EXPECT_THAT(Said(before, Job()), IsEmpty());
+  EXPECT_THAT(Refusal(before, clipped), HasSubstr("flag --clip_norm is 0.5, ck/step-000000014 was written with 0"));
+}
+
 TEST(ResumeCheckTest, AVariableThatComesOrGoesIsSaid) {
   Job with;
   with.facts.emplace_back("environment.ONEDNN_MAX_CPU_ISA", "AVX2");

@@ -246,6 +246,7 @@ TEST(WorkerOptionsTest, AFlagIsRefusedWhereTheCellLacksIt) {
     EXPECT_EQ(is_taken("--sum_order=tree"), cell.May(Cell::kTree)) << cell.name;
     EXPECT_EQ(is_taken("--micro_batches=8"), cell.May(Cell::kTree)) << cell.name;
     EXPECT_EQ(is_taken("--bucket_bytes=auto"), cell.May(Cell::kAutoBuckets) || !cell.Exchanges()) << cell.name;
+    EXPECT_EQ(is_taken("--clip_norm=1"), cell.May(Cell::kWholeGradient)) << cell.name;
     EXPECT_TRUE(is_taken("--check")) << cell.name;
     EXPECT_EQ(code("--job_secret=/nowhere") == absl::StatusCode::kNotFound, cell.May(Cell::kSecret)) << cell.name;
     EXPECT_EQ(absl::StrContains(ParseCell(cell, "--tls_ca=f").status().message(), "without --tls nothing is encrypted"),
@@ -256,6 +257,21 @@ TEST(WorkerOptionsTest, AFlagIsRefusedWhereTheCellLacksIt) {
         absl::StrCat("--transport=", cell.Exchanges() ? TransportName(cell.transport) : "auto");
     EXPECT_EQ(Parse({sync.c_str(), transport.c_str(), "--coordinator=a:1"}).ok(), cell.May(Cell::kElastic))
         << cell.name;
+  }
+}
+
+TEST(WorkerOptionsTest, ServersRefuseToClip) {
+  EXPECT_EQ(
+      Refusal({"--servers=a:1", "--clip_norm=1"}),
+      "flag --clip_norm cannot be \"1\": a server updates a bucket at once, and knows no norm of the others: leave out "
+      "--servers and --server_ranks, and give --sync=ring, or a star whose ranks own the parameters");
+  EXPECT_THAT(Refusal({"--coordinator=a:1", "--clip_norm=1"}), HasSubstr("drop --elastic, and give --sync=ring"));
+  EXPECT_THAT(Refusal({"--sync=ring", "--clip_norm=0.5", "--cuda_aware_mpi=auto"}, MpirunOf(0, 2)),
+              HasSubstr("give --cuda_aware_mpi=off"));
+  EXPECT_EQ(Parse({"--clip_norm=0.5"})->optimizer.clip_norm, 0.5);
+  EXPECT_EQ(Parse({"--servers=a:1", "--clip_norm=0"})->optimizer.clip_norm, 0);
+  for (const char* flag : {"--clip_norm=-1", "--clip_norm=nan", "--clip_norm=inf"}) {
+    EXPECT_THAT(Refusal({flag}), HasSubstr("clip_norm"));
   }
 }
 
@@ -564,7 +580,8 @@ TEST(WorkerOptionsTest, WhatDecidesTheBitsIsAgreedOn) {
   EXPECT_THAT(ResumedFlags(WorkerFlags(), &*options),
               UnorderedElementsAre(Pair("dataset", "fashion-mnist"), Pair("augment", "crop_flip"),
                                    Pair("normalize", "channels"), Pair("global_batch", "64"), Pair("seed", "7"),
-                                   Pair("sum_order", "chain"), Pair("micro_batches", "0"), Pair("optimizer", "sgd")));
+                                   Pair("sum_order", "chain"), Pair("micro_batches", "0"), Pair("optimizer", "sgd"),
+                                   Pair("clip_norm", "0")));
   EXPECT_THAT(SaidFlags(WorkerFlags(), &*options),
               IsSupersetOf({Pair("learning_rate", "0.05"), Pair("nesterov", "false"), Pair("schedule", "cosine"),
                             Pair("threads", "2"), Pair("isa", "auto"), Pair("math", "bf16")}));

@@ -1,7 +1,6 @@
 #include "worker/exchange/local/local_exchange.h"
 
 #include <chrono>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -10,6 +9,8 @@
 #include "common/base/limits.h"
 #include "common/base/status.h"
 #include "common/job/owned_slices.h"
+#include "worker/exchange/clipping_owner.h"
+#include "worker/exchange/slice_owner.h"
 
 namespace starring {
 namespace {
@@ -25,16 +26,22 @@ class LocalExchange final : public GradientExchange {
     }
     CHECK_EQ(parameters.size(), job.layout.element_count());
     if (updates_ == LocalUpdates::kTrainingStep) return absl::OkStatus();
-    // This worker owns every bucket as a whole.
-    std::vector<std::vector<ElementRange>> slices;
-    for (int b = 0; b < job.buckets.bucket_count(); ++b) slices.push_back({job.buckets.bucket(b)});
-    ASSIGN_OR_RETURN(owned_, OwnedSlices::Create({.slices = std::move(slices),
-                                                  .element_count = job.layout.element_count(),
-                                                  .first_step = job.first_step,
-                                                  .optimizer = job.optimizer,
-                                                  .schedule = job.schedule}));
+    ASSIGN_OR_RETURN(std::unique_ptr<ClippingOwner> clipping, ClippingOwner::Create(job));
+    clipping_ = clipping.get();
+    owner_ = std::move(clipping);
+    if (owner_ == nullptr) {
+      // This worker owns every bucket as a whole.
+      std::vector<std::vector<ElementRange>> slices;
+      for (int b = 0; b < job.buckets.bucket_count(); ++b) slices.push_back({job.buckets.bucket(b)});
+      ASSIGN_OR_RETURN(OwnedSlices owned, OwnedSlices::Create({.slices = std::move(slices),
+                                                               .element_count = job.layout.element_count(),
+                                                               .first_step = job.first_step,
+                                                               .optimizer = job.optimizer,
+                                                               .schedule = job.schedule}));
+      owner_ = std::make_unique<HostSliceOwner>(std::move(owned));
+    }
     // Empty in a fresh run, whose state begins at zero.
-    if (!job.optimizer_state.empty()) owned_->CopyStateIn(job.optimizer_state);
+    if (!job.optimizer_state.empty()) owner_->CopyStateIn(job.optimizer_state);
     buckets_ = job.buckets;
     parameters_ = parameters;
     return absl::OkStatus();
@@ -42,21 +49,29 @@ class LocalExchange final : public GradientExchange {
 
   // The optimizer runs here and not in Await: the gradient has just been written and is still in the cache.
   void Submit(const Submission& submission) override {
-    CHECK(owned_.has_value()) << "the training step applies the optimizer";
+    CHECK(owner_ != nullptr) << "the training step applies the optimizer";
     CHECK_EQ(submission.node, Submission::kLastNode) << "this exchange takes one gradient a round";
     const ElementRange range = buckets_.bucket(submission.bucket);
     const TraceSpan span(track_, "apply", {.step = submission.round, .bucket = submission.bucket});
     const auto start = std::chrono::steady_clock::now();
+    const std::span<float> results = clipping_ == nullptr ? parameters_ : clipping_->sums();
     // The update is in place: no other process reads the old parameters, so Await has nothing to wait for.
-    owned_->Apply({.step = submission.round,
+    owner_->Apply({.step = submission.round,
                    .bucket = submission.bucket,
                    .range = range,
                    .sum = submission.gradient,
-                   .parameters = parameters_.subspan(range.begin, range.size())});
+                   .last = {},
+                   .parameters = results.subspan(range.begin, range.size())});
     counters_.optimizer_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
 
-  absl::Status Await(int64_t, int) override { return absl::OkStatus(); }
+  absl::Status Await(int64_t round, int) override {
+    if (clipping_ == nullptr) return absl::OkStatus();
+    const auto start = std::chrono::steady_clock::now();
+    clipping_->Update(round, parameters_);
+    counters_.optimizer_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return absl::OkStatus();
+  }
 
   // The sum over one worker is what it has. The limit is checked all the same: a caller that exceeds it must fail in a
   // local run, not only in the first run with more workers.
@@ -66,8 +81,8 @@ class LocalExchange final : public GradientExchange {
   }
 
   absl::Status GatherOptimizerState(std::span<const std::span<float>> state) override {
-    CHECK(owned_.has_value()) << "the training step has the optimizer's state";
-    owned_->CopyStateOut(state);
+    CHECK(owner_ != nullptr) << "the training step has the optimizer's state";
+    owner_->CopyStateOut(state);
     return absl::OkStatus();
   }
 
@@ -80,7 +95,8 @@ class LocalExchange final : public GradientExchange {
   const LocalUpdates updates_;
   BucketMap buckets_;
   std::span<float> parameters_;
-  std::optional<OwnedSlices> owned_;  // from Start on, with kExchange
+  std::unique_ptr<HostSliceOwner> owner_;  // from Start on, with kExchange
+  ClippingOwner* clipping_ = nullptr;      // the owner, if the job clips
   ExchangeCounters counters_;
 };
 

@@ -1,5 +1,5 @@
 // The exchange of a job with one worker, which owns every element: Submit applies the optimizer in place, unless the
-// training step does (worker/step/cuda_local_optimizer.h).
+// training step does (worker/step/cuda_local_optimizer.h). With --clip_norm, a round's first Await does.
 #ifndef STARRING_WORKER_EXCHANGE_LOCAL_LOCAL_EXCHANGE_H_
 #define STARRING_WORKER_EXCHANGE_LOCAL_LOCAL_EXCHANGE_H_
 

@@ -162,16 +162,23 @@ OwnedSlices::Options PeerExchange::OwnerOptions() const {
 
 absl::Status PeerExchange::CreateHostOwner() {
   // It may fail on this rank alone, so the peers are told.
-  absl::StatusOr<OwnedSlices> owned = OwnedSlices::Create(OwnerOptions());
-  if (!owned.ok()) return Fail(owned.status());
+  auto clipping = ClippingOwner::Create(job_, way_.shares_memory ? arrays_.parameters : std::span<float>());
+  if (!clipping.ok()) return Fail(clipping.status());
+  clipping_ = clipping->get();
+  std::unique_ptr<SliceOwner> owner = *std::move(clipping);
+  if (owner == nullptr) {
+    absl::StatusOr<OwnedSlices> owned = OwnedSlices::Create(OwnerOptions());
+    if (!owned.ok()) return Fail(owned.status());
+    owner = std::make_unique<HostSliceOwner>(*std::move(owned));
+  }
   machine_ = nullptr;  // if there is one, it refers to the owner that is replaced
-  owner_ = std::make_unique<HostSliceOwner>(*std::move(owned));
+  owner_ = std::move(owner);
   return absl::OkStatus();
 }
 
 absl::Status PeerExchange::CreateOwner() {
   const bool sends_to_ranks = way_.algorithm == Algorithm::kRing || way_.algorithm == Algorithm::kDirect;
-  if (sends_to_ranks && !way_.shares_memory) {
+  if (sends_to_ranks && !way_.shares_memory && job_.optimizer.clip_norm == 0) {
     const CollectiveOptions join = {.what = "the self-test of CUDA-aware MPI", .deadline = job_.join_deadline};
     const CudaAwarePairs pairs =
         way_.algorithm == Algorithm::kRing ? CudaAwarePairs::kNeighbours : CudaAwarePairs::kAllRanks;
@@ -183,8 +190,13 @@ absl::Status PeerExchange::CreateOwner() {
   return absl::OkStatus();
 }
 
+std::span<float> PeerExchange::Results() const {
+  if (clipping_ != nullptr) return clipping_->sums();
+  return own_parameters_.empty() ? parameters_ : own_parameters_;
+}
+
 std::unique_ptr<BucketMachine> PeerExchange::CreateMachine() {
-  return CreateMachine(way_, job_.buckets, owner_.get(), own_parameters_.empty() ? parameters_ : own_parameters_);
+  return CreateMachine(way_, job_.buckets, owner_.get(), Results());
 }
 
 std::unique_ptr<BucketMachine> PeerExchange::CreateMachine(const Way& way, const BucketMap& buckets, SliceOwner* owner,
@@ -230,7 +242,9 @@ ExchangeMemory PeerExchange::TrainersMemory() const {
             .parameters = own_parameters_,
             .place = own_parameters_.empty() ? ExchangeMemory::Place::kHost : ExchangeMemory::Place::kDevice};
   }
-  return {.gradients = arrays_.own_gradients, .parameters = arrays_.parameters};
+  // The ranks share sums then, and each has parameters of its own.
+  const std::span<const float> parameters = clipping_ == nullptr ? arrays_.parameters : std::span<float>();
+  return {.gradients = arrays_.own_gradients, .parameters = parameters};
 }
 
 // Sends rank 0's parameters and optimizer state to all ranks. Each owner keeps the state of the elements that it owns.
@@ -307,8 +321,19 @@ absl::Status PeerExchange::Await(int64_t round, int bucket) {
   TrainerDrives drive(*this);
   // The bucket may not be in flight: Submit does nothing after a failure.
   if (!pump_.failure().ok()) return pump_.failure();
-  RETURN_IF_ERROR(WaitUntil([&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return machine_->IsReady(bucket); },
-                            absl::StrCat("step ", round, ", bucket ", bucket)));
+  const bool clips = clipping_ != nullptr && !clipping_->HasUpdated(round);
+  CHECK(!clips || unawaited_count_ == job_.buckets.bucket_count()) << "round " << round << " is not submitted whole";
+  // No other rank should have to wait for this one's messages while this one updates, so they leave before. All ranks
+  // are about to be here: that takes no longer than the last bucket does.
+  const auto is_over = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return clips ? machine_->IsIdle() : machine_->IsReady(bucket);
+  };
+  RETURN_IF_ERROR(WaitUntil(is_over, absl::StrCat("step ", round, ", bucket ", bucket)));
+  if (clips) {
+    const auto start = std::chrono::steady_clock::now();
+    clipping_->Update(round, parameters_);
+    earlier_.optimizer_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
   if (--unawaited_count_ == 0) SeeOff();
   EndCall(2 * bucket + 1);
   return absl::OkStatus();

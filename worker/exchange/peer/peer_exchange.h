@@ -14,6 +14,10 @@
 // (cuda_aware/cuda_aware_owner.h). Ranks of one host can share it (common/transport/memory/host_memory.h). memory()
 // says where it is.
 //
+// Updates. The owner of a slice updates it as soon as its sum is there, and the machine brings the parameters to all
+// ranks. If the job clips (OptimizerConfig::clip_norm), the machine brings sums, and every rank updates all parameters
+// in the first Await of a round (clipping_owner.h).
+//
 // After an error, buffers given to Start and Submit belong to the transport until this object is destroyed.
 #ifndef STARRING_WORKER_EXCHANGE_PEER_PEER_EXCHANGE_H_
 #define STARRING_WORKER_EXCHANGE_PEER_PEER_EXCHANGE_H_
@@ -43,6 +47,7 @@
 #include "common/transport/transport.h"
 #include "common/watch/stall_report.h"
 #include "kernels/cuda/cuda_device.h"
+#include "worker/exchange/clipping_owner.h"
 #include "worker/exchange/gradient_exchange.h"
 #include "worker/exchange/peer/bucket_machine.h"
 #include "worker/exchange/peer/machine_trial.h"
@@ -110,10 +115,12 @@ class PeerExchange final : public GradientExchange {
   absl::StatusOr<std::string> TimeWays(const std::vector<std::pair<std::string, Way>>& ways)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<double> TimeWay(const Way& way) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  ExchangeMemory TrainersMemory() const;
+  ExchangeMemory TrainersMemory() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   OwnedSlices::Options OwnerOptions() const;
   absl::Status CreateHostOwner() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CreateOwner() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Where the machine brings results, unless that is in shared memory: parameters, or sums.
+  std::span<float> Results() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::unique_ptr<BucketMachine> CreateMachine() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::unique_ptr<BucketMachine> CreateMachine(const Way& way, const BucketMap& buckets, SliceOwner* owner,
                                                std::span<float> parameters) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -156,8 +163,9 @@ class PeerExchange final : public GradientExchange {
   HostArrays arrays_;                   // in memory_
   std::unique_ptr<MachineTrial> trial_ ABSL_GUARDED_BY(mutex_);  // during Start, and after an error in it
   std::unique_ptr<SliceOwner> owner_ ABSL_GUARDED_BY(mutex_);
+  ClippingOwner* clipping_ ABSL_GUARDED_BY(mutex_) = nullptr;  // the owner, if the job clips
   std::unique_ptr<BucketMachine> machine_ ABSL_GUARDED_BY(mutex_);
-  ExchangeCounters earlier_ ABSL_GUARDED_BY(mutex_);    // of the machines before machine_
+  ExchangeCounters earlier_ ABSL_GUARDED_BY(mutex_);    // of the machines before machine_, and of clipping_
   std::vector<float> scratch_ ABSL_GUARDED_BY(mutex_);  // optimizer state on its way, at start and at checkpoints
   std::vector<std::vector<float>> moving_state_ ABSL_GUARDED_BY(mutex_);  // all of it, while the buckets change
   MessagePump pump_ ABSL_GUARDED_BY(mutex_);

@@ -46,7 +46,8 @@ absl::Status PeerExchange::ShareMovingState() {
   // Between the two barriers no rank uses a count.
   RETURN_IF_ERROR(Barrier(pump_, options));
   if (pump_.rank() == 0) memory_->board()->Clear();
-  for (int i = 0; i < std::ssize(moving_state_); ++i) {
+  // With --clip_norm every rank has all of it already.
+  for (int i = 0; clipping_ == nullptr && i < std::ssize(moving_state_); ++i) {
     RETURN_IF_ERROR(GatherStateVector(i, pump_.rank() == 0 ? moving_state_[i] : std::span<float>()));
     RETURN_IF_ERROR(BroadcastFromRoot(pump_, std::as_writable_bytes(std::span(moving_state_[i])), options));
   }
@@ -62,8 +63,9 @@ absl::Status PeerExchange::GatherOptimizerState(std::span<const std::span<float>
     CHECK_EQ(state.size(), vector_count);
     owner_->CopyStateOut(state);
   }
-  // Every rank owns everything, so rank 0 has the whole state already.
-  if (way_.algorithm == Algorithm::kAllreduce || pump_.world_size() == 1) return absl::OkStatus();
+  // Every rank updates everything, so rank 0 has the whole state already.
+  const bool has_all = way_.algorithm == Algorithm::kAllreduce || clipping_ != nullptr || pump_.world_size() == 1;
+  if (has_all) return absl::OkStatus();
   for (int i = 0; i < vector_count; ++i) {
     RETURN_IF_ERROR(GatherStateVector(i, pump_.rank() == 0 ? state[i] : std::span<float>()));
   }

@@ -44,6 +44,29 @@ TEST(LocalExchange, GivesTheReferencesBitsAndState) {
   }
 }
 
+// The first Await of a round updates all parameters, and the others none.
+TEST(LocalExchange, ClipsTheGradientWhenAllBucketsAreThere) {
+  ExampleJob job = {.element_count = 200'000, .bucket_bytes = 1};
+  job.optimizer.clip_norm = 0.75;
+  const JobSpec spec = job.Spec(0);
+  ASSERT_GT(spec.buckets.bucket_count(), 1);
+  std::vector<float> parameters = job.InitialParameters();
+  const std::unique_ptr<GradientExchange> exchange = CreateLocalExchange();
+  ASSERT_TRUE(exchange->Start(spec, parameters).ok());
+  for (int64_t step = 0; step < 3; ++step) {
+    const std::vector<float> gradient = job.Gradient(0, step);
+    for (int b = 0; b < spec.buckets.bucket_count(); ++b) {
+      const ElementRange range = spec.buckets.bucket(b);
+      exchange->Submit({.round = step,
+                        .bucket = b,
+                        .gradient = std::span<const float>(gradient).subspan(range.begin, range.size())});
+    }
+    for (int b = 0; b < spec.buckets.bucket_count(); ++b) EXPECT_TRUE(exchange->Await(step, b).ok());
+  }
+  EXPECT_EQ(parameters, job.Reference(3));
+  EXPECT_GT(exchange->counters().optimizer_seconds, 0);
+}
+
 TEST(LocalExchange, ASumOfOneWorkerIsItsOwn) {
   const std::unique_ptr<GradientExchange> exchange = CreateLocalExchange();
   std::vector<double> values = {1, 2};

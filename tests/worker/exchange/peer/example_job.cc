@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "bench/exchange_job.h"
+#include "common/arithmetic/gradient_norm.h"
 #include "common/arithmetic/philox.h"
 #include "common/arithmetic/reduction_order.h"
 #include "common/base/check.h"
@@ -131,7 +132,11 @@ std::vector<float> ExampleJob::Reference(int64_t step_count, std::vector<std::ve
     std::vector<std::vector<float>> gradients;
     const int leaf_count = micro_batches > 0 ? micro_batches : world_size;
     for (int leaf = 0; leaf < leaf_count; ++leaf) gradients.push_back(Gradient(leaf, step));
-    const std::vector<float> sum = SumOf(gradients, sum_order);
+    std::vector<float> sum = SumOf(gradients, sum_order);
+    if (optimizer.clip_norm > 0) {
+      const float factor = ClipFactor(optimizer.clip_norm, sum);
+      for (float& entry : sum) entry *= factor;
+    }
     std::vector<std::span<float>> spans(vectors.begin(), vectors.end());
     ApplyOptimizer(optimizer, {.learning_rate = 0.125f,
                                .update = step + 1,

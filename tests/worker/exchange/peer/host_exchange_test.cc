@@ -115,6 +115,7 @@ TEST(HostExchange, MicroBatchesGiveTheReferencesBits) {
     const ExampleJob job = {.element_count = 9 * ReductionBlockElements(world_size) / 8,
                             .bucket_bytes = 1,
                             .world_size = world_size,
+                            .optimizer = {.momentum = 0.9f, .clip_norm = world_size % 2 == 0 ? 0 : 0.75},
                             .sum_order = SumOrder::kTree,
                             .micro_batches = 8};
     const std::vector<float> expected = job.Reference(kSteps);
@@ -177,6 +178,25 @@ TEST_P(HostExchangeRanks, OtherBucketsChangeNoBit) {
       ASSERT_EQ(outcome.status, absl::OkStatus());
       EXPECT_EQ(outcome.parameters, expected);
       EXPECT_EQ(outcome.counters.shared_memory, world_size > 1);
+    }
+    EXPECT_EQ(outcomes[0].state, state);
+  }
+}
+
+// The ranks share the sums, and each has its own parameters.
+TEST_P(HostExchangeRanks, AClippedGradientGivesTheReferencesBits) {
+  ExampleTraining training = {.job = Job(), .step_count = 4, .bucket_bytes_from = {{2, 1 << 30}}};
+  training.job.optimizer.clip_norm = 0.75;
+  std::vector<std::vector<float>> state;
+  const std::vector<float> expected = training.job.Reference(training.step_count, &state);
+  std::vector<Algorithm> algorithms = {Algorithm::kDirect, Algorithm::kFastest};
+  if (training.job.sum_order == SumOrder::kChain) algorithms.push_back(Algorithm::kRing);
+  for (const Algorithm algorithm : algorithms) {
+    const auto sharing = algorithm == Algorithm::kFastest ? HostSharing::kIfPossible : HostSharing::kRequired;
+    const std::vector<Outcome> outcomes = RunAll(training, Alike(algorithm, sharing));
+    for (const Outcome& outcome : outcomes) {
+      ASSERT_EQ(outcome.status, absl::OkStatus());
+      EXPECT_EQ(outcome.parameters, expected);
     }
     EXPECT_EQ(outcomes[0].state, state);
   }

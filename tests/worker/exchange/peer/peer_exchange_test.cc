@@ -123,6 +123,31 @@ TEST_P(PeerExchangeRanks, OtherBucketsChangeNoBit) {
   }
 }
 
+// A norm that every step has to be scaled to, and one that none has.
+TEST_P(PeerExchangeRanks, AClippedGradientGivesTheReferencesBits) {
+  for (const double clip_norm : {0.75, 1e30}) {
+    Training training = {.job = {.element_count = 2 * Block() + Short(),
+                                 .bucket_bytes = 1,
+                                 .world_size = GetParam(),
+                                 .optimizer = {.momentum = 0.9f, .clip_norm = clip_norm}},
+                         .step_count = 4,
+                         .bucket_bytes_from = {{2, 1 << 30}}};
+    std::vector<std::vector<float>> state;
+    const std::vector<float> expected = training.job.Reference(training.step_count, &state);
+    for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kDirect}) {
+      const std::vector<Outcome> outcomes = RunAll(training, algorithm, 7 + GetParam());
+      for (const Outcome& outcome : outcomes) {
+        ASSERT_EQ(outcome.status, absl::OkStatus());
+        EXPECT_EQ(outcome.parameters, expected);
+        EXPECT_GT(outcome.counters.optimizer_seconds, 0);
+      }
+      EXPECT_EQ(outcomes[0].state, state);
+    }
+    training.job.optimizer.clip_norm = 0;
+    EXPECT_EQ(training.job.Reference(training.step_count) == expected, clip_norm > 1);
+  }
+}
+
 // What a checkpoint's manifest says. Two ranks or more: one rank owns everything.
 TEST_P(PeerExchangeRanks, TheExchangeSaysWhoOwnsWhat) {
   const int rank_count = GetParam();
@@ -156,38 +181,43 @@ TEST_P(PeerExchangeRanks, AStarAddsAsATree) {
 }
 
 TEST_P(PeerExchangeRanks, AllreduceGivesTheSameOnIntegers) {
-  const Training training = {.job = {.element_count = Block() + Short(),
-                                     .bucket_bytes = 1,
-                                     .world_size = GetParam(),
-                                     .values = GradientValues::kIntegers}};
-  std::vector<std::vector<float>> state;
-  const std::vector<float> expected = training.job.Reference(training.step_count, &state);
-  const std::vector<Outcome> outcomes = RunAll(training, Algorithm::kAllreduce, 3);
-  for (const Outcome& outcome : outcomes) {
-    ASSERT_EQ(outcome.status, absl::OkStatus());
-    EXPECT_EQ(outcome.parameters, expected);
+  for (const double clip_norm : {0.0, 0.75}) {
+    const Training training = {.job = {.element_count = Block() + Short(),
+                                       .bucket_bytes = 1,
+                                       .world_size = GetParam(),
+                                       .values = GradientValues::kIntegers,
+                                       .optimizer = {.momentum = 0.9f, .clip_norm = clip_norm}}};
+    std::vector<std::vector<float>> state;
+    const std::vector<float> expected = training.job.Reference(training.step_count, &state);
+    const std::vector<Outcome> outcomes = RunAll(training, Algorithm::kAllreduce, 3);
+    for (const Outcome& outcome : outcomes) {
+      ASSERT_EQ(outcome.status, absl::OkStatus());
+      EXPECT_EQ(outcome.parameters, expected);
+    }
+    EXPECT_EQ(outcomes[0].state, state);
   }
-  EXPECT_EQ(outcomes[0].state, state);
 }
 
 // Two steps of a ring, a gathered state, and two more steps of a new job that starts there, be it a ring or a star,
 // have the bits of four steps.
 TEST_P(PeerExchangeRanks, GoesOnFromACheckpoint) {
-  Training training = {.job = {.element_count = Block() + Short(),
-                               .bucket_bytes = 1,
-                               .world_size = GetParam(),
-                               .optimizer = {.kind = OptimizerKind::kAdamW}},
-                       .step_count = 2};
-  const std::vector<Outcome> half = RunAll(training, Algorithm::kRing, 5);
-  ASSERT_EQ(half[0].status, absl::OkStatus());
-  training.first_step = 2;
-  training.start = half[0].parameters;
-  training.state = half[0].state;
-  const std::vector<float> expected = training.job.Reference(4);
-  for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kDirect}) {
-    for (const Outcome& outcome : RunAll(training, algorithm, 6)) {
-      ASSERT_EQ(outcome.status, absl::OkStatus());
-      EXPECT_EQ(outcome.parameters, expected);
+  for (const double clip_norm : {0.0, 0.75}) {
+    Training training = {.job = {.element_count = Block() + Short(),
+                                 .bucket_bytes = 1,
+                                 .world_size = GetParam(),
+                                 .optimizer = {.kind = OptimizerKind::kAdamW, .clip_norm = clip_norm}},
+                         .step_count = 2};
+    const std::vector<Outcome> half = RunAll(training, Algorithm::kRing, 5);
+    ASSERT_EQ(half[0].status, absl::OkStatus());
+    training.first_step = 2;
+    training.start = half[0].parameters;
+    training.state = half[0].state;
+    const std::vector<float> expected = training.job.Reference(4);
+    for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kDirect}) {
+      for (const Outcome& outcome : RunAll(training, algorithm, 6)) {
+        ASSERT_EQ(outcome.status, absl::OkStatus());
+        EXPECT_EQ(outcome.parameters, expected);
+      }
     }
   }
 }
