@@ -400,6 +400,12 @@ absl::Status CheckDevice(const WorkerOptions& options) {
   return absl::OkStatus();
 }
 
+// Whether a flag means something to ranks that evaluate, and besides their sums exchange nothing.
+bool IsForEvaluatingRanks(const std::string& name, const std::string& topic) {
+  return topic == "job" || topic == "security" || name == "same_host" || name == "lanes" ||
+         name == "exchange_deadline_s" || name == "stall_report_s";
+}
+
 // --evaluate and --predict train nothing, so a flag of the training would be ignored.
 absl::Status CheckPrediction(const ParsedFlags& flags, const WorkerOptions& options) {
   if (options.out.empty() == !options.predict.empty()) {
@@ -414,18 +420,25 @@ absl::Status CheckPrediction(const ParsedFlags& flags, const WorkerOptions& opti
   if (!options.out.empty() && !absl::EndsWith(options.out, ".csv") && !absl::EndsWith(options.out, ".npy")) {
     return RefuseFlag("out", options.out, "expected a name that ends in .csv or .npy");
   }
+  if (options.elastic) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(asks, " is for a fixed number of workers: leave out --elastic and --coordinator"));
+  }
+  if (!options.predict.empty() && options.cell().Exchanges()) {
+    return absl::InvalidArgumentError(
+        "--predict is for one process: start it alone, without a launcher; --evaluate takes any number of workers");
+  }
   for (const std::string& name : flags.given) {
     const FlagRow* const row = WorkerFlags().Find(name);
     const bool matters = row == nullptr || row->topic == "data" || row->topic == "processor" ||
                          row->topic == "after training" || name == "log_time" || name == "progress" ||
-                         (name == "seed" && options.dataset.name == "synthetic");
+                         (name == "seed" && options.dataset.name == "synthetic") ||
+                         (!options.evaluate.empty() && IsForEvaluatingRanks(name, std::string(row->topic)));
     if (matters) continue;
     return absl::InvalidArgumentError(
         absl::StrCat("--", name, " is for a training, ", asks, " trains nothing: drop it"));
   }
-  if (options.world_size == 1) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(asks, " is for one process, the launcher has started ",
-                                                 options.world_size, ": start it without a launcher"));
+  return absl::OkStatus();
 }
 
 }  // namespace

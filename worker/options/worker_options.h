@@ -399,9 +399,11 @@ inline constexpr FlagRow kRows[] = {
     {"warm_start", "checkpoint", "safetensors to begin with; with --resume a checkpoint comes first",
      TextAt<&W::warm_start>("file"), kSameContent},
 
-    {"evaluate", "after training", "instead of training: loss and metrics of this checkpoint on the test set",
-     TextAt<&W::evaluate>("folder")},
-    {"predict", "after training", "the same, and its predictions for the test set go to --out",
+    {"evaluate", "after training",
+     "instead of training: loss and metrics of this checkpoint on the test set; any number of workers has the same "
+     "bits",
+     TextAt<&W::evaluate>("folder"), kGivenOnAllRanks},
+    {"predict", "after training", "by one process: the same, and its predictions for the test set go to --out",
      TextAt<&W::predict>("folder")},
     {"out", "after training", "the predictions, in the order of the samples: FILE.csv or FILE.npy",
      TextAt<&W::out>("file")},
