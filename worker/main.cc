@@ -41,6 +41,7 @@
 #include "kernels/cuda/cuda_watch.h"
 #include "worker/check/check.h"
 #include "worker/check/meeting.h"
+#include "worker/checkpoint/checkpoint_place.h"
 #include "worker/checkpoint/checkpoint_writer.h"
 #include "worker/checkpoint/checkpointer.h"
 #include "worker/checkpoint/warm_start.h"
@@ -372,7 +373,9 @@ void PrintResult(const WorkerOptions& options, const TrainResult& result) {
   }
   if (result.checkpoint_saved) {
     const char* const then = result.stopped_early ? ": --resume goes on from there" : "";
-    std::printf("saved in %s%s\n", options.checkpoint_dir.c_str(), then);
+    const std::string use = absl::StrCat(": --checkpoint_dir=", result.checkpoint_dir,
+                                         " --resume goes on from there, --evaluate and --predict take that folder");
+    std::printf("saved in %s%s\n", result.checkpoint_dir.c_str(), options.saves_by_default ? use.c_str() : then);
   } else if (options.checkpoint_dir.empty()) {
     std::printf("nothing was saved: --checkpoint_dir=FOLDER saves parameters and state there\n");
   }
@@ -418,6 +421,7 @@ absl::Status ReportRun(const JobParts& parts, const ExchangeAndStep& work, const
   WorkerOptions options = parts.options();
   const std::optional<ExchangeChoice> exchange_choice = work.exchange->facts().choice;
   if (exchange_choice.has_value()) options.sync = exchange_choice->sync;
+  if (result.checkpoint_saved) options.checkpoint_dir = result.checkpoint_dir;
   if (options.rank != 0) return absl::OkStatus();
   if (ChooseStyle(options, *parts.launcher) != Progress::Style::kNone) PrintResult(options, result);
   std::fflush(stdout);
@@ -544,6 +548,7 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
                               .trace = instruments.trace.get(),
                               .track = track,
                               .state = gpu_hang_watch->state()}};
+  if (options.saves_by_default) parts.training.default_dir = DefaultCheckpointDir(options, absl::Now());
   if (warm_start.has_value()) {
     parts.training.warm_start = &*warm_start;
     std::ranges::copy(warm_start->facts(), std::back_inserter(parts.training.facts));

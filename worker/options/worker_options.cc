@@ -386,6 +386,19 @@ absl::Status CheckAutoBuckets(const WorkerOptions& options) {
                     absl::StrCat(WhyNot(cell, Cell::kAutoBuckets), ": give a number, or ", other));
 }
 
+absl::Status ResolveCheckpoints(const ParsedFlags& flags, WorkerOptions& options) {
+  const std::string& asked = options.asked.checkpoint_dir;
+  if (asked != "none") options.checkpoint_dir = asked;
+  for (const auto& [flag, is_set] : {std::pair("save_best", options.save_best), std::pair("resume", options.resume)}) {
+    if (is_set && options.checkpoint_dir.empty()) return RefuseFlag(flag, "true", "it needs --checkpoint_dir=FOLDER");
+  }
+  // Any worker of an elastic run may become the one that saves, on any host. Its servers keep snapshots.
+  options.saves_by_default = asked.empty() && !options.elastic;
+  options.saves_at_end_alone = options.saves_by_default && !flags.given.contains("checkpoint_every_epochs") &&
+                               !flags.given.contains("checkpoint_every_steps");
+  return absl::OkStatus();
+}
+
 absl::Status CheckDevice(const WorkerOptions& options) {
   if (options.isa.has_value() && options.device == DeviceKind::kCuda) {
     return RefuseFlag("isa", InstructionSetName(options.isa), "--device=cuda computes on the GPU: drop one of the two");
@@ -499,10 +512,7 @@ absl::StatusOr<WorkerOptions> ParseWorkerOptions(int argc, const char* const* ar
                       absl::StrCat("rank ", options.rank, " would take ", options.metrics_port + options.rank,
                                    ", and ports end at ", kPortMax));
   }
-  if (options.save_best && options.checkpoint_dir.empty())
-    return RefuseFlag("save_best", "true", "it needs --checkpoint_dir");
-  if (options.resume && options.checkpoint_dir.empty())
-    return RefuseFlag("resume", "true", "it needs --checkpoint_dir");
+  RETURN_IF_ERROR(ResolveCheckpoints(flags, options));
   RETURN_IF_ERROR(CheckPrediction(flags, options));
   RETURN_IF_ERROR(CheckDevice(options));
   RETURN_IF_ERROR(ResolveOptimizer(options.optimizer));
