@@ -8,8 +8,8 @@
 //     so that no deadline of the exchange passes meanwhile and no rank ends the job before rank 0 is done.
 // A disk that fails ends no training. If the last checkpoint was not written, those sums tell all ranks.
 //
-// A run without --checkpoint_dir saves by default, into a folder of its own. What keeps it from doing so, from the
-// folder to the disk, is a warning: no user has asked for that checkpoint.
+// A run without --checkpoint_dir saves by default, into a folder of its own. A folder that cannot be made, a full disk
+// or too little memory is then a warning: no user has asked for that checkpoint.
 //
 // In an elastic run the optimizer's state comes from the owners' snapshots, while training goes on, and only rank 0
 // takes part (SaveSnapshot).

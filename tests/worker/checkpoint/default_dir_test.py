@@ -35,7 +35,8 @@ class DefaultDirTest(unittest.TestCase):
         self.assertRegex(place, FOLDER + "/step-000000012$")
         done = self.run_program(WORKER, *DATA, "--evaluate=" + os.path.dirname(place))
         self.assertIn("of 50 samples", done.stdout, done.stderr)
-        done = self.run_program(WORKER, *JOB[:-1], "--epochs=3", "--resume", "--checkpoint_dir=" + os.path.dirname(place))
+        done = self.run_program(WORKER, *JOB[:-1], "--epochs=3", "--resume",
+                                "--checkpoint_dir=" + os.path.dirname(place))
         self.assertRegex(done.stdout, "done after 18 steps(.|\n)*\nsaved in .*-[0-9]{6}\n$", done.stderr)
 
     def test_a_stop_saves_and_a_restart_needs_a_folder(self):
