@@ -29,7 +29,7 @@ REFERENCE_JOB = os.path.abspath("tests/reference_job/reference_job")
 JOB_SECONDS_MAX = 600
 ORDERS = ("chain", "tree")
 # Eight processes may share two cores.
-PATIENT = ["--progress=none", "--join_deadline_s=120", "--exchange_deadline_s=120"]
+PATIENT = ["--progress=none", "--checkpoint_dir=none", "--join_deadline_s=120", "--exchange_deadline_s=120"]
 
 
 # A number of workers may be a job of its own, without an exchange.

@@ -165,7 +165,8 @@ class Bench:
         size = ["--synthetic_size=32", "--synthetic_channels=3"] if model == "resnet20" else []
         return ["--device=cuda", "--dataset=synthetic", f"--model={model}", f"--global_batch={batch}",
                 f"--synthetic_train_count={self.flags.train_count}", "--synthetic_test_count=10", *size,
-                "--epochs=1000000", f"--max_steps={steps}", "--progress=none", f"--record={record}"]
+                "--epochs=1000000", f"--max_steps={steps}", "--progress=none", "--checkpoint_dir=none",
+                f"--record={record}"]
 
     def run_job(self, model: str, steps: int, job: str, folder: str) -> list[dict[str, Any]]:
         """The run records of the job's processes; a cell has one."""

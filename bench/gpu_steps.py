@@ -83,6 +83,7 @@ def run_worker(flags: argparse.Namespace, math: str, job: str, model: str, batch
         run([flags.worker, "--sync=local", f"--device={flags.device}", f"--math={math}", f"--model={model}",
              "--dataset=synthetic", *size, f"--synthetic_train_count={TRAIN_COUNT}", f"--global_batch={batch}",
              "--synthetic_test_count=10", "--epochs=100000", f"--max_steps={steps}", "--progress=none",
+             "--checkpoint_dir=none",
              f"--loader_threads={flags.loader_threads}", f"--record={record_file}",
              *(["--nocuda_graph"] if job == "no graph" else []),
              *([f"--conv={other_conv}"] if job == "other conv" else [])])

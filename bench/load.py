@@ -26,7 +26,7 @@ REFERENCE_JOB = os.path.abspath("tests/reference_job/reference_job")
 JOB_SECONDS_MAX = 900
 IDLE_SERVER_SECONDS_MAX = 60
 # Hundreds of processes share a few cores, so every step takes long.
-PATIENT = ["--progress=none", "--join_deadline_s=600", "--exchange_deadline_s=300"]
+PATIENT = ["--progress=none", "--checkpoint_dir=none", "--join_deadline_s=600", "--exchange_deadline_s=300"]
 
 
 def job_flags(steps: int) -> list[str]:

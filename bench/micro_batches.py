@@ -62,8 +62,9 @@ def run(binaries: str, launch_flags: list[str], flags: list[str]) -> Run:
             command = [os.path.join(binaries, "deploy/launch"), *launch_flags, "--"]
         before = cpu_seconds_of_children()
         try:
-            done = subprocess.run([*command, *flags, "--record=" + record, "--progress=none"], check=False,
-                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=RUN_SECONDS_MAX)
+            done = subprocess.run([*command, *flags, "--record=" + record, "--progress=none", "--checkpoint_dir=none"],
+                                  check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                  timeout=RUN_SECONDS_MAX)
         except subprocess.TimeoutExpired:
             sys.exit("%s has not ended after %d s" % (" ".join(command + flags), RUN_SECONDS_MAX))
         if done.returncode != 0:

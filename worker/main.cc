@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <functional>
 #include <iterator>
@@ -41,6 +42,7 @@
 #include "kernels/cuda/cuda_watch.h"
 #include "worker/check/check.h"
 #include "worker/check/meeting.h"
+#include "worker/checkpoint/checkpoint_place.h"
 #include "worker/checkpoint/checkpoint_writer.h"
 #include "worker/checkpoint/checkpointer.h"
 #include "worker/checkpoint/warm_start.h"
@@ -386,7 +388,9 @@ void PrintResult(const WorkerOptions& options, const TrainResult& result) {
   }
   if (result.checkpoint_saved) {
     const char* const then = result.stopped_early ? ": --resume goes on from there" : "";
-    std::printf("saved in %s%s\n", options.checkpoint_dir.c_str(), then);
+    const std::string use = absl::StrCat(": --checkpoint_dir=", result.checkpoint_dir,
+                                         " --resume goes on from there, --evaluate and --predict take that folder");
+    std::printf("saved in %s%s\n", result.checkpoint_dir.c_str(), options.saves_by_default ? use.c_str() : then);
   } else if (options.checkpoint_dir.empty()) {
     std::printf("nothing was saved: --checkpoint_dir=FOLDER saves parameters and state there\n");
   }
@@ -432,6 +436,7 @@ absl::Status ReportRun(const JobParts& parts, const ExchangeAndStep& work, const
   WorkerOptions options = parts.options();
   const std::optional<ExchangeChoice> exchange_choice = work.exchange->facts().choice;
   if (exchange_choice.has_value()) options.sync = exchange_choice->sync;
+  if (result.checkpoint_saved) options.checkpoint_dir = result.checkpoint_dir;
   if (options.rank != 0) return absl::OkStatus();
   if (ChooseStyle(options, *parts.launcher) != Progress::Style::kNone) PrintResult(options, result);
   std::fflush(stdout);
@@ -563,6 +568,7 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
                               .trace = instruments.trace.get(),
                               .track = track,
                               .state = gpu_hang_watch->state()}};
+  if (options.saves_by_default) parts.training.default_dir = DefaultCheckpointDir(options, absl::Now());
   if (warm_start.has_value()) {
     parts.training.warm_start = &*warm_start;
     std::ranges::copy(warm_start->facts(), std::back_inserter(parts.training.facts));
@@ -573,8 +579,58 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
   return result.reported;
 }
 
+// The exchange among ranks that evaluate together, and the memory that it is given.
+struct EvaluatingExchange {
+  std::unique_ptr<std::array<float, EvaluatingRanks::kStartValues>> start_values;
+  std::unique_ptr<GradientExchange> exchange;
+
+  ~EvaluatingExchange() {
+    if (exchange == nullptr || exchange->Release()) return;
+    // An operation in flight may still write there. The process is about to end, so nothing is freed.
+    static_cast<void>(start_values.release());
+    static_cast<void>(exchange.release());
+  }
+};
+
+// The ranks meet as they would for a training.
+absl::StatusOr<EvaluatingRanks> MeetToEvaluate(const JobParts& parts, const TrainAndTest& data,
+                                               EvaluatingExchange* work) {
+  const WorkerOptions& options = parts.options();
+  if (!options.cell().Exchanges()) return EvaluatingRanks();
+  CudaDevice* const cuda = parts.choice->cuda.get();
+  ASSIGN_OR_RETURN(work->exchange,
+                   CreateExchange(parts, {}, MakeStallOptions(options, parts.training.state, Progress::Style::kNone)));
+  work->start_values = std::make_unique<std::array<float, EvaluatingRanks::kStartValues>>();
+  EvaluatingRanks ranks{.exchange = work->exchange.get(),
+                        .job = {.rank = options.rank,
+                                .world_size = options.world_size,
+                                .sum_order = options.sum_order,
+                                .deterministic = options.IsDeterministic(),
+                                .agreed_flags = AgreedFlags(WorkerFlags(), &options),
+                                .join_deadline = options.join_deadline,
+                                .exchange_deadline = options.exchange_deadline},
+                        .bucket_world_size = options.BucketWorldSize(),
+                        .start_values = *work->start_values};
+  for (const Facts& facts :
+       {DatasetFacts(data), EnvironmentFacts(*parts.launcher), MachineFacts(options, *parts.choice)}) {
+    std::ranges::copy(facts, std::back_inserter(ranks.job.agreed_flags));
+  }
+  if (cuda != nullptr && !cuda->cudnn_version().empty()) ranks.device_facts = [cuda] { return DeviceFacts(*cuda); };
+  return ranks;
+}
+
+void PrintEvaluation(const Evaluation& evaluation) {
+  if (!evaluation.note.empty()) std::printf("%s\n", evaluation.note.c_str());
+  if (!evaluation.has_labels) return;
+  std::printf("%s: %s, of %lld samples\n", evaluation.folder.c_str(), ToString(evaluation.quality).c_str(),
+              static_cast<long long>(evaluation.samples));
+  const std::string confused = MostConfused(evaluation.quality, evaluation.class_names);
+  if (!confused.empty()) std::printf("%s\n", confused.c_str());
+}
+
 // --evaluate and --predict.
-absl::Status PredictJob(WorkerOptions options, const LauncherEnvironment& launcher, GpuHangWatch* gpu_hang_watch) {
+absl::Status PredictJob(WorkerOptions options, const LauncherEnvironment& launcher, MpiRuntime* mpi,
+                        GpuHangWatch* gpu_hang_watch) {
   if (!options.out.empty()) RETURN_IF_ERROR(NotWritten(CheckFileWritable(options.out), "the predictions"));
   const std::string& checkpoint = options.predict.empty() ? options.evaluate : options.predict;
   options.dataset.for_prediction = options.dataset.test_fraction == 0;
@@ -589,20 +645,25 @@ absl::Status PredictJob(WorkerOptions options, const LauncherEnvironment& launch
   }
   ASSIGN_OR_RETURN(const DeviceChoice choice, ChooseDevice(launcher, &options, gpu_hang_watch->watch()));
   if (choice.cuda != nullptr) gpu_hang_watch->NameGpu(choice.cuda->info());
+  // The ranks exchange sums alone, so they need no choice of the fastest way, and nothing leaves a GPU's memory.
+  options.asked.sync = options.sync;
+  options.cuda_aware_mpi = CudaAwareMpi::kOff;
+  const JobParts parts{.launcher = &launcher,
+                       .choice = &choice,
+                       .mpi = mpi,
+                       .training = {.worker = &options, .state = gpu_hang_watch->state()}};
+  EvaluatingExchange work;
+  ASSIGN_OR_RETURN(EvaluatingRanks ranks, MeetToEvaluate(parts, data, &work));
   const absl::StatusOr<Evaluation> asked = Predict({.checkpoint = checkpoint,
                                                     .data = &data,
                                                     .is_split = options.dataset.test_fraction > 0,
                                                     .out = options.out,
                                                     .device = choice.device(),
+                                                    .ranks = std::move(ranks),
+                                                    .state = gpu_hang_watch->state(),
                                                     .stop = StopRequested});
   if (!asked.ok()) return choice.cuda == nullptr ? asked.status() : RefuseIfOutOfGpuMemory(asked.status());
-  if (!asked->note.empty()) std::printf("%s\n", asked->note.c_str());
-  if (asked->has_labels) {
-    std::printf("%s: %s, of %lld samples\n", asked->folder.c_str(), ToString(asked->quality).c_str(),
-                static_cast<long long>(asked->samples));
-    const std::string confused = MostConfused(asked->quality, asked->class_names);
-    if (!confused.empty()) std::printf("%s\n", confused.c_str());
-  }
+  if (options.rank == 0) PrintEvaluation(*asked);
   if (!options.out.empty()) std::printf("predictions in %s\n", options.out.c_str());
   return absl::OkStatus();
 }
@@ -676,7 +737,7 @@ int Main(int argc, char** argv) {
     return Check(*options, launcher, std::move(mpi), std::move(rendezvous), gpu_hang_watch->watch());
   }
   const bool predicts = status.ok() && !(options->evaluate.empty() && options->predict.empty());
-  if (predicts) status = PredictJob(*options, launcher, &*gpu_hang_watch);
+  if (predicts) status = PredictJob(*options, launcher, mpi.get(), &*gpu_hang_watch);
   Instruments instruments;
   if (status.ok() && !predicts) {
     absl::StatusOr<Instruments> created = CreateInstruments(*options);

@@ -45,7 +45,7 @@ def _try_worker() -> None:
         record = os.path.join(folder, "record.json")
         programs.run([programs.binary("worker/worker"), "--sync=local", "--device=cuda", "--dataset=synthetic",
                       "--synthetic_train_count=64", "--synthetic_test_count=1", "--model=logreg", "--max_steps=1",
-                      "--progress=none", "--record=" + record])
+                      "--progress=none", "--checkpoint_dir=none", "--record=" + record])
 
 
 def _why_not(torches: list[programs.Torch], wants_torch: bool) -> str:

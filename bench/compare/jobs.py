@@ -118,7 +118,7 @@ class Job:
                 for rank in range(workers)]
 
 
-OURS_ONLY = ("--progress=none",)
+OURS_ONLY = ("--progress=none", "--checkpoint_dir=none")
 
 
 def expand(text: str) -> str:

@@ -56,7 +56,7 @@ class Plans:
                   f"--workers={WORKERS}", "--cores_per_worker=1", "--metrics_port=0"]
         if sync in (STAR, ELASTIC):
             launch.append(f"--servers={self.servers}")
-        flags += jobs.OURS_ONLY
+        flags += [flag for flag in jobs.OURS_ONLY if not (restarts and flag.startswith("--checkpoint_dir="))]
         if sync == ELASTIC:
             launch += ["--elastic", f"--restart_processes={RESTARTS if restarts else 0}",
                        "--state_dir=" + os.path.join(folder, STATE_DIR)]

@@ -94,7 +94,7 @@ def model_facts(model: str, dataset: str, batch: int, threads: int) -> tuple[int
         text = programs.run(["taskset", "-c", cores, programs.binary("worker/worker"), "--sync=local",
                              "--model=" + model, "--dataset=" + dataset, f"--global_batch={batch}",
                              f"--threads={threads}", f"--max_steps={MODEL_STEPS}", "--epochs=100000",
-                             "--device=cpu", "--progress=plain", "--record=" + record])
+                             "--device=cpu", "--progress=plain", "--checkpoint_dir=none", "--record=" + record])
         with open(record, encoding="utf-8") as file:
             spent = json.load(file)["breakdown_ms"]
     found = re.search(PARAMETERS, text)

@@ -217,7 +217,8 @@ class Strangers:
                     "--world_size=%d" % WORKERS, "--same_host=socket", "--model=logreg", "--dataset=synthetic",
                     "--synthetic_train_count=2048", "--synthetic_test_count=64", "--global_batch=64", "--device=cpu",
                     "--epochs=%d" % (self._options.steps // 32 + 1), "--max_steps=%d" % self._options.steps,
-                    "--learning_rate=0.01", "--progress=none", "--record=" + record, *self._secret]))
+                    "--learning_rate=0.01", "--progress=none", "--checkpoint_dir=none", "--record=" + record,
+                    *self._secret]))
             for worker in workers:
                 stack.callback(_end, worker)
             seen = self._watch(server, workers)

@@ -203,6 +203,9 @@ std::string WayOut(const std::string& name) {
   if (absl::StartsWith(name, "data.")) {
     return "give all workers the same files in --data_dir, or the same --synthetic_ flags";
   }
+  if (absl::StartsWith(name, "checkpoint.")) {
+    return "give all workers the same checkpoint, and while a training writes there one of the folders in it";
+  }
   if (name == "arithmetic.libc") {
     return "another C library may compute other bits: start all workers from one bundle, with --libc=own";
   }

@@ -95,7 +95,9 @@ absl::Status CheckWorkerFlags(const LaunchOptions& options) {
   if (options.metrics_port >= 0 && HasFlag(worker_flags, "metrics_port")) {
     return RefuseFlag("metrics_port", absl::StrCat(options.metrics_port), kAfterToo);
   }
-  if (options.restart_count > 0 && !HasFlag(worker_flags, "checkpoint_dir")) {
+  const bool has_folder = HasFlag(worker_flags, "checkpoint_dir") &&
+                          std::ranges::find(worker_flags, "--checkpoint_dir=none") == worker_flags.end();
+  if (options.restart_count > 0 && !has_folder) {
     return RefuseFlag("restarts", absl::StrCat(options.restart_count),
                       "a restart continues from a checkpoint: give the workers a --checkpoint_dir after --");
   }

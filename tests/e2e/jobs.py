@@ -106,6 +106,7 @@ class JobTest(unittest.TestCase):
     def start(self, command: Sequence[str], **kwargs: Any) -> Process:
         """Starts a process in its own process group, with its output in a file."""
         kwargs["env"] = {**self.mpi_files(), **(kwargs.get("env") or os.environ)}
+        kwargs.setdefault("cwd", self.folder)  # where a worker saves by default
         with self.starting:
             output = open(self.path("output.%d" % len(self.processes)), "w+b")
             self.addCleanup(output.close)
@@ -178,7 +179,10 @@ class JobTest(unittest.TestCase):
             command.append("--servers=%d" % servers)
         # The machine may have one GPU.
         share = [] if "--share_gpus" in flags or "--noshare_gpus" in flags else ["--share_gpus"]
-        return command + ["--", *share, *flags]
+        # The lines at the end of a job are those of one that saves nothing.
+        names = {flag.partition("=")[0] for flag in flags}
+        save = [] if names & {"--checkpoint_dir", "--flagfile"} else ["--checkpoint_dir=none"]
+        return command + ["--", *share, *save, *flags]
 
     def train(self, sync: str, workers: int = 1, servers: int = 1, flags: Sequence[str] = (),
               launch_flags: Sequence[str] = ()) -> dict[str, Any]:

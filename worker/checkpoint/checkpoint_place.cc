@@ -1,13 +1,19 @@
 #include "worker/checkpoint/checkpoint_place.h"
 
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <filesystem>
 #include <optional>
 #include <string>
 #include <system_error>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/base/status.h"
 #include "common/checkpoint/checkpoint.h"
 #include "common/flags/command_line.h"
 
@@ -15,6 +21,9 @@ namespace starring {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr size_t kPartBytesMax = 64;  // a name has at most 255
+constexpr int kSameNamesMax = 100;
 
 std::string NameOfStep(int64_t step) { return absl::StrFormat("step-%09d", step); }
 
@@ -49,7 +58,39 @@ std::optional<Misnamed> FindMisnamed(const std::string& dir) {
   return std::nullopt;
 }
 
+// A layer file's path, or a name of any characters, as a part of a folder's name.
+std::string AsPart(const std::string& text) {
+  std::string part = fs::path(text).stem().string();
+  for (char& c : part) {
+    if (!absl::ascii_isalnum(static_cast<unsigned char>(c)) && c != '-' && c != '_') c = '_';
+  }
+  return part.substr(0, kPartBytesMax);
+}
+
 }  // namespace
+
+std::string DefaultCheckpointDir(const WorkerOptions& worker, absl::Time now) {
+  return absl::StrCat(kDefaultCheckpointsDir, "/", AsPart(worker.dataset.name), "-", AsPart(worker.model), "-",
+                      absl::FormatTime("%Y%m%d-%H%M%S", now, absl::UTCTimeZone()));
+}
+
+absl::StatusOr<std::string> MakeDefaultCheckpointDir(const std::string& dir) {
+  RETURN_IF_ERROR(CreateFolders(fs::path(dir).parent_path().string()));
+  // Two runs may have begun in the same second. mkdir tells which of them has the name.
+  for (int number = 1; number <= kSameNamesMax; ++number) {
+    const std::string name = number == 1 ? dir : absl::StrCat(dir, "-", number);
+    if (mkdir(name.c_str(), 0777) == 0) return name;
+    if (errno != EEXIST) return absl::ErrnoToStatus(errno, absl::StrCat("cannot create ", name));
+  }
+  return absl::AlreadyExistsError(absl::StrCat(dir, " and ", kSameNamesMax - 1, " of that name are there"));
+}
+
+void RemoveDefaultCheckpointDir(const std::string& dir) {
+  if (HasCheckpoint(dir)) return;
+  unlink(absl::StrCat(dir, "/.lock").c_str());
+  // A folder that has anything stays.
+  if (rmdir(dir.c_str()) == 0) rmdir(fs::path(dir).parent_path().c_str());
+}
 
 absl::Status CheckCheckpointPlace(const WorkerOptions& worker) {
   const std::string& dir = worker.checkpoint_dir;

@@ -14,6 +14,7 @@
 #include "common/base/status.h"
 #include "common/base/steady_time.h"
 #include "common/flags/command_line.h"
+#include "common/host/machine_limits.h"
 #include "common/reduce/owner_map.h"
 #include "worker/checkpoint/checkpoint_place.h"
 #include "worker/step/in_flight_buckets.h"
@@ -86,17 +87,39 @@ absl::StatusOr<int64_t> Checkpointer::NewestStep(const WorkerOptions& worker, Ne
 }
 
 Checkpointer::Checkpointer(Options options)
-    : options_(std::move(options)), state_names_(StateNames(options_.worker->optimizer)) {}
+    : options_(std::move(options)),
+      state_names_(StateNames(options_.worker->optimizer)),
+      dir_(options_.worker->checkpoint_dir) {}
 
 Checkpointer::~Checkpointer() {
   if (!options_.leaves_writes && !gave_up_) options_.writer->WaitFor(options_.worker->checkpoint_deadline);
   WarnOfFailure();
+  // A disk that hangs would hang the end, too.
+  if (options_.worker->saves_by_default && !dir_.empty() && !gave_up_) RemoveDefaultCheckpointDir(dir_);
+}
+
+// At the start, so that a person reads at once that nothing will be saved, and a disk that hangs stops no training at
+// its end.
+void Checkpointer::MakeDefaultDir() {
+  const auto make = [this]() -> absl::Status {
+    ASSIGN_OR_RETURN(dir_, MakeDefaultCheckpointDir(options_.default_dir));
+    ASSIGN_OR_RETURN(FolderLock lock, FolderLock::Take(dir_, absl::ZeroDuration()));
+    lock.Sign(HolderOf(*options_.worker));
+    lock_.emplace(std::move(lock));
+    return absl::OkStatus();
+  };
+  const absl::Status made = make();
+  if (made.ok()) return;
+  options_.warn(absl::StrCat("warning: nothing will be saved: ", std::string(made.message()),
+                             ": give --checkpoint_dir=FOLDER, or --checkpoint_dir=none"));
+  if (!dir_.empty()) RemoveDefaultCheckpointDir(std::exchange(dir_, ""));
 }
 
 absl::StatusOr<std::unique_ptr<Checkpointer>> Checkpointer::Create(Options options) {
   const WorkerOptions& worker = *options.worker;
   if (!options.goes_on) RETURN_IF_ERROR(CheckCheckpointPlace(worker));
   std::unique_ptr<Checkpointer> checkpointer(new Checkpointer(std::move(options)));
+  if (worker.saves_by_default && worker.rank == 0) checkpointer->MakeDefaultDir();
   // The lock is waited for, because a job that is restarted may begin while the one before it is still ending.
   if (!worker.checkpoint_dir.empty() && worker.rank == 0) {
     const bool goes_on = checkpointer->options_.goes_on;
@@ -199,7 +222,7 @@ absl::StatusOr<double> Checkpointer::SumOfRanks(double mine, GradientExchange* e
 }
 
 absl::Status Checkpointer::SavePeriodic(int64_t step, std::span<const float> parameters, GradientExchange* exchange) {
-  if (options_.worker->checkpoint_dir.empty()) return absl::OkStatus();
+  if (!saves()) return absl::OkStatus();
   // Meanwhile the other ranks wait in the sum below, whose deadline is the exchange's.
   const absl::Duration patience = std::min(kSkipPatience, options_.worker->exchange_deadline / 4);
   const bool is_busy = !options_.writer->WaitFor(patience);
@@ -250,7 +273,33 @@ bool Checkpointer::IsOverdue(const CheckpointSchedule& schedule, int64_t step) c
 }
 
 absl::Status Checkpointer::SaveFinal(int64_t step, std::span<const float> parameters, GradientExchange* exchange) {
-  if (options_.worker->checkpoint_dir.empty()) return absl::OkStatus();
+  if (!saves()) return absl::OkStatus();
+  return options_.worker->saves_by_default ? SaveByDefault(step, parameters, exchange)
+                                           : SaveLast(step, parameters, exchange);
+}
+
+// A kernel that runs out of memory ends the process, whose training is complete.
+absl::Status Checkpointer::CheckMemory(int64_t parameter_count) const {
+  // The copies of parameters and state, and a tensor in PyTorch's order.
+  const int64_t bytes = (2 + std::ssize(state_names_)) * parameter_count * static_cast<int64_t>(sizeof(float));
+  const absl::StatusOr<int64_t> memory = AvailableMemoryBytes();
+  if (!memory.ok() || bytes <= *memory) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat("a checkpoint takes ", bytes, " bytes of memory, and ", *memory,
+                                                   " are left: give --checkpoint_dir=FOLDER to try it"));
+}
+
+absl::Status Checkpointer::SaveByDefault(int64_t step, std::span<const float> parameters, GradientExchange* exchange) {
+  const bool may_write = writes() && !dir_.empty();
+  const absl::Status fits = may_write ? CheckMemory(std::ssize(parameters)) : absl::OkStatus();
+  // Only rank 0 knows, and to save is collective.
+  ASSIGN_OR_RETURN(const double writers, SumOfRanks(may_write && fits.ok() ? 1 : 0, exchange));
+  const absl::Status saved = writers > 0 ? SaveLast(step, parameters, exchange) : fits;
+  if (saved.ok() || (writers > 0 && !IsNotWritten(saved))) return saved;
+  if (writes()) options_.warn(absl::StrCat("warning: ", std::string(saved.message())));
+  return absl::OkStatus();
+}
+
+absl::Status Checkpointer::SaveLast(int64_t step, std::span<const float> parameters, GradientExchange* exchange) {
   RETURN_IF_ERROR(AwaitSnapshot(exchange));
   // One write at a time. How the one before has ended says nothing about this one, unless it does not end.
   const absl::Status before = WaitForWrite(step, exchange);
@@ -310,6 +359,15 @@ absl::StatusOr<Checkpoint> Checkpointer::Collect(int64_t step, std::span<const f
   return checkpoint;
 }
 
+absl::Status Checkpointer::CheckValues(const Checkpoint& checkpoint) const {
+  const Layout& layout = options_.network->layout();
+  RETURN_IF_ERROR(CheckFinite(layout, checkpoint.step, checkpoint.parameters));
+  for (size_t i = 0; i < checkpoint.state.size(); ++i) {
+    RETURN_IF_ERROR(CheckFinite(layout, checkpoint.step, checkpoint.state[i], absl::StrCat(".", state_names_[i])));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Checkpointer::BeginWrite(Checkpoint checkpoint, CheckpointWriter::AfterFailure after_failure,
                                       Place place) {
   // The previous write has ended. A failure is reported before the next one begins.
@@ -317,23 +375,23 @@ absl::Status Checkpointer::BeginWrite(Checkpoint checkpoint, CheckpointWriter::A
   const int64_t step = checkpoint.step;
   const Layout& layout = options_.network->layout();
   // A checkpoint with a NaN in it would be resumed again and again.
-  RETURN_IF_ERROR(CheckFinite(layout, step, checkpoint.parameters));
-  for (size_t i = 0; i < checkpoint.state.size(); ++i) {
-    RETURN_IF_ERROR(CheckFinite(layout, step, checkpoint.state[i], absl::StrCat(".", state_names_[i])));
+  const absl::Status finite = CheckValues(checkpoint);
+  if (!finite.ok() && !options_.worker->saves_by_default) return finite;
+  if (!finite.ok() || dir_.empty()) {
+    if (!finite.ok()) options_.warn(absl::StrCat("warning: no checkpoint: ", std::string(finite.message())));
+    return absl::OkStatus();
   }
   // Not until the write has ended: a run that stops now must not tell a person that it is saved.
   is_saved_ = false;
-  const std::string& dir = options_.worker->checkpoint_dir;
   checkpoint.is_only = place == Place::kBest;
   best_in_writing_ = place == Place::kBest ? step : 0;
-  options_.writer->Begin(place == Place::kBest ? absl::StrCat(dir, "/best") : dir, layout, std::move(checkpoint),
+  options_.writer->Begin(place == Place::kBest ? absl::StrCat(dir_, "/best") : dir_, layout, std::move(checkpoint),
                          after_failure);
   return absl::OkStatus();
 }
 
 absl::Status Checkpointer::WaitForWrite(int64_t step, GradientExchange* exchange) {
   constexpr double kBusy = 0, kDone = 1, kLate = 2, kFailed = 3;  // what rank 0 adds to the sum; the others add 0
-  const std::string& dir = options_.worker->checkpoint_dir;
   const absl::Duration deadline = options_.worker->checkpoint_deadline;
   const absl::Duration round = std::min(kWaitRound, options_.worker->exchange_deadline / 4);
   const absl::Time end = SteadyNow() + deadline;
@@ -353,13 +411,13 @@ absl::Status Checkpointer::WaitForWrite(int64_t step, GradientExchange* exchange
     if (of_rank_0 == kDone) return absl::OkStatus();
     gave_up_ = of_rank_0 == kLate;
     if (gave_up_) {
-      return NotWrittenError(absl::StrCat("rank 0 has not written the checkpoint of step ", step, " into ", dir,
+      return NotWrittenError(absl::StrCat("rank 0 has not written the checkpoint of step ", step, " into ", dir_,
                                           " within ", FormatSeconds(deadline),
                                           ": look at the disk or give a longer --checkpoint_deadline_s; complete ones "
                                           "that are there stay"));
     }
     if (writes()) return NotWrittenError(written.message());
-    return NotWrittenError(absl::StrCat("rank 0 could not write the checkpoint of step ", step, " into ", dir,
+    return NotWrittenError(absl::StrCat("rank 0 could not write the checkpoint of step ", step, " into ", dir_,
                                         ", and its own last line says why"));
   }
 }

@@ -8,6 +8,9 @@
 //     so that no deadline of the exchange passes meanwhile and no rank ends the job before rank 0 is done.
 // A disk that fails ends no training. If the last checkpoint was not written, those sums tell all ranks.
 //
+// A run without --checkpoint_dir saves by default, into a folder of its own. A folder that cannot be made, a full disk
+// or too little memory is then a warning: no user has asked for that checkpoint.
+//
 // In an elastic run the optimizer's state comes from the owners' snapshots, while training goes on, and only rank 0
 // takes part (SaveSnapshot).
 //
@@ -67,10 +70,11 @@ class Checkpointer {
     bool goes_on = false;                          // the run has begun already: the folder may have its checkpoints
     bool leaves_writes = false;                    // a write may be in progress at the end, and at the beginning
     std::function<void()> on_wait = nullptr;       // called several times a second while SaveFinal waits for the disk
+    std::string default_dir;                       // with WorkerOptions::saves_by_default
   };
   // InvalidArgument as CheckCheckpointPlace, and if another job writes there, which is named: rank 0 holds a lock on
   // the folder while the checkpointer lives. An earlier rank 0 of the same elastic run, which sleeps, may have the
-  // lock.
+  // lock. With saves_by_default rank 0 makes the folder; a run that saves nothing there takes it away.
   static absl::StatusOr<std::unique_ptr<Checkpointer>> Create(Options options);
   // Waits for a write in progress, up to --checkpoint_deadline_s, unless leaves_writes, or SaveFinal has done so.
   ~Checkpointer();
@@ -121,7 +125,8 @@ class Checkpointer {
   bool IsOverdue(const CheckpointSchedule& schedule, int64_t step) const;
 
   // As SavePeriodic, but never skipped, and every rank returns when the checkpoint is on the disk. A write that fails
-  // is tried again. NotWrittenError, on every rank, if it fails again or takes longer than --checkpoint_deadline_s.
+  // is tried again. NotWrittenError, on every rank, if it fails again or takes longer than --checkpoint_deadline_s;
+  // with saves_by_default a warning.
   absl::Status SaveFinal(int64_t step, std::span<const float> parameters, GradientExchange* exchange);
 
   // The only checkpoint in the folder `best` of --checkpoint_dir. All ranks wait for the write before, up to
@@ -134,9 +139,19 @@ class Checkpointer {
   // Whether the newest checkpoint of this process is on the disk. Only rank 0 knows; false on others.
   bool is_saved() const { return is_saved_; }
 
+  // The folder of this run's checkpoints; empty: there are none, or rank 0 alone has it, by default.
+  const std::string& dir() const { return dir_; }
+
  private:
   explicit Checkpointer(Options options);
   bool writes() const { return options_.worker->rank == 0; }
+  // Whether the ranks make checkpoints.
+  bool saves() const { return options_.worker->saves_by_default || !options_.worker->checkpoint_dir.empty(); }
+  void MakeDefaultDir();
+  absl::Status CheckMemory(int64_t parameter_count) const;
+  absl::Status SaveByDefault(int64_t step, std::span<const float> parameters, GradientExchange* exchange);
+  absl::Status SaveLast(int64_t step, std::span<const float> parameters, GradientExchange* exchange);
+  absl::Status CheckValues(const Checkpoint& checkpoint) const;
   enum class Place { kFolder, kBest };  // --checkpoint_dir, or its folder `best`
   absl::Status Save(int64_t step, std::span<const float> parameters, const GradientExchange& exchange,
                     CheckpointWriter::AfterFailure after_failure, Place place = Place::kFolder);
@@ -155,6 +170,7 @@ class Checkpointer {
 
   const Options options_;
   std::vector<std::string> state_names_;
+  std::string dir_;
   TrainedModel model_;
   BestEpoch best_;
   Facts facts_;

@@ -227,7 +227,8 @@ absl::StatusOr<TrainAndTest> LoadNpy(const DatasetOptions& options, const NamedD
 absl::StatusOr<TrainAndTest> LoadTable(const DatasetOptions& options, const NamedDataset& named) {
   TableFiles files{.label = options.csv_label,
                    .numbers = options.target == TargetType::kNumbers,
-                   .columns_min = options.columns_min};
+                   .columns_min = options.columns_min,
+                   .may_lack_labels = options.for_prediction};
   std::error_code ignored;
   if (Exists(options.data_dir) && !fs::is_directory(options.data_dir, ignored)) {
     files.train = options.data_dir;

@@ -71,14 +71,17 @@ struct TableFiles {
   std::string train, test;  // paths; each file is plain or gzipped. Without a path the test set has no samples.
   std::string label;        // ReadCsv: the label column's name, or its number from 1 on
   bool numbers = false;     // labels are numbers, one a sample, and not classes
-  int64_t columns_min = 0;  // ReadLibsvm
+  int64_t columns_min = 0;  // ReadLibsvm; with may_lack_labels the columns of the model, 0: images
+  // For a prediction, of `train` alone: samples may have no labels. Then all of them are without (Dataset::has_labels).
+  bool may_lack_labels = false;
   int64_t bytes_max = kDatasetBytesMax;
 };
 
 // CSV (worker/data/files/csv_rows.h): a column of labels, and columns of numbers, which become float32. A sample is an
 // image of one pixel with a channel for each column of numbers. The first line is a header if a cell of it is text;
 // both files have the same header, or none. Without `label` the column is the only one that is called label, target,
-// class or y. A name counts before a number.
+// class or y. A name counts before a number. With may_lack_labels a file is without labels if no column has the label's
+// name, and there are columns_min columns.
 //
 // Labels are numbered over both sets together (worker/data/table_labels.h). DataLoss names file, line and column: rows
 // of different lengths, an empty line before a row, a cell that is no finite float32, more bytes or samples than the
@@ -87,7 +90,8 @@ absl::StatusOr<TrainAndTest> ReadCsv(const TableFiles& files);
 
 // Lines of libsvm: a label, then pairs INDEX:VALUE with rising indices from 1 to kColumnsMax. Values that are not there
 // are 0, and a sample has as many columns as the largest index of both sets. A comment begins with #. Labels, samples
-// and errors are as those of ReadCsv; `qid:` and lists of labels are refused.
+// and errors are as those of ReadCsv; `qid:` and lists of labels are refused. With may_lack_labels each line may begin
+// with its first pair.
 absl::StatusOr<TrainAndTest> ReadLibsvm(const TableFiles& files);
 
 // Random images for benchmarks and tests: any size, any number of classes, and something to learn.

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -26,13 +27,14 @@ namespace {
 using Cells = std::vector<absl::string_view>;
 
 constexpr size_t kColumnsShown = 10;
+constexpr size_t kNoLabel = std::numeric_limits<size_t>::max();
 constexpr absl::string_view kLabelNames[] = {"label", "target", "class", "y"};
 
 // The columns of both files: those of the training file.
 struct Columns {
-  std::vector<std::string> names;  // empty: there is no header
-  size_t count = 0;                // 0: not known yet
-  size_t label = 0;
+  std::vector<std::string> names;     // empty: there is no header
+  size_t count = 0;                   // 0: not known yet
+  size_t label = 0;                   // kNoLabel: there is none
   bool header_may_be_sample = false;  // the header has a label's text beside cells that are no names
 };
 
@@ -52,15 +54,18 @@ CellKind KindOf(absl::string_view cell) {
 
 bool IsText(absl::string_view cell) { return KindOf(cell) == CellKind::kText; }
 
-// Finds the column of labels by name, or by number; by one of the usual names if `wanted` is empty.
-absl::StatusOr<size_t> FindLabel(const std::string& path, const std::string& wanted, const Cells& first,
+// Finds the column of labels by name, or by number; by one of the usual names if `wanted` is empty. A file that has the
+// model's columns may be without: a number would then mean one of these.
+absl::StatusOr<size_t> FindLabel(const std::string& path, const TableFiles& files, const Cells& first,
                                  const std::vector<std::string>& names) {
+  const std::string& wanted = files.label;
   std::vector<size_t> found;
   for (size_t i = 0; i < names.size(); ++i) {
     const bool is_label = wanted.empty() ? std::ranges::count(kLabelNames, names[i]) > 0 : names[i] == wanted;
     if (is_label) found.push_back(i);
   }
   if (found.size() == 1) return found[0];
+  if (found.empty() && files.may_lack_labels && std::ssize(first) == files.columns_min) return kNoLabel;
   if (size_t number = 0; found.empty() && absl::SimpleAtoi(wanted, &number) && number >= 1 && number <= first.size()) {
     return number - 1;
   }
@@ -72,7 +77,11 @@ absl::StatusOr<size_t> FindLabel(const std::string& path, const std::string& wan
                                     "--csv_label=NAME|NUMBER, with numbers from 1 on")
                      : absl::StrCat(found.size(), " columns called ", ShowCell(wanted),
                                     ", expected one: --csv_label needs a name, or a number from 1 to ", first.size());
-  return absl::InvalidArgumentError(absl::StrCat(path, " has ", why, "; it has ", columns));
+  const std::string without =
+      files.may_lack_labels && files.columns_min > 0
+          ? absl::StrCat("; a file without labels has the ", files.columns_min, " columns of the model")
+          : "";
+  return absl::InvalidArgumentError(absl::StrCat(path, " has ", why, "; it has ", columns, without));
 }
 
 // A first row that would be read otherwise than it is meant, without a word.
@@ -118,16 +127,17 @@ absl::StatusOr<bool> TakeFirstRow(const std::string& path, const TableFiles& fil
                                             show({differ.in1, names.end()}), " from column ",
                                             differ.in1 - names.begin() + 1, " on: write the same columns into both"));
   }
-  if (cells.size() < 2) {
+  if (cells.size() < 2 && !(files.may_lack_labels && files.columns_min == 1)) {
     return absl::DataLossError(absl::StrCat(path,
                                             ", line 1: expected a label and one column of numbers or more, with "
                                             "commas between them, found one cell: ",
                                             ShowCell(cells[0])));
   }
-  ASSIGN_OR_RETURN(columns.label, FindLabel(path, files.label, cells, names));
+  ASSIGN_OR_RETURN(columns.label, FindLabel(path, files, cells, names));
   columns.count = cells.size();
   columns.names = std::move(names);
-  columns.header_may_be_sample = IsText(cells[columns.label]) && !std::ranges::all_of(cells, IsText);
+  columns.header_may_be_sample =
+      columns.label != kNoLabel && IsText(cells[columns.label]) && !std::ranges::all_of(cells, IsText);
   return has_header;
 }
 
@@ -208,6 +218,10 @@ absl::Status ReadRows(const std::string& path, const TableFiles& files, CsvRows&
     }
     RETURN_IF_ERROR(ReadNumbers(path, rows.line(), cells, columns, row));
     RETURN_IF_ERROR(AppendSample(path, files, row, set));
+    if (columns.label == kNoLabel) {
+      ++set.count;
+      continue;
+    }
     RETURN_IF_ERROR(labels.Append(path, TrimCell(cells[columns.label]), set),
                     Place(path, rows.line(), columns.label, columns));
   }
@@ -222,7 +236,7 @@ absl::Status ReadSet(const std::string& path, const TableFiles& files, Columns& 
   RETURN_IF_ERROR(rows.Explain(ReadRows(path, files, rows, columns, labels, set)));
   set.type = FieldType::kNumbers;
   set.height = set.width = 1;
-  set.channels = static_cast<int64_t>(columns.count) - 1;
+  set.channels = static_cast<int64_t>(columns.count) - (columns.label == kNoLabel ? 0 : 1);
   return absl::OkStatus();
 }
 
@@ -233,6 +247,10 @@ absl::StatusOr<TrainAndTest> ReadCsv(const TableFiles& files) {
   Columns columns;
   TableLabels labels(files.numbers);
   RETURN_IF_ERROR(ReadSet(files.train, files, columns, labels, sets.train));
+  if (columns.label == kNoLabel) {
+    LeaveLabelsOut(sets.train);
+    return sets;
+  }
   if (!files.test.empty()) RETURN_IF_ERROR(ReadSet(files.test, files, columns, labels, sets.test));
   // A first sample that is taken for a header would be lost without a word.
   if (columns.header_may_be_sample && labels.Contains(columns.names[columns.label])) {

@@ -33,6 +33,7 @@ struct SparseSet {
   std::vector<Pair> pairs;
   std::vector<int64_t> ends;  // by sample, of its pairs
   Dataset labelled;           // its labels or targets, and their number
+  bool has_labels = true;     // as the first line
   int64_t width = 0;
 };
 
@@ -74,16 +75,35 @@ absl::StatusOr<Pair> ReadPair(absl::string_view text, int64_t width) {
   return pair;
 }
 
-absl::Status ReadSample(const std::string& path, absl::string_view line, TableLabels& labels, SparseSet& set) {
+// Takes the label off the line, if the file has labels.
+absl::Status ReadLabel(const std::string& path, const TableFiles& files, absl::string_view& line, TableLabels& labels,
+                       SparseSet& set) {
+  const absl::string_view whole = line;
   const absl::string_view label_text = TakeWord(line);
-  if (absl::StrContains(label_text, ':')) {
+  const bool is_pair = absl::StrContains(label_text, ':');
+  if (files.may_lack_labels && set.labelled.count == 0) set.has_labels = !is_pair;
+  if (!set.has_labels && is_pair) {
+    ++set.labelled.count;
+    line = whole;
+    return absl::OkStatus();
+  }
+  if (!set.has_labels) {
+    return absl::DataLossError(absl::StrCat("expected a pair, as the first line begins with one, found ",
+                                            ShowCell(label_text), ": write labels into all lines or none"));
+  }
+  if (is_pair) {
     return absl::DataLossError(absl::StrCat("expected a label, found the pair ", ShowCell(label_text)));
   }
   if (absl::StrContains(label_text, ',')) {
     return absl::DataLossError(
         absl::StrCat("expected one label, found ", ShowCell(label_text), ": lists of labels are not read"));
   }
-  RETURN_IF_ERROR(labels.Append(path, label_text, set.labelled));
+  return labels.Append(path, label_text, set.labelled);
+}
+
+absl::Status ReadSample(const std::string& path, const TableFiles& files, absl::string_view line, TableLabels& labels,
+                        SparseSet& set) {
+  RETURN_IF_ERROR(ReadLabel(path, files, line, labels, set));
   int64_t width = 0;
   for (absl::string_view word = TakeWord(line); !word.empty(); word = TakeWord(line)) {
     ASSIGN_OR_RETURN(const Pair pair, ReadPair(word, width));
@@ -142,7 +162,7 @@ absl::Status ReadLines(const std::string& path, const TableFiles& files, TextPie
       return absl::DataLossError(absl::StrCat(path, ", line ", empty_line, ": found an empty line before line ", number,
                                               ", expected a sample: remove the empty line"));
     } else if (!sample.empty()) {
-      RETURN_IF_ERROR(ReadSample(path, sample, labels, set), path, ", line ", number);
+      RETURN_IF_ERROR(ReadSample(path, files, sample, labels, set), path, ", line ", number);
       // A pair becomes one float at least.
       if (std::ssize(set.pairs) > files.bytes_max / static_cast<int64_t>(sizeof(float)) ||
           set.labelled.count > kDatasetImagesMax) {
@@ -199,11 +219,16 @@ absl::StatusOr<TrainAndTest> ReadLibsvm(const TableFiles& files) {
   if (width == 0)
     return absl::DataLossError(absl::StrCat(files.train, " has labels alone: expected INDEX:VALUE pairs"));
   TrainAndTest sets;
+  const bool has_labels = train.has_labels;
   ASSIGN_OR_RETURN(sets.train, Dense(files.train, files, std::move(train), width));
   if (!files.test.empty()) {
     ASSIGN_OR_RETURN(sets.test, Dense(files.test, files, std::move(test), width));
   }
-  RETURN_IF_ERROR(labels.Finish(sets), files.train);
+  if (has_labels) {
+    RETURN_IF_ERROR(labels.Finish(sets), files.train);
+  } else {
+    LeaveLabelsOut(sets.train);
+  }
   return sets;
 }
 

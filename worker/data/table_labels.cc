@@ -43,6 +43,12 @@ std::vector<uint16_t> Rank(const std::vector<Key>& keys, const std::vector<std::
 
 }  // namespace
 
+void LeaveLabelsOut(Dataset& set) {
+  set.has_labels = false;
+  set.classes = 1;
+  set.labels.resize(static_cast<size_t>(set.count));
+}
+
 absl::StatusOr<uint16_t> TableLabels::Add(absl::string_view text) {
   if (const auto known = numbers_.find(text); known != numbers_.end()) return known->second;
   double value = 0;

@@ -27,6 +27,9 @@ inline constexpr size_t kFractionLabelsMax = 1000;
 inline constexpr size_t kLabelBytesMax = 256;
 inline constexpr size_t kLabelBytesOfAllMax = 4 << 20;  // a checkpoint has them
 
+// Makes `set`, whose samples are counted, one without labels.
+void LeaveLabelsOut(Dataset& set);
+
 class TableLabels {
  public:
   // `numbers`: labels stay numbers, and there are no classes.

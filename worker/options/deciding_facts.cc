@@ -25,6 +25,12 @@ std::string ModelOf(const LayerFile& layers, int64_t outputs) {
 Facts DecidingFacts(const LayerFile& layers, const TrainAndTest& data, const LauncherEnvironment& environment) {
   Facts facts = {{"model", ModelOf(layers, data.train.outputs())}};
   for (auto& fact : DatasetFacts(data)) facts.push_back(std::move(fact));
+  for (auto& fact : EnvironmentFacts(environment)) facts.push_back(std::move(fact));
+  return facts;
+}
+
+Facts EnvironmentFacts(const LauncherEnvironment& environment) {
+  Facts facts;
   for (const auto& [name, value] : environment.arithmetic) {
     facts.emplace_back(absl::StrCat("environment.", name), absl::CHexEscape(value.substr(0, kVariableBytesMax)));
   }

@@ -25,6 +25,9 @@ using Facts = std::vector<std::pair<std::string, std::string>>;
 // set.
 Facts DecidingFacts(const LayerFile& layers, const TrainAndTest& data, const LauncherEnvironment& environment);
 
+// The last of these alone.
+Facts EnvironmentFacts(const LauncherEnvironment& environment);
+
 }  // namespace starring
 
 #endif  // STARRING_WORKER_OPTIONS_DECIDING_FACTS_H_

@@ -401,6 +401,19 @@ absl::Status CheckClipNorm(const WorkerOptions& options) {
   return RefuseFlag("clip_norm", value, "the norm is computed in host memory: give --cuda_aware_mpi=off");
 }
 
+absl::Status ResolveCheckpoints(const ParsedFlags& flags, WorkerOptions& options) {
+  const std::string& asked = options.asked.checkpoint_dir;
+  if (asked != "none") options.checkpoint_dir = asked;
+  for (const auto& [flag, is_set] : {std::pair("save_best", options.save_best), std::pair("resume", options.resume)}) {
+    if (is_set && options.checkpoint_dir.empty()) return RefuseFlag(flag, "true", "it needs --checkpoint_dir=FOLDER");
+  }
+  // Any worker of an elastic run may become the one that saves, on any host. Its servers keep snapshots.
+  options.saves_by_default = asked.empty() && !options.elastic;
+  options.saves_at_end_alone = options.saves_by_default && !flags.given.contains("checkpoint_every_epochs") &&
+                               !flags.given.contains("checkpoint_every_steps");
+  return absl::OkStatus();
+}
+
 absl::Status CheckDevice(const WorkerOptions& options) {
   if (options.isa.has_value() && options.device == DeviceKind::kCuda) {
     return RefuseFlag("isa", InstructionSetName(options.isa), "--device=cuda computes on the GPU: drop one of the two");
@@ -413,6 +426,12 @@ absl::Status CheckDevice(const WorkerOptions& options) {
     return RefuseFlag("conv", "cudnn", "--device=cpu has no cuDNN: drop one of the two");
   }
   return absl::OkStatus();
+}
+
+// Whether a flag means something to ranks that evaluate, and besides their sums exchange nothing.
+bool IsForEvaluatingRanks(const std::string& name, const std::string& topic) {
+  return topic == "job" || topic == "security" || name == "same_host" || name == "lanes" ||
+         name == "exchange_deadline_s" || name == "stall_report_s";
 }
 
 // --evaluate and --predict train nothing, so a flag of the training would be ignored.
@@ -429,18 +448,25 @@ absl::Status CheckPrediction(const ParsedFlags& flags, const WorkerOptions& opti
   if (!options.out.empty() && !absl::EndsWith(options.out, ".csv") && !absl::EndsWith(options.out, ".npy")) {
     return RefuseFlag("out", options.out, "expected a name that ends in .csv or .npy");
   }
+  if (options.elastic) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(asks, " is for a fixed number of workers: leave out --elastic and --coordinator"));
+  }
+  if (!options.predict.empty() && options.cell().Exchanges()) {
+    return absl::InvalidArgumentError(
+        "--predict is for one process: start it alone, without a launcher; --evaluate takes any number of workers");
+  }
   for (const std::string& name : flags.given) {
     const FlagRow* const row = WorkerFlags().Find(name);
     const bool matters = row == nullptr || row->topic == "data" || row->topic == "processor" ||
                          row->topic == "after training" || name == "log_time" || name == "progress" ||
-                         (name == "seed" && options.dataset.name == "synthetic");
+                         (name == "seed" && options.dataset.name == "synthetic") ||
+                         (!options.evaluate.empty() && IsForEvaluatingRanks(name, std::string(row->topic)));
     if (matters) continue;
     return absl::InvalidArgumentError(
         absl::StrCat("--", name, " is for a training, ", asks, " trains nothing: drop it"));
   }
-  if (options.world_size == 1) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(asks, " is for one process, the launcher has started ",
-                                                 options.world_size, ": start it without a launcher"));
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -501,10 +527,7 @@ absl::StatusOr<WorkerOptions> ParseWorkerOptions(int argc, const char* const* ar
                       absl::StrCat("rank ", options.rank, " would take ", options.metrics_port + options.rank,
                                    ", and ports end at ", kPortMax));
   }
-  if (options.save_best && options.checkpoint_dir.empty())
-    return RefuseFlag("save_best", "true", "it needs --checkpoint_dir");
-  if (options.resume && options.checkpoint_dir.empty())
-    return RefuseFlag("resume", "true", "it needs --checkpoint_dir");
+  RETURN_IF_ERROR(ResolveCheckpoints(flags, options));
   RETURN_IF_ERROR(CheckPrediction(flags, options));
   RETURN_IF_ERROR(CheckDevice(options));
   RETURN_IF_ERROR(CheckClipNorm(options));

@@ -40,6 +40,9 @@ enum class CudaAwareMpi { kOff, kAuto };
 // How rank 0 tells a person about the run: a line that each step rewrites, a line now and then, or nothing.
 enum class ProgressStyle { kLive, kPlain, kNone };
 
+// Where a run saves without --checkpoint_dir, in the folder in which the worker was started.
+inline constexpr char kDefaultCheckpointsDir[] = "starring-checkpoints";
+
 // The names that the command line has for the values. An empty optional is "auto".
 inline constexpr Choice<SameHost> kResolvedSameHosts[] = {{"shared_memory", SameHost::kSharedMemory},
                                                           {"socket", SameHost::kSocket}};
@@ -89,6 +92,7 @@ struct WorkerOptions {
     std::optional<int64_t> bucket_bytes = 0;   // 0: the usual size; empty: auto
     std::optional<int64_t> micro_batches = 0;  // 0: none, or auto with --elastic; empty: auto
     int prefetch_depth = -1;
+    std::string checkpoint_dir;  // empty: the default; "none": none
   };
   Asked asked;
 
@@ -143,7 +147,10 @@ struct WorkerOptions {
   DataOnGpu data_on_gpu = DataOnGpu::kAuto;
   CudaAwareMpi cuda_aware_mpi = CudaAwareMpi::kOff;
 
-  std::string checkpoint_dir;
+  std::string checkpoint_dir;  // empty: nothing is saved, or where saves_by_default says
+  // No flag says where to save: into a folder of kDefaultCheckpointsDir, which is made when there is something to save.
+  bool saves_by_default = false;
+  bool saves_at_end_alone = false;  // and at a stop
   int64_t checkpoint_every_epochs = 5;
   int64_t checkpoint_every_steps = 0;
   absl::Duration checkpoint_deadline = absl::Seconds(300);
@@ -396,8 +403,11 @@ inline constexpr FlagRow kRows[] = {
      OneOfAt<kCudaAwareMpis, &W::cuda_aware_mpi>(), kSameOnAllRanks},
 
     // A checkpoint is collective: a rank that had none to write would leave the others waiting.
-    {"checkpoint_dir", "checkpoint", "folder for checkpoints; empty: none are written",
-     TextAt<&W::checkpoint_dir>("folder"), kGivenOnAllRanks},
+    {"checkpoint_dir", "checkpoint",
+     "folder for checkpoints; none: none are written; empty: one is written at the end or a stop, or as often as "
+     "--checkpoint_every_epochs or _steps say, into starring-checkpoints/RUN here, and none in an elastic run",
+     TextAt<&W::asked, &Asked::checkpoint_dir>("folder or none"), kGivenOnAllRanks,
+     TextAt<&W::checkpoint_dir>("folder")},
     {"checkpoint_every_epochs", "checkpoint", "epochs between checkpoints",
      WholeAt<&W::checkpoint_every_epochs>(1, kEpochCountMax), kSameOnAllRanks},
     {"checkpoint_every_steps", "checkpoint", "steps of the run between further checkpoints; 0: none",
@@ -411,9 +421,11 @@ inline constexpr FlagRow kRows[] = {
     {"warm_start", "checkpoint", "safetensors to begin with; with --resume a checkpoint comes first",
      TextAt<&W::warm_start>("file"), kSameContent},
 
-    {"evaluate", "after training", "instead of training: loss and metrics of this checkpoint on the test set",
-     TextAt<&W::evaluate>("folder")},
-    {"predict", "after training", "the same, and its predictions for the test set go to --out",
+    {"evaluate", "after training",
+     "instead of training: loss and metrics of this checkpoint on the test set; any number of workers has the same "
+     "bits",
+     TextAt<&W::evaluate>("folder"), kGivenOnAllRanks},
+    {"predict", "after training", "by one process: the same, and its predictions for the test set go to --out",
      TextAt<&W::predict>("folder")},
     {"out", "after training", "the predictions, in the order of the samples: FILE.csv or FILE.npy",
      TextAt<&W::out>("file")},

@@ -1,10 +1,13 @@
 #include "worker/predict/predict.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <filesystem>
+#include <iterator>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <span>
 #include <string>
 #include <system_error>
@@ -13,11 +16,18 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
+#include "common/arithmetic/reduction_order.h"
+#include "common/base/element_range.h"
 #include "common/base/limits.h"
 #include "common/base/memory.h"
 #include "common/base/status.h"
 #include "common/checkpoint/checkpoint.h"
 #include "common/host/log.h"
+#include "common/job/bucket_map.h"
+#include "common/job/layout.h"
+#include "common/security/sha256.h"
 #include "worker/data/loader.h"
 #include "worker/data/normalization.h"
 #include "worker/data/sampler.h"
@@ -36,6 +46,7 @@ struct Model {
   Checkpoint head;
   std::unique_ptr<Network> network;
   std::unique_ptr<DeviceBuffer> parameters;
+  std::string sha256;  // of all that decides the outputs, besides the arithmetic; empty for a process that is alone
 };
 
 absl::Status CheckFits(const TrainedModel& model, const Dataset& data, const std::string& folder) {
@@ -123,6 +134,19 @@ absl::Status CheckData(const Model& model, const PredictOptions& options, std::s
   return absl::OkStatus();
 }
 
+// A digest of all that decides the outputs, besides the arithmetic.
+std::string DigestOf(const TrainedModel& facts, const Checkpoint& checkpoint) {
+  Sha256 digest;
+  digest.Update(absl::StrCat(facts.height, ",", facts.width, ",", facts.channels, ",", facts.takes_numbers, ",",
+                             facts.outputs, ",", facts.layer_file.size(), ",", facts.layer_file));
+  digest.Update(absl::StrJoin(facts.class_names, absl::string_view("\0", 1)));
+  for (const std::vector<float>* values : {&facts.mean, &facts.deviation, &checkpoint.parameters}) {
+    digest.Update(std::as_bytes(std::span(*values)));
+  }
+  for (const auto& [name, values] : checkpoint.buffers) digest.Update(name).Update(std::as_bytes(std::span(values)));
+  return digest.HexDigest();
+}
+
 // DataLoss if the checkpoint is damaged.
 absl::StatusOr<Model> Load(const std::string& folder, const PredictOptions& options) {
   Model model{.folder = folder};
@@ -149,6 +173,7 @@ absl::StatusOr<Model> Load(const std::string& folder, const PredictOptions& opti
   ASSIGN_OR_RETURN(model.parameters, options.device->Allocate(bytes), "the parameters");
   options.device->CopyToDevice(checkpoint.parameters.data(), model.parameters->data(), bytes);
   RETURN_IF_ERROR(options.device->Synchronize());
+  if (options.ranks.exchange != nullptr) model.sha256 = DigestOf(facts, checkpoint);
   return model;
 }
 
@@ -275,11 +300,150 @@ absl::StatusOr<std::unique_ptr<PredictionFile>> CreateFile(const PredictOptions&
                                  .class_names = std::move(names)});
 }
 
+// The work of this rank, and what the ranks do together. Start is for a rank that is not alone.
+class Ranks {
+ public:
+  Ranks(const EvaluatingRanks& ranks, ProgressState* state) : exchange_(ranks.exchange), ranks_(ranks), state_(state) {}
+
+  absl::Status Start(const Model& model) {
+    JobSpec job = ranks_.job;
+    if (ranks_.device_facts != nullptr) {
+      ASSIGN_OR_RETURN(const Facts facts, ranks_.device_facts());
+      std::ranges::copy(facts, std::back_inserter(job.agreed_flags));
+    }
+    // The name is compared first: it explains other parameters.
+    job.agreed_flags.emplace_back("checkpoint.folder", std::filesystem::path(model.folder).filename().string());
+    job.agreed_flags.emplace_back("checkpoint.sha256", model.sha256);
+    // An exchange has parameters. No process reads these, so they are few.
+    ASSIGN_OR_RETURN(job.layout, Layout::Create({{.name = "evaluation", .dims = {EvaluatingRanks::kStartValues}}}));
+    ASSIGN_OR_RETURN(job.buckets, BucketMap::Create({.element_count = job.layout.element_count(),
+                                                     .bucket_bytes = kChunkBytesMax,
+                                                     .world_size = ranks_.bucket_world_size}));
+    Enter(WorkPhase::kStart);
+    return exchange_->Start(job, ranks_.start_values);
+  }
+
+  // The blocks of this rank.
+  ElementRange Mine(int64_t block_count) const {
+    const int64_t rank = ranks_.job.rank, world_size = ranks_.job.world_size;
+    return {block_count * rank / world_size, block_count * (rank + 1) / world_size};
+  }
+
+  // Every rank has computed some of `values`, and has zeros elsewhere: their sum, which is exact, is a gather.
+  absl::Status Gather(std::span<double> values) {
+    if (exchange_ == nullptr) return absl::OkStatus();
+    Enter(WorkPhase::kExchange);
+    return SumInParts(SumPurpose::kEvaluation, values, exchange_);
+  }
+
+  absl::Status Finish() { return exchange_ == nullptr ? absl::OkStatus() : exchange_->Finish(); }
+
+  void Enter(WorkPhase phase) {
+    if (state_ != nullptr) state_->Enter(phase, std::chrono::steady_clock::now());
+  }
+
+ private:
+  GradientExchange* const exchange_;
+  const EvaluatingRanks& ranks_;
+  ProgressState* const state_;
+};
+
 // Turns outputs into what a prediction says, in place.
 void Finish(const Model& model, std::span<float> outputs) {
   if (model.network->loss() == LossKind::kSoftmax) Softmax(outputs, model.network->outputs());
   if (model.network->loss() == LossKind::kBce) Sigmoid(outputs);
 }
+
+// One call of Predict.
+class Prediction {
+ public:
+  explicit Prediction(const PredictOptions& options)
+      : options_(options), data_(options.data->test), ranks_(options.ranks, options.state) {}
+
+  absl::StatusOr<Evaluation> Run() {
+    ASSIGN_OR_RETURN(model_, LoadNewest(options_));
+    RETURN_IF_ERROR(CheckTargets(model_, data_));
+    ASSIGN_OR_RETURN(std::vector<int32_t> model_classes, ModelClasses(model_, *options_.data));
+    ASSIGN_OR_RETURN(Input input, Input::Create(options_.device, data_, model_, std::move(model_classes)));
+    Evaluation evaluation{.folder = model_.folder, .samples = data_.count, .has_labels = data_.has_labels};
+    RETURN_IF_ERROR(CheckData(model_, options_, &evaluation.note));
+    RETURN_IF_ERROR(Meet());
+    ASSIGN_OR_RETURN(file_, CreateFile(options_, model_));
+    QualityCounts counts(model_.network->loss(), model_.network->outputs(), data_.count);
+    losses_.resize(static_cast<size_t>(Sampler(sampler_).steps_per_epoch()));
+    correct_.resize(losses_.size());
+    RETURN_IF_ERROR(ComputeBlocks(input, counts));
+    RETURN_IF_ERROR(ranks_.Gather(losses_));
+    RETURN_IF_ERROR(ranks_.Gather(correct_));
+    if (data_.has_labels) RETURN_IF_ERROR(ranks_.Gather(counts.counts()));
+    if (file_ != nullptr) RETURN_IF_ERROR(file_->Commit());
+    RETURN_IF_ERROR(ranks_.Finish());
+    evaluation.class_names = model_.head.model.class_names;
+    evaluation.quality = counts.Result(std::accumulate(losses_.begin(), losses_.end(), 0.0),
+                                       std::accumulate(correct_.begin(), correct_.end(), 0.0),
+                                       MeanVariance(data_.targets, data_.outputs()));
+    return evaluation;
+  }
+
+ private:
+  absl::Status Meet() {
+    if (options_.ranks.exchange == nullptr) return absl::OkStatus();
+    // A rank meets only the sizes of its own blocks, and the ranks compare how their devices compute all of them.
+    for (const int64_t batch : Sampler(sampler_).ShareSizes()) {
+      RETURN_IF_ERROR(model_.network->PlanEvaluation(batch));
+    }
+    return ranks_.Start(model_);
+  }
+
+  absl::Status ComputeBlocks(Input& input, QualityCounts& counts) {
+    const ElementRange mine = ranks_.Mine(std::ssize(losses_));
+    const TrainedModel& facts = model_.head.model;
+    ASSIGN_OR_RETURN(
+        const std::unique_ptr<Loader> batches,
+        Loader::Create({.dataset = &data_,
+                        .sampler = sampler_,
+                        .normalization = {.mean = facts.mean, .deviation = facts.deviation, .type = data_.type},
+                        .prefetch_depth = 0,
+                        .first_step = mine.begin,
+                        .end_step = mine.end}));
+    for (int64_t block = mine.begin; block < mine.end; ++block) {
+      if (options_.stop()) return absl::CancelledError("stopped by a signal: nothing was written");
+      ranks_.Enter(WorkPhase::kEvaluation);  // again for every block: only a block that takes too long is a stall
+      ASSIGN_OR_RETURN(const Batch* batch, batches->Next());
+      RETURN_IF_ERROR(ComputeBlock(*batch, block, input, counts));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status ComputeBlock(const Batch& batch, int64_t block, Input& input, QualityCounts& counts) {
+    const std::span<const float> parameters = {model_.parameters->floats(),
+                                               static_cast<size_t>(model_.network->layout().element_count())};
+    RETURN_IF_ERROR(model_.network->Evaluate(input.Copy(batch), parameters));
+    const LossResult loss = model_.network->Result();
+    losses_[static_cast<size_t>(block)] = loss.loss_sum;
+    correct_[static_cast<size_t>(block)] = static_cast<double>(loss.correct);
+    const auto width = static_cast<size_t>(model_.network->outputs());
+    outputs_.resize(batch.plan.samples.size() * width);
+    RETURN_IF_ERROR(model_.network->ReadOutputs(outputs_));
+    for (size_t i = 0; i < batch.plan.samples.size(); ++i) {
+      RETURN_IF_ERROR(CheckFinite(std::span<const float>(outputs_).subspan(i * width, width), batch.plan.samples[i]));
+    }
+    if (data_.has_labels) input.Count(batch, outputs_, counts);
+    if (file_ == nullptr) return absl::OkStatus();
+    Finish(model_, outputs_);
+    return file_->Append(outputs_);
+  }
+
+  const PredictOptions& options_;
+  const Dataset& data_;
+  Ranks ranks_;
+  const Sampler::Options sampler_ = {
+      .sample_count = data_.count, .global_batch = kPredictionBatch, .order = Sampler::Order::kSequential};
+  Model model_;
+  std::unique_ptr<PredictionFile> file_;
+  std::vector<double> losses_, correct_;  // by block
+  std::vector<float> outputs_;            // of one block
+};
 
 }  // namespace
 
@@ -308,51 +472,9 @@ ModelInput InputOf(const std::string& checkpoint) {
 }
 
 absl::StatusOr<Evaluation> Predict(const PredictOptions& options) {
-  const Dataset& data = options.data->test;
-  ASSIGN_OR_RETURN(Model model, LoadNewest(options));
-  RETURN_IF_ERROR(CheckTargets(model, data));
-  ASSIGN_OR_RETURN(std::vector<int32_t> model_classes, ModelClasses(model, *options.data));
-  const Sampler::Options sampler = {
-      .sample_count = data.count, .global_batch = kPredictionBatch, .order = Sampler::Order::kSequential};
-  ASSIGN_OR_RETURN(
-      const std::unique_ptr<Loader> batches,
-      Loader::Create(
-          {.dataset = &data,
-           .sampler = sampler,
-           .normalization = {.mean = model.head.model.mean, .deviation = model.head.model.deviation, .type = data.type},
-           .prefetch_depth = 0,
-           .end_step = Sampler(sampler).steps_per_epoch()}));
-  ASSIGN_OR_RETURN(Input input, Input::Create(options.device, data, model, std::move(model_classes)));
-  Evaluation evaluation{.folder = model.folder, .samples = data.count, .has_labels = data.has_labels};
-  RETURN_IF_ERROR(CheckData(model, options, &evaluation.note));
-  ASSIGN_OR_RETURN(const std::unique_ptr<PredictionFile> file, CreateFile(options, model));
-  const std::span<const float> parameters = {model.parameters->floats(),
-                                             static_cast<size_t>(model.network->layout().element_count())};
-  const auto outputs_of_sample = static_cast<size_t>(model.network->outputs());
-  QualityCounts counts(model.network->loss(), model.network->outputs(), data.count);
-  double loss_sum = 0, correct = 0;
-  std::vector<float> outputs;
-  for (int64_t done = 0; done < data.count; done += std::ssize(outputs) / model.network->outputs()) {
-    if (options.stop()) return absl::CancelledError("stopped by a signal: nothing was written");
-    ASSIGN_OR_RETURN(const Batch* batch, batches->Next());
-    RETURN_IF_ERROR(model.network->Evaluate(input.Copy(*batch), parameters));
-    const LossResult loss = model.network->Result();
-    loss_sum += loss.loss_sum;
-    correct += static_cast<double>(loss.correct);
-    outputs.resize(batch->plan.samples.size() * outputs_of_sample);
-    RETURN_IF_ERROR(model.network->ReadOutputs(outputs));
-    for (size_t i = 0; i < batch->plan.samples.size(); ++i) {
-      const auto row = std::span<const float>(outputs).subspan(i * outputs_of_sample, outputs_of_sample);
-      RETURN_IF_ERROR(CheckFinite(row, done + static_cast<int64_t>(i)));
-    }
-    if (data.has_labels) input.Count(*batch, outputs, counts);
-    if (file == nullptr) continue;
-    Finish(model, outputs);
-    RETURN_IF_ERROR(file->Append(outputs));
-  }
-  if (file != nullptr) RETURN_IF_ERROR(file->Commit());
-  evaluation.class_names = model.head.model.class_names;
-  evaluation.quality = counts.Result(loss_sum, correct, MeanVariance(data.targets, data.outputs()));
+  absl::StatusOr<Evaluation> evaluation = Prediction(options).Run();
+  // The other ranks wait for this one's sums. Without this they would wait until their deadlines.
+  if (!evaluation.ok() && options.ranks.exchange != nullptr) options.ranks.exchange->Abort(evaluation.status());
   return evaluation;
 }
 

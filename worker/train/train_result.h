@@ -35,6 +35,7 @@ struct TrainResult {
   BestEpoch best;
   int64_t best_saved_step = 0;    // in `best` of --checkpoint_dir, by this process; only rank 0 knows
   bool checkpoint_saved = false;  // of next_step; only rank 0 knows
+  std::string checkpoint_dir;     // where; only rank 0 knows
   StepSummary step_summary;
   ExchangeCounters exchange;
   std::string parameter_sha256;

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <functional>
 #include <iterator>
+#include <limits>
 #include <numeric>
 #include <optional>
 #include <span>
@@ -72,7 +73,8 @@ class Trainer {
         steps_per_epoch_(StepsPerEpoch(worker_, data_.train.count)),
         end_step_(EndStep(worker_, data_.train.count)),
         checkpoints_({.steps_per_epoch = steps_per_epoch_,
-                      .every_epochs = worker_.checkpoint_every_epochs,
+                      .every_epochs = worker_.saves_at_end_alone ? std::numeric_limits<int64_t>::max()
+                                                                 : worker_.checkpoint_every_epochs,
                       .every_steps = worker_.checkpoint_every_steps}),
         progress_({.style = options.progress,
                    .out = stdout,
@@ -226,6 +228,12 @@ absl::StatusOr<JobSpec> Trainer::DescribeJob() {
               .owners_have_parameters = segment_.from_snapshot,
               .join_deadline = worker_.join_deadline,
               .exchange_deadline = worker_.exchange_deadline};
+  // The table knows whether the flag is given, and no default that is an action.
+  if (worker_.saves_by_default) {
+    for (auto& [flag, value] : job.agreed_flags) {
+      if (flag == "checkpoint_dir") value = worker_.saves_at_end_alone ? "(default, at the end)" : "(default)";
+    }
+  }
   // Facts are compared as flags are, so that a rank that differs is refused by name.
   std::ranges::copy(options_.facts, std::back_inserter(job.agreed_flags));
   Facts deciding = options_.machine_facts;
@@ -267,7 +275,8 @@ absl::Status Trainer::StartExchange() {
                                                             },
                                                         .goes_on = segment_.number > 1,
                                                         .leaves_writes = segment_.number > 0,
-                                                        .on_wait = segment_.on_leaf}));
+                                                        .on_wait = segment_.on_leaf,
+                                                        .default_dir = options_.default_dir}));
   ASSIGN_OR_RETURN(JobSpec job, DescribeJob());
   result_.total_steps = end_step_;
   std::vector<std::vector<float>> state;
@@ -706,6 +715,7 @@ absl::Status Trainer::FinishRun() {
   result_.exchange = exchange_.counters();
   RETURN_IF_ERROR(GatherUse());
   result_.checkpoint_saved = checkpointer_->is_saved();
+  result_.checkpoint_dir = checkpointer_->dir();
   result_.best_saved_step = checkpointer_->best_saved_step();
   result_.generation = segment_.number;
   result_.epochs = history_.epochs;

@@ -49,9 +49,10 @@ struct TrainOptions {
   // Called with the result when all that the ranks do together is done, and before they part: what it writes is there
   // before anybody may hold the run to be over. An error of it ends no training (TrainResult::reported).
   std::function<absl::Status(const TrainResult&)> report;
-  std::string layer_file;  // the text, for checkpoints
-  Facts facts;             // DecidingFacts
-  Facts machine_facts;     // of this machine; other ranks may have others, and a run that resumes says so
+  std::string layer_file;   // the text, for checkpoints
+  std::string default_dir;  // of checkpoints, with WorkerOptions::saves_by_default
+  Facts facts;              // DecidingFacts
+  Facts machine_facts;      // of this machine; other ranks may have others, and a run that resumes says so
   // Facts about this rank's device that must be the same on all ranks, for JobSpec::agreed_flags. Called after every
   // shape that any rank will meet has been planned for. Null: there are none, and no shape is planned in advance.
   std::function<absl::StatusOr<Facts>()> device_facts;

@@ -57,6 +57,7 @@ TEST(LaunchOptionsTest, KnowsTheWorkersFlagsInTheirFiles) {
   EXPECT_TRUE(Parse({"--restarts=1", "--", "--flagfile=" + path}).ok());
   EXPECT_TRUE(Parse({"--restarts=1", "--", "--flagfile", path}).ok());
   EXPECT_THAT(Refusal({"--restarts=1"}), HasSubstr("--checkpoint_dir"));
+  EXPECT_THAT(Refusal({"--restarts=1", "--", "--checkpoint_dir=none"}), HasSubstr("--checkpoint_dir"));
   EXPECT_THAT(Refusal({"--", "--flagfile=" + File("rank.flags", "--rank=1\n")}), HasSubstr("--rank is after --"));
   EXPECT_THAT(Refusal({"--flagfile=" + File("both.flags", "--\n--sync=star\n")}), HasSubstr("--sync is after --"));
   EXPECT_EQ(Parse({"--", "--flagfile=/nowhere"}).status().code(), absl::StatusCode::kNotFound);

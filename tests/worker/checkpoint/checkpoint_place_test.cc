@@ -39,6 +39,29 @@ class CheckpointPlaceTest : public testing::Test {
   std::string dir_;
 };
 
+TEST_F(CheckpointPlaceTest, TheDefaultIsNamedAfterTheRunAndMadeOnce) {
+  WorkerOptions options;
+  options.dataset.name = "fashion-mnist";
+  options.model = "models/my net.v2.textproto";
+  const absl::Time begin = absl::FromCivil(absl::CivilSecond(2026, 11, 29, 7, 5, 9), absl::UTCTimeZone());
+  EXPECT_EQ(DefaultCheckpointDir(options, begin), "starring-checkpoints/fashion-mnist-my_net_v2-20261129-070509");
+
+  const std::string run = dir_ + "/all/run";
+  EXPECT_EQ(MakeDefaultCheckpointDir(run).value(), run);
+  EXPECT_EQ(MakeDefaultCheckpointDir(run).value(), run + "-2");
+  std::ofstream(run + "/.lock") << "the run";
+  RemoveDefaultCheckpointDir(run);
+  EXPECT_FALSE(fs::exists(run));
+  AddCheckpoint("all/run-2/step-000000014");
+  RemoveDefaultCheckpointDir(run + "-2");
+  EXPECT_TRUE(fs::exists(run + "-2/step-000000014"));
+  fs::remove_all(run + "-2/step-000000014");
+  RemoveDefaultCheckpointDir(run + "-2");
+  EXPECT_FALSE(fs::exists(dir_ + "/all"));
+  std::ofstream(dir_ + "/all") << "a file";
+  EXPECT_THAT(MakeDefaultCheckpointDir(run).status().message(), HasSubstr("all/run: Not a directory"));
+}
+
 TEST_F(CheckpointPlaceTest, AnEmptyFolderOrNoneIsRight) {
   EXPECT_EQ(Check("", false), "");
   for (const bool resume : {false, true}) {

@@ -86,7 +86,8 @@ class CheckpointerTest : public testing::Test {
     rank->options.transport = TransportKind::kMpi;
     rank->options.optimizer.momentum = 0.9;
     rank->options.resume = resume_;
-    rank->options.checkpoint_dir = dir_;
+    if (!by_default_) rank->options.checkpoint_dir = dir_;
+    rank->options.saves_by_default = by_default_;
     rank->options.exchange_deadline = exchange_deadline_;
     rank->options.checkpoint_deadline = checkpoint_deadline_;
     const NetworkOptions shape{.height = 4, .width = 4, .channels = 1, .outputs = 10, .batch_max = 1};
@@ -122,7 +123,8 @@ class CheckpointerTest : public testing::Test {
          .warn = [rank](const std::string& text) { rank->warnings.push_back(text); },
          .goes_on = is_elastic_,
          .leaves_writes = is_elastic_,
-         .on_wait = on_wait_});
+         .on_wait = on_wait_,
+         .default_dir = dir_ + "/all/run"});
     CHECK_OK(created.status());
     return *std::move(created);
   }
@@ -130,6 +132,7 @@ class CheckpointerTest : public testing::Test {
   std::string dir_;
   bool resume_ = false;
   bool is_elastic_ = false;
+  bool by_default_ = false;
   int64_t end_step_ = 1000;
   absl::Duration exchange_deadline_ = absl::Seconds(60);
   absl::Duration checkpoint_deadline_ = absl::Seconds(60);
@@ -158,6 +161,44 @@ TEST_F(CheckpointerTest, APeriodicCheckpointIsSkippedWhileTheDiskIsSlow) {
   EXPECT_TRUE(std::filesystem::exists(dir_ + "/step-000000010"));
   EXPECT_FALSE(std::filesystem::exists(dir_ + "/step-000000020"));
   EXPECT_TRUE(std::filesystem::exists(dir_ + "/step-000000030"));
+}
+
+TEST_F(CheckpointerTest, ByDefaultThereIsOneAtTheEnd) {
+  by_default_ = true;
+  RunRanks([&](Rank* rank) {
+    EXPECT_EQ(rank->checkpointer->SaveFinal(30, rank->parameters, rank->exchange.get()), absl::OkStatus());
+    const bool writes = rank->options.rank == 0;
+    EXPECT_EQ(rank->checkpointer->is_saved(), writes);
+    EXPECT_EQ(rank->checkpointer->dir(), writes ? dir_ + "/all/run" : "");
+  });
+  EXPECT_THAT(warnings_, IsEmpty());
+  EXPECT_TRUE(std::filesystem::exists(dir_ + "/all/run/step-000000030"));
+}
+
+TEST_F(CheckpointerTest, NoDiskEndsARunThatSavesByDefault) {
+  by_default_ = true;
+  const auto save = [](Rank* rank) {
+    EXPECT_EQ(rank->checkpointer->SavePeriodic(10, rank->parameters, rank->exchange.get()), absl::OkStatus());
+    EXPECT_EQ(rank->checkpointer->SaveFinal(30, rank->parameters, rank->exchange.get()), absl::OkStatus());
+    EXPECT_FALSE(rank->checkpointer->is_saved());
+  };
+  write_ = [](const std::string&, const Layout&, const Checkpoint&) { return NotWrittenError("full"); };
+  RunRanks(save);
+  EXPECT_THAT(warnings_,
+              ElementsAre(HasSubstr("step 10 was not written: full"), HasSubstr("step 30 was not written: full")));
+  EXPECT_FALSE(std::filesystem::exists(dir_ + "/all")) << "nothing is left behind";
+
+  write_ = WriteCheckpoint;
+  std::ofstream(dir_ + "/all") << "a file";
+  RunRanks(save);
+  EXPECT_THAT(warnings_, ElementsAre(AllOf(HasSubstr("nothing will be saved"), HasSubstr("--checkpoint_dir=none"))));
+
+  std::filesystem::remove(dir_ + "/all");
+  RunRanks([&](Rank* rank) {
+    rank->parameters[0] = std::numeric_limits<float>::infinity();
+    save(rank);
+  });
+  EXPECT_THAT(warnings_, ElementsAre(HasSubstr("no checkpoint: "), HasSubstr("no checkpoint: ")));
 }
 
 // The others have trained for long when a worker that has just come becomes rank 0.

@@ -243,6 +243,47 @@ TEST_F(CsvReaderTest, ReadsManyRowsAndColumns) {
   EXPECT_THAT(std::string(Read(wide + ",1", "", "1").status().message()), HasSubstr("more than 65537 cells"));
 }
 
+TEST_F(CsvReaderTest, APredictionNeedsNoLabels) {
+  // Of a model with two columns.
+  const auto read = [&](std::string_view text, const std::string& label = "") {
+    return ReadCsv(
+        {.train = WriteFile(folder_, "new.csv", text), .label = label, .columns_min = 2, .may_lack_labels = true});
+  };
+  const auto expect_none = [](const absl::StatusOr<TrainAndTest>& sets) {
+    ASSERT_TRUE(sets.ok()) << sets.status();
+    EXPECT_FALSE(sets->train.has_labels);
+    EXPECT_EQ(sets->train.channels, 2);
+    EXPECT_EQ(sets->train.classes, 1);
+    EXPECT_THAT(Numbers(sets->train), ElementsAre(1, 2, 3, 4));
+    EXPECT_THAT(sets->train.labels, ElementsAre(0, 0));
+  };
+  expect_none(read("1,2\n3,4\n"));
+  expect_none(read("1,2\n3,4\n", "1"));
+  expect_none(read("a,b\n1,2\n3,4\n"));
+  expect_none(read("a,b\n1,2\n3,4\n", "kind"));
+  // A column of that name has labels: its numbers are none of the model's.
+  for (const char* label : {"", "y"}) {
+    const auto sets = read("a,y\n1,2\n3,4\n", label);
+    EXPECT_TRUE(sets->train.has_labels);
+    EXPECT_EQ(sets->train.channels, 1);
+    EXPECT_THAT(sets->train.labels, ElementsAre(2, 4));
+  }
+  const auto labelled = read("a,b,kind\n1,2,x\n3,4,y\n", "kind");
+  EXPECT_TRUE(labelled->train.has_labels);
+  EXPECT_THAT(labelled->class_names, ElementsAre("x", "y"));
+  EXPECT_THAT(std::string(read("a,b,c\n1,2,3\n").status().message()),
+              HasSubstr("0 columns called label, target, class or y, expected one: give --csv_label=NAME|NUMBER, with "
+                        "numbers from 1 on; it has the columns \"a\", \"b\", \"c\"; a file without labels has the 2 "
+                        "columns of the model"));
+  EXPECT_THAT(LabelRefusal("a,b\n1,2\n", ""), EndsWith("it has the columns \"a\", \"b\""));
+}
+
+TEST_F(CsvReaderTest, AModelMayHaveOneColumn) {
+  const TableFiles files{
+      .train = WriteFile(folder_, "new.csv", "a\n1\n3\n"), .columns_min = 1, .may_lack_labels = true};
+  EXPECT_THAT(Numbers(ReadCsv(files)->train), ElementsAre(1, 3));
+}
+
 class LibsvmReaderTest : public ::testing::Test {
  protected:
   absl::StatusOr<TrainAndTest> Read(std::string_view train, std::string_view test = "") {
@@ -277,6 +318,24 @@ TEST_F(LibsvmReaderTest, TheWidthIsThatOfBothFiles) {
   // The training file alone, and one whose indices are the larger ones; the last line has no end.
   EXPECT_EQ(Read("1 2:1\n0 1:1")->train.channels, 2);
   EXPECT_EQ(Read("1 65536:1\n", "0 1:1\n")->test.channels, 65536);
+}
+
+TEST_F(LibsvmReaderTest, APredictionNeedsNoLabels) {
+  const auto read = [&](std::string_view text) {
+    return ReadLibsvm({.train = WriteFile(folder_, "new.svm", text), .columns_min = 3, .may_lack_labels = true});
+  };
+  const auto sets = read("# new\n1:0.5 3:-2\n2:7 # second\n");
+  ASSERT_TRUE(sets.ok()) << sets.status();
+  EXPECT_FALSE(sets->train.has_labels);
+  EXPECT_EQ(sets->train.classes, 1);
+  EXPECT_THAT(Numbers(sets->train), ElementsAre(0.5, 0, -2, 0, 7, 0));
+  EXPECT_THAT(sets->train.labels, ElementsAre(0, 0));
+  EXPECT_THAT(read("-1 1:1\n+1\n")->class_names, ElementsAre("-1", "+1"));
+  EXPECT_THAT(std::string(read("1:1\n-1 1:1\n").status().message()),
+              HasSubstr("line 2: expected a pair, as the first line begins with one, found \"-1\""));
+  EXPECT_THAT(std::string(read("-1 1:1\n1:1\n").status().message()),
+              HasSubstr("line 2: expected a label, found the pair \"1:1\""));
+  EXPECT_THAT(Refusal("1:1\n"), HasSubstr("expected a label, found the pair"));
 }
 
 TEST_F(LibsvmReaderTest, RefusesWrongPairs) {

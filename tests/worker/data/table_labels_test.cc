@@ -65,6 +65,14 @@ TEST(TableLabelsTest, TextsAreClassesByBytes) {
   EXPECT_EQ(sets.train.classes, 5);
 }
 
+TEST(TableLabelsTest, ASetMayHaveNone) {
+  Dataset set{.count = 2};
+  LeaveLabelsOut(set);
+  EXPECT_FALSE(set.has_labels);
+  EXPECT_EQ(set.outputs(), 1);
+  EXPECT_EQ(set.labels, std::vector<uint16_t>(2));
+}
+
 TEST(TableLabelsTest, KnowsWhatWasAdded) {
   TableLabels labels;
   EXPECT_EQ(labels.Add("a").value(), 0);

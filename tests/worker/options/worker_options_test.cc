@@ -509,6 +509,31 @@ TEST(WorkerOptionsTest, RefusesContradictions) {
   EXPECT_THAT(Refusal({"--schedule=step"}), HasSubstr("--decay_steps"));
 }
 
+TEST(WorkerOptionsTest, WithoutAFolderARunSavesAtItsEnd) {
+  const auto plain = Parse({});
+  EXPECT_TRUE(plain->saves_by_default && plain->saves_at_end_alone && plain->checkpoint_dir.empty());
+  const auto often = Parse({"--checkpoint_every_steps=3"});
+  EXPECT_TRUE(often->saves_by_default && !often->saves_at_end_alone);
+  for (const char* given : {"--checkpoint_dir=none", "--checkpoint_dir=a", "--coordinator=a:1"}) {
+    EXPECT_FALSE(Parse({given})->saves_by_default) << given;
+  }
+  EXPECT_EQ(Parse({"--checkpoint_dir=none"})->checkpoint_dir, "");
+  EXPECT_EQ(Parse({"--checkpoint_dir=a"})->checkpoint_dir, "a");
+  EXPECT_THAT(Refusal({"--checkpoint_dir=none", "--resume"}), HasSubstr("it needs --checkpoint_dir=FOLDER"));
+}
+
+TEST(WorkerOptionsTest, RanksEvaluateTogetherAndOneProcessPredicts) {
+  EXPECT_TRUE(
+      Parse({"--evaluate=run", "--same_host=shared_memory", "--run_id=a", "--join_deadline_s=5"}, MpirunOf(1, 3)).ok());
+  EXPECT_TRUE(Parse({"--evaluate=run", "--servers=a:1", "--rank=1", "--world_size=2", "--lanes=2"}).ok());
+  for (const char* more : {"--global_batch=8", "--bucket_bytes=auto", "--micro_batches=4"}) {
+    EXPECT_THAT(Refusal({"--evaluate=run", more}, MpirunOf(1, 3)), HasSubstr("is for a training, --evaluate"));
+  }
+  EXPECT_THAT(Refusal({"--evaluate=run", "--coordinator=a:1"}), HasSubstr("leave out --elastic and --coordinator"));
+  EXPECT_THAT(Refusal({"--predict=run", "--out=a.csv"}, MpirunOf(0, 2)), HasSubstr("--predict is for one process"));
+  EXPECT_THAT(Refusal({"--predict=run", "--out=a.csv", "--join_deadline_s=5"}), HasSubstr("--predict trains nothing"));
+}
+
 TEST(WorkerOptionsTest, RefusesValuesThatMakeNoSense) {
   EXPECT_THAT(Refusal({"--global_batch=0"}),
               HasSubstr("flag --global_batch cannot be \"0\": it must be a whole number from 1 to "));

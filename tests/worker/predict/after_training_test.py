@@ -9,6 +9,7 @@ import tempfile
 import unittest
 
 try:
+    import numpy
     import torch
 except ImportError:
     print("SKIPPED: this python3 has no torch, so checkpoints of the worker were not read", file=sys.stderr)
@@ -63,6 +64,21 @@ class AfterTrainingTest(unittest.TestCase):
             torch.testing.assert_close(got, wanted, atol=1e-5, rtol=0)
             self.assertEqual([row["name"] for row in rows], [NAMES[c] for c in got.argmax(1)])
 
+            # The same answers without labels, which nothing can be compared with.
+            with open(f"{folder}/new.csv", "w", encoding="utf-8", newline="") as file:
+                csv.writer(file).writerows([["a", "b", "c"], *tests.tolist()])
+            with open(f"{folder}/new.libsvm", "w", encoding="utf-8") as file:
+                file.writelines(f"1:{a!r} 2:{b!r} 3:{c!r}\n" for a, b, c in tests.tolist())
+            for name in ("csv", "libsvm"):
+                new = [f"--dataset={name}", f"--data_dir={folder}/new.{name}"]
+                done = self.run_worker(*new, f"--predict={folder}/run", f"--out={folder}/new_out.csv")
+                self.assertEqual((done.returncode, done.stdout), (0, f"predictions in {folder}/new_out.csv\n"),
+                                 done.stderr)
+                with open(f"{folder}/new_out.csv", encoding="utf-8", newline="") as file:
+                    self.assertEqual(list(csv.DictReader(file)), rows)
+                refused = self.run_worker(*new, f"--evaluate={folder}/run")
+                self.assertEqual((refused.returncode, "has no labels" in refused.stderr), (2, True), refused.stderr)
+
             # One file alone is the test set.
             done = self.run_worker("--dataset=csv", f"--data_dir={folder}/test.csv", "--csv_label=kind",
                                    f"--evaluate={folder}/run")
@@ -100,6 +116,15 @@ class AfterTrainingTest(unittest.TestCase):
                 with open(f"{folder}/out.csv", encoding="utf-8", newline="") as file:
                     rows = list(csv.DictReader(file))
                 self.assertEqual(len(rows), 50)
+                with open(f"{folder}/new.csv", "w", encoding="utf-8", newline="") as file:
+                    csv.writer(file).writerows(inputs.tolist())
+                done = self.run_worker("--dataset=csv", f"--data_dir={folder}/new.csv", f"--predict={folder}/{loss}",
+                                       f"--out={folder}/new.npy")
+                self.assertEqual(done.returncode, 0, done.stderr)
+                with torch.no_grad():
+                    wanted = models.from_checkpoint(f"{folder}/{loss}")(inputs)
+                got = torch.from_numpy(numpy.load(f"{folder}/new.npy"))
+                torch.testing.assert_close(got, wanted, atol=1e-5, rtol=0)
                 columns = ["index", "y0"] if loss == "mse" else ["index", "predicted", "name", "p0"]
                 self.assertEqual(list(rows[0]), columns)
                 if loss == "bce":

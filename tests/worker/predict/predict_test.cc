@@ -1,22 +1,30 @@
 #include "worker/predict/predict.h"
 
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <limits>
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/checkpoint/checkpoint.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "kernels/cpu/cpu_device.h"
+#include "tests/common/transport/in_memory_transport.h"
+#include "worker/exchange/peer/peer_exchange.h"
 #include "worker/model/layer_file.h"
 #include "worker/model/network.h"
+#include "worker/model/network_graph.h"
 
 namespace starring {
 namespace {
@@ -148,6 +156,94 @@ TEST_F(PredictTest, MoreThanOneBatch) {
   }
   data_.test = MakeSet(numbers, labels);
   EXPECT_DOUBLE_EQ(Ask(dir_)->quality.accuracy, 0.5);  // the classes are 6, 0, 0, 6, 0, 0, ...
+}
+
+// 1,200 samples in five blocks, whose losses are so different that another order of their sum has other bits.
+class RanksTest : public PredictTest {
+ protected:
+  RanksTest() {
+    std::vector<float> numbers;
+    std::vector<uint16_t> labels;
+    for (int i = 0; i < 1200; ++i) {
+      numbers.insert(numbers.end(), {static_cast<float>(i % 11) / 7 * std::pow(9.0f, static_cast<float>(i / 256)),
+                                     static_cast<float>(i % 13) / 3});
+      labels.push_back(static_cast<uint16_t>(i % 7));
+    }
+    data_.test = MakeSet(numbers, labels);
+  }
+
+  // As ranks of a ring; rank r has data[r].
+  std::vector<absl::StatusOr<Evaluation>> AskRanks(const std::vector<const TrainAndTest*>& data) {
+    const int world_size = static_cast<int>(data.size());
+    InMemoryNetwork network(world_size, /*seed=*/1);
+    std::vector<absl::StatusOr<Evaluation>> evaluations(data.size());
+    const auto ask = [&](int rank) {
+      const auto device = CreateCpuDevice({}).value();
+      std::array<float, EvaluatingRanks::kStartValues> start_values = {};
+      PeerExchange exchange(network.CreateTransport(rank), PeerExchange::Options{});
+      evaluations[rank] =
+          Predict({.checkpoint = dir_,
+                   .data = data[rank],
+                   .out = "",
+                   .device = device.get(),
+                   .ranks = {.exchange = &exchange,
+                             .job = {.rank = rank, .world_size = world_size, .agreed_flags = DatasetFacts(*data[rank])},
+                             .bucket_world_size = world_size,
+                             .start_values = start_values}});
+      EXPECT_TRUE(exchange.Release());
+    };
+    std::vector<std::thread> ranks;
+    for (int rank = 0; rank < world_size; ++rank) ranks.emplace_back(ask, rank);
+    for (std::thread& rank : ranks) rank.join();
+    return evaluations;
+  }
+};
+
+TEST_F(RanksTest, AnyNumberHasTheSameBits) {
+  int64_t step = 0;
+  for (const char* loss : {"softmax", "bce", "mse"}) {
+    SCOPED_TRACE(loss);
+    const std::string layers = absl::StrCat(kLayers, "loss { ", loss, " {} }");
+    Write(++step, 0, layers);
+    Dataset& test = data_.test;
+    test.target = TargetOf(LossOf(LayerFile::Parse(layers, "test").value()).kind);
+    if (test.target != TargetType::kClass && test.targets.empty()) {
+      test.target_values = kOutputs;
+      for (const uint16_t label : std::exchange(test.labels, {})) {
+        for (int c = 0; c < kOutputs; ++c) test.targets.push_back(c == label ? 1 : 0);
+      }
+    }
+    const Quality alone = Ask(dir_)->quality;
+    for (const int world_size : {1, 2, 3, 4, 7}) {  // the last has more ranks than blocks
+      SCOPED_TRACE(world_size);
+      for (const auto& evaluation : AskRanks(std::vector(static_cast<size_t>(world_size), &std::as_const(data_)))) {
+        ASSERT_TRUE(evaluation.ok()) << evaluation.status();
+        const Quality& quality = evaluation->quality;
+        EXPECT_EQ(quality.loss_mean, alone.loss_mean);
+        EXPECT_EQ(quality.accuracy, alone.accuracy);
+        EXPECT_EQ(quality.top5, alone.top5);
+        EXPECT_EQ(quality.auc, alone.auc);
+        EXPECT_EQ(quality.rmse, alone.rmse);
+        EXPECT_EQ(quality.r2, alone.r2);
+        EXPECT_EQ(quality.confusion, alone.confusion);
+      }
+    }
+  }
+}
+
+TEST_F(RanksTest, AllOfThemEndIfOneHasOtherSamplesOrFails) {
+  Write(1);
+  TrainAndTest other = data_;
+  other.test.images_crc32c = 1;
+  for (const auto& evaluation : AskRanks({&data_, &data_, &other})) {
+    EXPECT_THAT(evaluation.status().message(), AllOf(HasSubstr("rank 2 has data.test=1200"), HasSubstr("--data_dir")));
+  }
+  // Sample 1023 is in the block of the last rank.
+  const float infinity = std::numeric_limits<float>::infinity();
+  std::memcpy(data_.test.images.data() + 1023 * kColumns * sizeof(float), &infinity, sizeof(float));
+  const auto evaluations = AskRanks({&data_, &data_});
+  EXPECT_THAT(evaluations[0].status().message(), AllOf(HasSubstr("rank 1 gave up"), HasSubstr("for sample 1023 is")));
+  EXPECT_THAT(evaluations[1].status().message(), HasSubstr("for sample 1023 is"));
 }
 
 TEST_F(PredictTest, ALabelMeansTheClassOfItsName) {
