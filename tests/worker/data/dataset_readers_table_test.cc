@@ -244,7 +244,7 @@ TEST_F(CsvReaderTest, ReadsManyRowsAndColumns) {
 }
 
 TEST_F(CsvReaderTest, APredictionNeedsNoLabels) {
-  // Of a model with two columns.
+  // The model has two columns.
   const auto read = [&](std::string_view text, const std::string& label = "") {
     return ReadCsv(
         {.train = WriteFile(folder_, "new.csv", text), .label = label, .columns_min = 2, .may_lack_labels = true});
