@@ -41,6 +41,7 @@ std::string BitsKey(const v1::RunRecord& record, const Struct& config) {
   const std::string sync = Text(config, "sync");
   // MPI's own allreduce and PyTorch add in orders of their own, so nothing is promised for them.
   if (sync == "ddp" || sync == "mpi" || record.host().versions().contains("torch")) return "";
+  const std::map<std::string, std::string> before_the_flag = {{"clip_norm", "0"}, {"normalize", "channels"}};
   // Flags that cannot change the bits are left out: sync, servers, bucket size, resuming.
   std::vector<std::string> values;
   for (const char* const name : {"world_size",   "model",        "dataset",        "augment",
@@ -51,7 +52,9 @@ std::string BitsKey(const v1::RunRecord& record, const Struct& config) {
                                  "schedule",     "warmup_steps", "decay_steps",    "decay_gamma",
                                  "total_steps",  "device",       "threads",        "isa",
                                  "math",         "conv",         "synthetic_size", "synthetic_channels"}) {
-    values.push_back(Text(config, name));
+    const std::string value = Text(config, name);
+    const auto usual = before_the_flag.find(name);
+    values.push_back(value.empty() && usual != before_the_flag.end() ? usual->second : value);
   }
   return absl::StrJoin(values, "|");
 }

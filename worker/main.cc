@@ -388,8 +388,11 @@ void PrintResult(const WorkerOptions& options, const TrainResult& result) {
   }
   if (result.checkpoint_saved) {
     const char* const then = result.stopped_early ? ": --resume goes on from there" : "";
-    const std::string use = absl::StrCat(": --checkpoint_dir=", result.checkpoint_dir,
-                                         " --resume goes on from there, --evaluate and --predict take that folder");
+    const std::string use =
+        absl::StrCat(result.stopped_early
+                         ? absl::StrCat(": --checkpoint_dir=", result.checkpoint_dir, " --resume goes on from there, ")
+                         : ": ",
+                     "--evaluate and --predict take that folder");
     std::printf("saved in %s%s\n", result.checkpoint_dir.c_str(), options.saves_by_default ? use.c_str() : then);
   } else if (options.checkpoint_dir.empty()) {
     std::printf("nothing was saved: --checkpoint_dir=FOLDER saves parameters and state there\n");
@@ -544,9 +547,9 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
   const std::unique_ptr<Network> network = *std::move(created);
   // The head is printed before the ranks meet, so that a person who waits for a missing rank sees the job's settings.
   const Progress::Style style = ChooseStyle(options, launcher);
-  if (style != Progress::Style::kNone) {
-    PrintHead(options, *network, data, choice, gpu_memory);
-    if (reading > kReadingWorthALine) std::printf("%s\n", DescribeReading(data, reading).c_str());
+  if (style != Progress::Style::kNone) PrintHead(options, *network, data, choice, gpu_memory);
+  if (style != Progress::Style::kNone && reading > kReadingWorthALine) {
+    std::printf("%s\n", DescribeReading(data, reading).c_str());
   }
   std::optional<WarmStart> warm_start;
   if (!options.warm_start.empty()) {

@@ -24,7 +24,7 @@ std::string DescribeWork(const WorkState& state) {
       return absl::StrCat("in the exchange at step ", state.step,
                           state.bucket < 0 ? "" : absl::StrCat(", bucket ", state.bucket));
     case WorkPhase::kEvaluation:
-      return absl::StrCat("in the evaluation after step ", state.step);
+      return state.step < 0 ? "in the evaluation" : absl::StrCat("in the evaluation after step ", state.step);
     case WorkPhase::kCheckpoint:
       return absl::StrCat("in the checkpoint after step ", state.step);
     case WorkPhase::kBetweenSteps:

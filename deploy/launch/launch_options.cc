@@ -53,6 +53,17 @@ bool HasFlag(const std::vector<std::string>& words, absl::string_view flag) {
   return std::any_of(words.begin(), words.end(), [flag](const std::string& word) { return IsFlag(word, flag); });
 }
 
+// Whether the workers save where a restart finds it.
+bool HasFolder(const std::vector<std::string>& words) {
+  std::string folder;
+  for (size_t i = 0; i < words.size(); ++i) {
+    if (!IsFlag(words[i], "checkpoint_dir")) continue;
+    const size_t equals = words[i].find('=');
+    folder = equals != std::string::npos ? words[i].substr(equals + 1) : i + 1 < words.size() ? words[i + 1] : "";
+  }
+  return !folder.empty() && folder != "none";
+}
+
 // The workers' flags, and those in the workers' files. The workers read the files again themselves; here they are read
 // to find flags that contradict the launcher's.
 absl::StatusOr<std::vector<std::string>> WithFilesRead(const std::vector<std::string>& worker_flags) {
@@ -95,9 +106,8 @@ absl::Status CheckWorkerFlags(const LaunchOptions& options) {
   if (options.metrics_port >= 0 && HasFlag(worker_flags, "metrics_port")) {
     return RefuseFlag("metrics_port", absl::StrCat(options.metrics_port), kAfterToo);
   }
-  const bool has_folder = HasFlag(worker_flags, "checkpoint_dir") &&
-                          std::ranges::find(worker_flags, "--checkpoint_dir=none") == worker_flags.end();
-  if (options.restart_count > 0 && !has_folder) {
+  const bool restarts = options.restart_count > 0 && !HasFlag(worker_flags, "evaluate");
+  if (restarts && !HasFolder(worker_flags)) {
     return RefuseFlag("restarts", absl::StrCat(options.restart_count),
                       "a restart continues from a checkpoint: give the workers a --checkpoint_dir after --");
   }

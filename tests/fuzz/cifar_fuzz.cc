@@ -1,5 +1,8 @@
 // Two files of CIFAR's records: a length, the first file, then the second. If the first byte says so, a short block is
 // repeated to whole records, since a fuzzer would hardly produce 3073 bytes, or the records have two labels.
+#include <algorithm>
+#include <span>
+
 #include "common/base/check.h"
 #include "tests/fuzz/fuzz_input.h"
 #include "tests/fuzz/memory_file.h"
@@ -33,11 +36,21 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   content = input.Rest();
   if ((shape & 8) != 0) content = Records(content, record_bytes, (shape >> 4) & 3, (shape >> 6) & 1);
   second.Write(content);
-  const auto dataset = starring::ReadCifar({.paths = {first.path(), second.path()},
-                                            .label_bytes = label_bytes,
-                                            .label = label_bytes - 1,
-                                            .bytes_max = 3 * 3072});
+  starring::CifarFiles files = {.paths = {first.path(), second.path()},
+                                .label_bytes = label_bytes,
+                                .label = label_bytes - 1,
+                                .map = starring::MapData::kNever,
+                                .bytes_max = 3 * 3072};
+  const auto dataset = starring::ReadCifar(files);
+  files.map = starring::MapData::kAlways;
+  const auto mapped = starring::ReadCifar(files);
+  // A mapped file has no limit of bytes.
+  CHECK(mapped.ok() || !dataset.ok());
   if (!dataset.ok()) return 0;
+  CHECK_EQ(mapped->images_crc32c, dataset->images_crc32c);
+  mapped->ForEachBlock(0, mapped->count, mapped->count, [&](std::span<const uint8_t> values, int64_t) {
+    CHECK(std::ranges::equal(values, dataset->images));
+  });
   CHECK_GE(dataset->count, 1);
   CHECK_LE(dataset->count, 3);
   CHECK_EQ(dataset->count, std::ssize(dataset->labels));

@@ -88,8 +88,8 @@ absl::StatusOr<std::string> MakeDefaultCheckpointDir(const std::string& dir) {
 void RemoveDefaultCheckpointDir(const std::string& dir) {
   if (HasCheckpoint(dir)) return;
   unlink(absl::StrCat(dir, "/.lock").c_str());
-  // A folder that has anything stays.
-  if (rmdir(dir.c_str()) == 0) rmdir(fs::path(dir).parent_path().c_str());
+  // A folder that has anything stays, and so does the one above it: another run may be about to use that.
+  rmdir(dir.c_str());
 }
 
 absl::Status CheckCheckpointPlace(const WorkerOptions& worker) {

@@ -26,7 +26,7 @@ std::string DefaultCheckpointDir(const WorkerOptions& worker, absl::Time now);
 // Makes such a folder: `dir`, or `dir`-2 and so on if that is there. Returns the one that is new.
 absl::StatusOr<std::string> MakeDefaultCheckpointDir(const std::string& dir);
 
-// Removes it, and the folder above it, if they have no checkpoint.
+// Removes it if it has no checkpoint.
 void RemoveDefaultCheckpointDir(const std::string& dir);
 
 }  // namespace starring

@@ -14,6 +14,7 @@
 #include "common/base/limits.h"
 #include "common/base/status.h"
 #include "common/checkpoint/crc32c.h"
+#include "common/host/log.h"
 #include "worker/data/dataset_readers.h"
 #include "worker/data/files/cell_text.h"
 #include "worker/data/files/csv_rows.h"
@@ -54,8 +55,8 @@ CellKind KindOf(absl::string_view cell) {
 
 bool IsText(absl::string_view cell) { return KindOf(cell) == CellKind::kText; }
 
-// Finds the column of labels by name, or by number; by one of the usual names if `wanted` is empty. A file that has the
-// model's columns may be without: a number would then mean one of these.
+// Finds the column of labels by name, or by number; by one of the usual names if `wanted` is empty. A file that has as
+// many columns as the model is without, unless the name was given: a number would mean another column than in training.
 absl::StatusOr<size_t> FindLabel(const std::string& path, const TableFiles& files, const Cells& first,
                                  const std::vector<std::string>& names) {
   const std::string& wanted = files.label;
@@ -64,8 +65,12 @@ absl::StatusOr<size_t> FindLabel(const std::string& path, const TableFiles& file
     const bool is_label = wanted.empty() ? std::ranges::count(kLabelNames, names[i]) > 0 : names[i] == wanted;
     if (is_label) found.push_back(i);
   }
+  const bool is_named = found.size() == 1 && !wanted.empty();
+  if (!is_named && files.may_lack_labels && std::ssize(first) == files.columns_min) {
+    Log(absl::StrCat(path, " is read as samples without labels: it has the model's ", first.size(), " columns"));
+    return kNoLabel;
+  }
   if (found.size() == 1) return found[0];
-  if (found.empty() && files.may_lack_labels && std::ssize(first) == files.columns_min) return kNoLabel;
   if (size_t number = 0; found.empty() && absl::SimpleAtoi(wanted, &number) && number >= 1 && number <= first.size()) {
     return number - 1;
   }

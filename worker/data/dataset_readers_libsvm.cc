@@ -158,6 +158,11 @@ absl::Status ReadLines(const std::string& path, const TableFiles& files, TextPie
     const absl::string_view sample = TrimCell(line.substr(0, line.find('#')));
     if (TrimCell(line).empty()) {
       if (empty_line == 0) empty_line = number;
+      // Without a label a sample of zeros may be meant. Left out, it would move the predictions of those after it.
+      if (!set.has_labels) {
+        return absl::DataLossError(absl::StrCat(path, ", line ", number, ": found an empty line, expected a sample: ",
+                                                "write 1:0 for one of zeros, or remove the line"));
+      }
     } else if (empty_line > 0) {
       return absl::DataLossError(absl::StrCat(path, ", line ", empty_line, ": found an empty line before line ", number,
                                               ", expected a sample: remove the empty line"));

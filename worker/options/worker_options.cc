@@ -387,8 +387,11 @@ absl::Status CheckAutoBuckets(const WorkerOptions& options) {
 }
 
 // The norm is that of the whole gradient, which no process has while each owner updates its part at once.
-absl::Status CheckClipNorm(const WorkerOptions& options) {
-  if (options.optimizer.clip_norm == 0) return absl::OkStatus();
+absl::Status CheckClipNorm(WorkerOptions& options) {
+  if (options.optimizer.clip_norm == 0) {
+    options.optimizer.clip_norm = 0;  // -0 is another text, and texts are compared when a run is resumed
+    return absl::OkStatus();
+  }
   const std::string value = absl::StrCat(options.optimizer.clip_norm);
   const Cell& cell = options.cell();
   if (!cell.May(Cell::kWholeGradient)) {

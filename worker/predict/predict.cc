@@ -18,11 +18,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "common/arithmetic/reduction_order.h"
 #include "common/base/element_range.h"
 #include "common/base/limits.h"
 #include "common/base/memory.h"
 #include "common/base/status.h"
+#include "common/base/steady_time.h"
 #include "common/checkpoint/checkpoint.h"
 #include "common/host/log.h"
 #include "common/job/bucket_map.h"
@@ -329,6 +331,18 @@ class Ranks {
     return {block_count * rank / world_size, block_count * (rank + 1) / world_size};
   }
 
+  // A rank that is ready early waits for the others inside a sum, which has a deadline. So all ranks compute for so
+  // long and then add up how many blocks are left.
+  absl::Duration round() const {
+    return exchange_ == nullptr ? absl::InfiniteDuration() : ranks_.job.exchange_deadline / 4;
+  }
+
+  absl::StatusOr<bool> AnyLeft(int64_t blocks) {
+    double left = static_cast<double>(blocks);
+    RETURN_IF_ERROR(Gather({&left, 1}));
+    return left > 0;
+  }
+
   // Every rank has computed some of `values`, and has zeros elsewhere: their sum, which is exact, is a gather.
   absl::Status Gather(std::span<double> values) {
     if (exchange_ == nullptr) return absl::OkStatus();
@@ -406,11 +420,16 @@ class Prediction {
                         .prefetch_depth = 0,
                         .first_step = mine.begin,
                         .end_step = mine.end}));
-    for (int64_t block = mine.begin; block < mine.end; ++block) {
-      if (options_.stop()) return absl::CancelledError("stopped by a signal: nothing was written");
-      ranks_.Enter(WorkPhase::kEvaluation);  // again for every block: only a block that takes too long is a stall
-      ASSIGN_OR_RETURN(const Batch* batch, batches->Next());
-      RETURN_IF_ERROR(ComputeBlock(*batch, block, input, counts));
+    int64_t block = mine.begin;
+    for (bool any_left = true; any_left;) {
+      const absl::Time end = SteadyNow() + ranks_.round();
+      for (; block < mine.end && SteadyNow() < end; ++block) {
+        if (options_.stop()) return absl::CancelledError("stopped by a signal: nothing was written");
+        ranks_.Enter(WorkPhase::kEvaluation);  // again for every block: only a block that takes too long is a stall
+        ASSIGN_OR_RETURN(const Batch* batch, batches->Next());
+        RETURN_IF_ERROR(ComputeBlock(*batch, block, input, counts));
+      }
+      ASSIGN_OR_RETURN(any_left, ranks_.AnyLeft(mine.end - block));
     }
     return absl::OkStatus();
   }

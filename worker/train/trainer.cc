@@ -229,10 +229,9 @@ absl::StatusOr<JobSpec> Trainer::DescribeJob() {
               .join_deadline = worker_.join_deadline,
               .exchange_deadline = worker_.exchange_deadline};
   // The table knows whether the flag is given, and no default that is an action.
-  if (worker_.saves_by_default) {
-    for (auto& [flag, value] : job.agreed_flags) {
-      if (flag == "checkpoint_dir") value = worker_.saves_at_end_alone ? "(default, at the end)" : "(default)";
-    }
+  for (auto& [flag, value] : job.agreed_flags) {
+    if (flag != "checkpoint_dir" || !value.empty()) continue;
+    value = worker_.saves_at_end_alone ? "(default, at the end)" : worker_.saves_by_default ? "(default)" : "none";
   }
   // Facts are compared as flags are, so that a rank that differs is refused by name.
   std::ranges::copy(options_.facts, std::back_inserter(job.agreed_flags));

@@ -18,7 +18,8 @@ LAUNCH = os.path.abspath("deploy/launch")
 SECONDS_MAX = 60
 # The network carries 7 MB in a step of mlp. 200 samples in batches of 33 leave a last batch of 2.
 JOB = ["--model=mlp", "--dataset=synthetic", "--synthetic_train_count=200", "--synthetic_test_count=50",
-       "--global_batch=33", "--epochs=2", "--progress=plain", "--device=cpu"]
+       "--global_batch=33", "--epochs=2", "--progress=plain", "--device=cpu",
+       "--checkpoint_dir=none"]
 
 RECEIVE = """
 import socket, time

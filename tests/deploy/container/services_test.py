@@ -80,7 +80,7 @@ class UnitTest(PodTest):
             pods.append(self.node.start(Pod(name, main, [before], ["%s.%s" % (name, DOMAIN)], bundle_at=BUNDLE_AT)))
         port = found["Environment"][0].split("LISTEN=0.0.0.0:")[1].split(" ")[0]
         worker = Container(["/starring/bin/worker", *SMALL, "--servers=node0:%s,node1:%s" % (port, port),
-                            "--job_secret=/secret/secret"],
+                            "--checkpoint_dir=none", "--job_secret=/secret/secret"],
                            {}, [Mount(os.path.dirname(secret), "/secret", read_only=True)])
         pods.append(self.node.start(Pod("worker", worker)))
         for pod in reversed(pods):

@@ -166,6 +166,7 @@ class SlurmTest(unittest.TestCase):
         """The digest of a run on one process."""
         path = self.path("local.json")
         done = subprocess.run([os.path.join(ROOT, "worker/worker"), "--sync=local", "--progress=none",
+                               "--checkpoint_dir=none",
                                "--record=" + path, *flags], capture_output=True, text=True, timeout=SECONDS_MAX,
                               check=False)
         self.assertEqual(done.returncode, 0, done.stderr)

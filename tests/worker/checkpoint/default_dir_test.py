@@ -11,7 +11,8 @@ WORKER = os.path.realpath("worker/worker")
 DATA = ["--dataset=synthetic", "--synthetic_train_count=300", "--synthetic_test_count=50", "--synthetic_size=8"]
 JOB = [*DATA, "--model=logreg", "--global_batch=50", "--epochs=2"]
 FOLDER = r"starring-checkpoints/synthetic-logreg-\d{8}-\d{6}"
-SAVED = rf"\nsaved in ({FOLDER}): --checkpoint_dir=\1 --resume goes on from there, --evaluate and --predict take "
+SAVED = rf"\nsaved in ({FOLDER}): --evaluate and --predict take that folder"
+STOPPED = rf"\nsaved in ({FOLDER}): --checkpoint_dir=\1 --resume goes on from there, --evaluate and --predict take "
 
 
 class DefaultDirTest(unittest.TestCase):
@@ -48,7 +49,7 @@ class DefaultDirTest(unittest.TestCase):
                 line = worker.stdout.readline()
                 self.assertNotEqual(line, "")
             worker.send_signal(signal.SIGTERM)
-            self.assertRegex(worker.communicate(timeout=60)[0], SAVED)
+            self.assertRegex(worker.communicate(timeout=60)[0], STOPPED)
         self.assertEqual((worker.returncode, len(self.checkpoints())), (0, 1))
         refused = self.run_program(WORKER, *JOB, "--resume")
         self.assertEqual((refused.returncode, "needs --checkpoint_dir" in refused.stderr), (2, True), refused.stderr)
@@ -57,7 +58,8 @@ class DefaultDirTest(unittest.TestCase):
         for words in ([*JOB, "--checkpoint_dir=none"], [*JOB, "--learning_rate=1e38"],
                       [*JOB, "--rendezvous=127.0.0.1:9", "--rank=1", "--world_size=2", "--join_deadline_s=1"]):
             self.run_program(WORKER, *words)
-            self.assertEqual(os.listdir(self.folder.name), [], words)
+            self.assertEqual([names for _, _, names in os.walk(self.folder.name) if names], [], words)
+        os.rmdir(os.path.join(self.folder.name, "starring-checkpoints"))
         with open(os.path.join(self.folder.name, "starring-checkpoints"), "w", encoding="utf-8"):
             done = self.run_program(WORKER, *JOB)
         self.assertEqual(done.returncode, 0, done.stderr)

@@ -56,6 +56,7 @@ class LocalExchange final : public GradientExchange {
     const auto start = std::chrono::steady_clock::now();
     const std::span<float> results = clipping_ == nullptr ? parameters_ : clipping_->sums();
     // The update is in place: no other process reads the old parameters, so Await has nothing to wait for.
+    ++submitted_count_;
     owner_->Apply({.step = submission.round,
                    .bucket = submission.bucket,
                    .range = range,
@@ -67,6 +68,7 @@ class LocalExchange final : public GradientExchange {
 
   absl::Status Await(int64_t round, int) override {
     if (clipping_ == nullptr) return absl::OkStatus();
+    CHECK_EQ(submitted_count_ % buckets_.bucket_count(), 0) << "round " << round << " is not submitted whole";
     const auto start = std::chrono::steady_clock::now();
     clipping_->Update(round, parameters_);
     counters_.optimizer_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -97,6 +99,7 @@ class LocalExchange final : public GradientExchange {
   std::span<float> parameters_;
   std::unique_ptr<HostSliceOwner> owner_;  // from Start on, with kExchange
   ClippingOwner* clipping_ = nullptr;      // the owner, if the job clips
+  int64_t submitted_count_ = 0;
   ExchangeCounters counters_;
 };
 

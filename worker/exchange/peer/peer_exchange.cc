@@ -323,13 +323,18 @@ absl::Status PeerExchange::Await(int64_t round, int bucket) {
   if (!pump_.failure().ok()) return pump_.failure();
   const bool clips = clipping_ != nullptr && !clipping_->HasUpdated(round);
   CHECK(!clips || unawaited_count_ == job_.buckets.bucket_count()) << "round " << round << " is not submitted whole";
-  // No other rank should have to wait for this one's messages while this one updates, so they leave before. All ranks
-  // are about to be here: that takes no longer than the last bucket does.
-  const auto is_over = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return clips ? machine_->IsIdle() : machine_->IsReady(bucket);
+  const auto wait_for = [&](int awaited) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const auto is_over = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return machine_->IsReady(awaited); };
+    return WaitUntil(is_over, absl::StrCat("step ", round, ", bucket ", awaited));
   };
-  RETURN_IF_ERROR(WaitUntil(is_over, absl::StrCat("step ", round, ", bucket ", bucket)));
+  RETURN_IF_ERROR(wait_for(bucket));
   if (clips) {
+    // Each bucket has a deadline of its own, as without clipping.
+    for (int other = 0; other < job_.buckets.bucket_count(); ++other) RETURN_IF_ERROR(wait_for(other));
+    // No other rank should have to wait for this one's messages while this one updates, so they leave before. All ranks
+    // are about to be here: that takes no longer than the last bucket does.
+    const auto is_idle = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return machine_->IsIdle(); };
+    RETURN_IF_ERROR(WaitUntil(is_idle, absl::StrCat("step ", round, ", the last messages")));
     const auto start = std::chrono::steady_clock::now();
     clipping_->Update(round, parameters_);
     earlier_.optimizer_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -96,7 +96,10 @@ class PeerExchange final : public GradientExchange {
   [[nodiscard]] bool Release() override;
   absl::Status Finish() override;
   ExchangeCounters counters() const override;
-  ExchangeFacts facts() const override { return {.owners = OwnersOf(way_), .choice = choice_}; }
+  ExchangeFacts facts() const override {
+    // Each rank updates all of a clipped gradient.
+    return {.owners = clipping_ == nullptr ? OwnersOf(way_) : OwnerMap(), .choice = choice_};
+  }
 
  private:
   // Locks the mutex for the trainer's thread and keeps the background thread from asking for it.
