@@ -130,7 +130,7 @@ std::vector<double> ChannelSums(const Dataset& dataset, int64_t first, int64_t s
   return sums;
 }
 
-// Of one block.
+// The moments of one block.
 Moments MomentsOf(const Dataset& dataset, int64_t first, int64_t samples) {
   const int64_t values_per_channel = samples * dataset.height * dataset.width;
   Moments moments = {.blocks = 1,

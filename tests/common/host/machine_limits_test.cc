@@ -71,7 +71,8 @@ TEST(MachineLimitsTest, WhatAGroupOfVersion1UsesIsNotFreeButItsFileCacheIs) {
   machine.Write("sys/fs/cgroup/memory/job/memory.limit_in_bytes", "4000000000\n");
   machine.Write("sys/fs/cgroup/memory/job/memory.usage_in_bytes", "3000000000\n");
   EXPECT_EQ(machine.Available(), 1'000'000'000);
-  machine.Write("sys/fs/cgroup/memory/job/memory.stat", "inactive_file 7\ntotal_inactive_file 300000000\ntotal_active_file 1200000000\n");
+  machine.Write("sys/fs/cgroup/memory/job/memory.stat",
+                "inactive_file 7\ntotal_inactive_file 300000000\ntotal_active_file 1200000000\n");
   EXPECT_EQ(machine.Available(), 2'500'000'000);
 }
 
