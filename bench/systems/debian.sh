@@ -26,7 +26,8 @@ rm -rf "${tree}/box"
 mkdir "${tree}/box"
 tar xzf "${bundle}" -C "${tree}/box"
 cat >"${tree}/box/jobs.sh" <<'END'
-job="--dataset=synthetic --synthetic_train_count=400 --synthetic_test_count=50 --global_batch=33 --epochs=2 --checkpoint_dir=none"
+job="--dataset=synthetic --synthetic_train_count=400 --synthetic_test_count=50 --global_batch=33 --epochs=2"
+job="$job --checkpoint_dir=none"
 run() {
   name=$1
   shift

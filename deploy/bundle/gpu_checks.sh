@@ -146,8 +146,8 @@ done
 # A whole step as a captured graph, with events between four streams.
 if [ -n "$sanitizer" ]; then
   check sanitizer_step 300 "$sanitizer" --tool memcheck --error-exitcode 9 --target-processes all "$top/bin/worker" \
-    --device=cuda --dataset=synthetic --synthetic_train_count=640 --synthetic_test_count=64 --epochs=2 --model=mnist_cnn \
-    --checkpoint_dir=none
+    --device=cuda --dataset=synthetic --synthetic_train_count=640 --synthetic_test_count=64 --epochs=2 \
+    --model=mnist_cnn --checkpoint_dir=none
 else
   skip sanitizer_step "no compute-sanitizer: it comes with the CUDA toolkit"
 fi

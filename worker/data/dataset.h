@@ -110,7 +110,8 @@ struct DatasetOptions {
   double test_fraction = 0;
   uint64_t split_seed = 1;
   // Only the test set is wanted. If it is there, npy's other files and other tables are not read, and the training
-  // set has no samples. Npy's test set may lack labels. A table in one file is the test set.
+  // set has no samples. The test set may lack labels (of a table: TableFiles::may_lack_labels). A table in one file is
+  // the test set.
   bool for_prediction = false;
   MapData map_data = MapData::kAuto;
   int64_t columns_min = 0;  // libsvm: a sample has so many columns at least

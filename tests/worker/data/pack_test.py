@@ -101,7 +101,8 @@ class PackTest(unittest.TestCase):
         self.assertIn("24 images of train, 8 images of test", text)
         self.assertNotIn("--test_fraction", text)
         done = subprocess.run([WORKER, "--dataset=npy", "--data_dir=" + self.out, "--model=lenet5", "--epochs=1",
-                               "--global_batch=8", "--checkpoint_dir=none"], timeout=100, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+                               "--global_batch=8", "--checkpoint_dir=none"],
+                              timeout=100, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         self.assertEqual(done.returncode, 0, done.stdout.decode())
         # Another folder without a test set leaves none of this one's.
         self.source += "/train"
