@@ -46,10 +46,11 @@ std::atomic<bool> g_passed_on{false};
 
 // Zeros from the page of `address` to the end of the entry: a run does not go on with a file that has lost a part, and
 // a mapping for each page could be more than the system grants.
-bool PutZeros(const MappedFileEntry& entry, uintptr_t address) {
-  const uintptr_t page = address & ~(PageBytes() - 1);
-  return mmap(reinterpret_cast<void*>(page), entry.end - page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
-              0) != MAP_FAILED;
+bool PutZeros(const MappedFileEntry& entry, void* address) {
+  const uintptr_t in_page = reinterpret_cast<uintptr_t>(address) & (PageBytes() - 1);
+  char* const page = static_cast<char*>(address) - in_page;
+  const uintptr_t bytes = entry.end - reinterpret_cast<uintptr_t>(page);
+  return mmap(page, bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED;
 }
 
 // Hands a signal that is not ours to the handler before. That one may hand it back (Python's faulthandler does): then
@@ -81,7 +82,7 @@ void OnBusError(int number, siginfo_t* info, void* context) {
     if (info->si_code <= 0 || begin <= 1 || address < begin || address >= entry.end) continue;
     int64_t none = -1;
     entry.lost.compare_exchange_strong(none, static_cast<int64_t>(address - begin));
-    if (!PutZeros(entry, address)) break;
+    if (!PutZeros(entry, info->si_addr)) break;
     errno = saved_errno;
     return;
   }
@@ -165,10 +166,10 @@ void MappedFile::ExpectRandomReads() const {
 }
 
 void MappedFile::AskAhead(int64_t offset, int64_t count) const {
-  const auto begin = (reinterpret_cast<uintptr_t>(data_) + static_cast<uintptr_t>(offset)) & ~(PageBytes() - 1);
-  const auto end = reinterpret_cast<uintptr_t>(data_) + static_cast<uintptr_t>(offset + count);
+  // A mapping begins at a page, so a page of it begins at a multiple in the file.
+  const int64_t begin = offset & ~static_cast<int64_t>(PageBytes() - 1);
   // A failure is no loss: the bytes are read when they are used.
-  madvise(reinterpret_cast<void*>(begin), end - begin, MADV_WILLNEED);
+  madvise(const_cast<uint8_t*>(data_) + begin, static_cast<size_t>(offset + count - begin), MADV_WILLNEED);
 }
 
 void MappedFile::ReadAt(int64_t offset, std::span<uint8_t> out) const {
