@@ -6,8 +6,13 @@
 #           for the wheel, python3-yaml and iproute2 for containers, and Slurm for deploy/slurm. Slurm is left out where
 #           systemd runs, because systemd would start its daemons. To install it there: apt-get install slurm-wlm munge
 #
-# Exit status: 0 if everything but the optional packages is installed, 1 otherwise.
+# Exit status: 0 if everything but the optional packages is installed, 2 for another argument, 1 otherwise.
 set -euo pipefail
+
+if [[ $# -gt 1 || ${1:---test} != --test ]]; then
+  echo "setup: unexpected arguments \"$*\": deploy/setup.sh [--test]" >&2
+  exit 2
+fi
 
 PACKAGES=(
   bazel-bootstrap g++                                        # the build

@@ -135,6 +135,9 @@ def assumptions_of(workload: Workload, cluster: Cluster, book: CostBook) -> list
         found.append("computing takes no time, so nothing hides the exchange: --compute_ms=T says how long it takes")
     if not book.jitter:
         found.append("cores have no jitter: --jitter=0.05 makes a worker's computing scatter by 5 %")
+    if min(cluster.hosts, cluster.workers_per_host) > 1:
+        found.append(f"workers fill a host, with {cluster.workers_per_host}, before the next one: --workers_per_host=1 "
+                     "puts each on a host of its own")
     if cluster.hosts > 1:
         found += ["messages between hosts travel by TCP", "links share no bottleneck", "no cell wastes part of a link"]
     return found

@@ -155,7 +155,12 @@ absl::Status PrintStatus(const LaunchOptions& options) {
   ASSIGN_OR_RETURN(const TransportSecurity security, LoadTransportSecurity(options.security));
   RunClient client(options.status, security);
   const absl::StatusOr<RunStatus> run = client.Ask(kStatusPatience);
-  if (!run.ok()) return absl::Status(run.status().code(), Printable(run.status().message()));
+  if (!run.ok()) {
+    return absl::Status(run.status().code(),
+                        absl::StrCat(Printable(run.status().message()),
+                                     ": --status needs the address that an elastic run has printed, and its secret as "
+                                     "--job_secret"));
+  }
   std::fputs(StatusText(*run).c_str(), stdout);
   return absl::OkStatus();
 }

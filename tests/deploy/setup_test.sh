@@ -31,6 +31,11 @@ setup() {
   OS_RELEASE=${TEST_TMPDIR}/os-release PATH=${BIN}:${PATH} "${SETUP}" "$@" >"${TEST_TMPDIR}/output" 2>&1
 }
 
+# A word that it does not know is refused: a person would take the packages of the tests for installed.
+setup --tests
+[[ $? == 2 ]] || fail "took --tests"
+grep -q 'unexpected arguments "--tests"' "${TEST_TMPDIR}/output" || fail "wrong: $(cat "${TEST_TMPDIR}/output")"
+
 # If everything is installed, it does not call apt-get.
 setup || fail "everything is installed, yet it failed"
 [[ ! -s ${LOG} ]] || fail "called apt-get without need: $(cat "${LOG}")"

@@ -178,6 +178,7 @@ class ElasticLaunchTest(JobTest):
         done = self.run_to_end([LAUNCH, "--status=127.0.0.1:9"])
         self.assertEqual(done.returncode, 3, done.output)
         self.assertIn("127.0.0.1:9", done.output)
+        self.assertIn("its secret as --job_secret", done.output)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "common/base/limits.h"
 #include "common/base/status.h"
 #include "common/flags/command_line.h"
@@ -437,6 +439,33 @@ bool IsForEvaluatingRanks(const std::string& name, const std::string& topic) {
          name == "exchange_deadline_s" || name == "stall_report_s";
 }
 
+// The other data set that the name of --data_dir speaks of, or an empty string.
+std::string DatasetNamedBy(absl::string_view data_dir) {
+  while (absl::ConsumeSuffix(&data_dir, "/")) {
+  }
+  absl::ConsumeSuffix(&data_dir, ".gz");
+  const std::string last = absl::AsciiStrToLower(data_dir.substr(data_dir.rfind('/') + 1));
+  if (absl::EndsWith(last, ".npz")) return "npy";
+  for (const char* const name : {"csv", "libsvm"}) {
+    if (absl::EndsWith(last, absl::StrCat(".", name))) return name;
+  }
+  for (const char* const name : {"mnist", "kmnist", "cifar10", "cifar100"}) {
+    if (last == name) return name;
+  }
+  return "";
+}
+
+// MNIST's files have the names of Fashion-MNIST's. Without this check a run would train on the one under the name of
+// the other.
+absl::Status CheckDataDir(const ParsedFlags& flags, const WorkerOptions& options) {
+  const DatasetOptions& dataset = options.dataset;
+  const std::string named = DatasetNamedBy(dataset.data_dir);
+  if (flags.given.contains("dataset") || named.empty()) return absl::OkStatus();
+  return RefuseFlag("data_dir", dataset.data_dir,
+                    absl::StrCat("without --dataset it would be read as ", dataset.name, ": add --dataset=", named,
+                                 ", or --dataset=", dataset.name, " if it is that"));
+}
+
 // --evaluate and --predict train nothing, so a flag of the training would be ignored.
 absl::Status CheckPrediction(const ParsedFlags& flags, const WorkerOptions& options) {
   if (options.out.empty() == !options.predict.empty()) {
@@ -531,6 +560,7 @@ absl::StatusOr<WorkerOptions> ParseWorkerOptions(int argc, const char* const* ar
                                    ", and ports end at ", kPortMax));
   }
   RETURN_IF_ERROR(ResolveCheckpoints(flags, options));
+  RETURN_IF_ERROR(CheckDataDir(flags, options));
   RETURN_IF_ERROR(CheckPrediction(flags, options));
   RETURN_IF_ERROR(CheckDevice(options));
   RETURN_IF_ERROR(CheckClipNorm(options));

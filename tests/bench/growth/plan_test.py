@@ -236,6 +236,9 @@ class PlanningTest(unittest.TestCase):
         self.assertIn("computing takes no time, so nothing hides the exchange: --compute_ms=T", text)
         self.assertNotIn("jitter", text)
         self.assertNotIn("links share", "".join(make(workers=[2], cluster=Cluster(cores=2)).assumptions))
+        full = make(workers=[2], cluster=dataclasses.replace(HOSTS, workers_per_host=4)).assumptions
+        self.assertIn("workers fill a host, with 4, before the next one: --workers_per_host=1", "\n".join(full))
+        self.assertNotIn("workers fill a host", "\n".join(make(workers=[2]).assumptions))
 
     def test_one_process_computes_and_updates(self):
         found = make(MIB, 0.01, workers=[2])

@@ -69,6 +69,17 @@ class ScriptsTest(unittest.TestCase):
         self.assertIn("PORT_RANGE is 29000, not like 7000-7100",
                       self.run_job("ring.sbatch", START="tcp", PORT_RANGE="29000").stdout)
 
+    def test_a_job_over_tcp_encrypts_all_or_nothing(self):
+        for script, variables in (("ring.sbatch", {"START": "tcp"}), ("star.sbatch", STAR)):
+            done = self.run_job(script, TLS="1", **variables)
+            self.assertEqual(done.returncode, 0, done.stdout)
+            self.assertEqual(done.stdout.count("srun "), done.stdout.count(" --tls"), done.stdout)
+            self.assertNotIn("--tls", self.run_job(script, **variables).stdout)
+        done = self.run_job("ring.sbatch", START="pmix", TLS="1")
+        self.assertEqual(done.returncode, 2, done.stdout)
+        self.assertIn("TLS is for START=tcp", done.stdout)
+        self.assertNotIn("srun ", done.stdout)
+
     def test_a_stopped_run_is_resumed_and_one_that_has_ended_is_not(self):
         folder = "--checkpoint_dir=%s/starring-checkpoints/mine --resume" % self.folder
         self.assertIn(folder, self.run_job("ring.sbatch").stdout)

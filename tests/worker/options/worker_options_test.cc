@@ -2,6 +2,7 @@
 
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -532,6 +533,20 @@ TEST(WorkerOptionsTest, RanksEvaluateTogetherAndOneProcessPredicts) {
   EXPECT_THAT(Refusal({"--evaluate=run", "--coordinator=a:1"}), HasSubstr("leave out --elastic and --coordinator"));
   EXPECT_THAT(Refusal({"--predict=run", "--out=a.csv"}, MpirunOf(0, 2)), HasSubstr("--predict is for one process"));
   EXPECT_THAT(Refusal({"--predict=run", "--out=a.csv", "--join_deadline_s=5"}), HasSubstr("--predict trains nothing"));
+}
+
+TEST(WorkerOptionsTest, AFolderOfAnotherDataSetNeedsItsName) {
+  for (const auto& [folder, name] : std::map<std::string, std::string>{{"--data_dir=data/mnist", "mnist"},
+                                                                       {"--data_dir=/x/CIFAR10/", "cifar10"},
+                                                                       {"--data_dir=mine.npz", "npy"},
+                                                                       {"--data_dir=a/b.csv.gz", "csv"}}) {
+    EXPECT_THAT(std::string(Parse({folder.c_str()}).status().message()),
+                AllOf(HasSubstr("read as fashion-mnist"), HasSubstr("add --dataset=" + name + ",")));
+    EXPECT_TRUE(Parse({folder.c_str(), "--dataset=fashion-mnist"}).ok());
+  }
+  for (const char* const folder : {"--data_dir=", "--data_dir=data", "--data_dir=mnist/raw", "--data_dir=csv"}) {
+    EXPECT_TRUE(Parse({folder}).ok()) << folder;
+  }
 }
 
 TEST(WorkerOptionsTest, RefusesValuesThatMakeNoSense) {

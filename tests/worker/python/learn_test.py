@@ -130,6 +130,11 @@ class LearnTest(unittest.TestCase):
         done = subprocess.run([sys.executable, os.path.join(LEARN, "start.py"), "2", path], timeout=SECONDS_MAX,
                               check=False)
         self.assertEqual(done.returncode, 7)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write("import os, time\nif os.environ['RANK'] == '1': os.kill(os.getpid(), 9)\ntime.sleep(3600)\n")
+        done = subprocess.run([sys.executable, os.path.join(LEARN, "start.py"), "2", path], timeout=SECONDS_MAX,
+                              check=False)
+        self.assertEqual(done.returncode, 128 + 9)
 
     def test_every_example_is_short_and_on_the_page(self):
         names = {name for name in os.listdir(LEARN) if name.endswith(".py")}

@@ -2,7 +2,8 @@
 
     python3 start.py 3 gloo_ring.py
 
-It ends with 0 if all do. When one fails, it ends the others: they would wait for it.
+It ends with 0 if all do, else with the code of one that failed, which is 128 + K if signal K ended it. When one fails,
+it ends the others: they would wait for it.
 """
 import os
 import socket
@@ -22,7 +23,7 @@ def main(count: int, program: list[str]) -> int:
     codes = [process.poll() for process in processes]
     for process in processes:
         process.kill()
-    return next((abs(code) for code in codes if code), 0)
+    return next((code if code > 0 else 128 - code for code in codes if code), 0)
 
 
 if __name__ == "__main__":
