@@ -97,6 +97,7 @@ class PeerExchange final : public GradientExchange {
   absl::Status Finish() override;
   ExchangeCounters counters() const override;
   ExchangeFacts facts() const override {
+    const MutexLock lock(mutex_);
     // Each rank updates all of a clipped gradient.
     return {.owners = clipping_ == nullptr ? OwnersOf(way_) : OwnerMap(), .choice = choice_};
   }
