@@ -5,8 +5,8 @@
 #   sudo bench/systems/debian.sh bazel-bin/deploy/starring-bundle.tar.gz [RELEASE [FOLDER]]
 #
 # RELEASE is bullseye (glibc 2.31, the default), trixie (2.41), or another one in Debian's archive. FOLDER keeps the
-# system, 200 MB from there, for the next time. Needs root and debootstrap. No test starts it: bullseye is out of
-# support, and will leave the archive.
+# system, 200 MB from there, for the next time; a folder that has the files of a system, of any distribution, is taken
+# as it is. Needs root and debootstrap. No test starts it: bullseye is out of support, and will leave the archive.
 #
 # Exit status: 0 if the digests are equal.
 set -euo pipefail
