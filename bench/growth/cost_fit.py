@@ -90,7 +90,7 @@ def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
 def non_negative(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
     """The x >= 0 for which |matrix x - right| is smallest, by the pivots of Murty (1974). An unknown is either
     free or kept at 0. A free one that is negative is kept at 0; one that is kept at 0, though more would be better,
-    becomes free. The first such unknown changes, until there is none."""
+    becomes free. The first such unknown changes, until none is left."""
     width = len(matrix[0])
     # Costs differ by ten orders of magnitude. With columns of length 1 one tolerance serves all.
     lengths = [sum(row[i] ** 2 for row in matrix) ** 0.5 or 1.0 for i in range(width)]

@@ -35,7 +35,7 @@ constexpr absl::string_view kLabelNames[] = {"label", "target", "class", "y"};
 struct Columns {
   std::vector<std::string> names;     // empty: there is no header
   size_t count = 0;                   // 0: not known yet
-  size_t label = 0;                   // kNoLabel: there is none
+  size_t label = 0;                   // kNoLabel: the files have no labels
   bool header_may_be_sample = false;  // the header has a label's text beside cells that are no names
 };
 

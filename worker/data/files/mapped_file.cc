@@ -89,7 +89,7 @@ void OnBusError(int number, siginfo_t* info, void* context) {
   PassOn(number, info, context);
 }
 
-// A free entry, which is the caller's; null if there is none.
+// Gives a free entry to the caller; null if all are taken.
 MappedFileEntry* TakeEntry() {
   for (MappedFileEntry& entry : g_entries) {
     uintptr_t free = 0;
