@@ -47,7 +47,7 @@ class DefaultDirTest(unittest.TestCase):
         # Either worker may be rank 0.
         self.assertRegex(done.stdout.replace("w1 | ", ""), rf"\nsaved in {FOLDER} on \S+: --evaluate and --predict take ")
         place, = self.checkpoints()
-        self.assertRegex(place, FOLDER + "/step-000000012$")
+        self.assertRegex(place, FOLDER + "/step-000000014$")
         done = self.run_program(WORKER, *DATA, "--evaluate=" + os.path.dirname(place))
         self.assertIn("of 50 samples", done.stdout, done.stderr)
 
