@@ -448,7 +448,7 @@ class ElasticTest(ElasticRunTest):
         self.start_servers(1, "--first_workers=2")
         self.add_worker()
         self.await_file("state/generations.log")  # now the coordinator knows what the run is
-        join = ["--coordinator=" + self.servers[0][1], "--run_id=test", "--progress=none"]
+        join = ["--coordinator=" + self.servers[0][1], "--run_id=test", "--progress=none", "--checkpoint_dir=none"]
         for flag, found in (("--seed=2", "--seed"), ("--synthetic_train_count=639", "data.train=639"),
                             ("--isa=baseline", "--isa"), ("--model=mlp", "--model"),
                             ("--learning_rate=0.5", "schedule.base")):
