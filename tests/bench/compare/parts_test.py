@@ -465,8 +465,13 @@ class LaboratoryTest(unittest.TestCase):
         for job in jobs_of_group:
             job.name = job.configuration["id"]
         laboratory = measure.Laboratory(parse("--repeats=3"), None, said.append)
+        self.assertEqual(laboratory.expect([jobs_of_group]), 8)
         with unittest.mock.patch.object(measure, "run_job", run_job):
             measured = laboratory.measure(jobs_of_group)
+        # Each line says how many runs are left; none are in the end, whatever has failed.
+        left = [int(line.rpartition("runs left: ")[2]) for line in said if "runs left: " in line]
+        self.assertEqual(left, sorted(left, reverse=True))
+        self.assertEqual(left[-1], 0)
         for job in jobs_of_group:
             self.assertEqual(bool(job.configuration["runs"]), job in measured, job.name)
         return {job.name: [run["repeat"] for run in job.configuration["runs"]] for job in measured}, laboratory.failures
