@@ -22,8 +22,8 @@ constexpr double kClassMax = 65535;
 absl::Status Regression(absl::string_view found, absl::string_view expected) {
   return absl::InvalidArgumentError(absl::StrCat(
       "the labels are ", found, ", expected ", expected,
-      ": this looks like a target of regression: give a layer file, as --model=FILE, with the line loss { mse {} }, or "
-      "classes, of which one or more is a word or all are integers"));
+      ": this looks like a target of regression: give a layer file, as --model=FILE, with the line loss { mse {} } (in "
+      "Python target=\"numbers\"), or classes, of which one or more is a word or all are integers"));
 }
 
 bool IsInteger(double value) { return std::trunc(value) == value; }

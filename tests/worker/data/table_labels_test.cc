@@ -129,8 +129,8 @@ TEST(TableLabelsTest, RefusesATargetOfRegression) {
   EXPECT_EQ(Sets(thousand, {"7"}).status(),
             absl::InvalidArgumentError(
                 "the labels are 1001 distinct numbers, not all of them integers, expected at most 1000: this looks "
-                "like a target of regression: give a layer file, as --model=FILE, with the line loss { mse {} }, or "
-                "classes, of which one or more is a word or all are integers"));
+                "like a target of regression: give a layer file, as --model=FILE, with the line loss { mse {} } (in "
+                "Python target=\"numbers\"), or classes, of which one or more is a word or all are integers"));
   // Integers may be more.
   Texts negative;
   for (int i = 0; i < 65536; ++i) negative.push_back(absl::StrCat(-i));
@@ -142,8 +142,8 @@ TEST(TableLabelsTest, RefusesATargetOfRegression) {
       labels.Add("1").status(),
       absl::InvalidArgumentError("the labels are more than 65536 distinct texts, expected at most 65536: this "
                                  "looks like a target of regression: give a layer file, as --model=FILE, with the "
-                                 "line loss { mse {} }, or classes, of which one or more is a word or all are "
-                                 "integers"));
+                                 "line loss { mse {} } (in Python target=\"numbers\"), or classes, of which one or "
+                                 "more is a word or all are integers"));
   EXPECT_TRUE(labels.Add("-7").ok());
 }
 
