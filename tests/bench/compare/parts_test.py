@@ -291,8 +291,6 @@ class HostsTest(unittest.TestCase):
         self.assertEqual(len(netlab.Netlab(150, "1gbit", 50).addresses), 200)
 
 
-@unittest.mock.patch.object(machine, "cores", lambda: CORES)
-@unittest.mock.patch.object(programs, "binary", lambda name: "/bin/" + name)
 class BlasTest(unittest.TestCase):
     def test_openblas_is_told_what_it_does_not_know(self):
         skylake = ["sse", "avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl"]
@@ -303,6 +301,8 @@ class BlasTest(unittest.TestCase):
             self.assertIsNone(programs.known_blas_core(known, skylake))
 
 
+@unittest.mock.patch.object(machine, "cores", lambda: CORES)
+@unittest.mock.patch.object(programs, "binary", lambda name: "/bin/" + name)
 class PeerSettingsTest(unittest.TestCase):
     """The sweep with a program that is not there, which finds what the test says."""
 
