@@ -122,15 +122,30 @@ def headline(results: schema.Results, groups: list[Group]) -> list[Headline]:
     return tables
 
 
+def _wins(groups: list[Group], chosen: str) -> int:
+    """For how many models the chosen sync is the fastest, or ties with that."""
+    rows = [(group["rows"][0], row) for group in groups if (row := _row(group, chosen))]
+    return sum(row is best or best["id"] in row["tie_with"] for best, row in rows)
+
+
 def _best(groups: list[Group], chosen: str) -> str:
     """How the chosen sync compares, where a winner is called."""
     if len(groups) > 1:
-        rows = [(group["rows"][0], row) for group in groups if (row := _row(group, chosen))]
-        wins = sum(row is best or best["id"] in row["tie_with"] for best, row in rows)
-        return f"it is the fastest, or ties with that, for {wins} of {len(groups)} models"
+        return f"it is the fastest, or ties with that, for {_wins(groups, chosen)} of {len(groups)} models"
     ties = len(_known_row(groups[0], chosen)["tie_with"])
     return (f"nothing trains {groups[0]['model']} faster" +
             (f", and {ties} other{'s tie' if ties > 1 else ' ties'} with it" if ties else ""))
+
+
+def _seen(results: schema.Results, groups: list[Group], chosen: str, name: str) -> str:
+    """What too few repeats show. They may favour one job by their pairs, and another by the median, which is what the
+    tables have."""
+    if len(groups) > 1:
+        return f"{name} was the fastest for {_wins(groups, chosen)} of {len(groups)} models"
+    shown = max(groups[0]["rows"], key=lambda row: row["samples_per_second"]["median"])
+    if shown is _row(groups[0], chosen):
+        return f"the fastest was {name}"
+    return f"a tie of {name} and {_name(results, shown)}"
 
 
 def _first(results: schema.Results, groups: list[Group], chosen: str) -> str:
@@ -142,11 +157,8 @@ def _first(results: schema.Results, groups: list[Group], chosen: str) -> str:
         return f"Run {name} here: {there}, {_best(groups, chosen)}."
     fewest = min((row["to_best"]["pairs"] if row["to_best"] else 0) for group in groups for row in group["rows"])
     times = {0: "not in one repeat", 1: "only once"}.get(fewest, f"only {fewest} times")
-    # Few repeats may favour one job by their pairs, and another by the median, which is what the tables show.
-    shown = max(groups[0]["rows"], key=lambda row: row["samples_per_second"]["median"])
-    found = (f"the fastest was {name}" if len(groups) > 1 or shown is _row(groups[0], chosen) else
-             f"a tie of {name} and {_name(results, shown)}")
-    return f"No winner is called: that takes {ratios.REPEATS_MIN} repeats, and some jobs ran {times} in turns; {found}."
+    return (f"No winner is called: that takes {ratios.REPEATS_MIN} repeats, and some jobs ran {times} in turns; "
+            f"{_seen(results, groups, chosen, name)}.")
 
 
 def _second(results: schema.Results, groups: list[Group], chosen: str) -> str:

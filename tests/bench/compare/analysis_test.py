@@ -150,8 +150,16 @@ class WinnerTest(unittest.TestCase):
         self.assertEqual([one["sync"] for one in found["groups"][0]["rows"]], ["star", "ring"])
         self.assertIn("in turns; a tie of the star and the ring.", found["verdict"][0])
 
+    def test_of_several_models_says_for_how_many(self):
+        for count, sentence in ((2, "in turns; the ring was the fastest for 2 of 3 models."),
+                                (7, "it is the fastest, or ties with that, for 2 of 3 models.")):
+            found = analysis.analyse(made(*(configuration(sync, [rate] * count, model=model) for model, sync, rate in (
+                ("a", "ring", 20), ("b", "ring", 20), ("c", "ring", 10), ("a", "star", 10), ("b", "star", 10),
+                ("c", "star", 11)))))
+            self.assertIn(sentence, found["verdict"][0])
+
     def test_says_which_star_is_the_fastest(self):
-        # Seen: the star of the verdict had one worker; the table's star of two workers was slower than the ring.
+        # A verdict for "the star" next to a table whose star of two workers is slower than the ring.
         for count, sentence in ((2, "the fastest was the star (1 worker, 1 server)."),
                                 (7, "Run the star (1 worker, 1 server) here: in place of 2 workers, nothing trains")):
             found = analysis.analyse(made(
