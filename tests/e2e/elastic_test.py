@@ -269,7 +269,8 @@ class ElasticTest(ElasticRunTest):
         done = self.run_to_end([WORKER, *self.job(), "--coordinator=127.0.0.1:1", "--stall_report_s=1",
                                 "--join_deadline_s=2"])
         self.assertEqual(done.returncode, 3, done.output)
-        self.assertRegex(done.output, r"waiting for a generation\): the coordinator 127\.0\.0\.1:1 cannot be reached")
+        self.assertRegex(done.output, r"waiting for a generation\): the coordinator 127\.0\.0\.1:1 cannot be reached: "
+                         r".*; this worker tries for 2s \(--join_deadline_s\): start the elastic run, or give the ")
 
     def test_a_worker_sleeps_and_wakes_up(self):
         self.epochs = 36

@@ -134,10 +134,12 @@ struct DatasetOptions {
 //
 // InvalidArgument for an unknown name, an impossible synthetic size, a test_fraction of data that has a test set, or
 // one that leaves a set empty, or other targets than DatasetOptions::target; NotFound says which files were looked for,
-// where, and how to get them; DataLoss names the file, what was expected and what was found.
+// where, and how to get them, or that data_dir does not exist; DataLoss names the file, what was expected and what was
+// found.
 absl::StatusOr<TrainAndTest> LoadDataset(const DatasetOptions& options);
 
-// A line for people: class 0 has the label "no", class 1 "yes". Empty without names.
+// A line for people: class 0 has the label "no", class 1 "yes". It mentions the loss of numbers if the labels may be
+// values. Empty without names.
 std::string DescribeClassNames(const std::vector<std::string>& names);
 
 // Counts, shapes and checksums of both sets, for JobSpec::agreed_flags: all ranks of a job must have read the same

@@ -23,6 +23,7 @@ PLACEMENTS = (RANKS, SERVERS, OWN_HOSTS)  # each is one step from the next
 
 # The accounting (jobs.py) of a job whose servers have hosts of their own.
 ACCOUNTING_OWN_HOSTS = "own-hosts"
+ACCOUNTING_EQUAL_CORES = "equal-cores"
 # In these the workers are as many as in every other row, so that two rows differ in their cells alone.
 _COMPARABLE = ("equal-workers", ACCOUNTING_OWN_HOSTS)
 
