@@ -52,10 +52,11 @@ struct Dataset {
   const uint8_t* Image(int64_t i, uint8_t* scratch) const {
     return mapped == nullptr ? images.data() + i * image_bytes() : mapped->Sample(i, scratch);
   }
-  // Where they are stored, for a prefetch.
+  // Where they are stored, and in how many bytes.
   const uint8_t* StoredImage(int64_t i) const {
     return mapped == nullptr ? images.data() + i * image_bytes() : mapped->Stored(i);
   }
+  int64_t stored_image_bytes() const { return mapped == nullptr ? image_bytes() : mapped->layout().stored_bytes(); }
   // Calls take(values, samples) for the samples [begin, end), which are in `values` one after the other, a `block` or
   // fewer at a time.
   template <class F>

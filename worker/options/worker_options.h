@@ -308,8 +308,8 @@ inline constexpr FlagRow kRows[] = {
     {"split_seed", "data", "--test_fraction: the seed by which its samples are drawn",
      WholeAt<&W::dataset, &Data::split_seed>(0, std::numeric_limits<uint64_t>::max()), kSameContent | kPeerTakes},
     {"map_data", "data",
-     "files that are not compressed: map them, or read them into memory; auto: map if that is as fast or memory is "
-     "short; does not change the bits",
+     "files that are not compressed: map them, or read them into memory; auto: map, but float64 only if memory is "
+     "short; always: map, and expect that they do not stay in memory; does not change the bits",
      OneOfAt<kMapData, &W::dataset, &Data::map_data>()},
     {"augment", "data", "crop_flip: random crop with padding 4, and horizontal flip", OneOfAt<kAugments, &W::augment>(),
      kSameOnAllRanks | kSameWhenResumed | kPeerTakes},
