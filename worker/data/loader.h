@@ -130,6 +130,7 @@ class Loader {
     uint8_t* augmented = nullptr;  // one image, before it is normalised
     uint8_t* decoded = nullptr;    // one image of a mapped set, before it is augmented; null if it is not
     TraceTrack* track = nullptr;   // of the thread that fills the slot
+    absl::Status read;             // of the batch: DataLoss if a mapped file was cut or changed before it was filled
   };
 
   explicit Loader(const Options& options);

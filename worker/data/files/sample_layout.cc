@@ -15,11 +15,6 @@
 namespace starring {
 namespace {
 
-// Numbers are at any address in a file.
-using StoredHalf = uint16_t __attribute__((may_alias, aligned(1)));
-using StoredDouble = double __attribute__((may_alias, aligned(1)));
-using DecodedFloat = float __attribute__((may_alias, aligned(1)));
-
 // The kernels want all channels of a pixel together (NHWC): image[3 * i + c] = planes[c * pixels + i], from pixel
 // `first` on.
 void InterleaveEach(const uint8_t* planes, int64_t pixels, uint8_t* image, int64_t first = 0) {
@@ -31,18 +26,29 @@ void InterleaveEach(const uint8_t* planes, int64_t pixels, uint8_t* image, int64
   }
 }
 
-struct DoublesArgs {
-  const StoredDouble* numbers;
+// Numbers are at any address in a file.
+template <class T>
+[[gnu::always_inline]] inline T NumberAt(const uint8_t* bytes, int64_t i) {
+  T number;
+  std::memcpy(&number, bytes + i * static_cast<int64_t>(sizeof number), sizeof number);
+  return number;
+}
+[[gnu::always_inline]] inline void PutFloat(float number, uint8_t* bytes, int64_t i) {
+  std::memcpy(bytes + i * static_cast<int64_t>(sizeof number), &number, sizeof number);
+}
+
+struct NumbersArgs {
+  const uint8_t* numbers;
   int64_t count;
-  DecodedFloat* out;
+  uint8_t* out;
 };
 
-[[gnu::always_inline]] inline void RoundLoop(const DoublesArgs& args) {
+[[gnu::always_inline]] inline void RoundLoop(const NumbersArgs& args) {
   const auto [numbers, count, out] = args;
 #pragma GCC ivdep
-  for (int64_t i = 0; i < count; ++i) out[i] = static_cast<float>(numbers[i]);
+  for (int64_t i = 0; i < count; ++i) PutFloat(static_cast<float>(NumberAt<double>(numbers, i)), out, i);
 }
-STARRING_DEFINE_CLONES(kRound, RoundLoop, DoublesArgs);
+STARRING_DEFINE_CLONES(kRound, RoundLoop, NumbersArgs);
 
 constexpr int kBlock = 16;
 using Bytes16 = uint8_t __attribute__((vector_size(kBlock)));
@@ -88,8 +94,8 @@ void Transpose(const SampleLayout& layout, const uint8_t* lying, uint8_t* image)
   }
 }
 
-void ConvertEach(const StoredHalf* numbers, int64_t count, DecodedFloat* out) {
-  for (int64_t i = 0; i < count; ++i) out[i] = FromHalf(numbers[i]);
+void ConvertEach(const NumbersArgs& args, int64_t first = 0) {
+  for (int64_t i = first; i < args.count; ++i) PutFloat(FromHalf(NumberAt<uint16_t>(args.numbers, i)), args.out, i);
 }
 
 #if defined(__x86_64__)
@@ -161,15 +167,15 @@ bool ConvertsHalves() {
 }
 
 // The compiler uses this instruction only where it is named.
-__attribute__((target("avx,f16c"))) void ConvertByVectors(const StoredHalf* numbers, int64_t count, DecodedFloat* out) {
+__attribute__((target("avx,f16c"))) void ConvertByVectors(const NumbersArgs& args) {
   constexpr int64_t kAtOnce = 8;
+  const auto [numbers, count, out] = args;
   const int64_t whole = count / kAtOnce * kAtOnce;
   for (int64_t i = 0; i < whole; i += kAtOnce) {
-    const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(numbers + i));
-    const __m256 floats = _mm256_cvtph_ps(halves);
-    std::memcpy(out + i, &floats, sizeof floats);
+    const auto* const halves = reinterpret_cast<const __m128i*>(numbers + i * 2);
+    _mm256_storeu_ps(reinterpret_cast<float*>(out + i * 4), _mm256_cvtph_ps(_mm_loadu_si128(halves)));
   }
-  ConvertEach(numbers + whole, count - whole, out + whole);
+  ConvertEach(args, whole);
 }
 #endif
 
@@ -180,11 +186,11 @@ void Interleave(const uint8_t* planes, int64_t pixels, uint8_t* image, Instructi
   InterleaveEach(planes, pixels, image);
 }
 
-void ConvertHalves(const StoredHalf* numbers, int64_t count, DecodedFloat* out, InstructionSet instruction_set) {
+void ConvertHalves(const NumbersArgs& args, InstructionSet instruction_set) {
 #if defined(__x86_64__)
-  if (instruction_set >= InstructionSet::kAvx2 && ConvertsHalves()) return ConvertByVectors(numbers, count, out);
+  if (instruction_set >= InstructionSet::kAvx2 && ConvertsHalves()) return ConvertByVectors(args);
 #endif
-  ConvertEach(numbers, count, out);
+  ConvertEach(args);
 }
 
 }  // namespace
@@ -217,7 +223,7 @@ int64_t SampleLayout::stored_bytes() const {
 }
 
 void DecodeSample(const SampleLayout& layout, const uint8_t* stored, uint8_t* out, InstructionSet instruction_set) {
-  auto* const floats = reinterpret_cast<DecodedFloat*>(out);
+  const NumbersArgs numbers = {.numbers = stored, .count = layout.values(), .out = out};
   switch (layout.order) {
     case ValueOrder::kAsIs:
       std::memcpy(out, stored, static_cast<size_t>(layout.sample_bytes()));
@@ -229,10 +235,9 @@ void DecodeSample(const SampleLayout& layout, const uint8_t* stored, uint8_t* ou
       CHECK_EQ(layout.channels, 1);
       return Transpose(layout, stored, out);
     case ValueOrder::kHalf:
-      return ConvertHalves(reinterpret_cast<const StoredHalf*>(stored), layout.values(), floats, instruction_set);
+      return ConvertHalves(numbers, instruction_set);
     case ValueOrder::kDouble:
-      return kRound[static_cast<int>(instruction_set)](
-          {.numbers = reinterpret_cast<const StoredDouble*>(stored), .count = layout.values(), .out = floats});
+      return kRound[static_cast<int>(instruction_set)](numbers);
   }
 }
 
