@@ -203,10 +203,10 @@ def _first(results: schema.Results, groups: list[Group], chosen: str) -> str:
             there = ""
         return f"Run {name} here: {there}{_best(groups, chosen)}."
     fewest = min((row["to_best"]["pairs"] if row["to_best"] else 0) for group in groups for row in group["rows"])
-    times = {0: "not once", 1: "only once"}.get(fewest, f"only {fewest} times")
+    ran = {0: "never ran", 1: "ran only once"}.get(fewest, f"ran only {fewest} times")
     for called in (_name_of_all, _label_of_all):
-        sentence = (f"No winner is called: that takes {ratios.REPEATS_MIN} repeats, and some jobs ran {times} in "
-                    f"turns; {_seen(groups, chosen, functools.partial(called, results))}.")
+        sentence = (f"No winner is called: that takes {ratios.REPEATS_MIN} repeats, and some jobs {ran} in turns; "
+                    f"{_seen(groups, chosen, functools.partial(called, results))}.")
         if len(sentence.split()) <= WORDS_MAX:
             break
     return sentence
