@@ -640,6 +640,7 @@ absl::Status PredictJob(WorkerOptions options, const LauncherEnvironment& launch
   if (!options.out.empty()) RETURN_IF_ERROR(NotWritten(CheckFileWritable(options.out), "the predictions"));
   const std::string& checkpoint = options.predict.empty() ? options.evaluate : options.predict;
   options.dataset.for_prediction = options.dataset.test_fraction == 0;
+  options.dataset.labels_may_be_rare = true;
   const ModelInput input = InputOf(checkpoint);
   options.dataset.columns_min = input.columns;
   options.dataset.target = input.target;

@@ -107,12 +107,18 @@ absl::Status NotFound(const DatasetOptions& options, const NamedDataset& named, 
       absl::StrCat("--dataset=", options.name, " needs ", files, " (each plain or with .gz after it)");
   const std::string cure = absl::StrCat(": ", named.cure, ", and give their folder as --data_dir");
   // A slip in the path is mended there, and by no other files.
-  if (!options.data_dir.empty() && !Exists(options.data_dir)) {
+  std::error_code why;
+  const fs::file_type type = fs::status(options.data_dir, why).type();
+  if (!options.data_dir.empty() && type == fs::file_type::not_found) {
     std::error_code ignored;
     const std::string here =
         fs::path(options.data_dir).is_absolute() ? "" : absl::StrCat(" in ", fs::current_path(ignored).string());
     return absl::NotFoundError(
         absl::StrCat("--data_dir=", options.data_dir, " does not exist", here, ": correct the path; ", needs, cure));
+  }
+  if (!options.data_dir.empty() && type == fs::file_type::none) {
+    return absl::NotFoundError(absl::StrCat("--data_dir=", options.data_dir, " cannot be opened: ", why.message(),
+                                            ": correct the path or its rights; ", needs, cure));
   }
   const std::string where = folders.empty() ? "" : absl::StrCat(", not found in ", absl::StrJoin(folders, ", "));
   return absl::NotFoundError(absl::StrCat(needs, where, cure));
@@ -238,7 +244,8 @@ absl::StatusOr<TrainAndTest> LoadTable(const DatasetOptions& options, const Name
   TableFiles files{.label = options.csv_label,
                    .numbers = options.target == TargetType::kNumbers,
                    .columns_min = options.columns_min,
-                   .may_lack_labels = options.for_prediction};
+                   .may_lack_labels = options.for_prediction,
+                   .labels_may_be_rare = options.labels_may_be_rare};
   std::error_code ignored;
   if (Exists(options.data_dir) && !fs::is_directory(options.data_dir, ignored)) {
     files.train = options.data_dir;

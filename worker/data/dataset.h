@@ -114,6 +114,7 @@ struct DatasetOptions {
   // set has no samples. The test set may lack labels (of a table: TableFiles::may_lack_labels). A table in one file is
   // the test set.
   bool for_prediction = false;
+  bool labels_may_be_rare = false;  // TableFiles::labels_may_be_rare: nothing trains on the samples
   MapData map_data = MapData::kAuto;
   int64_t columns_min = 0;  // libsvm: a sample has so many columns at least
   // Only for synthetic.
@@ -135,8 +136,8 @@ struct DatasetOptions {
 //
 // InvalidArgument for an unknown name, an impossible synthetic size, a test_fraction of data that has a test set, or
 // one that leaves a set empty, or other targets than DatasetOptions::target; NotFound says which files were looked for,
-// where, and how to get them, or that data_dir does not exist; DataLoss names the file, what was expected and what was
-// found.
+// where, and how to get them, or that data_dir cannot be opened; DataLoss names the file, what was expected and what
+// was found.
 absl::StatusOr<TrainAndTest> LoadDataset(const DatasetOptions& options);
 
 // A line for people: class 0 has the label "no", class 1 "yes". It mentions the loss of numbers if the labels may be

@@ -74,6 +74,7 @@ struct TableFiles {
   int64_t columns_min = 0;  // ReadLibsvm; with may_lack_labels the columns of the model, 0: images
   // For a prediction, of `train` alone: samples may have no labels. Then all of them are without (Dataset::has_labels).
   bool may_lack_labels = false;
+  bool labels_may_be_rare = false;  // as with may_lack_labels: TableLabelOptions::may_be_rare
   int64_t bytes_max = kDatasetBytesMax;
 };
 

@@ -107,7 +107,7 @@ absl::StatusOr<std::vector<uint16_t>> TableLabels::Classes(size_t samples, std::
   const bool are_rare = names.size() > kFractionLabelsFew && samples < kFractionSamplesMin * names.size();
   if (are_rare && !options_.may_be_rare) {
     return Regression(absl::StrCat(found, ", of ", samples, " samples"),
-                      absl::StrCat(kFractionSamplesMin, " or more samples of each"));
+                      absl::StrCat("on average ", kFractionSamplesMin, " or more samples of each"));
   }
   return classes;
 }

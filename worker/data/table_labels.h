@@ -23,10 +23,10 @@ namespace starring {
 // Distinct labels of both sets together.
 inline constexpr size_t kLabelsMax = 1 << 16;
 // Distinct labels that are numbers, of which one or more is no integer. The samples of a regression hardly share any:
-// so if they are more than kFractionLabelsFew, each needs kFractionSamplesMin samples.
+// so if they are more than kFractionLabelsFew, there are on average kFractionSamplesMin samples or more of each.
 inline constexpr size_t kFractionLabelsMax = 1000;
 inline constexpr size_t kFractionLabelsFew = 32;
-inline constexpr size_t kFractionSamplesMin = 4;
+inline constexpr size_t kFractionSamplesMin = 2;
 inline constexpr size_t kLabelBytesMax = 256;
 inline constexpr size_t kLabelBytesOfAllMax = 4 << 20;  // a checkpoint has them
 
@@ -38,7 +38,7 @@ void LeaveLabelsOut(Dataset& set);
 
 struct TableLabelOptions {
   bool numbers = false;      // labels stay numbers, and there are no classes
-  bool may_be_rare = false;  // each class may have fewer than kFractionSamplesMin samples: nothing trains on them
+  bool may_be_rare = false;  // classes may have fewer than kFractionSamplesMin samples: nothing trains on them
 };
 
 class TableLabels {
@@ -58,7 +58,7 @@ class TableLabels {
 
   // After the last label: sets type, classes, class_names and checksums of the labels of both sets. The name of a class
   // is the first text that was added for it. InvalidArgument: classes that are numbers, of which one or more is no
-  // integer, and more than kFractionLabelsMax, or than kFractionLabelsFew with too few samples of each.
+  // integer, and more than kFractionLabelsMax, or than kFractionLabelsFew with too few samples of each on average.
   absl::Status Finish(TrainAndTest& sets) const;
 
  private:

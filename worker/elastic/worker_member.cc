@@ -26,6 +26,9 @@ constexpr std::chrono::seconds kFailurePatience(1);
 constexpr char kWhatToGive[] =
     "start the elastic run, or give the address that it has printed, as --coordinator (launch: --join), and its "
     "--job_secret";
+// After that, the address was right.
+constexpr char kWhatToStart[] =
+    "start the coordinator again, with its --state_dir and at its address, unless the run has ended";
 
 // A speed is that of the last steps in the middle: one that was disturbed says nothing.
 constexpr size_t kStepsCounted = 20;
@@ -179,6 +182,8 @@ void WorkerMember::Link::Refuse(WorkerMember& member, const absl::Status& why) {
   member.changed_.NotifyAll();
 }
 
+const char* WorkerMember::WhatToDo() const { return training_ > 0 ? kWhatToStart : kWhatToGive; }
+
 std::string WorkerMember::WaitSentence(std::chrono::steady_clock::time_point since) const {
   const bool is_reached = link_->disconnected_for() == std::chrono::steady_clock::duration::zero();
   return StallSentence(
@@ -187,7 +192,7 @@ std::string WorkerMember::WaitSentence(std::chrono::steady_clock::time_point sin
                    is_reached ? " has begun none of which this worker has heard, and prints why"
                               : absl::StrCat(" cannot be reached: ", link_->trouble(), "; this worker tries for ",
                                              absl::FormatDuration(options_.join_deadline),
-                                             " (--join_deadline_s): ", kWhatToGive)));
+                                             " (--join_deadline_s): ", WhatToDo())));
 }
 
 void WorkerMember::ReachIfTold() {
@@ -228,7 +233,7 @@ absl::StatusOr<std::optional<GenerationOrder>> WorkerMember::Next(const absl::St
     if (absl::FromChrono(link_->disconnected_for()) > options_.join_deadline) {
       return absl::UnavailableError(absl::StrCat("the coordinator ", options_.coordinator, " cannot be reached within ",
                                                  absl::FormatDuration(options_.join_deadline), ": ", link_->trouble(),
-                                                 ": ", kWhatToGive));
+                                                 ": ", WhatToDo()));
     }
   }
   report.Close(0, std::chrono::steady_clock::now());

@@ -92,6 +92,8 @@ class WorkerMember {
 
   // Checks whether the shards answer, if the coordinator has ordered it.
   void ReachIfTold() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // For a person, if the coordinator cannot be reached: has this worker trained, it is down, or the run has ended.
+  const char* WhatToDo() const;
   // Since when this worker waits, and for what, in a line.
   std::string WaitSentence(std::chrono::steady_clock::time_point since) const;
 

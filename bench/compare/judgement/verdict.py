@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
+from collections.abc import Callable
 from typing import TypedDict
 
 import bottleneck
@@ -19,6 +21,7 @@ NAMES = {**{cell.sync: cell.name for cell in cells.NAMED}, "mpi": "MPI_Allreduce
          "ddp+star": "tuned PyTorch DDP by our star", "ddp+ring": "tuned PyTorch DDP by our ring"}
 BOTTLENECKS = {"data": "data", "compute": "compute", "exchange": "the exchange", "straggler": "the slowest worker",
                "server CPU": "the servers' CPU time"}
+WORDS_MAX = 30  # of the first sentence
 
 
 class Standing(TypedDict):
@@ -57,6 +60,24 @@ def _name(results: schema.Results, row: Row) -> str:
             f"server{'s' if servers > 1 else ''})")
 
 
+def _name_of_all(results: schema.Results, rows: list[Row]) -> str:
+    """Rows of one sync, each of another model: the star (on some models 1 worker, 1 server)."""
+    names = sorted({_name(results, row) for row in rows})
+    if len(names) == 1:
+        return names[0]
+    plain = NAMES[rows[0]["sync"]]
+    sizes = " or ".join(name.removeprefix(plain)[2:-1] for name in names if name != plain)
+    return f"{plain} ({'on some models ' if plain in names else ''}{sizes})"
+
+
+def _label_of_all(results: schema.Results, rows: list[Row]) -> str:
+    """The same in few words, as rows of tables begin: star 2w+2s, or star (1w+1s, 2w+2s)."""
+    sync = rows[0]["sync"]
+    sizes = sorted({labels.configuration({**_configuration(results, row), "accounting": ""}).removeprefix(sync + " ")
+                    for row in rows})
+    return f"{sync} {sizes[0]}" if len(sizes) == 1 else f"{sync} ({', '.join(sizes)})"
+
+
 def _main_groups(groups: list[Group], section: str) -> list[Group]:
     """One group per model: the one with the most workers, and with weak scaling if both exist."""
     found: dict[str, tuple[tuple[int, bool], Group]] = {}
@@ -71,6 +92,11 @@ def _main_groups(groups: list[Group], section: str) -> list[Group]:
 def _row(group: Group, sync: str) -> Row | None:
     """The fastest row of `sync`; None if the group has none."""
     return next((row for row in group["rows"] if row["sync"] == sync), None)
+
+
+def _rows(groups: list[Group], sync: str) -> list[Row]:
+    """The fastest row of `sync` of each group that has one."""
+    return [row for group in groups if (row := _row(group, sync))]
 
 
 def _known_row(group: Group, sync: str) -> Row:
@@ -137,28 +163,53 @@ def _best(groups: list[Group], chosen: str) -> str:
             (f", and {ties} other{'s tie' if ties > 1 else ' ties'} with it" if ties else ""))
 
 
-def _seen(results: schema.Results, groups: list[Group], chosen: str, name: str) -> str:
-    """What too few repeats show. They may favour one job by their pairs, and another by the median, which is what the
-    tables have."""
+def _shown(group: Group) -> Row:
+    """The row that is the fastest in the tables, which have medians."""
+    return max(group["rows"], key=lambda row: row["samples_per_second"]["median"])
+
+
+def _for_how_many(groups: list[Group], chosen: str) -> str:
+    """For how many models the chosen sync was the fastest. Too few repeats may favour one job by their pairs, and
+    another by the median: that counts as a tie."""
+    alone = tied = 0
+    for group in groups:
+        row, best, shown = _row(group, chosen), group["rows"][0], _shown(group)
+        if row is None:
+            continue
+        if row is best and row is shown and not row["tie_with"]:
+            alone += 1
+        elif row is best or best["id"] in row["tie_with"] or (row is shown and row["undecided"]):
+            tied += 1
+    return f"was the fastest{', or tied,' if tied else ''} for {alone + tied} of {len(groups)} models"
+
+
+def _seen(groups: list[Group], chosen: str, called: Callable[[list[Row]], str]) -> str:
+    """What too few repeats show."""
+    rows = _rows(groups, chosen)
     if len(groups) > 1:
-        return f"{name} was the fastest for {_wins(groups, chosen)} of {len(groups)} models"
-    shown = max(groups[0]["rows"], key=lambda row: row["samples_per_second"]["median"])
-    if shown is _row(groups[0], chosen):
-        return f"the fastest was {name}"
-    return f"a tie of {name} and {_name(results, shown)}"
+        return f"{called(rows)} {_for_how_many(groups, chosen)}"
+    if _shown(groups[0]) is rows[0]:
+        return f"the fastest was {called(rows)}"
+    return f"a tie of {called(rows)} and {called([_shown(groups[0])])}"
 
 
 def _first(results: schema.Results, groups: list[Group], chosen: str) -> str:
-    """At most 30 words, so it names few rivals: headline has them."""
-    names = {_name(results, row) for group in groups if (row := _row(group, chosen))}
-    name = names.pop() if len(names) == 1 else NAMES[chosen]
+    """At most WORDS_MAX, so it names few rivals: headline has them."""
+    name = _name_of_all(results, _rows(groups, chosen))
     if all(group["calls_winner"] for group in groups):
-        there = f"{'with' if name == NAMES[chosen] else 'in place of'} {labels.workers(groups[0]['workers'])}"
-        return f"Run {name} here: {there}, {_best(groups, chosen)}."
+        there = "with " if name == NAMES[chosen] else "in place of "
+        there = f"{there}{labels.workers(groups[0]['workers'])}, "
+        if len({_name(results, row) for row in _rows(groups, chosen)}) > 1:
+            there = ""
+        return f"Run {name} here: {there}{_best(groups, chosen)}."
     fewest = min((row["to_best"]["pairs"] if row["to_best"] else 0) for group in groups for row in group["rows"])
-    times = {0: "not in one repeat", 1: "only once"}.get(fewest, f"only {fewest} times")
-    return (f"No winner is called: that takes {ratios.REPEATS_MIN} repeats, and some jobs ran {times} in turns; "
-            f"{_seen(results, groups, chosen, name)}.")
+    ran = {0: "never ran", 1: "ran only once"}.get(fewest, f"ran only {fewest} times")
+    for called in (_name_of_all, _label_of_all):
+        sentence = (f"No winner is called: that takes {ratios.REPEATS_MIN} repeats, and some jobs {ran} in turns; "
+                    f"{_seen(groups, chosen, functools.partial(called, results))}.")
+        if len(sentence.split()) <= WORDS_MAX:
+            break
+    return sentence
 
 
 def _second(results: schema.Results, groups: list[Group], chosen: str) -> str:

@@ -164,7 +164,8 @@ TEST(LaunchOptionsTest, RefusesWhatAnElasticJobHasNot) {
   EXPECT_THAT(Refusal({"--join=h:1", "--job_secret=s", "--servers=2"}),
               HasSubstr("the job has its servers: drop --servers"));
   for (const char* const word : {"--elastic", "--state_dir=s", "--min_workers=2"}) {
-    EXPECT_THAT(Refusal({"--join=h:1", "--job_secret=s", word}), HasSubstr("--join adds workers to one: drop it"));
+    EXPECT_THAT(Refusal({"--join=h:1", "--job_secret=s", word}),
+                HasSubstr(" is for the command that starts a job; --join adds workers to one: drop it"));
   }
   EXPECT_THAT(Refusal({"--join=nowhere", "--job_secret=s"}), HasSubstr("--join: address \"nowhere\""));
   EXPECT_THAT(Refusal({"--status=nowhere"}), HasSubstr("--status: address \"nowhere\""));

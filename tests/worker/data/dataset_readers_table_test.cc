@@ -284,6 +284,30 @@ TEST_F(CsvReaderTest, AModelMayHaveOneColumn) {
   EXPECT_THAT(Numbers(ReadCsv(files)->train), ElementsAre(1, 3));
 }
 
+// Few samples are asked about, and each may have a label of its own.
+TEST(TableReaderTest, LabelsMayBeRareWhereNothingTrains) {
+  std::string csv = "a,label\n", libsvm;
+  for (int i = 0; i < 40; ++i) {
+    absl::StrAppend(&csv, i, ",", i, ".5\n");
+    absl::StrAppend(&libsvm, i, ".5 1:1\n");
+  }
+  const std::string folder = MakeFolder("rare_labels");
+  const std::string csv_path = WriteFile(folder, "rare.csv", csv);
+  const std::string libsvm_path = WriteFile(folder, "rare.svm", libsvm);
+  const auto read_both = [&](const TableFiles& files) {
+    TableFiles of_csv = files, of_libsvm = files;
+    of_csv.train = csv_path;
+    of_libsvm.train = libsvm_path;
+    return std::vector{ReadCsv(of_csv).status(), ReadLibsvm(of_libsvm).status()};
+  };
+  for (const absl::Status& refused : read_both({})) {
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("40 distinct numbers, not all of them integers"));
+  }
+  for (const absl::Status& read : read_both({.columns_min = 1, .may_lack_labels = true}))
+    EXPECT_TRUE(read.ok()) << read;
+  for (const absl::Status& read : read_both({.labels_may_be_rare = true})) EXPECT_TRUE(read.ok()) << read;
+}
+
 class LibsvmReaderTest : public ::testing::Test {
  protected:
   absl::StatusOr<TrainAndTest> Read(std::string_view train, std::string_view test = "") {

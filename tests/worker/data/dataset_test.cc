@@ -300,6 +300,24 @@ TEST(DatasetTest, NotFoundSaysHowToWriteATable) {
   EXPECT_THAT(message("libsvm", "none.libsvm"),
               testing::StartsWith("--data_dir=none.libsvm does not exist in " +
                                   std::filesystem::current_path().string() + ": correct the path; "));
+  // What is there, or may be, is not said to be missing.
+  std::filesystem::create_symlink("loop.csv", folder + "/loop.csv");
+  EXPECT_THAT(message("csv", folder + "/loop.csv"),
+              testing::StartsWith("--data_dir=" + folder +
+                                  "/loop.csv cannot be opened: Too many levels of symbolic "
+                                  "links: correct the path or its rights; "));
+  EXPECT_THAT(message("csv", folder + "/" + std::string(300, 'a')),
+              HasSubstr(" cannot be opened: File name too long: correct"));
+}
+
+TEST(DatasetTest, LabelsMayBeRareWhereNothingTrains) {
+  std::string table = "y,a\n";
+  for (int i = 0; i < 40; ++i) absl::StrAppend(&table, i, ".5,", i, "\n");
+  const std::string path = WriteFile(MakeFolder("rare_table"), "all.csv", table);
+  DatasetOptions options = {.name = "csv", .data_dir = path, .test_fraction = 0.25};
+  EXPECT_EQ(LoadDataset(options).status().code(), absl::StatusCode::kInvalidArgument);
+  options.labels_may_be_rare = true;
+  EXPECT_EQ(LoadDataset(options)->test.count, 10);
 }
 
 TEST(DatasetTest, APartOfATableBecomesATestSet) {

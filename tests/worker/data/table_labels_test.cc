@@ -155,9 +155,10 @@ TEST(TableLabelsTest, RefusesFractionsThatHardlyRepeat) {
     codes.push_back(absl::StrCat(i));
     grades.push_back(absl::StrCat(i % 33, ".5"));
   }
-  EXPECT_THAT(std::string(Sets(prices, {}).status().message()),
-              HasSubstr("the labels are 600 distinct numbers, not all of them integers, of 600 samples, expected 4 or "
-                        "more samples of each: this looks like a target of regression: give a layer file"));
+  EXPECT_THAT(
+      std::string(Sets(prices, {}).status().message()),
+      HasSubstr("the labels are 600 distinct numbers, not all of them integers, of 600 samples, expected on "
+                "average 2 or more samples of each: this looks like a target of regression: give a layer file"));
   // Neither integers nor words are, however many there are.
   EXPECT_EQ(Sets(codes, {})->train.classes, 600);
   codes.push_back("-1");
@@ -166,6 +167,10 @@ TEST(TableLabelsTest, RefusesFractionsThatHardlyRepeat) {
   EXPECT_EQ(Sets(prices, {})->train.classes, 601);
   // Nor are fractions that repeat, or that are few.
   EXPECT_EQ(Sets(grades, {})->train.classes, 33);
+  grades.resize(66);
+  EXPECT_EQ(Sets(grades, {})->train.classes, 33);
+  grades.resize(65);
+  EXPECT_FALSE(Sets(grades, {}).ok());
   grades.resize(32);
   EXPECT_EQ(Sets(grades, {})->train.classes, 32);
   // The samples of a prediction may be few.

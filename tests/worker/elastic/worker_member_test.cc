@@ -202,6 +202,41 @@ TEST(NextTest, ASpareReportsNoStall) {
   for (auto line = told; line != said.end(); ++line) EXPECT_EQ(line->find("waiting for a generation"), line->npos);
 }
 
+// A worker that has trained has the right address and secret.
+TEST(NextTest, SaysWhatToDoWithoutACoordinator) {
+  FakeCoordinator coordinator;
+  ProgressState state;
+  std::mutex mutex;
+  std::string said;
+  const WorkerMember::Options options = {.coordinator = coordinator.address(),
+                                         .join_deadline = absl::Seconds(2),
+                                         .stall_report = absl::Milliseconds(500),
+                                         .state = &state,
+                                         .asked_to_leave = [] { return false; },
+                                         .say =
+                                             [&](const std::string& line) {
+                                               const std::lock_guard<std::mutex> lock(mutex);
+                                               said += line;
+                                             }};
+  constexpr char kNewcomer[] = "start the elastic run, or give the address", kOther[] = "start the coordinator again";
+  const auto expect = [&](WorkerMember& member, const char* wanted, const char* unwanted) {
+    said.clear();
+    const absl::Status status = member.Next(absl::OkStatus()).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+    const std::lock_guard<std::mutex> lock(mutex);
+    for (const std::string& text : {std::string(status.message()), said}) {
+      EXPECT_NE(text.find(wanted), text.npos) << text;
+      EXPECT_EQ(text.find(unwanted), text.npos) << text;
+    }
+  };
+  WorkerMember trained(options);
+  ASSERT_TRUE(trained.Next(absl::OkStatus()).ok());
+  coordinator.Die();
+  expect(trained, kOther, kNewcomer);
+  WorkerMember newcomer(options);
+  expect(newcomer, kNewcomer, kOther);
+}
+
 TEST_F(AwaitEndTest, TheRunHasEndedWell) {
   coordinator_.Send(OrderOf(v1::MemberOrder::CUT, 1));  // generations below 1 are over
   coordinator_.Send(OrderOf(v1::MemberOrder::END));

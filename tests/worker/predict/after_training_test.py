@@ -84,6 +84,13 @@ class AfterTrainingTest(unittest.TestCase):
                                    f"--evaluate={folder}/run")
             self.assertIn(f"loss {last['test_loss']:.6f}", done.stdout, done.stderr)
 
+            # Nothing trains here, so labels that hardly repeat are those of classes: the model lacks them.
+            with open(f"{folder}/rare.csv", "w", encoding="utf-8", newline="") as file:
+                csv.writer(file).writerows([["a", "kind", "b", "c"], *([1, f"{row}.5", 2, 3] for row in range(40))])
+            refused = self.run_worker("--dataset=csv", f"--data_dir={folder}/rare.csv", "--csv_label=kind",
+                                      "--test_fraction=0.25", f"--evaluate={folder}/run")
+            self.assertEqual((refused.returncode, "regression" in refused.stderr), (2, False), refused.stderr)
+
             refused = self.run_worker(*data, f"--evaluate={folder}/run", "--epochs=3")
             self.assertEqual((refused.returncode, "--epochs is for a training, --evaluate trains nothing" in
                               refused.stderr), (2, True), refused.stderr)
