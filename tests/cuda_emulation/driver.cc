@@ -92,6 +92,7 @@ StreamWork WorkOf(const CUstreamBatchMemOpParams& operation) {
 }  // namespace starring::cuda_emulation
 
 using starring::cuda_emulation::Check;
+using starring::cuda_emulation::FindBlock;
 using starring::cuda_emulation::Gpu;
 
 CUresult cuDeviceGet(CUdevice* device, int ordinal) {
@@ -124,6 +125,15 @@ CUresult cuGetErrorName(CUresult error, const char** name) {
 
 CUresult cuGetErrorString(CUresult error, const char** text) {
   *text = cudaGetErrorString(static_cast<cudaError_t>(error));
+  return CUDA_SUCCESS;
+}
+
+CUresult cuMemGetAddressRange(CUdeviceptr* begin, size_t* size_bytes, CUdeviceptr address) {
+  void* data = nullptr;
+  starring::cuda_emulation::Block block;
+  if (!FindBlock(std::bit_cast<void*>(address), &data, &block)) return CUDA_ERROR_INVALID_VALUE;
+  *begin = std::bit_cast<CUdeviceptr>(data);
+  *size_bytes = block.size_bytes;
   return CUDA_SUCCESS;
 }
 

@@ -35,7 +35,7 @@ struct EmulatedGpu {
   bool async = false;
   uint64_t async_seed = 1;
   // The host's waits for a stream fail with cudaErrorLaunchTimeout when no work has ended for so long.
-  int wait_deadline_ms = 120'000;
+  int wait_deadline_ms = 45'000;
   // What becomes of memory that processes share by CUDA IPC.
   enum class Ipc {
     kWorks,
@@ -59,7 +59,7 @@ struct EmulatedGpu {
 // whole programs:
 //   EMULATED_GPU_CUDNN=91900
 //   EMULATED_GPU_CUDNN_ENGINE=7
-//   EMULATED_GPU_DEADLINE_MS=120000
+//   EMULATED_GPU_DEADLINE_MS=45000
 //   EMULATED_GPU_DIES_AT_LAUNCH=n     the process kills itself at the n-th launch of a graph
 //   EMULATED_GPU_HANGS_AT_LAUNCH=n    Hangs() is true from the n-th launch of a graph on
 //   EMULATED_GPU_IPC=nothing, one_way, corrupt or late_visible

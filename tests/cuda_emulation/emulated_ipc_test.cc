@@ -274,6 +274,13 @@ TEST_F(EmulatedIpcTest, AHandleIsOneOfTheWholeBlock) {
   cudaIpcMemHandle_t middle;
   ASSERT_EQ(cudaIpcGetMemHandle(&middle, block() + kBlockBytes / 2), cudaSuccess);
   EXPECT_EQ(TextOf(middle), TextOf(handle_));
+  CUdeviceptr begin = 0;
+  size_t size_bytes = 0;
+  ASSERT_EQ(cuMemGetAddressRange(&begin, &size_bytes, reinterpret_cast<CUdeviceptr>(block() + 5)), CUDA_SUCCESS);
+  EXPECT_EQ(begin, reinterpret_cast<CUdeviceptr>(data_));
+  EXPECT_EQ(size_bytes, kBlockBytes);
+  EXPECT_EQ(cuMemGetAddressRange(&begin, &size_bytes, reinterpret_cast<CUdeviceptr>(block() + kBlockBytes)),
+            CUDA_ERROR_INVALID_VALUE);
   EXPECT_EQ(Outcome("open twice", handle_), "1 1 1");
 }
 

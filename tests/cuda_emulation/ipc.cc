@@ -297,10 +297,10 @@ void* VisibleAddress(void* data) {
 }  // namespace starring::cuda_emulation
 
 using starring::cuda_emulation::Block;
+using starring::cuda_emulation::FindBlock;
 using starring::cuda_emulation::Gpu;
 using starring::cuda_emulation::Handle;
 using starring::cuda_emulation::IsCapturing;
-using starring::cuda_emulation::Memory;
 using starring::cuda_emulation::Opened;
 using starring::cuda_emulation::ReturnIfAlive;
 using starring::cuda_emulation::Shared;
@@ -314,19 +314,8 @@ cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* data) {
   if (Gpu().ipc == Ipc::kNothing) return cudaErrorNotSupported;
   void* begin = nullptr;
   Block block;
-  {
-    Memory& memory = TheMemory();
-    const std::lock_guard<std::mutex> lock(memory.mutex);
-    const auto after = memory.device.upper_bound(reinterpret_cast<uintptr_t>(data));
-    if (after == memory.device.begin()) return cudaErrorInvalidValue;
-    const auto& [address, found] = *std::prev(after);
-    const size_t offset = reinterpret_cast<uintptr_t>(data) - address;
-    if (offset >= found.size_bytes) return cudaErrorInvalidValue;
-    // A GPU would export the other small allocations of the same 2 MiB, too.
-    if (found.kind != Block::Kind::kPages) return cudaErrorInvalidValue;
-    begin = static_cast<char*>(data) - offset;
-    block = found;
-  }
+  // A GPU would export the other small allocations of the same 2 MiB, too.
+  if (!FindBlock(data, &begin, &block) || block.kind != Block::Kind::kPages) return cudaErrorInvalidValue;
   Shared& shared = TheShared();
   const std::lock_guard<std::mutex> lock(shared.mutex);
   auto exported = shared.exports.find(begin);

@@ -66,6 +66,18 @@ Memory& TheMemory() {
   return memory;
 }
 
+bool FindBlock(void* data, void** begin, Block* block) {
+  const std::lock_guard<std::mutex> lock(TheMemory().mutex);
+  const auto after = TheMemory().device.upper_bound(reinterpret_cast<uintptr_t>(data));
+  if (after == TheMemory().device.begin()) return false;
+  const auto& [address, found] = *std::prev(after);
+  const size_t offset = reinterpret_cast<uintptr_t>(data) - address;
+  if (offset >= found.size_bytes) return false;
+  *begin = static_cast<char*>(data) - offset;
+  *block = found;
+  return true;
+}
+
 bool IsDevice(const void* data, size_t size_bytes) { return IsIn(TheMemory().device, data, size_bytes); }
 bool IsPinned(const void* data, size_t size_bytes) { return IsIn(TheMemory().pinned, data, size_bytes); }
 

@@ -30,6 +30,9 @@ struct Memory {
 };
 Memory& TheMemory();
 
+// The block of the device's memory that this address is in, and where it begins.
+bool FindBlock(void* data, void** begin, Block* block);
+
 bool IsDevice(const void* data, size_t size_bytes);
 bool IsPinned(const void* data, size_t size_bytes);
 

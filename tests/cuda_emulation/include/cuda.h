@@ -69,6 +69,7 @@ CUresult cuDeviceGet(CUdevice* device, int ordinal);
 CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice device);
 CUresult cuGetErrorName(CUresult error, const char** name);
 CUresult cuGetErrorString(CUresult error, const char** text);
+CUresult cuMemGetAddressRange(CUdeviceptr* begin, size_t* size_bytes, CUdeviceptr address);
 CUresult cuStreamBatchMemOp(CUstream stream, unsigned count, CUstreamBatchMemOpParams* operations, unsigned flags);
 
 #endif  // STARRING_TESTS_CUDA_EMULATION_INCLUDE_CUDA_H_
