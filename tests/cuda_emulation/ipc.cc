@@ -117,7 +117,7 @@ FilePage* MapPage(int fd, size_t size_bytes) {
   return page == MAP_FAILED ? nullptr : static_cast<FilePage*>(page);
 }
 
-// Moves the block into a file.
+// Moves the block into a file. Nothing may write to the block meanwhile.
 cudaError_t Share(void* data, const Block& block, Export* exported) {
   File file(memfd_create(kName, MFD_CLOEXEC));
   if (file.get() < 0 || ftruncate(file.get(), static_cast<off_t>(block.size_bytes + kPageBytes)) != 0) {
@@ -126,13 +126,9 @@ cudaError_t Share(void* data, const Block& block, Export* exported) {
   void* const mapping = mmap(nullptr, block.size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.get(), 0);
   exported->page = MapPage(file.get(), block.size_bytes);
   if (mapping == MAP_FAILED || exported->page == nullptr) return cudaErrorMemoryAllocation;
-  {
-    // Asynchronous work must not write between the copy and the move, because that would be lost.
-    const Pause pause(Pause::Running::kIsAwaited);
-    std::memcpy(mapping, data, block.size_bytes);
-    if (mremap(mapping, block.size_bytes, block.size_bytes, MREMAP_MAYMOVE | MREMAP_FIXED, data) == MAP_FAILED) {
-      return cudaErrorMemoryAllocation;
-    }
+  std::memcpy(mapping, data, block.size_bytes);
+  if (mremap(mapping, block.size_bytes, block.size_bytes, MREMAP_MAYMOVE | MREMAP_FIXED, data) == MAP_FAILED) {
+    return cudaErrorMemoryAllocation;
   }
   Handle& handle = exported->handle;
   std::memcpy(handle.magic, kMagic, sizeof(kMagic));
@@ -302,6 +298,7 @@ using starring::cuda_emulation::Gpu;
 using starring::cuda_emulation::Handle;
 using starring::cuda_emulation::IsCapturing;
 using starring::cuda_emulation::Opened;
+using starring::cuda_emulation::Pause;
 using starring::cuda_emulation::ReturnIfAlive;
 using starring::cuda_emulation::Shared;
 using starring::cuda_emulation::TheMemory;
@@ -316,6 +313,8 @@ cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* data) {
   Block block;
   // A GPU would export the other small allocations of the same 2 MiB, too.
   if (!FindBlock(data, &begin, &block) || block.kind != Block::Kind::kPages) return cudaErrorInvalidValue;
+  // Before the lock, which the work that runs may need.
+  const Pause pause(Pause::Running::kIsAwaited);
   Shared& shared = TheShared();
   const std::lock_guard<std::mutex> lock(shared.mutex);
   auto exported = shared.exports.find(begin);

@@ -139,13 +139,16 @@ cudaError_t cudaFree(void* data) {
   if (Gpu().async) {
     if (const cudaError_t error = starring::cuda_emulation::AwaitAll(); error != cudaSuccess) return error;
   }
-  auto& memory = TheMemory();
-  const std::lock_guard<std::mutex> lock(memory.mutex);
-  const auto found = memory.device.find(reinterpret_cast<uintptr_t>(data));
-  if (found == memory.device.end() || found->second.kind == Block::Kind::kOpened) return cudaErrorInvalidValue;
-  const Block block = found->second;
-  memory.device_bytes -= static_cast<int64_t>(starring::cuda_emulation::RoundUp(block.size_bytes));
-  memory.device.erase(found);
+  Block block;
+  {
+    auto& memory = TheMemory();
+    const std::lock_guard<std::mutex> lock(memory.mutex);
+    const auto found = memory.device.find(reinterpret_cast<uintptr_t>(data));
+    if (found == memory.device.end() || found->second.kind == Block::Kind::kOpened) return cudaErrorInvalidValue;
+    block = found->second;
+    memory.device_bytes -= static_cast<int64_t>(starring::cuda_emulation::RoundUp(block.size_bytes));
+    memory.device.erase(found);
+  }
   if (block.kind == Block::Kind::kHeap) std::free(data);
   if (block.kind == Block::Kind::kPages) {
     starring::cuda_emulation::EndExport(data);

@@ -10,8 +10,8 @@
 // - `__shared__` variables are statics. Device memory is host memory filled with NaN: AddressSanitizer sees accesses
 //   outside of an allocation, UndefinedBehaviorSanitizer those that are not aligned, and tests see values that no
 //   kernel wrote. A multiple of 2 MiB has pages of its own and, after them, a page that ends a process which touches
-//   it. Only such memory can be exported to other processes, and only by its owner; a handle of its middle opens its
-//   begin, as on a GPU.
+//   it. Only its owner can export such memory to other processes, and no other memory can be exported. A handle of its
+//   middle opens its begin.
 // - Streams are synchronous, as late as they may be, or asynchronous (emulated_gpu.h). Captured work is recorded, and
 //   run only when its graph is launched. A call that CUDA forbids in a capture fails.
 // - A captured stream is a branch of the graph. Branches wait for each other where an event was recorded and awaited,
