@@ -24,6 +24,7 @@ KERNEL_HDRS = [
     "launch.h",
     "pack.h",
     "patch_geometry.h",
+    "system_scope.h",
 ]
 
 # The sources for the host compiler, each with a header of its name, except gpu_libraries.cc, which the emulation
