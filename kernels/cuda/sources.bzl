@@ -13,6 +13,7 @@ KERNELS = [
     "loss",
     "narrow_convolution",
     "optimizer",
+    "peer_update",
     "pixels",
     "pool",
 ]
@@ -24,6 +25,7 @@ KERNEL_HDRS = [
     "launch.h",
     "pack.h",
     "patch_geometry.h",
+    "update_formula.h",
 ]
 
 # The sources for the host compiler, each with a header of its name, except gpu_libraries.cc, which the emulation
