@@ -166,6 +166,15 @@ class CudaDevice : public Device {
 
   virtual absl::StatusOr<std::unique_ptr<CudaVectorMath>> CreateVectorMath() = 0;
 
+  // Memory that other processes of this host may map: Allocate's, of a whole number of CUDA's blocks.
+  virtual absl::StatusOr<std::unique_ptr<DeviceBuffer>> AllocateShared(int64_t size_bytes) = 0;
+  // The bytes that name it to other processes. It must not be freed while one of them maps it.
+  virtual absl::StatusOr<std::string> Export(DeviceBuffer* shared) = 0;
+  // Maps memory that another process exports, whatever its GPU; unmaps it when destroyed. Internal with CUDA's own text
+  // where this GPU does not reach that memory.
+  virtual absl::StatusOr<std::unique_ptr<DeviceBuffer>> OpenShared(const std::string& exported,
+                                                                   int64_t size_bytes) = 0;
+
   // Pins the caller's host memory until the buffer is destroyed; the memory must live longer. kRead: the GPU only reads
   // it. Memory that is mapped read-only can be pinned in no other way, and on some machines not at all.
   enum class PinFor { kRead, kReadAndWrite };

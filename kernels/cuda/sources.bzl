@@ -33,6 +33,7 @@ KERNEL_HDRS = [
 _HOST = [
     "cuda_memory",
     "cuda_operations",
+    "cuda_peer_memory",
     "cuda_stream",
     "cudnn_descriptor",
     "cudnn_product",
