@@ -123,7 +123,8 @@ class Row:
             if cell.has_servers:
                 command.append("--servers=%d" % servers)
             is_refused = self.order == "tree" and cell.topology == "ring"
-            found.append("" if is_refused else self.field(title, [*command, "--"]))
+            own = sync_cells.WORKER_FLAGS.get(cell.sync, [])
+            found.append("" if is_refused else self.field(title, [*command, "--", *own]))
         return found
 
 

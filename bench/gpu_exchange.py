@@ -38,8 +38,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 # In a bundle, in a source tree.
 WORKERS = ("../bin/worker", "../bazel-bin/worker/worker")
 LAUNCHES = ("../bin/launch", "../bazel-bin/deploy/launch")
-CELLS = ("star:grpc", "star:tcp:servers=1", "star:mpi", "star:tcp", "ring:mpi", "ring:tcp",
-         "star:mpi:--same_host=shared_memory", "star:tcp:--same_host=shared_memory")
+CELLS = ("star:grpc", "star:tcp:servers=1", "star:mpi:--same_host=socket", "star:tcp:--same_host=socket",
+         "ring:mpi:--same_host=socket", "ring:tcp:--same_host=socket", "ring:mpi", "star:mpi", "star:tcp")
 ONE, CONTROL = "one process", "control"
 CONTROL_STEPS_MAX = 30000
 GRACE_S = 5.0  # between SIGTERM, at which launch ends its children, and SIGKILL

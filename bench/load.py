@@ -96,9 +96,7 @@ class Job:
         self.command = [LAUNCH, "--sync=" + sync, "--workers=%d" % workers]
         if sync == "star":
             self.command.append("--servers=%d" % servers)
-        self.command += ["--", *job_flags(steps), *PATIENT]
-        if sync == "star":
-            self.command.append("--same_host=socket")
+        self.command += ["--", *job_flags(steps), *PATIENT, "--same_host=socket"]
         self.samples: list[tuple[float, int, int]] = []  # seconds, a server's largest memory in KiB, most descriptors
         self.peak_kib = 0
         self.record: dict[str, Any] = {}

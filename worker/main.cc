@@ -198,8 +198,8 @@ PeerExchange::HostSharing SharingOf(const WorkerOptions& options) {
     return may_send ? PeerExchange::HostSharing::kIfPossible : PeerExchange::HostSharing::kRequired;
   }
   // Memory of a GPU does not come into the host's.
-  const bool may =
-      options.RanksChoose() && !options.asked.same_host.has_value() && options.cuda_aware_mpi != CudaAwareMpi::kAuto;
+  const bool may = options.RanksAreOwners() && !options.asked.same_host.has_value() &&
+                   options.cuda_aware_mpi != CudaAwareMpi::kAuto;
   return may ? PeerExchange::HostSharing::kIfPossible : PeerExchange::HostSharing::kNever;
 }
 

@@ -108,7 +108,8 @@ class Job:
                                                cells.BY_SYNC[sync].transport)
             return [Command(argv) for argv in [*servers, *ranks]]
         if sync in cells.BY_MPIRUN:
-            return [Command(lab.mpirun([*worker, *cells.flags_of(sync)], workers), lab.environment())]
+            own = cells.WORKER_FLAGS.get(sync, [])
+            return [Command(lab.mpirun([*worker, *cells.flags_of(sync), *own], workers), lab.environment())]
         if sync in cells.BY_RENDEZVOUS:
             secret = lab.make_secret(programs.binary("deploy/launch"))
             return [Command(argv) for argv in lab.rank_commands([*worker, *cells.flags_of(sync)], secret, workers)]

@@ -29,7 +29,7 @@ To fill the section `netlab:4,1gbit` of a comparison, model mlp and 4 workers, o
                 servers listen beyond loopback. Start all, wait for all. The commands have --same_host=socket, because
                 the worker would notice that all hosts share a kernel, and exchange arrays through shared memory. Ports
                 are fixed, since each host has all ports to itself.
-    ring, mpi   lab.mpirun([worker, "--sync=ring", ...])
+    ring, mpi   lab.mpirun([worker, "--sync=ring", "--same_host=socket", ...])
     ring-tcp    lab.rank_commands([worker, "--sync=ring", "--transport=tcp", ...], secret), without mpirun
     ddp         lab.command(h, [python, "bench/ddp/train.py", ...]) with lab.torch_environment(4) and RANK=h in the
                 environment, which `command` passes on
@@ -233,8 +233,8 @@ class Netlab:
         """The commands of ranks that find each other at rank 0, without mpirun: rank r on host r, modulo the hosts."""
         workers = workers or self.hosts
         meet = "--rendezvous=%s:%d" % (self.addresses[0], RENDEZVOUS_PORT)
-        return [self.command(rank % self.hosts, [*worker, meet, "--job_secret=" + secret, "--rank=%d" % rank,
-                                                 "--world_size=%d" % workers])
+        return [self.command(rank % self.hosts, [*worker, meet, "--same_host=socket", "--job_secret=" + secret,
+                                                 "--rank=%d" % rank, "--world_size=%d" % workers])
                 for rank in range(workers)]
 
 

@@ -30,9 +30,12 @@ class SameBitsTest(JobTest):
                                 flags=[*MLP, "--same_host=" + same_host])
             self.assertEqual(record["config"]["same_host"], same_host)
             self.assertEqual(record["parameter_sha256"], ring)
-        record = self.train("ring/tcp", workers=3, flags=[*MLP, "--same_host=shared_memory"])
-        self.assertTrue(record["exchange"]["shared_memory"])
-        self.assertEqual(record["parameter_sha256"], ring)
+        # By themselves, too.
+        for sync, same_host in (("ring/tcp", "shared_memory"), ("ring", "auto"), ("star/tcp", "auto")):
+            record = self.train(sync, workers=3, flags=[*MLP, "--same_host=" + same_host])
+            self.assertTrue(record["exchange"]["shared_memory"], sync)
+            self.assertEqual(record["config"]["same_host"], "shared_memory")
+            self.assertEqual(record["parameter_sha256"], ring)
 
     def test_four_workers(self):
         ring = self.digest("ring", workers=4, flags=MLP)

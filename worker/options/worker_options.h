@@ -261,8 +261,8 @@ inline constexpr FlagRow kRows[] = {
 
     {"lanes", "exchange", "star: lanes, each a TCP connection, to each server", WholeAt<&W::lanes>(1, kLanesMax)},
     {"same_host", "exchange",
-     "star: how arrays travel inside one machine; auto: with --servers in shared memory if all are here, else by "
-     "--transport, or, with --sync=auto, as is fastest; does not change the bits",
+     "ring, star: how arrays travel inside one machine; auto: in shared memory, with --servers for those that are here, "
+     "with ranks if all are, else by --transport; --sync=auto measures both; does not change the bits",
      OneOfAt<kSameHosts, &W::asked, &Asked::same_host>(), 0, OneOfAt<kResolvedSameHosts, &W::same_host>()},
     {"bucket_bytes", "exchange",
      "unit of exchange, in whole blocks; does not change the bits; 0: 4 MiB if a star's servers have loopback "

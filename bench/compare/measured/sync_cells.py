@@ -78,8 +78,10 @@ SYNCS_IN_MEMORY = tuple(cell.sync for cell in IN_MEMORY)
 # The star whose workers may come and go. It is measured with uneven and failing workers alone, and is no cell: a job
 # that nothing disturbs has no use for it.
 ELASTIC = "star-elastic"
-# The flags of the worker that the launcher does not have.
-WORKER_FLAGS = {sync: ["--same_host=shared_memory"] for sync in SYNCS_IN_MEMORY}
+# The flags of the worker that the launcher does not have. Servers share memory by themselves where they can; ranks would,
+# too, and a cell by messages would be the one in memory.
+WORKER_FLAGS = {cell.sync: ["--same_host=" + ("shared_memory" if cell in IN_MEMORY else "socket")]
+                for cell in NAMED if not cell.has_servers}
 # Our worker also starts these: one process, those rows, and MPI's own allreduce as a control.
 CONTROLS = ("local", *SYNCS_IN_MEMORY, "mpi")
 BY_MPIRUN = (*(cell.sync for cell in NAMED if cell.transport == "mpi"), "mpi")

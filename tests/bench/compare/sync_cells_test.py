@@ -49,8 +49,9 @@ class CellsTest(unittest.TestCase):
 
     def test_a_row_in_memory_has_its_flags(self):
         self.assertEqual(cells.CONTROLS, ("local", "ring-shm", "star-mpi-shm", "mpi"))
-        self.assertEqual(cells.WORKER_FLAGS, {"ring-shm": ["--same_host=shared_memory"],
-                                              "star-mpi-shm": ["--same_host=shared_memory"]})
+        in_memory = {sync: ["--same_host=shared_memory"] for sync in ("ring-shm", "star-mpi-shm")}
+        by_messages = {sync: ["--same_host=socket"] for sync in ("ring", "ring-tcp", "star-mpi", "star-tcp")}
+        self.assertEqual(cells.WORKER_FLAGS, {**in_memory, **by_messages})
 
     def test_neighbours_of_the_list_are_one_step_apart(self):
         steps = [cells.differences(one, other) for one, other in itertools.pairwise(cells.CELLS)]

@@ -126,7 +126,8 @@ class NetlabTest(unittest.TestCase):
 
     def test_star_and_ring_across_hosts_agree(self):
         with Netlab(hosts=2) as lab:
-            output = self.run_to_end(lab.mpirun([WORKER, "--sync=ring", "--record=" + self.record("ring"), *JOB]))
+            output = self.run_to_end(lab.mpirun([WORKER, "--sync=ring", "--same_host=socket",
+                                                 "--record=" + self.record("ring"), *JOB]))
             self.assertIn("ring with 2 workers", output)
             servers, workers = lab.star_commands([SERVER], [WORKER, "--record=" + self.record("star"), *JOB],
                                                  lab.make_secret(LAUNCH))

@@ -62,13 +62,13 @@ class PeerExchange final : public GradientExchange {
   // a tree; kAllreduce leaves it to the library. kFastest: whichever of kRing and kDirect takes least time at the start
   // of those that add in the job's order; facts() says which.
   enum class Algorithm { kRing, kDirect, kDedicated, kAllreduce, kFastest };
-  // kRequired: kDirect goes through memory that all ranks map (memory_machine.h), or Start fails with InvalidArgument.
-  // kIfPossible: kDedicated does so where all processes can share memory, and kFastest may choose it.
+  // kRequired: a ring or star goes through memory that all processes map (ring_memory.h, memory_machine.h), or Start
+  // fails with InvalidArgument. kIfPossible: it does so where all can share memory, and kFastest may choose it.
   enum class HostSharing { kNever, kIfPossible, kRequired };
 
   struct Options {
     Algorithm algorithm = Algorithm::kRing;
-    HostSharing sharing = HostSharing::kNever;  // kRing and kAllreduce ignore it
+    HostSharing sharing = HostSharing::kNever;  // kAllreduce ignores it
     int server_count = 0;                       // kDedicated: the last ranks of the world, at least 1; 0 otherwise
     // The transport itself if it is MPI's: for the control, and for messages in GPU memory. Null: another transport.
     MpiTransport* mpi = nullptr;
