@@ -198,9 +198,17 @@ PeerExchange::HostSharing SharingOf(const WorkerOptions& options) {
     return may_send ? PeerExchange::HostSharing::kIfPossible : PeerExchange::HostSharing::kRequired;
   }
   // Memory of a GPU does not come into the host's.
-  const bool may = options.RanksAreOwners() && !options.asked.same_host.has_value() &&
-                   options.cuda_aware_mpi != CudaAwareMpi::kAuto;
+  const bool may =
+      options.RanksAreOwners() && !options.asked.same_host.has_value() && options.cuda_aware_mpi != CudaAwareMpi::kAuto;
   return may ? PeerExchange::HostSharing::kIfPossible : PeerExchange::HostSharing::kNever;
+}
+
+// The agreement of the ranks has their device, so all answer alike.
+PeerExchange::GpuSharing GpuSharingOf(const WorkerOptions& options) {
+  if (options.same_host == SameHost::kGpuMemory) return PeerExchange::GpuSharing::kRequired;
+  const bool may = options.RanksAreOwners() && !options.asked.same_host.has_value() &&
+                   options.device == DeviceKind::kCuda && options.cuda_aware_mpi == CudaAwareMpi::kOff;
+  return may ? PeerExchange::GpuSharing::kIfPossible : PeerExchange::GpuSharing::kNever;
 }
 
 absl::StatusOr<std::unique_ptr<GradientExchange>> CreateExchange(const JobParts& parts, const Segment& segment,
@@ -230,6 +238,8 @@ absl::StatusOr<std::unique_ptr<GradientExchange>> CreateExchange(const JobParts&
       std::move(peers.transport),
       PeerExchange::Options{.algorithm = AlgorithmOf(options),
                             .sharing = SharingOf(options),
+                            .gpu_sharing = GpuSharingOf(options),
+                            .sharing_device = cuda,
                             .server_count = options.server_ranks,
                             .mpi = peers.mpi,
                             .trace = parts.training.trace,
