@@ -11,7 +11,7 @@ import subprocess
 import time
 import unittest
 
-from tests.e2e.jobs import LAUNCH, JobTest, Process, WORKER
+from tests.e2e.jobs import LAUNCH, JobTest, Process, WORKER, with_flags
 
 JOB = ["--dataset=synthetic", "--synthetic_train_count=2000", "--synthetic_test_count=100", "--global_batch=64",
        "--seed=1", "--micro_batches=8", "--device=cpu", "--model=lenet5"]
@@ -28,8 +28,9 @@ class ElasticLaunchTest(JobTest):
         secret = self.path("secret")
         if not os.path.exists(secret):
             self.assertEqual(self.run_to_end([LAUNCH, "--make_secret=" + secret]).returncode, 0)
-        return self.start([LAUNCH, *launch_flags, "--job_secret=" + secret, "--", *self.job(), "--progress=plain",
-                           "--record=" + self.path("record"), *flags])
+        job = with_flags([*self.job(), "--progress=plain", "--checkpoint_dir=none", "--record=" + self.path("record")],
+                         *flags)
+        return self.start([LAUNCH, *launch_flags, "--job_secret=" + secret, "--", *job])
 
     def start_job(self, workers: int, servers: int, *launch_flags: str, flags: tuple[str, ...] = ()) -> Process:
         return self.launch("--elastic", "--workers=%d" % workers, "--servers=%d" % servers, *launch_flags, flags=flags)

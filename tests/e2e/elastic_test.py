@@ -71,7 +71,8 @@ class ElasticRunTest(JobTest):
             misbehaviour = {"STARRING_TEST_SLOW": "forward:%d" % self.pace_ms, **misbehaviour}
         worker = self.start([STOPPING_WORKER if misbehaviour else WORKER, "--coordinator=" + self.servers[0][1],
                              "--run_id=test",
-                             *with_flags([*self.job(), "--progress=plain", "--record=" + record], *flags)],
+                             *with_flags([*self.job(), "--progress=plain", "--checkpoint_dir=none",
+                                          "--record=" + record], *flags)],
                             env={**os.environ, **misbehaviour})
         self.workers.append(worker)
         self.records.append(record)

@@ -96,7 +96,7 @@ class MpiChecker {
   ~MpiChecker() {
     transport_.reset();
     // MPI may still write to the buffers, so they stay until the process ends.
-    if (outcome_.exit_code != kExitOk) static_cast<void>(pump_.release());
+    if (outcome_.exit_code != kExitOk || !tested_.ok()) static_cast<void>(pump_.release());
   }
 
   CheckOutcome Run() {
@@ -113,9 +113,10 @@ class MpiChecker {
     // A rank at which MPI hangs does not come to MPI_Finalize.
     outcome_.mpi_is_stuck = !pump_->failure().ok();
     if (outcome_.exit_code != kExitOk) return outcome_;
-    TestMpi();
+    tested_ = TestMpi();
     outcome_ = Conclude(parts_, findings_, report_, *meeting_, Round::kMpi);
-    outcome_.mpi_is_stuck = outcome_.exit_code != kExitOk;
+    // An answer to another rank that came too late is in no report, and its message may still arrive.
+    outcome_.mpi_is_stuck = outcome_.exit_code != kExitOk || !tested_.ok();
     return outcome_;
   }
 
@@ -230,18 +231,16 @@ class MpiChecker {
     link.set_way_out(WayOut(0, Contact::kMpirun));
   }
 
-  // Exchanges messages by MPI with the neighbours. Open MPI may end the process.
-  void TestMpi() {
+  // Exchanges messages by MPI with the neighbours. Open MPI may end the process. The report has the error of a link.
+  absl::Status TestMpi() {
     // The reports must be there before the others' deadline.
     const absl::Time end = begin_ + findings_.gather_deadline + kTestsDeadline - kAnswerDeadline;
-    // The report has the error, if there is one.
-    TestLinks(*pump_,
-              {.means = LinkReport::MPI,
-               .bandwidth_seconds = findings_.bandwidth.SecondsOf(rank_),
-               .deadline = end - SteadyNow(),
-               .own_deadline = kMpiDeadline},
-              report_)
-        .IgnoreError();
+    return TestLinks(*pump_,
+                     {.means = LinkReport::MPI,
+                      .bandwidth_seconds = findings_.bandwidth.SecondsOf(rank_),
+                      .deadline = end - SteadyNow(),
+                      .own_deadline = kMpiDeadline},
+                     report_);
   }
 
   const CheckParts& parts_;
@@ -251,6 +250,7 @@ class MpiChecker {
   ProcessReport report_;
   CheckFindings findings_;
   CheckOutcome outcome_;
+  absl::Status tested_;  // by MPI
   std::unique_ptr<MpiTransport> transport_;
   std::unique_ptr<MessagePump> pump_;
   std::vector<InterfaceAddress> interfaces_;

@@ -74,13 +74,14 @@ std::string DefaultCheckpointDir(const WorkerOptions& worker, absl::Time now) {
                       absl::FormatTime("%Y%m%d-%H%M%S", now, absl::UTCTimeZone()));
 }
 
-absl::StatusOr<std::string> MakeDefaultCheckpointDir(const std::string& dir) {
+absl::StatusOr<std::string> MakeDefaultCheckpointDir(const std::string& dir, const std::string& holder) {
   RETURN_IF_ERROR(CreateFolders(fs::path(dir).parent_path().string()));
   // Two runs may have begun in the same second. mkdir tells which of them has the name.
   for (int number = 1; number <= kSameNamesMax; ++number) {
     const std::string name = number == 1 ? dir : absl::StrCat(dir, "-", number);
     if (mkdir(name.c_str(), 0777) == 0) return name;
     if (errno != EEXIST) return absl::ErrnoToStatus(errno, absl::StrCat("cannot create ", name));
+    if (!holder.empty() && FolderLock::HolderOf(name) == holder) return name;
   }
   return absl::AlreadyExistsError(absl::StrCat(dir, " and ", kSameNamesMax - 1, " of that name are there"));
 }

@@ -23,8 +23,9 @@ absl::Status CheckCheckpointPlace(const WorkerOptions& worker);
 // folder in which the worker runs.
 std::string DefaultCheckpointDir(const WorkerOptions& worker, absl::Time now);
 
-// Makes such a folder: `dir`, or `dir`-2 and so on if that is there. Returns the one that is new.
-absl::StatusOr<std::string> MakeDefaultCheckpointDir(const std::string& dir);
+// Makes such a folder: `dir`, or `dir`-2 and so on if that is there. Returns the one that is new. One that is there is
+// returned if `holder`, which is not empty, has signed its lock: a generation before of the same elastic run.
+absl::StatusOr<std::string> MakeDefaultCheckpointDir(const std::string& dir, const std::string& holder = "");
 
 // Removes it if it has no checkpoint.
 void RemoveDefaultCheckpointDir(const std::string& dir);

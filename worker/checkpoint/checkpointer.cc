@@ -94,18 +94,24 @@ Checkpointer::Checkpointer(Options options)
 Checkpointer::~Checkpointer() {
   if (!options_.leaves_writes && !gave_up_) options_.writer->WaitFor(options_.worker->checkpoint_deadline);
   WarnOfFailure();
-  // A disk that hangs would hang the end, too.
-  if (options_.worker->saves_by_default && !dir_.empty() && !gave_up_) RemoveDefaultCheckpointDir(dir_);
+  // A disk that hangs would hang the end, too. A write in progress will have the folder.
+  const bool may_remove = !gave_up_ && options_.writer->WaitFor(absl::ZeroDuration());
+  if (options_.worker->saves_by_default && !dir_.empty() && may_remove) RemoveDefaultCheckpointDir(dir_);
 }
 
 // At the start, so that a person reads at once that nothing will be saved, and a disk that hangs stops no training at
 // its end.
 void Checkpointer::MakeDefaultDir() {
   const auto make = [this]() -> absl::Status {
-    ASSIGN_OR_RETURN(dir_, MakeDefaultCheckpointDir(options_.default_dir));
-    ASSIGN_OR_RETURN(FolderLock lock, FolderLock::Take(dir_, absl::ZeroDuration()));
-    lock.Sign(HolderOf(*options_.worker));
-    lock_.emplace(std::move(lock));
+    const std::string holder = HolderOf(*options_.worker);
+    const bool elastic = options_.worker->elastic;
+    ASSIGN_OR_RETURN(dir_, MakeDefaultCheckpointDir(options_.default_dir, elastic ? holder : ""));
+    absl::StatusOr<FolderLock> lock = FolderLock::Take(dir_, absl::ZeroDuration());
+    // As in Create: an earlier rank 0 that sleeps may have the lock.
+    if (elastic && absl::IsFailedPrecondition(lock.status())) return absl::OkStatus();
+    RETURN_IF_ERROR(lock.status());
+    lock->Sign(holder);
+    lock_.emplace(*std::move(lock));
     return absl::OkStatus();
   };
   const absl::Status made = make();

@@ -41,7 +41,7 @@ absl::StatusOr<std::string> AgreementOf(const ElasticRun& run) {
               .deterministic = options.IsDeterministic(),
               .micro_batches = static_cast<int>(options.micro_batches),
               .layout = run.network->layout(),
-              .agreed_flags = AgreedFlags(WorkerFlags(), &options)};
+              .agreed_flags = AgreedWorkerFlags(options)};
   if (job.schedule.kind == ScheduleKind::kCosine && job.schedule.total_steps == 0) {
     job.schedule.total_steps = StepsPerEpoch(options, run.data->train.count) * options.epochs;
   }

@@ -424,10 +424,17 @@ absl::Status ResolveCheckpoints(const ParsedFlags& flags, WorkerOptions& options
   for (const auto& [flag, is_set] : {std::pair("save_best", options.save_best), std::pair("resume", options.resume)}) {
     if (is_set && options.checkpoint_dir.empty()) return RefuseFlag(flag, "true", "it needs --checkpoint_dir=FOLDER");
   }
-  // Any worker of an elastic run may become the one that saves, on any host. Its servers keep snapshots.
-  options.saves_by_default = asked.empty() && !options.elastic;
-  options.saves_at_end_alone = options.saves_by_default && !flags.given.contains("checkpoint_every_epochs") &&
-                               !flags.given.contains("checkpoint_every_steps");
+  options.saves_by_default = asked.empty();
+  options.saves_at_end_alone = options.saves_by_default;
+  for (const auto& [flag, value] : {std::pair("checkpoint_every_epochs", options.checkpoint_every_epochs),
+                                    std::pair("checkpoint_every_steps", options.checkpoint_every_steps)}) {
+    if (!options.saves_by_default || !flags.given.contains(flag)) continue;
+    // Rank 0 changes, and each worker that was rank 0 would have a folder of its own, on its host.
+    if (options.elastic) {
+      return RefuseFlag(flag, absl::StrCat(value), "an elastic run needs --checkpoint_dir=FOLDER for it");
+    }
+    options.saves_at_end_alone = false;
+  }
   return absl::OkStatus();
 }
 
@@ -542,6 +549,16 @@ const FlagTable& WorkerFlags() {
   static const WorkerOptions defaults;
   static const FlagTable table = MakeFlagTable("worker", "one training process.", worker_flags::kAllRows, &defaults);
   return table;
+}
+
+std::vector<std::pair<std::string, std::string>> AgreedWorkerFlags(const WorkerOptions& options) {
+  std::vector<std::pair<std::string, std::string>> flags = AgreedFlags(WorkerFlags(), &options);
+  // The table knows whether the flag is given, and no default that is an action.
+  for (auto& [flag, value] : flags) {
+    if (flag != "checkpoint_dir" || !value.empty()) continue;
+    value = options.saves_at_end_alone ? "(default, at the end)" : options.saves_by_default ? "(default)" : "none";
+  }
+  return flags;
 }
 
 absl::StatusOr<WorkerOptions> ParseWorkerOptions(int argc, const char* const* argv,

@@ -409,7 +409,7 @@ inline constexpr FlagRow kRows[] = {
     // A checkpoint is collective: a rank that had none to write would leave the others waiting.
     {"checkpoint_dir", "checkpoint",
      "folder for checkpoints; none: none are written; empty: one is written at the end or a stop, or as often as "
-     "--checkpoint_every_epochs or _steps say, into starring-checkpoints/RUN here, and none in an elastic run",
+     "--checkpoint_every_epochs or _steps say, into starring-checkpoints/RUN here",
      TextAt<&W::asked, &Asked::checkpoint_dir>("folder or none"), kGivenOnAllRanks,
      TextAt<&W::checkpoint_dir>("folder")},
     {"checkpoint_every_epochs", "checkpoint", "epochs between checkpoints",
@@ -463,6 +463,9 @@ inline constexpr auto kAllRows = JoinRows(kRows, kSecurityRows<&W::security_file
 }  // namespace worker_flags
 
 const FlagTable& WorkerFlags();
+
+// AgreedFlags of `options`, with where a run without --checkpoint_dir saves: to save is collective.
+std::vector<std::pair<std::string, std::string>> AgreedWorkerFlags(const WorkerOptions& options);
 
 // Reads argv and what the launcher (mpirun, srun) says. InvalidArgument names the flag, its value and the way out.
 absl::StatusOr<WorkerOptions> ParseWorkerOptions(int argc, const char* const* argv,

@@ -224,15 +224,10 @@ absl::StatusOr<JobSpec> Trainer::DescribeJob() {
               .micro_batches = static_cast<int>(worker_.micro_batches),
               .leaf_owners = segment_.leaf_owners,
               .layout = layout(),
-              .agreed_flags = AgreedFlags(WorkerFlags(), &worker_),
+              .agreed_flags = AgreedWorkerFlags(worker_),
               .owners_have_parameters = segment_.from_snapshot,
               .join_deadline = worker_.join_deadline,
               .exchange_deadline = worker_.exchange_deadline};
-  // The table knows whether the flag is given, and no default that is an action.
-  for (auto& [flag, value] : job.agreed_flags) {
-    if (flag != "checkpoint_dir" || !value.empty()) continue;
-    value = worker_.saves_at_end_alone ? "(default, at the end)" : worker_.saves_by_default ? "(default)" : "none";
-  }
   // Facts are compared as flags are, so that a rank that differs is refused by name.
   std::ranges::copy(options_.facts, std::back_inserter(job.agreed_flags));
   Facts deciding = options_.machine_facts;

@@ -50,6 +50,9 @@ TEST_F(CheckpointPlaceTest, TheDefaultIsNamedAfterTheRunAndMadeOnce) {
   EXPECT_EQ(MakeDefaultCheckpointDir(run).value(), run);
   EXPECT_EQ(MakeDefaultCheckpointDir(run).value(), run + "-2");
   std::ofstream(run + "/.lock") << "the run";
+  EXPECT_EQ(MakeDefaultCheckpointDir(run, "the run").value(), run);  // its next generation
+  EXPECT_EQ(MakeDefaultCheckpointDir(run, "another").value(), run + "-3");
+  RemoveDefaultCheckpointDir(run + "-3");
   RemoveDefaultCheckpointDir(run);
   EXPECT_FALSE(fs::exists(run));
   AddCheckpoint("all/run-2/step-000000014");

@@ -88,6 +88,7 @@ class CheckpointerTest : public testing::Test {
     rank->options.resume = resume_;
     if (!by_default_) rank->options.checkpoint_dir = dir_;
     rank->options.saves_by_default = by_default_;
+    rank->options.elastic = is_elastic_;
     rank->options.exchange_deadline = exchange_deadline_;
     rank->options.checkpoint_deadline = checkpoint_deadline_;
     const NetworkOptions shape{.height = 4, .width = 4, .channels = 1, .outputs = 10, .batch_max = 1};
@@ -259,6 +260,31 @@ TEST_F(CheckpointerTest, AGenerationLeavesAWriteToTheNext) {
   EXPECT_THAT(warnings_, ElementsAre(HasSubstr("no checkpoint of step 20: that of step 10 is still being written")));
   EXPECT_TRUE(std::filesystem::exists(dir_ + "/step-000000010"));
   EXPECT_TRUE(std::filesystem::exists(dir_ + "/step-000000030"));
+}
+
+TEST_F(CheckpointerTest, AGenerationSavesInTheDefaultFolderOfTheOneBefore) {
+  is_elastic_ = true;
+  by_default_ = true;
+  const auto may_end = std::make_shared<std::latch>(1);
+  write_ = [may_end](const std::string& dir, const Layout& layout, const Checkpoint& checkpoint) {
+    if (checkpoint.step == 10) may_end->wait();
+    return WriteCheckpoint(dir, layout, checkpoint);
+  };
+  RunRanks([&](Rank* rank) {
+    EXPECT_EQ(rank->checkpointer->SavePeriodic(10, rank->parameters, rank->exchange.get()), absl::OkStatus());
+    for (const int64_t step : {20, 30}) {
+      rank->checkpointer.reset();
+      rank->checkpointer = NewCheckpointer(rank);
+      const bool writes = rank->options.rank == 0;
+      EXPECT_EQ(rank->checkpointer->dir(), writes ? dir_ + "/all/run" : "");
+      if (writes && step == 20) may_end->count_down();
+      EXPECT_EQ(rank->checkpointer->SaveFinal(step, rank->parameters, rank->exchange.get()), absl::OkStatus());
+      EXPECT_EQ(rank->checkpointer->is_saved(), writes);
+    }
+  });
+  EXPECT_THAT(warnings_, IsEmpty());
+  EXPECT_TRUE(std::filesystem::exists(dir_ + "/all/run/step-000000030"));
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(dir_ + "/all"), {}), 1);
 }
 
 TEST_F(CheckpointerTest, AllRanksWaitForTheLastOneLongerThanForAnyExchange) {

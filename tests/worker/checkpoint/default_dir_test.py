@@ -40,6 +40,16 @@ class DefaultDirTest(unittest.TestCase):
                                 "--checkpoint_dir=" + os.path.dirname(place))
         self.assertRegex(done.stdout, "done after 18 steps(.|\n)*\nsaved in .*-[0-9]{6}\n$", done.stderr)
 
+    def test_an_elastic_run_saves_once(self):
+        job = [*DATA, "--model=logreg", "--global_batch=48", "--epochs=2"]
+        done = self.run_program(LAUNCH, "--elastic", "--workers=2", "--servers=2", "--", *job)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertRegex(done.stdout, SAVED)
+        place, = self.checkpoints()
+        self.assertRegex(place, FOLDER + "/step-000000012$")
+        done = self.run_program(WORKER, *DATA, "--evaluate=" + os.path.dirname(place))
+        self.assertIn("of 50 samples", done.stdout, done.stderr)
+
     def test_a_stop_saves_and_a_restart_needs_a_folder(self):
         # The folder is there from the start on, so that what keeps a run from saving is said there.
         with subprocess.Popen([WORKER, *JOB[:-1], "--epochs=100000"], cwd=self.folder.name, stdout=subprocess.PIPE,

@@ -515,9 +515,20 @@ TEST(WorkerOptionsTest, WithoutAFolderARunSavesAtItsEnd) {
   EXPECT_TRUE(plain->saves_by_default && plain->saves_at_end_alone && plain->checkpoint_dir.empty());
   const auto often = Parse({"--checkpoint_every_steps=3"});
   EXPECT_TRUE(often->saves_by_default && !often->saves_at_end_alone);
-  for (const char* given : {"--checkpoint_dir=none", "--checkpoint_dir=a", "--coordinator=a:1"}) {
+  const auto elastic = Parse({"--coordinator=a:1"});
+  EXPECT_TRUE(elastic->saves_by_default && elastic->saves_at_end_alone);
+  EXPECT_THAT(Refusal({"--coordinator=a:1", "--checkpoint_every_steps=3"}),
+              HasSubstr("flag --checkpoint_every_steps cannot be \"3\": an elastic run needs --checkpoint_dir=FOLDER"));
+  for (const char* given : {"--checkpoint_dir=none", "--checkpoint_dir=a"}) {
     EXPECT_FALSE(Parse({given})->saves_by_default) << given;
   }
+  const auto value = [](const std::vector<const char*>& words) {
+    const auto flags = AgreedWorkerFlags(*Parse(words));
+    return std::ranges::find(flags, "checkpoint_dir", [](const auto& flag) { return flag.first; })->second;
+  };
+  EXPECT_EQ(value({"--coordinator=a:1"}), "(default, at the end)");
+  EXPECT_EQ(value({"--checkpoint_every_steps=3"}), "(default)");
+  EXPECT_EQ(value({"--coordinator=a:1", "--checkpoint_dir=none"}), "none");
   EXPECT_EQ(Parse({"--checkpoint_dir=none"})->checkpoint_dir, "");
   EXPECT_EQ(Parse({"--checkpoint_dir=a"})->checkpoint_dir, "a");
   EXPECT_THAT(Refusal({"--checkpoint_dir=none", "--resume"}), HasSubstr("it needs --checkpoint_dir=FOLDER"));
