@@ -50,7 +50,9 @@ absl::Status PeerExchange::ShareGpuMemory() {
                                                                 .layout = "GPU memory"},
                                                                join));
   GpuMemory::Outcome outcome = {.memory = nullptr, .refusal = board.refusal};
-  if (board.memory != nullptr) ASSIGN_OR_RETURN(outcome, GpuMemory::Meet(pump_, sharing_device_, count, join));
+  if (board.memory != nullptr) {
+    ASSIGN_OR_RETURN(outcome, GpuMemory::Meet(pump_, sharing_device_, count, join));
+  }
   if (outcome.memory == nullptr) {
     not_shared_ = std::move(outcome.refusal);
     return gpu_sharing_ == GpuSharing::kRequired ? RefuseSharing("gpu_memory") : absl::OkStatus();

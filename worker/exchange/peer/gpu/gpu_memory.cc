@@ -17,7 +17,6 @@
 namespace starring {
 namespace {
 
-constexpr int64_t kFloatBytes = sizeof(float);
 // A multiple of the bytes that one access of any kernel has.
 constexpr int64_t kStrideElements = 64;
 // Of the self-test: so many updates of so many elements for each rank.
