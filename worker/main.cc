@@ -24,6 +24,7 @@
 #include "common/base/steady_time.h"
 #include "common/flags/command_line.h"
 #include "common/host/exhausted.h"
+#include "common/host/host_identity.h"
 #include "common/host/launcher_environment.h"
 #include "common/host/log.h"
 #include "common/host/standard_streams.h"
@@ -398,11 +399,13 @@ void PrintResult(const WorkerOptions& options, const TrainResult& result) {
   }
   if (result.checkpoint_saved) {
     const char* const then = result.stopped_early ? ": --resume goes on from there" : "";
-    const std::string use =
-        absl::StrCat(result.stopped_early
-                         ? absl::StrCat(": --checkpoint_dir=", result.checkpoint_dir, " --resume goes on from there, ")
-                         : ": ",
-                     "--evaluate and --predict take that folder");
+    // Any worker of an elastic run may have saved, and all of them need the folder to go on.
+    const char* const where =
+        options.elastic ? " goes on from there, with the folder on each worker's host, " : " goes on from there, ";
+    const std::string use = absl::StrCat(
+        options.elastic ? absl::StrCat(" on ", HostName()) : "",
+        result.stopped_early ? absl::StrCat(": --checkpoint_dir=", result.checkpoint_dir, " --resume", where) : ": ",
+        "--evaluate and --predict take that folder");
     std::printf("saved in %s%s\n", result.checkpoint_dir.c_str(), options.saves_by_default ? use.c_str() : then);
   } else if (options.checkpoint_dir.empty()) {
     std::printf("nothing was saved: --checkpoint_dir=FOLDER saves parameters and state there\n");

@@ -159,7 +159,7 @@ exec "%s" "$@" %s
         """What the launchers of the job and of workers that join have alike."""
         return ["--restart_processes=%d" % RESTARTS, "--log_time=none", "--job_secret=" + self._secret,
                 "--metrics_port=0", "--worker_binary=" + self._plan.worker, "--",
-                *self._plan.worker_flags, "--progress=none", "--record=" + self._record]
+                *self._plan.worker_flags, "--progress=none", "--checkpoint_dir=none", "--record=" + self._record]
 
     def _on_line(self, at: float, line: str, joined: int) -> None:
         if found := re.match(r"w(\d+) \| worker \d+: metrics at (\S+)", line):

@@ -166,7 +166,8 @@ class NetlabJob:
     def _worker(self) -> list[str]:
         """The beginning of a worker's command."""
         setup = self._plan.setup
-        return [self._plan.programs.worker, *self._plan.worker_flags, "--progress=none", "--log_time=none",
+        return [self._plan.programs.worker, *self._plan.worker_flags, "--progress=none", "--checkpoint_dir=none",
+                "--log_time=none",
                 "--metrics_port=0", "--record=" + self._record, "--exchange_deadline_s=%d" % setup.exchange_deadline_s,
                 "--join_deadline_s=%d" % setup.join_deadline_s,
                 "--stall_report_s=%d" % min(STALL_REPORT_S, max(1, setup.exchange_deadline_s // 4))]

@@ -56,7 +56,9 @@ class Plans:
                   f"--workers={WORKERS}", "--cores_per_worker=1", "--metrics_port=0"]
         if sync in (STAR, ELASTIC):
             launch.append(f"--servers={self.servers}")
-        flags += [flag for flag in jobs.OURS_ONLY if not (restarts and flag.startswith("--checkpoint_dir="))]
+        saves = restarts and sync != ELASTIC
+        flags += [flag for flag in jobs.OURS_ONLY if not (saves and flag.startswith("--checkpoint_dir="))]
+        flags += cells.WORKER_FLAGS.get(sync, [])
         if sync == ELASTIC:
             launch += ["--elastic", f"--restart_processes={RESTARTS if restarts else 0}",
                        "--state_dir=" + os.path.join(folder, STATE_DIR)]

@@ -27,7 +27,7 @@ mkdir "${tree}/box"
 tar xzf "${bundle}" -C "${tree}/box"
 cat >"${tree}/box/jobs.sh" <<'END'
 job="--dataset=synthetic --synthetic_train_count=400 --synthetic_test_count=50 --global_batch=33 --epochs=2"
-job="$job --checkpoint_dir=none"
+job="$job --checkpoint_dir=none --same_host=socket"
 run() {
   name=$1
   shift

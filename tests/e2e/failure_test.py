@@ -101,7 +101,7 @@ class FailureTest(JobTest):
             self.assertIn("server 1", done.output)
 
     def test_survivors_over_tcp_name_the_dead_rank(self):
-        for sync in (["--sync=ring"], ["--sync=star"], ["--sync=star", "--same_host=shared_memory"]):
+        for sync in (["--sync=ring", "--same_host=socket"], ["--sync=star", "--same_host=socket"], ["--sync=star"]):
             address = self.free_address()
             workers = [self.start([WORKER, *sync, "--rendezvous=" + address, "--rank=%d" % rank,
                                    "--world_size=3", *ENDLESS]) for rank in range(3)]

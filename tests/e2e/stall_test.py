@@ -49,13 +49,13 @@ class StallTest(JobTest):
         return servers, addresses, first, second
 
     def ranks(self, sync, worker, record, stops):
-        flags = [*JOB, "--sync=" + sync, "--checkpoint_dir=" + record + ".d"]
+        flags = [*JOB, "--sync=" + sync, "--same_host=socket", "--checkpoint_dir=" + record + ".d"]
         return self.start(["mpirun", "-np", "1", WORKER, *flags, "--record=" + record, ":",
                            "-np", "1", "-x", "STARRING_TEST_STOPS=" + stops, worker, *flags])
 
     def ranks_over_tcp(self, sync, worker, record, stops):
-        flags = [*JOB, "--sync=" + sync, "--rendezvous=" + self.free_address(), "--world_size=2",
-                 "--checkpoint_dir=" + record + ".d"]
+        flags = [*JOB, "--sync=" + sync, "--same_host=socket", "--rendezvous=" + self.free_address(),
+                 "--world_size=2", "--checkpoint_dir=" + record + ".d"]
         environment = {**os.environ, "STARRING_TEST_STOPS": stops}
         return (self.start([WORKER, *flags, "--rank=0", "--record=" + record]),
                 self.start([worker, *flags, "--rank=1"], env=environment))

@@ -34,6 +34,8 @@ class SuspendedTest(JobTest):
     def start_job(self, name, stop=STOP):
         record = self.path(name + stop)
         flags = [*JOB, "--sync=" + name.partition("_")[0]]
+        if name != "star_grpc":
+            flags.append("--same_host=socket")
         environment = {**os.environ, "STARRING_TEST_STOPS": stop}
         if name.endswith("mpi"):
             mpirun = self.start(["mpirun", "-np", "1", WORKER, *flags, "--record=" + record, ":",

@@ -96,6 +96,7 @@ class MpiChecker {
   ~MpiChecker() {
     transport_.reset();
     // MPI may still write to the buffers, so they stay until the process ends.
+    // One of them may be for an answer that came too late.
     if (outcome_.exit_code != kExitOk || !tested_.ok()) static_cast<void>(pump_.release());
   }
 
@@ -115,8 +116,7 @@ class MpiChecker {
     if (outcome_.exit_code != kExitOk) return outcome_;
     tested_ = TestMpi();
     outcome_ = Conclude(parts_, findings_, report_, *meeting_, Round::kMpi);
-    // An answer to another rank that came too late is in no report, and its message may still arrive.
-    outcome_.mpi_is_stuck = outcome_.exit_code != kExitOk || !tested_.ok();
+    outcome_.mpi_is_stuck = outcome_.exit_code != kExitOk;
     return outcome_;
   }
 
@@ -235,12 +235,21 @@ class MpiChecker {
   absl::Status TestMpi() {
     // The reports must be there before the others' deadline.
     const absl::Time end = begin_ + findings_.gather_deadline + kTestsDeadline - kAnswerDeadline;
-    return TestLinks(*pump_,
-                     {.means = LinkReport::MPI,
-                      .bandwidth_seconds = findings_.bandwidth.SecondsOf(rank_),
-                      .deadline = end - SteadyNow(),
-                      .own_deadline = kMpiDeadline},
-                     report_);
+    const absl::Status tested = TestLinks(*pump_,
+                                          {.means = LinkReport::MPI,
+                                           .bandwidth_seconds = findings_.bandwidth.SecondsOf(rank_),
+                                           .deadline = end - SteadyNow(),
+                                           .own_deadline = kMpiDeadline},
+                                          report_);
+    const auto has_error = [](const LinkReport& link) { return !link.error().empty(); };
+    if (tested.ok() || std::ranges::any_of(report_.links(), has_error)) return tested;
+    // An answer to the rank before this one, which measures that link, came too late or not at all.
+    LinkReport& link = *report_.add_links();
+    link.set_means(LinkReport::MPI);
+    link.set_peer_role(ProcessFacts::WORKER);
+    link.set_peer((rank_ + world_size_ - 1) % world_size_);
+    link.set_error(std::string(tested.message()));
+    return tested;
   }
 
   const CheckParts& parts_;

@@ -99,16 +99,16 @@ Checkpointer::~Checkpointer() {
   if (options_.worker->saves_by_default && !dir_.empty() && may_remove) RemoveDefaultCheckpointDir(dir_);
 }
 
-// At the start, so that a person reads at once that nothing will be saved, and a disk that hangs stops no training at
-// its end.
 void Checkpointer::MakeDefaultDir() {
   const auto make = [this]() -> absl::Status {
-    const std::string holder = HolderOf(*options_.worker);
-    const bool elastic = options_.worker->elastic;
-    ASSIGN_OR_RETURN(dir_, MakeDefaultCheckpointDir(options_.default_dir, elastic ? holder : ""));
+    const WorkerOptions& worker = *options_.worker;
+    // Two elastic runs may have one name.
+    const std::string holder =
+        worker.elastic ? absl::StrCat(HolderOf(worker), " at ", worker.coordinator) : HolderOf(worker);
+    ASSIGN_OR_RETURN(dir_, MakeDefaultCheckpointDir(options_.default_dir, worker.elastic ? holder : ""));
     absl::StatusOr<FolderLock> lock = FolderLock::Take(dir_, absl::ZeroDuration());
     // As in Create: an earlier rank 0 that sleeps may have the lock.
-    if (elastic && absl::IsFailedPrecondition(lock.status())) return absl::OkStatus();
+    if (worker.elastic && absl::IsFailedPrecondition(lock.status())) return absl::OkStatus();
     RETURN_IF_ERROR(lock.status());
     lock->Sign(holder);
     lock_.emplace(*std::move(lock));
@@ -125,7 +125,9 @@ absl::StatusOr<std::unique_ptr<Checkpointer>> Checkpointer::Create(Options optio
   const WorkerOptions& worker = *options.worker;
   if (!options.goes_on) RETURN_IF_ERROR(CheckCheckpointPlace(worker));
   std::unique_ptr<Checkpointer> checkpointer(new Checkpointer(std::move(options)));
-  if (worker.saves_by_default && worker.rank == 0) checkpointer->MakeDefaultDir();
+  // At the start, so that a person reads at once that nothing will be saved, and a disk that hangs stops no training at
+  // its end. In an elastic run a disk that hangs would stop each generation, so there the folder is made at the end.
+  if (worker.saves_by_default && worker.rank == 0 && !worker.elastic) checkpointer->MakeDefaultDir();
   // The lock is waited for, because a job that is restarted may begin while the one before it is still ending.
   if (!worker.checkpoint_dir.empty() && worker.rank == 0) {
     const bool goes_on = checkpointer->options_.goes_on;
@@ -295,6 +297,7 @@ absl::Status Checkpointer::CheckMemory(int64_t parameter_count) const {
 }
 
 absl::Status Checkpointer::SaveByDefault(int64_t step, std::span<const float> parameters, GradientExchange* exchange) {
+  if (writes() && options_.worker->elastic && dir_.empty()) MakeDefaultDir();
   const bool may_write = writes() && !dir_.empty();
   const absl::Status fits = may_write ? CheckMemory(std::ssize(parameters)) : absl::OkStatus();
   // Only rank 0 knows, and to save is collective.

@@ -74,7 +74,8 @@ class Checkpointer {
   };
   // InvalidArgument as CheckCheckpointPlace, and if another job writes there, which is named: rank 0 holds a lock on
   // the folder while the checkpointer lives. An earlier rank 0 of the same elastic run, which sleeps, may have the
-  // lock. With saves_by_default rank 0 makes the folder; a run that saves nothing there takes it away.
+  // lock. With saves_by_default rank 0 makes the folder, in an elastic run in SaveFinal; a run that saves nothing there
+  // takes it away.
   static absl::StatusOr<std::unique_ptr<Checkpointer>> Create(Options options);
   // Waits for a write in progress, up to --checkpoint_deadline_s, unless leaves_writes, or SaveFinal has done so.
   ~Checkpointer();

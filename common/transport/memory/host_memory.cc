@@ -43,6 +43,8 @@ std::string RefusalOf(const std::vector<std::string>& places, int worker_count, 
   const int world_size = static_cast<int>(places.size());
   int64_t needed = 0;
   for (int rank = 0; rank < world_size; ++rank) needed += PieceBytes(rank, world_size, options);
+  // The page tables of the processes, each of which maps all pieces: 8 bytes for a page of 4 KiB.
+  needed += needed / 512 * world_size;
   const std::vector<std::string> root = absl::StrSplit(places[0], absl::MaxSplits('\t', 3));
   for (int rank = 0; rank < world_size; ++rank) {
     const std::string name = ProcessName(rank, worker_count);

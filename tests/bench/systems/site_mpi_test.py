@@ -15,7 +15,8 @@ class SiteMpiTest(JobTest):
 
     def train(self, launcher, sync, ranks, *flags):
         """The output of a job that succeeded."""
-        done = self.run_to_end([*launcher, "-n", str(ranks), WORKER, f"--sync={sync}", *SMALL_JOB, *flags],
+        done = self.run_to_end([*launcher, "-n", str(ranks), WORKER, f"--sync={sync}", "--same_host=socket", *SMALL_JOB,
+                                *flags],
                                deadline_s=120)
         self.assertEqual(done.returncode, 0, done.output)
         return done.output

@@ -136,7 +136,7 @@ class ContainerTest(PodTest):
             record = self.train(["launch", *flags, "--workers=2", "--", *SMALL])
             self.assertEqual(record["parameter_sha256"], digest, flags)
             # Its memory is no file in /dev/shm, which is smaller than one array.
-            self.assertEqual(record["exchange"]["shared_memory"], flags[-1].startswith("--servers="), flags)
+            self.assertTrue(record["exchange"]["shared_memory"], flags)
             self.assertEqual(record["exchange"]["not_shared"], "")
 
     def test_a_ring_over_mpi(self) -> None:
