@@ -83,4 +83,20 @@ absl::StatusOr<CudnnLibrary> CudnnLibrary::Load(const std::vector<std::string>& 
   return table;
 }
 
+absl::StatusOr<CudaDriverLibrary> CudaDriverLibrary::Load() {
+  // The driver installs the library where the loader looks, so there are no folders to search.
+  void* const library = dlopen("libcuda.so.1", RTLD_NOW);
+  if (library == nullptr) return absl::UnavailableError(absl::StrCat("the CUDA driver cannot be loaded: ", dlerror()));
+  CudaDriverLibrary table;
+  Functions functions(library, "the CUDA driver");
+  // The header's macros choose these versions, whose types the members have.
+  functions.Find("cuDeviceGet", &table.device_get);
+  functions.Find("cuDeviceGetAttribute", &table.device_get_attribute);
+  functions.Find("cuGetErrorName", &table.get_error_name);
+  functions.Find("cuGetErrorString", &table.get_error_string);
+  functions.Find("cuStreamBatchMemOp_v2", &table.stream_batch_mem_op);
+  RETURN_IF_ERROR(functions.status());
+  return table;
+}
+
 }  // namespace starring

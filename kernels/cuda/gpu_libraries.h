@@ -1,4 +1,4 @@
-// The doors to NVIDIA's libraries: the functions of cuBLASLt and cuDNN, loaded when a device is created.
+// The doors to NVIDIA's libraries: the functions of cuBLASLt, cuDNN and the driver, loaded when they are needed.
 //
 // They are loaded by dlopen, not by the linker: a program that needed libcublasLt.so to start would not start on a
 // machine without a GPU, where that library (500 MB) is not installed. cuBLASLt is used without cuBLAS: it has every
@@ -12,6 +12,7 @@
 #define STARRING_KERNELS_CUDA_GPU_LIBRARIES_H_
 
 #include <cublasLt.h>
+#include <cuda.h>
 #include <cuda_runtime.h>
 
 #include <cstddef>
@@ -63,6 +64,18 @@ struct CudnnLibrary {
   cudnn::Status (*get_attribute)(cudnn::Descriptor descriptor, cudnn::Attribute attribute, cudnn::AttributeType type,
                                  int64_t count_max, int64_t* count, void* elements) = nullptr;
   cudnn::Status (*execute)(cudnn::Handle handle, cudnn::Descriptor plan, cudnn::Descriptor variant_pack) = nullptr;
+};
+
+// The functions of the driver that the CUDA runtime lacks. They take the runtime's streams.
+struct CudaDriverLibrary {
+  // Unavailable, with the loader's text or the missing function's name.
+  [[nodiscard]] static absl::StatusOr<CudaDriverLibrary> Load();
+
+  decltype(&::cuDeviceGet) device_get = nullptr;
+  decltype(&::cuDeviceGetAttribute) device_get_attribute = nullptr;
+  decltype(&::cuGetErrorName) get_error_name = nullptr;
+  decltype(&::cuGetErrorString) get_error_string = nullptr;
+  decltype(&::cuStreamBatchMemOp) stream_batch_mem_op = nullptr;
 };
 
 }  // namespace starring

@@ -25,6 +25,7 @@ KERNEL_HDRS = [
     "launch.h",
     "pack.h",
     "patch_geometry.h",
+    "system_scope.h",
     "update_formula.h",
 ]
 

@@ -67,6 +67,7 @@ void Count(Work work, int64_t copied_bytes) {
   counts.library_calls += work == Work::kLibrary ? 1 : 0;
   counts.copies += work == Work::kCopy ? 1 : 0;
   counts.memsets += work == Work::kMemset ? 1 : 0;
+  counts.memory_operations += work == Work::kMemoryOperation ? 1 : 0;
   counts.copied_bytes += copied_bytes;
 }
 

@@ -15,7 +15,7 @@
 
 namespace starring::cuda_emulation {
 
-enum class Work { kKernel, kLibrary, kCopy, kMemset };
+enum class Work { kKernel, kLibrary, kCopy, kMemset, kMemoryOperation };
 
 // Captured work counts whenever its graph is launched.
 struct WorkCounts {
@@ -23,12 +23,13 @@ struct WorkCounts {
   int64_t library_calls = 0;  // products of cuBLASLt, which may make a second kernel of one
   int64_t copies = 0;         // between host and device, or on the device
   int64_t memsets = 0;
-  int64_t events = 0;  // recorded by a graph, or waited for in one
+  int64_t memory_operations = 0;  // batches of the driver's cuStreamBatchMemOp
+  int64_t events = 0;             // recorded by a graph, or waited for in one
   int64_t graph_launches = 0;
   int64_t copied_bytes = 0;
   int64_t read_bytes = 0, written_bytes = 0;  // by kernels and library calls, while EmulatedGpu::counts_bytes
 
-  int64_t nodes() const { return kernels + library_calls + copies + memsets + events; }
+  int64_t nodes() const { return kernels + library_calls + copies + memsets + memory_operations + events; }
 };
 // The counts of all devices since the last call.
 WorkCounts TakeCounts();

@@ -28,6 +28,27 @@ struct EmulatedGpu {
   // Streams do nothing before they are waited for, and then no more than the wait needs. So a host or a stream that
   // does not wait for work that it needs computes wrong results. Must not change while streams are in use.
   bool late = false;
+  // Streams work by themselves, on one thread of the process, in an order that `async_seed` decides: whenever several
+  // streams, or several branches of a graph, have work, any of them may be next, and some work is held back for a
+  // while. So work that does not wait for what it needs computes wrong results with some seeds. Must not change while
+  // streams are in use.
+  bool async = false;
+  uint64_t async_seed = 1;
+  // The host's waits for a stream fail with cudaErrorLaunchTimeout when no work has ended for so long.
+  int wait_deadline_ms = 45'000;
+  // What becomes of memory that processes share by CUDA IPC.
+  enum class Ipc {
+    kWorks,
+    kNothing,      // no handle is made, and none opened
+    kOneWay,       // what this process writes to another's memory stays in this process
+    kCorrupt,      // of every eighth piece of work that writes to another's memory, a bit arrives wrong
+    kLateVisible,  // what a piece of work writes to another's memory arrives when three more have ended, or at the
+                   // close
+  };
+  Ipc ipc = Ipc::kWorks;
+  bool accesses_peers = true;  // one GPU accesses the other's memory
+  // Attributes 122 and 98 of the driver's interface.
+  bool has_64_bit_operations = true, flushes_remote_writes = false;
   // If false, kernels, products and memsets are counted (counters.h) but not run, and memory begins with zeros: for
   // shapes that would take the emulation minutes.
   bool runs_work = true;
@@ -35,8 +56,16 @@ struct EmulatedGpu {
   bool counts_bytes = false;
 };
 // The machine of this process. At the start it has the values above, except for those that the environment sets, for
-// whole programs: EMULATED_GPU_REGISTERS=nothing or writable; EMULATED_GPU_STREAMS=late; EMULATED_GPU_CUDNN=91900;
-// EMULATED_GPU_CUDNN_ENGINE=7; EMULATED_GPU_HANGS_AT_LAUNCH=n: Hangs() is true from the n-th launch of a graph on.
+// whole programs:
+//   EMULATED_GPU_CUDNN=91900
+//   EMULATED_GPU_CUDNN_ENGINE=7
+//   EMULATED_GPU_DEADLINE_MS=45000
+//   EMULATED_GPU_DIES_AT_LAUNCH=n     the process kills itself at the n-th launch of a graph
+//   EMULATED_GPU_HANGS_AT_LAUNCH=n    Hangs() is true from the n-th launch of a graph on
+//   EMULATED_GPU_IPC=nothing, one_way, corrupt or late_visible
+//   EMULATED_GPU_PEERS=no             no GPU accesses another's memory
+//   EMULATED_GPU_REGISTERS=nothing or writable
+//   EMULATED_GPU_STREAMS=late, async or async:7, whose number is the seed
 EmulatedGpu& Gpu();
 
 // While this is true, no call returns that waits for the GPU or may wait for it. Any thread.
@@ -45,7 +74,7 @@ std::atomic<bool>& Hangs();
 // The GPU that the calling thread has made its current one; -1: none.
 int CurrentGpu();
 
-// The memory that is allocated now.
+// The memory that is allocated now, without that of other processes which this one has opened.
 int64_t DeviceBytes();
 
 }  // namespace starring::cuda_emulation

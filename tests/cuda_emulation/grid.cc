@@ -4,10 +4,13 @@
 // then continues with the threads that have not begun. So a kernel that never synchronises costs one call per thread.
 #include <cuda_runtime.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 #if !defined(__x86_64__)
@@ -334,6 +337,35 @@ uint64_t MeetWarp(WarpOperation operation, unsigned mask, uint64_t value, int so
   return TheBlock().Meet(operation, mask, value, source);
 }
 
+namespace {
+
+template <typename Word>
+uint64_t Load(const void* word) {
+  // C++20 has no atomic_ref of a const type.
+  return std::atomic_ref<Word>(*static_cast<Word*>(const_cast<void*>(word))).load();
+}
+
+template <typename Word>
+void Store(void* word, uint64_t value) {
+  std::atomic_ref<Word>(*static_cast<Word*>(word)).store(static_cast<Word>(value));
+}
+
+}  // namespace
+
+uint64_t LoadAcquire(const void* word, size_t word_bytes) {
+  return word_bytes == 1 ? Load<uint8_t>(word) : word_bytes == 4 ? Load<uint32_t>(word) : Load<uint64_t>(word);
+}
+
+void StoreRelease(void* word, size_t word_bytes, uint64_t value) {
+  const auto store = word_bytes == 1 ? Store<uint8_t> : word_bytes == 4 ? Store<uint32_t> : Store<uint64_t>;
+  store(word, value);
+}
+
+uint64_t GlobalTimer() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
+}
+
 cudaError_t EnqueueGrid(const cudaLaunchConfig_t& config, std::function<void()> thread) {
   const dim3 grid = config.gridDim, block = config.blockDim;
   const uint64_t threads = uint64_t{block.x} * block.y * block.z;
@@ -365,3 +397,5 @@ cudaError_t EnqueueGrid(const cudaLaunchConfig_t& config, std::function<void()> 
 }  // namespace starring::cuda_emulation
 
 void __syncthreads() { starring::cuda_emulation::TheBlock().Sync(); }
+void __threadfence_system() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+void __nanosleep(unsigned ns) { std::this_thread::sleep_for(std::chrono::nanoseconds(ns)); }

@@ -1,114 +1,31 @@
-// Memory, streams, events and graphs.
+// The machine, devices, errors, streams and events.
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <string_view>
 #include <thread>
-#include <vector>
+#include <utility>
 
 #include "tests/cuda_emulation/emulated_gpu.h"
+#include "tests/cuda_emulation/memory.h"
+#include "tests/cuda_emulation/queues.h"
+#include "tests/cuda_emulation/streams.h"
 
 namespace starring::cuda_emulation {
 namespace {
-
-// The work that a stream still has to do: none, unless streams are late.
-struct Queue {
-  std::deque<std::function<void()>> work;
-  int64_t done_count = 0;
-};
-
-// The point after the first `count` pieces of work of a queue.
-struct Point {
-  std::shared_ptr<Queue> queue;
-  int64_t count = 0;
-};
-
-// A piece of captured work, or a record of an event, or a wait for one.
-struct GraphNode {
-  Work kind = Work::kKernel;
-  std::function<void()> work;
-  int64_t copied_bytes = 0;
-  cudaEvent_t records = nullptr, waits = nullptr;
-};
-
-}  // namespace
-}  // namespace starring::cuda_emulation
-
-struct CudaEmulatedGraph {
-  std::vector<starring::cuda_emulation::GraphNode> nodes;
-  std::vector<cudaStream_t> branches;  // other streams in the capture
-};
-struct CudaEmulatedStream {
-  CudaEmulatedGraph* capture = nullptr;
-  bool joined = true;  // for a branch: nothing was queued since its origin waited for it
-  std::shared_ptr<starring::cuda_emulation::Queue> queue = std::make_shared<starring::cuda_emulation::Queue>();
-};
-struct CudaEmulatedEvent {
-  cudaStream_t stream = nullptr;          // recorded in its capture, by the default flag
-  CudaEmulatedGraph* capture = nullptr;   // of that stream
-  starring::cuda_emulation::Point point;  // else
-};
-
-namespace starring::cuda_emulation {
-namespace {
-
-constexpr size_t kAlignment = 256;
-
-// By address.
-struct Memory {
-  std::mutex mutex;
-  std::map<uintptr_t, size_t> device, pinned;
-  int64_t device_bytes = 0;
-};
-Memory& TheMemory() {
-  static Memory& memory = *new Memory;
-  return memory;
-}
 
 thread_local int captures = 0;  // of streams by this thread
 thread_local int current_gpu = -1;
 
-bool IsIn(const std::map<uintptr_t, size_t>& allocations, const void* data, size_t size_bytes) {
-  const std::lock_guard<std::mutex> lock(TheMemory().mutex);
-  const auto after = allocations.upper_bound(reinterpret_cast<uintptr_t>(data));
-  if (after == allocations.begin()) return false;
-  const auto& [begin, have_bytes] = *std::prev(after);
-  return reinterpret_cast<uintptr_t>(data) + size_bytes <= begin + have_bytes;
-}
-
-bool IsDevice(const void* data, size_t size_bytes) { return IsIn(TheMemory().device, data, size_bytes); }
-bool IsPinned(const void* data, size_t size_bytes) { return IsIn(TheMemory().pinned, data, size_bytes); }
-
-void SetPinned(const void* data, size_t size_bytes) {
-  const std::lock_guard<std::mutex> lock(TheMemory().mutex);
-  TheMemory().pinned[reinterpret_cast<uintptr_t>(data)] = size_bytes;
-}
-void UnsetPinned(const void* data) {
-  const std::lock_guard<std::mutex> lock(TheMemory().mutex);
-  TheMemory().pinned.erase(reinterpret_cast<uintptr_t>(data));
-}
-
-void ReturnIfAlive() {
-  while (Hangs()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-}
-
-// Counts a launch of a graph, which may be the last thing that this GPU does.
-void CountLaunch() {
-  static const char* const last = std::getenv("EMULATED_GPU_HANGS_AT_LAUNCH");
-  static std::atomic<int> count = 0;
-  if (last != nullptr && ++count == std::atoi(last)) Hangs() = true;
-}
-
-bool EnvironmentSays(const char* name, std::string_view what) {
+std::string_view EnvironmentText(const char* name) {
   const char* const value = std::getenv(name);
-  return value != nullptr && value == what;
+  return value == nullptr ? "" : value;
 }
 
 int EnvironmentNumber(const char* name, int otherwise) {
@@ -116,56 +33,81 @@ int EnvironmentNumber(const char* name, int otherwise) {
   return value == nullptr ? otherwise : std::atoi(value);
 }
 
-size_t RoundUp(size_t size_bytes) { return (size_bytes + kAlignment - 1) / kAlignment * kAlignment; }
-
-// Guards all queues, whose work waits for each other, and the points of events. Held while late work runs.
-std::recursive_mutex& QueueMutex() {
-  static std::recursive_mutex& mutex = *new std::recursive_mutex;
-  return mutex;
+EmulatedGpu::Ipc EnvironmentIpc() {
+  using Ipc = EmulatedGpu::Ipc;
+  const std::string_view text = EnvironmentText("EMULATED_GPU_IPC");
+  if (text == "nothing") return Ipc::kNothing;
+  if (text == "one_way") return Ipc::kOneWay;
+  if (text == "corrupt") return Ipc::kCorrupt;
+  return text == "late_visible" ? Ipc::kLateVisible : Ipc::kWorks;
 }
 
-Point EndOf(const std::shared_ptr<Queue>& queue) {
-  const std::lock_guard<std::recursive_mutex> lock(QueueMutex());
-  return {.queue = queue, .count = queue->done_count + static_cast<int64_t>(queue->work.size())};
-}
+struct ErrorText {
+  cudaError_t error;
+  const char* name;
+  const char* text;
+};
+constexpr ErrorText kErrors[] = {
+    {cudaSuccess, "cudaSuccess", "no error"},
+    {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
+    {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
+    {cudaErrorInvalidConfiguration, "cudaErrorInvalidConfiguration", "invalid configuration argument"},
+    {cudaErrorInsufficientDriver, "cudaErrorInsufficientDriver",
+     "CUDA driver version is insufficient for CUDA runtime version"},
+    {cudaErrorNoDevice, "cudaErrorNoDevice", "no CUDA-capable device is detected"},
+    {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
+    {cudaErrorDeviceUninitialized, "cudaErrorDeviceUninitialized", "invalid device context"},
+    {cudaErrorMapBufferObjectFailed, "cudaErrorMapBufferObjectFailed", "mapping of buffer object failed"},
+    {cudaErrorPeerAccessUnsupported, "cudaErrorPeerAccessUnsupported",
+     "peer access is not supported between these two devices"},
+    {cudaErrorInvalidResourceHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
+    {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
+    {cudaErrorLaunchTimeout, "cudaErrorLaunchTimeout", "the launch timed out and was terminated"},
+    {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
+    {cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
+     "operation not permitted when stream is capturing"},
+    {cudaErrorStreamCaptureUnmatched, "cudaErrorStreamCaptureUnmatched",
+     "capture was not ended in the same stream as it began"},
+    {cudaErrorStreamCaptureUnjoined, "cudaErrorStreamCaptureUnjoined", "capturing stream has unjoined work"},
+    {cudaErrorCapturedEvent, "cudaErrorCapturedEvent",
+     "operation not permitted on an event last recorded in a capturing stream"},
+};
 
-void RunTo(const Point& point) {
-  if (point.queue == nullptr) return;
-  const std::lock_guard<std::recursive_mutex> lock(QueueMutex());
-  while (point.queue->done_count < point.count) {
-    const std::function<void()> work = std::move(point.queue->work.front());
-    point.queue->work.pop_front();
-    ++point.queue->done_count;
-    work();
+const ErrorText& TextOf(cudaError_t error) {
+  static constexpr ErrorText kUnknown = {cudaSuccess, "unknown", "unknown error"};
+  for (const ErrorText& text : kErrors) {
+    if (text.error == error) return text;
   }
+  return kUnknown;
 }
 
-// Runs the work now, or later if streams are late.
-void RunOrKeep(const std::shared_ptr<Queue>& queue, std::function<void()> work) {
-  if (!Gpu().late) return work();
-  const std::lock_guard<std::recursive_mutex> lock(QueueMutex());
-  queue->work.push_back(std::move(work));
-}
-void RunWait(const std::shared_ptr<Queue>& queue, const Point& point) {
-  if (point.queue != nullptr) RunOrKeep(queue, [point] { RunTo(point); });
-}
-void Run(const std::shared_ptr<Queue>& queue, Work kind, std::function<void()> work, int64_t copied_bytes) {
-  Count(kind, copied_bytes);
-  // Copies run in any case: the host reads what they bring.
-  if (Gpu().runs_work || kind == Work::kCopy) RunOrKeep(queue, std::move(work));
+// Null, or where the event was last recorded; fails if that was in a capture.
+cudaError_t PointOf(cudaEvent_t event, Point* point) {
+  const std::lock_guard<std::mutex> lock(EventMutex());
+  if (event->is_captured) return cudaErrorCapturedEvent;
+  *point = event->point;
+  return cudaSuccess;
 }
 
 }  // namespace
 
 EmulatedGpu& Gpu() {
   static EmulatedGpu gpu = [] {
-    const bool nothing = EnvironmentSays("EMULATED_GPU_REGISTERS", "nothing");
-    const bool writable = EnvironmentSays("EMULATED_GPU_REGISTERS", "writable");
-    return EmulatedGpu{.cudnn_version = EnvironmentNumber("EMULATED_GPU_CUDNN", 0),
-                       .cudnn_first_engine = EnvironmentNumber("EMULATED_GPU_CUDNN_ENGINE", 7),
-                       .registers_memory = !nothing,
-                       .registers_read_only = !nothing && !writable,
-                       .late = EnvironmentSays("EMULATED_GPU_STREAMS", "late")};
+    const std::string_view registers = EnvironmentText("EMULATED_GPU_REGISTERS");
+    const std::string_view streams = EnvironmentText("EMULATED_GPU_STREAMS");
+    EmulatedGpu machine{.cudnn_version = EnvironmentNumber("EMULATED_GPU_CUDNN", 0),
+                        .cudnn_first_engine = EnvironmentNumber("EMULATED_GPU_CUDNN_ENGINE", 7),
+                        .registers_memory = registers != "nothing",
+                        .registers_read_only = registers != "nothing" && registers != "writable",
+                        .late = streams == "late",
+                        .async = streams.starts_with("async"),
+                        .ipc = EnvironmentIpc(),
+                        .accesses_peers = EnvironmentText("EMULATED_GPU_PEERS") != "no"};
+    machine.wait_deadline_ms = EnvironmentNumber("EMULATED_GPU_DEADLINE_MS", machine.wait_deadline_ms);
+    if (streams.starts_with("async:")) {
+      machine.async_seed = std::strtoull(streams.substr(std::strlen("async:")).data(), nullptr, 10);
+    }
+    return machine;
   }();
   return gpu;
 }
@@ -177,43 +119,50 @@ std::atomic<bool>& Hangs() {
   return hangs;
 }
 
-int64_t DeviceBytes() {
-  Memory& memory = TheMemory();
-  const std::lock_guard<std::mutex> lock(memory.mutex);
-  return memory.device_bytes;
+std::mutex& EventMutex() {
+  static std::mutex& mutex = *new std::mutex;
+  return mutex;
+}
+
+bool IsCapturing() { return captures > 0; }
+void NoteCaptures(int difference) { captures += difference; }
+
+void ReturnIfAlive() {
+  while (Hangs()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+cudaError_t AppendWork(const std::shared_ptr<Queue>& queue, const StreamWork& work) {
+  if (work.kind.has_value()) Count(*work.kind, work.copied_bytes);
+  // Copies run in any case: the host reads what they bring.
+  if (!Gpu().runs_work && work.kind != Work::kCopy) return cudaSuccess;
+  return Append(queue, {.is_ready = work.is_ready, .run = work.run});
+}
+
+cudaError_t EnqueueWork(cudaStream_t stream, StreamWork work) {
+  if (stream == nullptr) {
+    RunWork(work.run);
+    return cudaSuccess;
+  }
+  if (stream->capture == nullptr) return AppendWork(stream->queue, work);
+  stream->capture->Add({.branch = stream->branch, .work = std::move(work)});
+  return cudaSuccess;
 }
 
 cudaError_t Enqueue(cudaStream_t stream, std::function<void()> work, Work kind, int64_t copied_bytes) {
-  if (stream == nullptr) {
-    work();
-  } else if (stream->capture != nullptr) {
-    stream->joined = false;
-    stream->capture->nodes.push_back({.kind = kind, .work = std::move(work), .copied_bytes = copied_bytes});
-  } else {
-    Run(stream->queue, kind, std::move(work), copied_bytes);
-  }
-  return cudaSuccess;
+  return EnqueueWork(stream, {.run = std::move(work), .kind = kind, .copied_bytes = copied_bytes});
 }
 
 }  // namespace starring::cuda_emulation
 
-using starring::cuda_emulation::captures;
-using starring::cuda_emulation::CountLaunch;
+using starring::cuda_emulation::Await;
 using starring::cuda_emulation::EndOf;
-using starring::cuda_emulation::Enqueue;
+using starring::cuda_emulation::EventMutex;
 using starring::cuda_emulation::Gpu;
-using starring::cuda_emulation::GraphNode;
-using starring::cuda_emulation::IsDevice;
-using starring::cuda_emulation::IsPinned;
-using starring::cuda_emulation::QueueMutex;
+using starring::cuda_emulation::IsReached;
+using starring::cuda_emulation::Point;
+using starring::cuda_emulation::PointOf;
 using starring::cuda_emulation::ReturnIfAlive;
-using starring::cuda_emulation::Run;
-using starring::cuda_emulation::RunTo;
-using starring::cuda_emulation::RunWait;
-using starring::cuda_emulation::SetPinned;
-using starring::cuda_emulation::TheMemory;
-using starring::cuda_emulation::UnsetPinned;
-using starring::cuda_emulation::Work;
+using starring::cuda_emulation::TextOf;
 
 cudaError_t cudaGetDeviceCount(int* count) {
   *count = 0;
@@ -227,6 +176,8 @@ cudaError_t cudaGetDeviceCount(int* count) {
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int ordinal) {
   if (ordinal < 0 || ordinal >= Gpu().count) return cudaErrorInvalidDevice;
   std::snprintf(properties->name, sizeof(properties->name), "emulated GPU");
+  const uint64_t uuid[2] = {starring::cuda_emulation::BootNumber(), static_cast<uint64_t>(ordinal)};
+  std::memcpy(properties->uuid.bytes, uuid, sizeof(uuid));
   properties->totalGlobalMem = static_cast<size_t>(Gpu().memory_bytes);
   properties->major = Gpu().compute_major;
   properties->minor = 0;
@@ -249,171 +200,41 @@ cudaError_t cudaSetDevice(int ordinal) {
   return cudaSuccess;
 }
 
+cudaError_t cudaDeviceSynchronize() {
+  ReturnIfAlive();
+  if (starring::cuda_emulation::IsCapturing()) return cudaErrorStreamCaptureUnsupported;
+  return starring::cuda_emulation::AwaitAll();
+}
+
 cudaError_t cudaGetLastError() { return cudaSuccess; }
 
-const char* cudaGetErrorString(cudaError_t error) {
-  switch (error) {
-    case cudaSuccess:
-      return "no error";
-    case cudaErrorInvalidValue:
-      return "invalid argument";
-    case cudaErrorMemoryAllocation:
-      return "out of memory";
-    case cudaErrorInvalidConfiguration:
-      return "invalid configuration argument";
-    case cudaErrorInsufficientDriver:
-      return "CUDA driver version is insufficient for CUDA runtime version";
-    case cudaErrorNoDevice:
-      return "no CUDA-capable device is detected";
-    case cudaErrorInvalidDevice:
-      return "invalid device ordinal";
-    case cudaErrorNotSupported:
-      return "operation not supported";
-    case cudaErrorStreamCaptureUnsupported:
-      return "operation not permitted when stream is capturing";
-    case cudaErrorStreamCaptureUnjoined:
-      return "capturing stream has unjoined work";
-  }
-  return "unknown error";
-}
-
-cudaError_t cudaMalloc(void** data, size_t size_bytes) {
-  ReturnIfAlive();
-  if (captures > 0) return cudaErrorStreamCaptureUnsupported;
-  auto& memory = TheMemory();
-  const std::lock_guard<std::mutex> lock(memory.mutex);
-  const auto free_bytes = static_cast<size_t>(Gpu().memory_bytes - memory.device_bytes);
-  if (size_bytes > free_bytes) return cudaErrorMemoryAllocation;
-  if (Gpu().counts_bytes || !Gpu().runs_work) {  // pages of zeros need memory only when they are touched
-    *data = starring::cuda_emulation::AllocateCounted(size_bytes);
-    if (*data == nullptr) return cudaErrorMemoryAllocation;
-  } else {
-    // Exactly this size, so that AddressSanitizer sees an access to the first byte after it.
-    if (posix_memalign(data, starring::cuda_emulation::kAlignment, size_bytes) != 0) return cudaErrorMemoryAllocation;
-    std::memset(*data, 0xff, size_bytes);  // every float is NaN
-  }
-  memory.device[reinterpret_cast<uintptr_t>(*data)] = size_bytes;
-  memory.device_bytes += static_cast<int64_t>(starring::cuda_emulation::RoundUp(size_bytes));
-  return cudaSuccess;
-}
-
-cudaError_t cudaFree(void* data) {
-  ReturnIfAlive();
-  if (data == nullptr) return Gpu().fits_context ? cudaSuccess : cudaErrorMemoryAllocation;
-  if (captures > 0) return cudaErrorStreamCaptureUnsupported;
-  auto& memory = TheMemory();
-  const std::lock_guard<std::mutex> lock(memory.mutex);
-  const auto found = memory.device.find(reinterpret_cast<uintptr_t>(data));
-  if (found == memory.device.end()) return cudaErrorInvalidValue;
-  memory.device_bytes -= static_cast<int64_t>(starring::cuda_emulation::RoundUp(found->second));
-  memory.device.erase(found);
-  if (!starring::cuda_emulation::IsCounted(data)) std::free(data);
-  return cudaSuccess;
-}
-
-cudaError_t cudaMallocHost(void** data, size_t size_bytes) {
-  ReturnIfAlive();
-  if (captures > 0) return cudaErrorStreamCaptureUnsupported;
-  if (static_cast<int64_t>(size_bytes) > Gpu().pinned_bytes_max) return cudaErrorMemoryAllocation;
-  if (posix_memalign(data, 4096, size_bytes) != 0) return cudaErrorMemoryAllocation;
-  std::memset(*data, 0xff, size_bytes);
-  SetPinned(*data, size_bytes);
-  return cudaSuccess;
-}
-
-cudaError_t cudaFreeHost(void* data) {
-  ReturnIfAlive();
-  UnsetPinned(data);
-  std::free(data);
-  return cudaSuccess;
-}
-
-cudaError_t cudaHostRegister(void* data, size_t size_bytes, unsigned flags) {
-  ReturnIfAlive();
-  const bool supported = flags == cudaHostRegisterReadOnly ? Gpu().registers_read_only : Gpu().registers_memory;
-  if (!supported) return cudaErrorNotSupported;
-  if (data == nullptr) return cudaErrorInvalidValue;
-  SetPinned(data, size_bytes);
-  return cudaSuccess;
-}
-
-cudaError_t cudaHostUnregister(void* data) {
-  ReturnIfAlive();
-  UnsetPinned(data);
-  return cudaSuccess;
-}
-
-cudaError_t cudaMemGetInfo(size_t* free_bytes, size_t* total_bytes) {
-  *total_bytes = static_cast<size_t>(Gpu().memory_bytes);
-  *free_bytes = *total_bytes - static_cast<size_t>(starring::cuda_emulation::DeviceBytes());
-  return cudaSuccess;
-}
-
-cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size_bytes, cudaMemcpyKind kind, cudaStream_t stream) {
-  ReturnIfAlive();
-  if (IsDevice(to, size_bytes) != (kind != cudaMemcpyDeviceToHost)) return cudaErrorInvalidValue;
-  if (IsDevice(from, size_bytes) != (kind != cudaMemcpyHostToDevice)) return cudaErrorInvalidValue;
-  if (Gpu().late && kind == cudaMemcpyHostToDevice && !IsPinned(from, size_bytes)) {  // the host may change it at once
-    const auto* const bytes = static_cast<const char*>(from);
-    return Enqueue(
-        stream,
-        [to, staged = std::vector<char>(bytes, bytes + size_bytes)] { std::memcpy(to, staged.data(), staged.size()); },
-        Work::kCopy, static_cast<int64_t>(size_bytes));
-  }
-  const cudaError_t error = Enqueue(
-      stream, [=] { std::memcpy(to, from, size_bytes); }, Work::kCopy, static_cast<int64_t>(size_bytes));
-  // CUDA returns from a copy to memory that is not pinned only when the copy is done.
-  const bool is_needed = kind == cudaMemcpyDeviceToHost && !IsPinned(to, size_bytes);
-  if (is_needed && stream != nullptr && stream->capture == nullptr) RunTo(EndOf(stream->queue));
-  return error;
-}
-
-cudaError_t cudaMemsetAsync(void* to, int value, size_t size_bytes, cudaStream_t stream) {
-  if (!IsDevice(to, size_bytes)) return cudaErrorInvalidValue;
-  return Enqueue(
-      stream, [=] { std::memset(to, value, size_bytes); }, Work::kMemset);
-}
+const char* cudaGetErrorName(cudaError_t error) { return TextOf(error).name; }
+const char* cudaGetErrorString(cudaError_t error) { return TextOf(error).text; }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  starring::cuda_emulation::BeginStream();
   *stream = new CudaEmulatedStream;
   return cudaSuccess;
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-  RunTo(EndOf(stream->queue));
+  // What asynchronous streams have left is done later, as by CUDA.
+  const cudaError_t error = Gpu().async ? cudaSuccess : Await(EndOf(stream->queue));
   delete stream;
-  return cudaSuccess;
+  starring::cuda_emulation::EndStream();
+  return error;
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   ReturnIfAlive();
   if (stream->capture != nullptr) return cudaErrorStreamCaptureUnsupported;
-  RunTo(EndOf(stream->queue));
-  return cudaSuccess;
+  return Await(EndOf(stream->queue));
 }
 
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
-  const std::lock_guard<std::recursive_mutex> lock(QueueMutex());
-  if (flags == cudaEventWaitExternal) {
-    if (stream->capture == nullptr) return cudaErrorInvalidValue;
-    stream->capture->nodes.push_back({.waits = event});
-    return cudaSuccess;
-  }
-  if (event->capture == nullptr) {
-    // CUDA refuses a capture that depends on work outside of it.
-    if (stream->capture != nullptr) return cudaErrorInvalidValue;
-    RunWait(stream->queue, event->point);
-    return cudaSuccess;
-  }
-  if (stream->capture == nullptr) {  // a fork
-    stream->capture = event->capture;
-    stream->joined = true;
-    event->capture->branches.push_back(stream);
-  } else if (stream->capture != event->capture) {
-    return cudaErrorInvalidValue;
-  }
-  event->stream->joined = true;
-  return cudaSuccess;
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  ReturnIfAlive();
+  if (stream->capture != nullptr) return cudaErrorStreamCaptureUnsupported;
+  return IsReached(EndOf(stream->queue)) ? cudaSuccess : cudaErrorNotReady;
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
@@ -426,77 +247,20 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
   return cudaSuccess;
 }
 
-cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
-  const std::lock_guard<std::recursive_mutex> lock(QueueMutex());
-  if (flags == cudaEventRecordExternal) {
-    if (stream->capture == nullptr) return cudaErrorInvalidValue;
-    stream->joined = false;
-    stream->capture->nodes.push_back({.records = event});
-    return cudaSuccess;
-  }
-  *event = {.stream = stream, .capture = stream->capture, .point = EndOf(stream->queue)};
-  return cudaSuccess;
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  return cudaEventRecordWithFlags(event, stream, cudaEventRecordDefault);
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   ReturnIfAlive();
-  const std::lock_guard<std::recursive_mutex> lock(QueueMutex());
-  RunTo(event->point);
-  return cudaSuccess;
+  Point point;
+  const cudaError_t error = PointOf(event, &point);
+  return error == cudaSuccess ? Await(point) : error;
 }
 
-cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
-  if (stream->capture != nullptr) return cudaErrorStreamCaptureUnsupported;
-  stream->capture = new CudaEmulatedGraph;
-  ++captures;
-  return cudaSuccess;
-}
-
-cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
-  if (stream->capture == nullptr) return cudaErrorInvalidValue;
-  *graph = std::exchange(stream->capture, nullptr);
-  --captures;
-  bool joined = true;
-  for (const cudaStream_t branch : (*graph)->branches) {
-    joined = joined && branch->joined;
-    branch->capture = nullptr;
-  }
-  if (joined) return cudaSuccess;
-  delete std::exchange(*graph, nullptr);
-  return cudaErrorStreamCaptureUnjoined;
-}
-
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long) {
+cudaError_t cudaEventQuery(cudaEvent_t event) {
   ReturnIfAlive();
-  *executable = new CudaEmulatedGraph(*graph);
-  return cudaSuccess;
-}
-
-cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
-  ReturnIfAlive();
-  CountLaunch();
-  if (stream->capture != nullptr) return cudaErrorStreamCaptureUnsupported;
-  starring::cuda_emulation::CountGraphLaunch();
-  for (const GraphNode& node : executable->nodes) {
-    if (node.records != nullptr || node.waits != nullptr) {
-      starring::cuda_emulation::CountEvent();
-      const std::lock_guard<std::recursive_mutex> lock(QueueMutex());
-      if (node.records != nullptr) node.records->point = EndOf(stream->queue);
-      if (node.waits != nullptr) RunWait(stream->queue, node.waits->point);
-    } else {
-      Run(stream->queue, node.kind, node.work, node.copied_bytes);
-    }
-  }
-  return cudaSuccess;
-}
-
-// An executable graph is the same type here: one function destroys both.
-cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
-  delete graph;
-  return cudaSuccess;
-}
-
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
-  ReturnIfAlive();
-  return cudaGraphDestroy(executable);
+  Point point;
+  if (const cudaError_t error = PointOf(event, &point); error != cudaSuccess) return error;
+  return IsReached(point) ? cudaSuccess : cudaErrorNotReady;
 }
