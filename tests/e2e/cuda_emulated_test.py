@@ -15,6 +15,33 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
     worker = os.path.abspath("tests/cuda_emulation/worker_emulated")
     epochs = 2  # an emulated GPU is some hundred times slower than a real one
 
+    def test_gpu_memory_that_does_not_serve(self):
+        # A GPU has no IPC, one rank cannot map the other's memory, or what is written there arrives damaged.
+        flags = [*cuda_jobs.MLP, "--epochs=1"]
+        digest = self.cuda("star/tcp", 2, flags=flags)["parameter_sha256"]
+        self.addCleanup(os.environ.pop, "EMULATED_GPU_IPC")
+        for fault, why in (("nothing", "cannot share memory of its GPU"), ("one_way", "cannot map the GPU memory of rank"),
+                           ("corrupt", "has written .* and not .* in round"), ("late_visible", "and not .* in round")):
+            os.environ["EMULATED_GPU_IPC"] = fault
+            mapped = self.cuda("star/tcp", 2, flags=[*flags, "--same_host=auto"])
+            self.assertEqual(mapped["config"]["same_host"], "shared_memory", fault)
+            self.assertRegex(mapped["exchange"]["not_shared"], "^no GPU memory: rank .*" + why)
+            self.assertEqual(mapped["parameter_sha256"], digest, fault)
+        refused = self.run_to_end(self.job_command("star/tcp", 2, flags=["--device=cuda", *flags,
+                                                                         "--same_host=gpu_memory"],
+                                                   launch_flags=["--worker_binary=" + self.worker]))
+        self.assertEqual(refused.returncode, 2, refused.output)
+        self.assertRegex(refused.output, "--same_host=gpu_memory: rank .*: start all ranks on one host")
+
+    def test_gpu_memory_resumes_what_another_began(self):
+        flags = [*cuda_jobs.without(self.everything(), "epochs"), "--total_steps=100", "--checkpoint_every_epochs=1"]
+        whole = self.cuda("ring", 3, flags=[*flags, "--epochs=2"])
+        for first, then in (("gpu_memory", "socket"), ("socket", "gpu_memory")):
+            folder = ["--checkpoint_dir=" + self.path("saved." + first), "--resume"]
+            self.cuda("star/tcp", 3, flags=[*flags, *folder, "--epochs=1", "--same_host=" + first])
+            again = self.cuda("star/mpi", 3, flags=[*flags, *folder, "--epochs=2", "--same_host=" + then])
+            self.assertEqual(again["parameter_sha256"], whole["parameter_sha256"])
+
     def test_cuda_aware_mpi_gives_the_same_bits(self):
         for model, variants in (([*cuda_jobs.MLP, "--epochs=2"],
                                  (("ring", []), ("ring", ["--nocuda_graph"]), ("star/mpi", []))),

@@ -489,6 +489,10 @@ ExchangeCounters PeerExchange::counters() const {
   const MutexLock lock(mutex_);
   ExchangeCounters counters = CountersOfAllMachines();
   if (!counters.shared_memory) counters.not_shared = not_shared_;
+  if (!not_on_gpus_.empty() && not_on_gpus_ != not_shared_) {
+    counters.not_shared =
+        absl::StrCat("no GPU memory: ", not_on_gpus_, counters.not_shared.empty() ? "" : "; ", counters.not_shared);
+  }
   return counters;
 }
 

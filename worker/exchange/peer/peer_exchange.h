@@ -124,7 +124,7 @@ class PeerExchange final : public GradientExchange {
   absl::Status Agree() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status ShareMemory() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status ShareGpuMemory() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status RefuseSharing(const std::string& flag) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status RefuseSharing(const char* flag, const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status ChooseFastest() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<std::string> TimeWays(const std::vector<std::pair<std::string, Way>>& ways)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -161,6 +161,7 @@ class PeerExchange final : public GradientExchange {
   const GpuSharing gpu_sharing_;
   const std::chrono::milliseconds stall_report_;
   const std::function<void(const std::string&)> say_;
+  std::string not_on_gpus_;               // why the ranks cannot share GPU memory; empty: they can, or need not
   std::string not_shared_;                // why the ranks cannot share memory; empty: they can, or need not
   std::optional<ExchangeChoice> choice_;  // constant after Start
   HostTransport& unlocked_transport_;     // *transport_, for waits and Wake, which need no lock

@@ -31,10 +31,10 @@ int MaxBucketCount(int64_t element_count, int world_size) {
 
 }  // namespace
 
-absl::Status PeerExchange::RefuseSharing(const std::string& flag) {
+absl::Status PeerExchange::RefuseSharing(const char* flag, const std::string& why) {
   pump_.PeersKnow();
-  return absl::InvalidArgumentError(absl::StrCat("--same_host=", flag, ": ", not_shared_,
-                                                 ": start all ranks on one host, or give --same_host=socket"));
+  return absl::InvalidArgumentError(
+      absl::StrCat("--same_host=", flag, ": ", why, ": start all ranks on one host, or give --same_host=socket"));
 }
 
 // The board is in memory of the host, and the arrays in that of the GPUs.
@@ -54,8 +54,8 @@ absl::Status PeerExchange::ShareGpuMemory() {
     ASSIGN_OR_RETURN(outcome, GpuMemory::Meet(pump_, sharing_device_, count, join));
   }
   if (outcome.memory == nullptr) {
-    not_shared_ = std::move(outcome.refusal);
-    return gpu_sharing_ == GpuSharing::kRequired ? RefuseSharing("gpu_memory") : absl::OkStatus();
+    not_on_gpus_ = std::move(outcome.refusal);
+    return gpu_sharing_ == GpuSharing::kRequired ? RefuseSharing("gpu_memory", not_on_gpus_) : absl::OkStatus();
   }
   memory_ = std::move(board.memory);
   gpu_memory_ = std::move(outcome.memory);
@@ -97,7 +97,7 @@ absl::Status PeerExchange::ShareMemory() {
   ASSIGN_OR_RETURN(HostMemory::Outcome outcome, HostMemory::Meet(pump_, options, join));
   if (outcome.memory == nullptr) {
     not_shared_ = std::move(outcome.refusal);
-    return sharing_ == HostSharing::kIfPossible ? absl::OkStatus() : RefuseSharing("shared_memory");
+    return sharing_ == HostSharing::kIfPossible ? absl::OkStatus() : RefuseSharing("shared_memory", not_shared_);
   }
   memory_ = std::move(outcome.memory);
   transport_->Attach(memory_->board());
