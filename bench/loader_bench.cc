@@ -82,31 +82,68 @@ BENCHMARK(BM_LoaderCifarCropFlip)
     ->Args({2, 4})
     ->UseRealTime();
 
-// MNIST's and CIFAR-10's sizes and 5,000 float32 images of 64 x 64 x 3, in files of NumPy.
+// MNIST's and CIFAR-10's sizes, and 5,000 images of 64 x 64 x 3 numbers. `type` is NumPy's, or the name of a data set.
 struct FileKind {
   const char* type;
   int64_t count, side, channels, value_bytes;
 };
-constexpr FileKind kFileKinds[] = {{"|u1", 60000, 28, 1, 1}, {"|u1", 60000, 32, 3, 1}, {"<f4", 5000, 64, 3, 4}};
+constexpr FileKind kFileKinds[] = {
+    {"|u1", 60000, 28, 1, 1}, {"|u1", 60000, 32, 3, 1},     {"<f4", 5000, 64, 3, 4},          {"<f2", 5000, 64, 3, 2},
+    {"<f8", 5000, 64, 3, 8},  {"cifar10", 60000, 32, 3, 1}, {"emnist-mnist", 60000, 28, 1, 1}};
+
+// A file of `count` samples of `bytes` after its `head`.
+void WriteSamples(const std::string& path, const std::string& head, int64_t count, int64_t bytes) {
+  std::ofstream file(path, std::ios::binary);
+  file << head;
+  const std::string sample(static_cast<size_t>(bytes), '\1');
+  for (int64_t i = 0; i < count; ++i) file << sample;
+}
 
 void WriteNpy(const std::string& path, const FileKind& kind, const std::string& shape, int64_t bytes) {
   std::string head =
       absl::StrCat("{'descr': '", kind.type, "', 'fortran_order': False, 'shape': (", kind.count, ",", shape, "), }");
   head.append(118 - head.size(), ' ');  // a header of 128 bytes, as NumPy's
-  std::ofstream file(path, std::ios::binary);
-  file << absl::string_view("\x93NUMPY\1\0\x76\0", 10) << head;
-  const std::string sample(static_cast<size_t>(bytes), '\1');
-  for (int64_t i = 0; i < kind.count; ++i) file << sample;
+  WriteSamples(path, absl::StrCat(absl::string_view("\x93NUMPY\1\0\x76\0", 10), head), kind.count, bytes);
+}
+
+// IDX: an array of bytes, `count` of `sizes` each.
+void WriteIdx(const std::string& path, int64_t count, const std::vector<int64_t>& sizes) {
+  std::string head = {0, 0, 8, static_cast<char>(1 + sizes.size())};
+  const auto append = [&head](int64_t size) {
+    for (int shift = 24; shift >= 0; shift -= 8) head.push_back(static_cast<char>(size >> shift));
+  };
+  append(count);
+  int64_t bytes = 1;
+  for (const int64_t size : sizes) {
+    append(size);
+    bytes *= size;
+  }
+  WriteSamples(path, head, count, bytes);
 }
 
 TrainAndTest FromFiles(const FileKind& kind, MapData map) {
   const std::string folder = std::filesystem::temp_directory_path().append("starring_loader_bench");
   std::filesystem::create_directories(folder);
   const int64_t values = kind.side * kind.side * kind.channels;
-  WriteNpy(folder + "/train_images.npy", kind, absl::StrCat(kind.side, ",", kind.side, ",", kind.channels),
-           values * kind.value_bytes);
-  WriteNpy(folder + "/train_labels.npy", {.type = "|u1", .count = kind.count}, "", 1);
-  auto sets = LoadDataset({.name = "npy", .data_dir = folder, .test_fraction = 0.001, .map_data = map});
+  DatasetOptions options{.name = kind.type, .data_dir = folder, .map_data = map};
+  if (options.name == "cifar10") {
+    for (int batch = 1; batch <= 5; ++batch) {
+      WriteSamples(absl::StrCat(folder, "/data_batch_", batch, ".bin"), "", kind.count / 5, 1 + values);
+    }
+    WriteSamples(folder + "/test_batch.bin", "", 1, 1 + values);
+  } else if (options.name == "emnist-mnist") {
+    for (const auto& [set, count] : {std::pair("train", kind.count), std::pair("test", int64_t{1})}) {
+      WriteIdx(absl::StrCat(folder, "/emnist-mnist-", set, "-images-idx3-ubyte"), count, {kind.side, kind.side});
+      WriteIdx(absl::StrCat(folder, "/emnist-mnist-", set, "-labels-idx1-ubyte"), count, {});
+    }
+  } else {
+    options.name = "npy";
+    options.test_fraction = 0.001;
+    WriteNpy(folder + "/train_images.npy", kind, absl::StrCat(kind.side, ",", kind.side, ",", kind.channels),
+             values * kind.value_bytes);
+    WriteNpy(folder + "/train_labels.npy", {.type = "|u1", .count = kind.count}, "", 1);
+  }
+  auto sets = LoadDataset(options);
   CHECK_OK(sets);
   std::filesystem::remove_all(folder);  // a mapping keeps its file
   return *std::move(sets);
@@ -115,7 +152,9 @@ TrainAndTest FromFiles(const FileKind& kind, MapData map) {
 // Args: the kind of file, and whether it is mapped. One thread fills.
 void BM_LoaderOfFile(benchmark::State& state) {
   const FileKind& kind = kFileKinds[state.range(0)];
-  const TrainAndTest sets = FromFiles(kind, state.range(1) == 1 ? MapData::kAlways : MapData::kNever);
+  // By default float64 is copied.
+  const MapData mapped = kind.value_bytes == sizeof(double) ? MapData::kAlways : MapData::kAuto;
+  const TrainAndTest sets = FromFiles(kind, state.range(1) == 1 ? mapped : MapData::kNever);
   auto loader = Loader::Create({.dataset = &sets.train,
                                 .sampler = {.sample_count = sets.train.count, .global_batch = kBatch},
                                 .normalization = NormalizationOf(sets.train),
@@ -126,7 +165,7 @@ void BM_LoaderOfFile(benchmark::State& state) {
   for (auto _ : state) benchmark::DoNotOptimize((*loader)->Next().value()->images.data());
   CountSamples(state, sets.train);
 }
-BENCHMARK(BM_LoaderOfFile)->ArgNames({"kind", "mapped"})->ArgsProduct({{0, 1, 2}, {0, 1}})->UseRealTime();
+BENCHMARK(BM_LoaderOfFile)->ArgNames({"kind", "mapped"})->ArgsProduct({{0, 1, 2, 3, 4, 5, 6}, {0, 1}})->UseRealTime();
 
 // The limit: copies the bytes of a float32 batch from memory into one buffer, again and again.
 void RunMemcpy(benchmark::State& state, const Dataset& dataset) {

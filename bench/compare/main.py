@@ -139,27 +139,38 @@ class Comparison:
                     self.part(f"agreement of the first {agreement.STEPS} losses: {model}, {workers} workers",
                               functools.partial(self._check_agreement, matrix, model, workers))
         groups = matrix.groups()
+        rest = self._rest(matrix, groups)
+        self.say(f"{self.laboratory.expect(groups)} runs to make" +
+                 (f", and then: {'; '.join(name for name, _ in rest)}" if rest else ""))
         for group in groups:
             self.part("measuring " + " ".join(map(str, group[0].group)), functools.partial(self._measure, group))
+        for name, work in rest:
+            self.part(name, work)
+        return self._finish()
+
+    def _rest(self, matrix: jobs.Matrix, groups: list[list[jobs.Job]]) -> list[tuple[str, Callable[[], None]]]:
+        """The parts after the groups were measured."""
+        options = self.options
+        found: list[tuple[str, Callable[[], None]]] = []
         if options.train_epochs:
-            self._train(groups)
+            found.append((f"{options.train_epochs} epochs of each sync", lambda: self._train(groups)))
         if options.loaders:
-            self.part("loaders alone", lambda: self.results["loaders"].extend(alone.loaders(self.torch)))
+            found.append(("loaders alone", lambda: self.results["loaders"].extend(alone.loaders(self.torch))))
         if max(options.workers) > 1:
-            self.part("exchange alone", lambda: self._exchanges(max(options.workers)))
+            found.append(("exchange alone", lambda: self._exchanges(max(options.workers))))
         if options.hosts and self.device.kind == "cuda":
             self.note("no section of several hosts: the emulated hosts share this machine's GPUs; for that section "
                       "give --device=cpu")
         elif options.hosts:
-            self.part("hosts: netlab:%d+%d,%s" % options.hosts, lambda: self._hosts(matrix))
+            found.append(("hosts: netlab:%d+%d,%s" % options.hosts, lambda: self._hosts(matrix)))
         if self.torch is not None and max(options.workers) > 1:
-            for model in options.models:
-                self.part(f"buckets: {model}", functools.partial(self._buckets, groups, model))
+            found += [(f"buckets: {model}", functools.partial(self._buckets, groups, model))
+                      for model in options.models]
         if options.trace:
-            self.part("timeline", lambda: self._trace(groups))
+            found.append(("timeline", lambda: self._trace(groups)))
         if options.uneven:
-            self.part(f"uneven and failing workers: {options.uneven}", self._uneven)
-        return self._finish()
+            found.append((f"uneven and failing workers: {options.uneven}", self._uneven))
+        return found
 
     def _check_agreement(self, matrix: jobs.Matrix, model: str, workers: int) -> None:
         """Checks the settings that will be timed: each number of workers has its own."""
@@ -213,6 +224,7 @@ class Comparison:
             with netlab.Netlab(hosts=hosts.workers, rate=hosts.rate, server_hosts=hosts.servers) as lab:
                 for model in self.options.hosts_models:
                     group = matrix.of_group(model, hosts.workers, "weak", lab)
+                    self.laboratory.expect([group])
                     self.part(f"measuring {model} between hosts", functools.partial(self._measure, group))
                 self.part("exchange alone between hosts", lambda: self._exchanges(hosts.workers, lab))
         except netlab.NetlabError as error:

@@ -223,6 +223,13 @@ class Laboratory:
         self.versions: dict[str, str] = {}
         self.clocks: list[float] = []
         self.failures: list[str] = []
+        self._runs_left = 0
+
+    def expect(self, groups: Sequence[Sequence[Job]]) -> int:
+        """Counts the runs of groups that will be measured: each job runs once for its number of steps before. Returns
+        how many runs are left."""
+        self._runs_left += sum(len(group) * (1 + self.options.repeats) for group in groups)
+        return self._runs_left
 
     def measure(self, jobs: list[Job]) -> list[Job]:
         """Fills in the runs of the configurations of `jobs`, which are one group. Returns the jobs that ran.
@@ -239,6 +246,7 @@ class Laboratory:
                 except programs.ProgramError as error:
                     self._note_failure("it failed twice and is left out", error)
                     jobs.remove(job)
+                    self._runs_left -= self.options.repeats - repeat - 1
                     job.configuration["runs"].clear()
                     continue
                 run = make_run(repeat, record, sampler, load)
@@ -246,13 +254,14 @@ class Laboratory:
                 ratios[id(job)].append(slowest_worker_ratio(record))
                 self.clocks += sampler.clocks
                 self.say(f"{job.configuration['id']}  run {repeat + 1}/{self.options.repeats}  "
-                         f"{run['samples_per_second']:.0f} samples/s")
+                         f"{run['samples_per_second']:.0f} samples/s  runs left: {self._runs_left}")
         for job in jobs:
             known = [ratio for ratio in ratios[id(job)] if ratio is not None]
             job.configuration["slowest_worker_ratio"] = statistics.median(known) if known else None
         return jobs
 
     def _run(self, job: Job, steps: int) -> tuple[Record, _Sampler]:
+        self._runs_left -= 1
         try:
             return run_job(job, steps, self.gpus)
         except programs.ProgramError as error:
@@ -287,6 +296,7 @@ class Laboratory:
                 record, _ = self._run(job, self.options.steps or CALIBRATION_STEPS)
             except programs.ProgramError as error:
                 self._note_failure("it failed twice and is left out", error)
+                self._runs_left -= self.options.repeats
                 continue
             step_seconds.append(record["step_ms"]["mean"] / 1e3)
             working.append(job)

@@ -39,12 +39,16 @@ import programs
 import sync_cells as cells
 from netlab import NetlabError
 from options import names, numbers, user_path
+from report import labels
 from workload import Cluster, Workload, WorkloadError
 
 PAYLOAD_SHARE = 0.957  # of a link's rate; the rest are headers of Ethernet, IP and TCP
 OWN_COSTS = "data/growth/costs.json"
 MODEL_STEPS = 60
 LINK_SECONDS_MAX = 120
+NO_GPUS = ("GPUs are not modelled yet, neither their copies nor NCCL nor NVLink. --device=cpu plans for CPUs, and "
+           "bazel run //bench:compare measures on GPUs")
+OF_GPUS = re.compile("gpu|cuda|nccl|nvlink", re.IGNORECASE)
 PARAMETERS = r", (\d+) parameters, on "  # in the worker's first line, which --progress=none leaves out
 
 
@@ -160,7 +164,7 @@ def workers_of(asked: Sequence[int], cluster: Cluster) -> list[int]:
         raise WorkloadError(f"--workers={','.join(map(str, asked))}: plans are for 2 to {most} workers")
     if max(asked or [2]) > largest:
         raise WorkloadError(f"{max(asked or [2])} workers, and room for {largest}: {cluster.hosts} hosts with "
-                            f"{cluster.workers_per_host} workers each: give --hosts or --workers_per_host")
+                            f"{labels.workers(cluster.workers_per_host)} each: give --hosts or --workers_per_host")
     return list(asked or sorted({count for count in (2, 3, *(2 ** power for power in range(2, 11)), min(most, largest))
                                  if count <= largest}))
 
@@ -184,7 +188,7 @@ def text_of(plan: planning.Plan, mark: str = "") -> list[str]:
                "between hosts" if cluster.hosts > 1 else "")
     lines = [f"{workload.name}: {workload.bytes:,} bytes, {1e3 * workload.compute_s:.2f} ms of computing for "
              f"{workload.batch} samples; hosts: {cluster.hosts}, each with {cluster.cores:g} cores and up to "
-             f"{cluster.workers_per_host} workers{between}",
+             f"{labels.workers(cluster.workers_per_host)}{between}",
              f"Costs of the exchange: {plan.source}.", *[mark + "."] * bool(mark), ""]
     lines += _table(plan, "step ms, workers:", lambda one: f"{1e3 * one.step_s:.4g}")
     lines[-1:] = [_row("of it computing", plan.computing_s), _row("of it jitter of the cores", plan.jitter_s), ""]
@@ -212,8 +216,7 @@ def text_of(plan: planning.Plan, mark: str = "") -> list[str]:
 
 def run(options: argparse.Namespace) -> int:
     if options.device != "cpu":
-        raise WorkloadError(f"--device={options.device}: GPUs are not modelled yet, neither their copies nor NCCL nor "
-                            "NVLink. --device=cpu plans for CPUs, and bazel run //bench:compare measures on GPUs")
+        raise WorkloadError(f"--device={options.device}: {NO_GPUS}")
     book, mark = book_of(options.costs)
     if options.check:
         labs = emulated_hosts.parse_labs(options.check)
@@ -239,10 +242,20 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """A flag for GPUs, by whatever name, is refused with the reason."""
+    options, unknown = parser().parse_known_args(arguments)
+    asks = [word for word in unknown if OF_GPUS.search(word)]
+    if asks:
+        raise WorkloadError(f"{asks[0]}: {NO_GPUS}")
+    if unknown:
+        parser().error(f"unrecognized arguments: {' '.join(unknown)}")
+    return options
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = parser().parse_args(arguments)
     try:
-        return run(options)
+        return run(parse(arguments))
     except (WorkloadError, cost_book.CostsError, NetlabError, programs.ProgramError, OSError, SubprocessError) as error:
         print(f"plan: {error}", file=sys.stderr)
         return 2

@@ -19,7 +19,8 @@ absl::Status NotWrittenError(absl::string_view message) {
 
 absl::Status NotWritten(const absl::Status& status, absl::string_view what) {
   if (status.ok()) return status;
-  return NotWrittenError(absl::StrCat(what, " was not written: ", status.message()));
+  // One form for one thing and for several: "the trace", "the predictions".
+  return NotWrittenError(absl::StrCat("could not write ", what, ": ", status.message()));
 }
 
 bool IsNotWritten(const absl::Status& status) { return status.GetPayload(kMark).has_value(); }

@@ -10,7 +10,7 @@ namespace starring {
 // `message` says what was not written, why, and what is there. ExitCode gives it a number of its own.
 absl::Status NotWrittenError(absl::string_view message);
 
-// OK stays OK; any other status becomes such an error, of `what`: "the trace".
+// OK stays OK; any other status becomes such an error, of `what`: "the trace", "the predictions".
 absl::Status NotWritten(const absl::Status& status, absl::string_view what);
 
 // True for such an error, also after Annotate.

@@ -160,7 +160,7 @@ absl::Status CheckElastic(const ParsedFlags& flags, const LaunchOptions& options
     for (const char* const flag : {"elastic", "state_dir", "min_workers"}) {
       if (flags.given.contains(flag)) {
         return absl::InvalidArgumentError(
-            absl::StrCat("--", flag, " is for who starts the job, and --join adds workers to one: drop it"));
+            absl::StrCat("--", flag, " starts a job, and --join adds workers to one: drop it"));
       }
     }
   }

@@ -317,6 +317,12 @@ class InstalledTest(unittest.TestCase):
         self.assertTrue(any("libabsl" in path for path in ours))
         self.check_loaded(ours)
 
+    def test_the_package_lists_its_modules(self):
+        code, text = run_to_end([os.path.join(self.venv, "bin/python"), "-m", "starring", "--help"])
+        self.assertEqual(code, 0, text)
+        for module in ("data", "export", "layer_file", "layer_graph", "models", "pack", "servers", "torch", "weights"):
+            self.assertRegex(text, rf"(?m)^(import|python3 -m) starring\.{module} +[A-Z]")
+
     def test_star_under_pytorch(self):
         if importlib.util.find_spec("torch") is None:
             self.skipTest("no torch for /usr/bin/python3: install python3-torch")

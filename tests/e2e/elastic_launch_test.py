@@ -180,6 +180,10 @@ class ElasticLaunchTest(JobTest):
         self.assertEqual(done.returncode, 3, done.output)
         self.assertIn("127.0.0.1:9", done.output)
         self.assertIn("its secret as --job_secret", done.output)
+        joiner = self.finish(self.launch("--join=127.0.0.1:9", "--workers=1", flags=("--join_deadline_s=1",)))
+        self.assertEqual(joiner.returncode, 3, joiner.output)
+        self.assertRegex(joiner.output, r"error: the coordinator 127\.0\.0\.1:9 cannot be reached within 1s: .*: start "
+                         r"the elastic run, or give the address that it has printed, as --coordinator \(launch: ")
 
 
 if __name__ == "__main__":

@@ -269,7 +269,8 @@ class ElasticTest(ElasticRunTest):
         done = self.run_to_end([WORKER, *self.job(), "--coordinator=127.0.0.1:1", "--stall_report_s=1",
                                 "--join_deadline_s=2"])
         self.assertEqual(done.returncode, 3, done.output)
-        self.assertRegex(done.output, r"waiting for a generation\): the coordinator 127\.0\.0\.1:1 cannot be reached")
+        self.assertRegex(done.output, r"waiting for a generation\): the coordinator 127\.0\.0\.1:1 cannot be reached: "
+                         r".*; this worker tries for 2s \(--join_deadline_s\): start the elastic run, or give the ")
 
     def test_a_worker_sleeps_and_wakes_up(self):
         self.epochs = 36
@@ -448,7 +449,7 @@ class ElasticTest(ElasticRunTest):
         self.start_servers(1, "--first_workers=2")
         self.add_worker()
         self.await_file("state/generations.log")  # now the coordinator knows what the run is
-        join = ["--coordinator=" + self.servers[0][1], "--run_id=test", "--progress=none"]
+        join = ["--coordinator=" + self.servers[0][1], "--run_id=test", "--progress=none", "--checkpoint_dir=none"]
         for flag, found in (("--seed=2", "--seed"), ("--synthetic_train_count=639", "data.train=639"),
                             ("--isa=baseline", "--isa"), ("--model=mlp", "--model"),
                             ("--learning_rate=0.5", "schedule.base")):

@@ -193,7 +193,7 @@ class ExitCodesTest(JobTest):
             done = self.finish(worker, deadline_s=60)
             self.assertEqual(done.returncode, 4, done.output)
             self.assertRegex(done.output.splitlines()[-1],
-                             "Z worker 0: error: %s was not written: cannot create " % what)
+                             "Z worker 0: error: could not write %s: cannot create " % what)
 
     def test_0_a_server_that_is_asked_to_stop_before_a_job(self) -> None:
         for number in SIGNALS:

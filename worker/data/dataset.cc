@@ -27,6 +27,7 @@
 #include "worker/data/files/data_memory.h"
 #include "worker/data/files/file_stream.h"
 #include "worker/data/sampler.h"
+#include "worker/data/table_labels.h"
 
 namespace starring {
 namespace {
@@ -102,10 +103,19 @@ std::optional<std::string> FindFile(const std::string& folder, absl::string_view
 
 absl::Status NotFound(const DatasetOptions& options, const NamedDataset& named, const std::vector<std::string>& folders,
                       absl::string_view files) {
-  const std::string where = absl::StrCat(", not found in ", absl::StrJoin(folders, ", "));
-  return absl::NotFoundError(absl::StrCat("--dataset=", options.name, " needs ", files,
-                                          " (each plain or with .gz after it)", folders.empty() ? "" : where, ": ",
-                                          named.cure, ", and give their folder as --data_dir"));
+  const std::string needs =
+      absl::StrCat("--dataset=", options.name, " needs ", files, " (each plain or with .gz after it)");
+  const std::string cure = absl::StrCat(": ", named.cure, ", and give their folder as --data_dir");
+  // A slip in the path is mended there, and by no other files.
+  if (!options.data_dir.empty() && !Exists(options.data_dir)) {
+    std::error_code ignored;
+    const std::string here =
+        fs::path(options.data_dir).is_absolute() ? "" : absl::StrCat(" in ", fs::current_path(ignored).string());
+    return absl::NotFoundError(
+        absl::StrCat("--data_dir=", options.data_dir, " does not exist", here, ": correct the path; ", needs, cure));
+  }
+  const std::string where = folders.empty() ? "" : absl::StrCat(", not found in ", absl::StrJoin(folders, ", "));
+  return absl::NotFoundError(absl::StrCat(needs, where, cure));
 }
 
 // Where to look: data_dir, its folder with the name of the data set, and the one that others make.
@@ -408,6 +418,9 @@ std::string DescribeClassNames(const std::vector<std::string>& names) {
     absl::StrAppend(&line, i > 0 ? absl::StrCat(", class ", i, " ") : "", ShowCell(names[i]));
   }
   if (names.size() > kShown) absl::StrAppend(&line, ", and so on to class ", names.size() - 1);
+  if (HaveFraction(names)) {
+    absl::StrAppend(&line, "; if these numbers are values to predict, give a layer file with the line loss { mse {} }");
+  }
   return line;
 }
 
@@ -437,7 +450,7 @@ absl::StatusOr<TrainAndTest> LoadDataset(const DatasetOptions& options) {
   if (sets.test.count == 0 && (options.test_fraction == 0 || sets.train.count == 0)) {
     return absl::NotFoundError(absl::StrCat(options.data_dir,
                                             " has no test set: give --test_fraction=0.1 to test on a "
-                                            "tenth of its samples, or write a test set beside it"));
+                                            "tenth of its samples, or write a test set, too"));
   }
   if (sets.test.count == 0) {
     ASSIGN_OR_RETURN(sets, Split(options, sets));

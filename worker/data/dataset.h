@@ -52,10 +52,11 @@ struct Dataset {
   const uint8_t* Image(int64_t i, uint8_t* scratch) const {
     return mapped == nullptr ? images.data() + i * image_bytes() : mapped->Sample(i, scratch);
   }
-  // Where they are stored, for a prefetch.
+  // Where they are stored, and in how many bytes.
   const uint8_t* StoredImage(int64_t i) const {
     return mapped == nullptr ? images.data() + i * image_bytes() : mapped->Stored(i);
   }
+  int64_t stored_image_bytes() const { return mapped == nullptr ? image_bytes() : mapped->layout().stored_bytes(); }
   // Calls take(values, samples) for the samples [begin, end), which are in `values` one after the other, a `block` or
   // fewer at a time.
   template <class F>
@@ -134,10 +135,12 @@ struct DatasetOptions {
 //
 // InvalidArgument for an unknown name, an impossible synthetic size, a test_fraction of data that has a test set, or
 // one that leaves a set empty, or other targets than DatasetOptions::target; NotFound says which files were looked for,
-// where, and how to get them; DataLoss names the file, what was expected and what was found.
+// where, and how to get them, or that data_dir does not exist; DataLoss names the file, what was expected and what was
+// found.
 absl::StatusOr<TrainAndTest> LoadDataset(const DatasetOptions& options);
 
-// A line for people: class 0 has the label "no", class 1 "yes". Empty without names.
+// A line for people: class 0 has the label "no", class 1 "yes". It mentions the loss of numbers if the labels may be
+// values. Empty without names.
 std::string DescribeClassNames(const std::vector<std::string>& names);
 
 // Counts, shapes and checksums of both sets, for JobSpec::agreed_flags: all ranks of a job must have read the same

@@ -16,6 +16,7 @@
 #include "worker/data/files/data_memory.h"
 #include "worker/data/files/file_kind.h"
 #include "worker/data/files/file_stream.h"
+#include "worker/data/files/sample_layout.h"
 #include "worker/data/mapped_samples.h"
 
 namespace starring {
@@ -75,6 +76,7 @@ struct MappedFiles {
   std::vector<std::unique_ptr<FileStream>> streams;
 };
 absl::StatusOr<MappedFiles> MapFiles(const CifarFiles& files) {
+  if (files.map == MapData::kNever) return MappedFiles();
   const SampleLayout layout = LayoutOf(files);
   int64_t bytes = 0;
   for (const std::string& path : files.paths) {
@@ -82,7 +84,6 @@ absl::StatusOr<MappedFiles> MapFiles(const CifarFiles& files) {
     const auto file_bytes = static_cast<int64_t>(std::filesystem::file_size(path, ignored));
     bytes += ignored ? 0 : file_bytes;
   }
-  if (!ShouldMap(files.map, layout, files.paths.front(), bytes)) return MappedFiles();
   MappedFiles mapped;
   std::vector<MappedSamples::Part> parts;
   for (const std::string& path : files.paths) {

@@ -250,7 +250,7 @@ absl::Status ReadSet(const std::string& path, const TableFiles& files, Columns& 
 absl::StatusOr<TrainAndTest> ReadCsv(const TableFiles& files) {
   TrainAndTest sets;
   Columns columns;
-  TableLabels labels(files.numbers);
+  TableLabels labels({.numbers = files.numbers, .may_be_rare = files.may_lack_labels});
   RETURN_IF_ERROR(ReadSet(files.train, files, columns, labels, sets.train));
   if (columns.label == kNoLabel) {
     LeaveLabelsOut(sets.train);

@@ -14,6 +14,7 @@
 #include "worker/data/files/data_memory.h"
 #include "worker/data/files/file_kind.h"
 #include "worker/data/files/file_stream.h"
+#include "worker/data/files/sample_layout.h"
 #include "worker/data/mapped_samples.h"
 
 namespace starring {

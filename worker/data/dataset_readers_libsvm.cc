@@ -214,7 +214,7 @@ absl::StatusOr<Dataset> Dense(const std::string& path, const TableFiles& files, 
 }  // namespace
 
 absl::StatusOr<TrainAndTest> ReadLibsvm(const TableFiles& files) {
-  TableLabels labels(files.numbers);
+  TableLabels labels({.numbers = files.numbers, .may_be_rare = files.may_lack_labels});
   SparseSet train, test;
   ASSIGN_OR_RETURN(train, ReadSparse(files.train, files, labels));
   if (!files.test.empty()) {

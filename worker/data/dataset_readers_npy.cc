@@ -19,6 +19,7 @@
 #include "worker/data/dataset_readers.h"
 #include "worker/data/files/data_memory.h"
 #include "worker/data/files/npy_array.h"
+#include "worker/data/files/sample_layout.h"
 #include "worker/data/files/zip_file.h"
 #include "worker/data/mapped_samples.h"
 

@@ -128,8 +128,9 @@ class Loader {
     float* images = nullptr;
     uint8_t* stored = nullptr;
     uint8_t* augmented = nullptr;  // one image, before it is normalised
-    uint8_t* decoded = nullptr;    // one image of a mapped set, before it is augmented
+    uint8_t* decoded = nullptr;    // one image of a mapped set, before it is augmented; null if it is not
     TraceTrack* track = nullptr;   // of the thread that fills the slot
+    absl::Status read;             // of the batch: DataLoss if a mapped file was cut or changed before it was filled
   };
 
   explicit Loader(const Options& options);
@@ -138,6 +139,8 @@ class Loader {
   BatchLayout Layout() const;
   void Place(std::byte* memory, Slot& slot) const;
   void Fill(Slot& slot) const;
+  void FillImage(const Slot& slot, int64_t number) const;
+  void NormalizeInPieces(const uint8_t* stored, uint8_t* piece, float* out) const;
 
   const Options options_;
   const Dataset& dataset_;

@@ -3,9 +3,6 @@
 #include <sys/resource.h>
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
-#include <cstring>
 #include <utility>
 
 #include "common/base/check.h"
@@ -17,7 +14,7 @@
 namespace starring {
 namespace {
 
-// A sample that has to be decoded costs its time again in each epoch, so memory that is plentiful is used for it.
+// Rounding float64 reads twice the bytes of float32 in each epoch, so memory that is plentiful is used for a copy.
 constexpr int64_t kCopiesThatFit = 4;
 // Files that take more of the memory that is left may not stay there.
 constexpr int64_t kPartThatStays = 2;
@@ -36,90 +33,12 @@ bool DiskIsSlow() {
   return batches_left > 0;
 }
 
-// The kernels want all channels of a pixel together (NHWC).
-void Interleave(const SampleLayout& layout, const uint8_t* planes, uint8_t* image) {
-  const int64_t pixels = layout.height * layout.width, channels = layout.channels;
-  if (channels == 3) {
-    const uint8_t *red = planes, *green = red + pixels, *blue = green + pixels;
-    for (int64_t i = 0; i < pixels; ++i) {
-      image[3 * i] = red[i];
-      image[3 * i + 1] = green[i];
-      image[3 * i + 2] = blue[i];
-    }
-    return;
-  }
-  for (int64_t i = 0; i < pixels; ++i) {
-    for (int64_t c = 0; c < channels; ++c) image[i * channels + c] = planes[c * pixels + i];
-  }
-}
-
-void Transpose(const SampleLayout& layout, const uint8_t* lying, uint8_t* image) {
-  for (int64_t row = 0; row < layout.height; ++row) {
-    for (int64_t column = 0; column < layout.width; ++column) {
-      image[row * layout.width + column] = lying[column * layout.height + row];
-    }
-  }
-}
-
-template <class Stored, class F>
-void Convert(const SampleLayout& layout, const uint8_t* stored, uint8_t* out, F to_float) {
-  for (int64_t i = 0; i < layout.values(); ++i) {
-    Stored value;
-    std::memcpy(&value, stored + i * static_cast<int64_t>(sizeof value), sizeof value);
-    const float number = to_float(value);
-    std::memcpy(out + i * static_cast<int64_t>(sizeof number), &number, sizeof number);
-  }
-}
-
 bool IsAligned(const MappedSamples::Part& part, int64_t value_bytes) {
   return reinterpret_cast<uintptr_t>(part.file->bytes().data() + part.offset) % static_cast<uintptr_t>(value_bytes) ==
          0;
 }
 
 }  // namespace
-
-float FromHalf(uint16_t bits) {
-  constexpr int kFractionBits = 10, kExponentMax = 31, kBias = 15;
-  const int fraction = bits & ((1 << kFractionBits) - 1), exponent = bits >> kFractionBits & kExponentMax;
-  const float sign = bits >> 15 != 0 ? -1.0f : 1.0f;
-  if (exponent == kExponentMax) return fraction == 0 ? sign * HUGE_VALF : NAN;
-  // Without a leading 1 the exponent is that of the smallest number with one.
-  const int leading = exponent == 0 ? 0 : 1 << kFractionBits;
-  constexpr int kFloatFractionBits = 23, kFloatBias = 127;
-  const int power = std::max(exponent, 1) - kBias - kFractionBits;
-  const auto scale = std::bit_cast<float>(static_cast<uint32_t>(power + kFloatBias) << kFloatFractionBits);
-  return sign * static_cast<float>(leading + fraction) * scale;
-}
-
-int64_t SampleLayout::stored_bytes() const {
-  switch (order) {
-    case ValueOrder::kHalf:
-      return values() * 2;
-    case ValueOrder::kDouble:
-      return values() * 8;
-    case ValueOrder::kAsIs:
-    case ValueOrder::kPlanes:
-    case ValueOrder::kTransposed:
-      break;
-  }
-  return sample_bytes();
-}
-
-void DecodeSample(const SampleLayout& layout, const uint8_t* stored, uint8_t* out) {
-  switch (layout.order) {
-    case ValueOrder::kAsIs:
-      std::memcpy(out, stored, static_cast<size_t>(layout.sample_bytes()));
-      return;
-    case ValueOrder::kPlanes:
-      return Interleave(layout, stored, out);
-    case ValueOrder::kTransposed:
-      return Transpose(layout, stored, out);
-    case ValueOrder::kHalf:
-      return Convert<uint16_t>(layout, stored, out, FromHalf);
-    case ValueOrder::kDouble:
-      return Convert<double>(layout, stored, out, [](double number) { return static_cast<float>(number); });
-  }
-}
 
 MappedSamples::MappedSamples(const SampleLayout& layout, std::vector<Part> parts, bool may_leave)
     : layout_(layout), parts_(std::move(parts)), record_bytes_(layout.record_bytes()), may_leave_(may_leave) {
@@ -149,8 +68,6 @@ const uint8_t* MappedSamples::Find(int64_t sample) const {
   const Part& part = PartOf(sample);
   return part.file->bytes().data() + part.offset + sample * record_bytes_ + layout_.skipped_bytes;
 }
-
-void MappedSamples::Decode(const uint8_t* stored, uint8_t* out) const { DecodeSample(layout_, stored, out); }
 
 void MappedSamples::AskAhead(std::span<const int64_t> samples) const {
   if (!may_leave_ || !DiskIsSlow()) return;
@@ -213,17 +130,12 @@ bool MayLeaveMemory(MapData map, int64_t bytes) {
   return map == MapData::kAlways || (memory.ok() && bytes > *memory / kPartThatStays);
 }
 
-bool ShouldMap(MapData map, const SampleLayout& layout, const std::string& path, int64_t bytes) {
-  if (map != MapData::kAuto) return map == MapData::kAlways;
-  return layout.order == ValueOrder::kAsIs || bytes > kDatasetBytesMax ||
-         !CheckDataFits(path, kCopiesThatFit * bytes).ok();
-}
-
 absl::StatusOr<std::shared_ptr<const MappedSamples>> MapSamples(const ByteStream& stream, const SampleLayout& layout,
                                                                 int64_t count, MapData map) {
   const std::shared_ptr<const MappedSamples> none;
   const int64_t bytes = count * layout.sample_bytes();
-  if (!ShouldMap(map, layout, stream.path(), bytes)) return none;
+  const bool is_slower = map == MapData::kAuto && layout.order == ValueOrder::kDouble && bytes <= kDatasetBytesMax;
+  if (map == MapData::kNever || (is_slower && CheckDataFits(stream.path(), kCopiesThatFit * bytes).ok())) return none;
   absl::StatusOr<MappedRest> rest = stream.MapRest();
   // A file that cannot be mapped may still fit into memory.
   if (!rest.ok() && map == MapData::kAuto && bytes <= kDatasetBytesMax) return none;

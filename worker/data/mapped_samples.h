@@ -7,47 +7,20 @@
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "worker/data/files/byte_stream.h"
 #include "worker/data/files/mapped_file.h"
+#include "worker/data/files/sample_layout.h"
 
 namespace starring {
 
-// Whether files that are not compressed are mapped, or read into memory. kAuto: those whose samples lie as a data set
-// has them are mapped; others if they would take more than a quarter of the memory that is left. kAlways: all, and none
-// is expected to stay in memory.
+// Whether files that are not compressed are mapped, or read into memory. kAuto: they are mapped, unless the system does
+// not grant that and they fit into memory; float64 only if a copy would take more than a quarter of the memory that is
+// left. kAlways: they are mapped, and not expected to stay in memory.
 enum class MapData { kAuto, kNever, kAlways };
-
-// How a file has the values of a sample.
-enum class ValueOrder {
-  kAsIs,        // uint8 or float32, (height, width, channels)
-  kPlanes,      // uint8, (channels, height, width), as CIFAR's files
-  kTransposed,  // uint8, (width, height), as EMNIST's
-  kHalf,        // float16, which becomes float32
-  kDouble,      // float64, which is rounded to float32
-};
-
-struct SampleLayout {
-  ValueOrder order = ValueOrder::kAsIs;
-  int64_t height = 0, width = 0, channels = 0;  // of a sample, as the data set has it
-  int64_t value_bytes = 1;                      // likewise
-  int64_t skipped_bytes = 0;                    // before the values, in each record of the file
-
-  int64_t values() const { return height * width * channels; }
-  int64_t sample_bytes() const { return values() * value_bytes; }
-  int64_t stored_bytes() const;  // of a sample's values in the file
-  int64_t record_bytes() const { return skipped_bytes + stored_bytes(); }
-};
-
-// Writes the sample_bytes of the values at `stored` to `out`. The ranges do not overlap.
-void DecodeSample(const SampleLayout& layout, const uint8_t* stored, uint8_t* out);
-
-// IEEE 754's binary16, which every float32 holds exactly.
-float FromHalf(uint16_t bits);
 
 // Samples in mapped files.
 class MappedSamples {
@@ -65,13 +38,14 @@ class MappedSamples {
   int64_t count() const { return picked_.empty() ? stored_count_ : static_cast<int64_t>(picked_.size()); }
   // Sample needs `scratch`.
   bool decodes() const { return decodes_; }
+  const SampleLayout& layout() const { return layout_; }
 
   // The values of sample `i`: in the file, or decoded into `scratch`, which has room for them. They are zeros where the
   // file was cut, which Check tells afterwards.
   const uint8_t* Sample(int64_t i, uint8_t* scratch) const {
     const uint8_t* const stored = Stored(i);
     if (!decodes_) return stored;
-    Decode(stored, scratch);
+    DecodeSample(layout_, stored, scratch);
     return scratch;
   }
   // Where the file has them.
@@ -93,7 +67,6 @@ class MappedSamples {
  private:
   const uint8_t* Find(int64_t sample) const;
   const Part& PartOf(int64_t& sample) const;
-  void Decode(const uint8_t* stored, uint8_t* out) const;
 
   const SampleLayout layout_;
   const std::vector<Part> parts_;
@@ -111,8 +84,6 @@ bool MayLeaveMemory(MapData map, int64_t bytes);
 // The samples of `stream` from its next byte on, mapped if `map` says so; null if they are to be read into memory.
 absl::StatusOr<std::shared_ptr<const MappedSamples>> MapSamples(const ByteStream& stream, const SampleLayout& layout,
                                                                 int64_t count, MapData map);
-// Whether kAuto or another value maps samples that take `bytes` in memory; `path` names their file.
-bool ShouldMap(MapData map, const SampleLayout& layout, const std::string& path, int64_t bytes);
 
 }  // namespace starring
 

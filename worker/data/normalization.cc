@@ -62,12 +62,14 @@ struct RowConstants {
 struct PixelArgs {
   const uint8_t* values;
   int64_t count;
+  int64_t first;  // number of the first value in its row
   RowConstants row;
   float* out;
 };
 struct NumberArgs {
   const StoredFloat* values;
   int64_t count;
+  int64_t first;
   RowConstants row;
   float* out;
 };
@@ -77,10 +79,12 @@ struct NumberArgs {
 
 template <class Args>
 [[gnu::always_inline]] inline void NormalizeLoop(const Args& args) {
-  const auto [offset, scale, row_values] = args.row;
+  const int64_t row_values = args.row.values;
   float* const out = args.out;
-  for (int64_t row = 0; row < args.count; row += row_values) {
-    const int64_t values = std::min(row_values, args.count - row);
+  int64_t values = 0;
+  for (int64_t row = 0, first = args.first; row < args.count; row += values, first = 0) {
+    values = std::min(row_values - first, args.count - row);
+    const float *const offset = args.row.offset + first, *const scale = args.row.scale + first;
 #pragma GCC ivdep
     for (int64_t i = 0; i < values; ++i) {
       out[row + i] = (ValueAt(args.values, row + i) - offset[i]) * scale[i];
@@ -277,14 +281,15 @@ Normalizer::Normalizer(const Normalization& normalization, InstructionSet instru
   }
 }
 
-void Normalizer::Run(const uint8_t* values, int64_t count, float* out) const {
+void Normalizer::Run(const uint8_t* values, int64_t count, float* out, int64_t first) const {
   const RowConstants row = {.offset = offset_.data(), .scale = scale_.data(), .values = std::ssize(offset_)};
   const int clone = static_cast<int>(instruction_set_);
+  first %= row.values;
   if (type_ == FieldType::kPixels) {
-    kNormalizePixels[clone]({.values = values, .count = count, .row = row, .out = out});
+    kNormalizePixels[clone]({.values = values, .count = count, .first = first, .row = row, .out = out});
   } else {
     const auto* const numbers = reinterpret_cast<const StoredFloat*>(values);
-    kNormalizeNumbers[clone]({.values = numbers, .count = count, .row = row, .out = out});
+    kNormalizeNumbers[clone]({.values = numbers, .count = count, .first = first, .row = row, .out = out});
   }
 }
 

@@ -51,9 +51,9 @@ class Normalizer {
  public:
   explicit Normalizer(const Normalization& normalization, InstructionSet instruction_set = BestInstructionSet());
 
-  // `count` values of the normalization's type, as the data set has them: channels interleaved, beginning with channel
-  // 0. REQUIRES: numbers are aligned as floats.
-  void Run(const uint8_t* values, int64_t count, float* out) const;
+  // `count` values of the normalization's type, as the data set has them: channels interleaved. `first` is the number
+  // of the first of them in its sample. REQUIRES: numbers are aligned as floats.
+  void Run(const uint8_t* values, int64_t count, float* out, int64_t first = 0) const;
 
  private:
   FieldType type_;

@@ -19,11 +19,14 @@ namespace {
 
 constexpr double kClassMax = 65535;
 
-absl::Status Regression(absl::string_view found, size_t limit) {
+absl::Status Regression(absl::string_view found, absl::string_view expected) {
   return absl::InvalidArgumentError(absl::StrCat(
-      "the labels are ", found, ", expected at most ", limit,
-      ": this looks like a target of regression: give a layer file with loss { mse {} }, or a column of classes"));
+      "the labels are ", found, ", expected ", expected,
+      ": this looks like a target of regression: give a layer file, as --model=FILE, with the line loss { mse {} } (in "
+      "Python target=\"numbers\"), or classes, of which one or more is a word or all are integers"));
 }
+
+bool IsInteger(double value) { return std::trunc(value) == value; }
 
 // The classes of texts in the order of `keys`, which are by text; texts with equal keys have one class.
 template <class Key>
@@ -49,6 +52,16 @@ void LeaveLabelsOut(Dataset& set) {
   set.labels.resize(static_cast<size_t>(set.count));
 }
 
+bool HaveFraction(const std::vector<std::string>& texts) {
+  bool found = false;
+  for (const std::string& text : texts) {
+    double value = 0;
+    if (ReadCell(text, value) != CellKind::kNumber) return false;
+    found = found || !IsInteger(value);
+  }
+  return found;
+}
+
 absl::StatusOr<uint16_t> TableLabels::Add(absl::string_view text) {
   if (const auto known = numbers_.find(text); known != numbers_.end()) return known->second;
   double value = 0;
@@ -71,33 +84,37 @@ absl::StatusOr<uint16_t> TableLabels::Add(absl::string_view text) {
         absl::StrCat("the distinct labels have more than ", kLabelBytesOfAllMax, " bytes: give shorter ones"));
   }
   if (texts_.size() == kLabelsMax)
-    return Regression(absl::StrCat("more than ", kLabelsMax, " distinct texts"), kLabelsMax);
+    return Regression(absl::StrCat("more than ", kLabelsMax, " distinct texts"), absl::StrCat("at most ", kLabelsMax));
   const auto number = static_cast<uint16_t>(texts_.size());
   numbers_.emplace(text, number);
   texts_.emplace_back(text);
   return number;
 }
 
-absl::StatusOr<std::vector<uint16_t>> TableLabels::Classes(std::vector<std::string>& names) const {
+absl::StatusOr<std::vector<uint16_t>> TableLabels::Classes(size_t samples, std::vector<std::string>& names) const {
   std::vector<double> values;
   for (const std::string& text : texts_) {
     double value = 0;
     if (ReadCell(text, value) != CellKind::kNumber) return Rank(texts_, texts_, names);
     values.push_back(value);
   }
-  const auto is_integer = [](double value) { return std::trunc(value) == value; };
-  const auto is_class = [&](double value) { return is_integer(value) && value >= 0 && value <= kClassMax; };
+  const auto is_class = [](double value) { return IsInteger(value) && value >= 0 && value <= kClassMax; };
   if (std::ranges::all_of(values, is_class)) return std::vector<uint16_t>(values.begin(), values.end());
   std::vector<uint16_t> classes = Rank(values, texts_, names);
-  if (names.size() > kFractionLabelsMax && !std::ranges::all_of(values, is_integer)) {
-    return Regression(absl::StrCat(names.size(), " distinct numbers, not all of them integers"), kFractionLabelsMax);
+  if (std::ranges::all_of(values, IsInteger)) return classes;
+  const std::string found = absl::StrCat(names.size(), " distinct numbers, not all of them integers");
+  if (names.size() > kFractionLabelsMax) return Regression(found, absl::StrCat("at most ", kFractionLabelsMax));
+  const bool are_rare = names.size() > kFractionLabelsFew && samples < kFractionSamplesMin * names.size();
+  if (are_rare && !options_.may_be_rare) {
+    return Regression(absl::StrCat(found, ", of ", samples, " samples"),
+                      absl::StrCat(kFractionSamplesMin, " or more samples of each"));
   }
   return classes;
 }
 
 absl::Status TableLabels::Append(const std::string& path, absl::string_view text, Dataset& set) {
   ++set.count;
-  if (are_numbers_) {
+  if (options_.numbers) {
     float value = 0;
     if (ReadCell(text, value) != CellKind::kNumber) {
       return absl::DataLossError(absl::StrCat("expected a finite number of float32 as label, found ", ShowCell(text),
@@ -115,7 +132,7 @@ absl::Status TableLabels::Append(const std::string& path, absl::string_view text
 
 absl::Status TableLabels::Finish(TrainAndTest& sets) const {
   sets.class_names.clear();
-  if (are_numbers_) {
+  if (options_.numbers) {
     for (Dataset* const set : {&sets.train, &sets.test}) {
       set->target = TargetType::kNumbers;
       set->target_values = 1;
@@ -123,7 +140,8 @@ absl::Status TableLabels::Finish(TrainAndTest& sets) const {
     }
     return absl::OkStatus();
   }
-  ASSIGN_OR_RETURN(const std::vector<uint16_t> classes, Classes(sets.class_names));
+  const size_t samples = sets.train.labels.size() + sets.test.labels.size();
+  ASSIGN_OR_RETURN(const std::vector<uint16_t> classes, Classes(samples, sets.class_names));
   const int64_t count = classes.empty() ? 0 : 1 + int64_t{*std::ranges::max_element(classes)};
   for (Dataset* const set : {&sets.train, &sets.test}) {
     for (uint16_t& label : set->labels) label = classes[label];

@@ -22,6 +22,11 @@ namespace {
 constexpr std::chrono::milliseconds kLook(50);
 constexpr std::chrono::seconds kFailurePatience(1);
 
+// For a person whose address is wrong, or who has come before the run or after it.
+constexpr char kWhatToGive[] =
+    "start the elastic run, or give the address that it has printed, as --coordinator (launch: --join), and its "
+    "--job_secret";
+
 // A speed is that of the last steps in the middle: one that was disturbed says nothing.
 constexpr size_t kStepsCounted = 20;
 
@@ -176,10 +181,13 @@ void WorkerMember::Link::Refuse(WorkerMember& member, const absl::Status& why) {
 
 std::string WorkerMember::WaitSentence(std::chrono::steady_clock::time_point since) const {
   const bool is_reached = link_->disconnected_for() == std::chrono::steady_clock::duration::zero();
-  return StallSentence(std::chrono::steady_clock::now() - since, "waiting for a generation",
-                       absl::StrCat("the coordinator ", options_.coordinator,
-                                    is_reached ? " has begun none of which this worker has heard, and prints why"
-                                               : absl::StrCat(" cannot be reached: ", link_->trouble())));
+  return StallSentence(
+      std::chrono::steady_clock::now() - since, "waiting for a generation",
+      absl::StrCat("the coordinator ", options_.coordinator,
+                   is_reached ? " has begun none of which this worker has heard, and prints why"
+                              : absl::StrCat(" cannot be reached: ", link_->trouble(), "; this worker tries for ",
+                                             absl::FormatDuration(options_.join_deadline),
+                                             " (--join_deadline_s): ", kWhatToGive)));
 }
 
 void WorkerMember::ReachIfTold() {
@@ -220,7 +228,7 @@ absl::StatusOr<std::optional<GenerationOrder>> WorkerMember::Next(const absl::St
     if (absl::FromChrono(link_->disconnected_for()) > options_.join_deadline) {
       return absl::UnavailableError(absl::StrCat("the coordinator ", options_.coordinator, " cannot be reached within ",
                                                  absl::FormatDuration(options_.join_deadline), ": ", link_->trouble(),
-                                                 ": start it, or correct --coordinator"));
+                                                 ": ", kWhatToGive));
     }
   }
   report.Close(0, std::chrono::steady_clock::now());

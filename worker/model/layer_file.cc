@@ -15,6 +15,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 #include "common/base/limits.h"
 #include "common/base/status.h"
 #include "common/security/sha256.h"
@@ -54,6 +56,20 @@ class FirstError : public google::protobuf::io::ErrorCollector {
 
 absl::Status ErrorAt(absl::string_view file_name, SourcePosition position, absl::string_view message) {
   return absl::InvalidArgumentError(absl::StrCat(file_name, ":", position.line, ":", position.column, ": ", message));
+}
+
+// The parser's message; of a field that there is not, such as a layer's kind, with those that there are.
+std::string ExplainParseError(absl::string_view message) {
+  absl::string_view rest = message;
+  if (!absl::ConsumePrefix(&rest, "Message type \"")) return std::string(message);
+  const std::vector<std::string> words = absl::StrSplit(rest, '"');  // TYPE, has no field named, FIELD, .
+  const google::protobuf::Descriptor* const type =
+      v1::ModelDefinition::descriptor()->file()->pool()->FindMessageTypeByName(words[0]);
+  if (type == nullptr || words.size() < 3 || words[1] != " has no field named ") return std::string(message);
+  std::vector<absl::string_view> known;
+  for (int i = 0; i < type->field_count(); ++i) known.push_back(type->field(i)->name());
+  return absl::StrCat(type->name(), " has no field \"", words[2],
+                      "\", its fields are: ", known.empty() ? "none" : absl::StrJoin(known, ", "));
 }
 
 // Adds the position of every field that the text sets in a message of `type`, as `tree` has recorded it.
@@ -201,7 +217,9 @@ absl::StatusOr<LayerFile> LayerFile::Parse(absl::string_view text, absl::string_
   // The locations are what lets a later check, of a shape for instance, name line and column.
   parser.WriteLocationsTo(&tree);
   if (!parser.ParseFromString(std::string(text), &content->definition)) {
-    if (errors.error()) return ErrorAt(file_name, errors.error()->position, errors.error()->message);
+    if (errors.error()) {
+      return ErrorAt(file_name, errors.error()->position, ExplainParseError(errors.error()->message));
+    }
     return ErrorAt(file_name, {}, "not a layer file");
   }
   if (content->definition.layer_size() == 0) {

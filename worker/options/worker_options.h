@@ -263,10 +263,9 @@ inline constexpr FlagRow kRows[] = {
 
     {"lanes", "exchange", "star: lanes, each a TCP connection, to each server", WholeAt<&W::lanes>(1, kLanesMax)},
     {"same_host", "exchange",
-     "ring, star: how arrays travel inside one machine; auto: for a star of ranks on GPUs in memory of the GPUs, else "
-     "in "
-     "shared memory, with --servers for those that are here, with ranks if all are, else by --transport; --sync=auto "
-     "measures the last two; does not change the bits",
+     "ring, star: how arrays travel inside one machine; auto: in shared memory, with --servers for those that are "
+     "here, with ranks if all are, else by --transport; --sync=auto measures both; gpu_memory: a star of ranks on GPUs "
+     "that map each other's memory; does not change the bits",
      OneOfAt<kSameHosts, &W::asked, &Asked::same_host>(), 0, OneOfAt<kResolvedSameHosts, &W::same_host>()},
     {"bucket_bytes", "exchange",
      "unit of exchange, in whole blocks; does not change the bits; 0: 4 MiB if a star's servers have loopback "
@@ -312,8 +311,8 @@ inline constexpr FlagRow kRows[] = {
     {"split_seed", "data", "--test_fraction: the seed by which its samples are drawn",
      WholeAt<&W::dataset, &Data::split_seed>(0, std::numeric_limits<uint64_t>::max()), kSameContent | kPeerTakes},
     {"map_data", "data",
-     "files that are not compressed: map them, or read them into memory; auto: map if that is as fast or memory is "
-     "short; does not change the bits",
+     "files that are not compressed: map them, or read them into memory; auto: map, but float64 only if memory is "
+     "short; always: map, and expect that they do not stay in memory; does not change the bits",
      OneOfAt<kMapData, &W::dataset, &Data::map_data>()},
     {"augment", "data", "crop_flip: random crop with padding 4, and horizontal flip", OneOfAt<kAugments, &W::augment>(),
      kSameOnAllRanks | kSameWhenResumed | kPeerTakes},

@@ -43,6 +43,20 @@ def _rate(row: Row) -> str:
     return f"{row['samples_per_second']['median']:,.0f} samples/s"
 
 
+def _configuration(results: schema.Results, row: Row) -> schema.Configuration:
+    return next(configuration for configuration in results["configurations"] if configuration["id"] == row["id"])
+
+
+def _name(results: schema.Results, row: Row) -> str:
+    """With its processes, if another number of workers than the group's made the rate."""
+    if row["accounting"] != cells.ACCOUNTING_EQUAL_CORES:
+        return NAMES[row["sync"]]
+    configuration = _configuration(results, row)
+    servers = configuration["servers"]
+    return (f"{NAMES[row['sync']]} ({labels.workers(configuration['workers'])}, {servers} "
+            f"server{'s' if servers > 1 else ''})")
+
+
 def _main_groups(groups: list[Group], section: str) -> list[Group]:
     """One group per model: the one with the most workers, and with weak scaling if both exist."""
     found: dict[str, tuple[tuple[int, bool], Group]] = {}
@@ -87,7 +101,7 @@ def _choice(groups: list[Group]) -> str:
 
 def _standing(results: schema.Results, group: Group, mine: Row, other: Row) -> Standing:
     ratio = ratios.paired(*(ratios.rates_by_repeat(_configuration(results, row)) for row in (mine, other)))
-    return {"sync": other["sync"], "name": NAMES[other["sync"]], "rate": other["samples_per_second"]["median"],
+    return {"sync": other["sync"], "name": _name(results, other), "rate": other["samples_per_second"]["median"],
             "share": other["samples_per_second"]["median"] / max(row["samples_per_second"]["median"]
                                                                  for row in group["rows"]),
             "is_chosen": other is mine, "ties": other["id"] in mine["tie_with"], "ratio": ratio}
@@ -103,31 +117,48 @@ def headline(results: schema.Results, groups: list[Group]) -> list[Headline]:
     for group in main:
         mine = _row(group, chosen) or group["rows"][0]
         firsts = [row for row in group["rows"] if row is _row(group, row["sync"])]
-        tables.append({"model": group["model"], "workers": group["workers"], "chosen": NAMES[mine["sync"]],
+        tables.append({"model": group["model"], "workers": group["workers"], "chosen": _name(results, mine),
                        "rows": [_standing(results, group, mine, row) for row in firsts]})
     return tables
 
 
-def _first(groups: list[Group], chosen: str) -> str:
-    """At most 30 words, so it names no rival: headline has them."""
-    workers = groups[0]["workers"]
-    there = f"with {workers} worker{'s' if workers > 1 else ''}"
+def _wins(groups: list[Group], chosen: str) -> int:
+    """For how many models the chosen sync is the fastest, or ties with that."""
+    rows = [(group["rows"][0], row) for group in groups if (row := _row(group, chosen))]
+    return sum(row is best or best["id"] in row["tie_with"] for best, row in rows)
+
+
+def _best(groups: list[Group], chosen: str) -> str:
+    """How the chosen sync compares, where a winner is called."""
+    if len(groups) > 1:
+        return f"it is the fastest, or ties with that, for {_wins(groups, chosen)} of {len(groups)} models"
+    ties = len(_known_row(groups[0], chosen)["tie_with"])
+    return (f"nothing trains {groups[0]['model']} faster" +
+            (f", and {ties} other{'s tie' if ties > 1 else ' ties'} with it" if ties else ""))
+
+
+def _seen(results: schema.Results, groups: list[Group], chosen: str, name: str) -> str:
+    """What too few repeats show. They may favour one job by their pairs, and another by the median, which is what the
+    tables have."""
+    if len(groups) > 1:
+        return f"{name} was the fastest for {_wins(groups, chosen)} of {len(groups)} models"
+    shown = max(groups[0]["rows"], key=lambda row: row["samples_per_second"]["median"])
+    if shown is _row(groups[0], chosen):
+        return f"the fastest was {name}"
+    return f"a tie of {name} and {_name(results, shown)}"
+
+
+def _first(results: schema.Results, groups: list[Group], chosen: str) -> str:
+    """At most 30 words, so it names few rivals: headline has them."""
+    names = {_name(results, row) for group in groups if (row := _row(group, chosen))}
+    name = names.pop() if len(names) == 1 else NAMES[chosen]
     if all(group["calls_winner"] for group in groups):
-        wins = 0
-        for group in groups:
-            row = _row(group, chosen)
-            wins += row is not None and (row is group["rows"][0] or group["rows"][0]["id"] in row["tie_with"])
-        best = (f"nothing trains {groups[0]['model']} faster" if len(groups) == 1 else
-                f"it is the fastest, or ties with that, for {wins} of {len(groups)} models")
-        return f"Run {NAMES[chosen]} here: {there}, {best}."
+        there = f"{'with' if name == NAMES[chosen] else 'in place of'} {labels.workers(groups[0]['workers'])}"
+        return f"Run {name} here: {there}, {_best(groups, chosen)}."
     fewest = min((row["to_best"]["pairs"] if row["to_best"] else 0) for group in groups for row in group["rows"])
     times = {0: "not in one repeat", 1: "only once"}.get(fewest, f"only {fewest} times")
-    return (f"No winner is called: that takes {ratios.REPEATS_MIN} repeats, and some jobs ran {times} in turns; the "
-            f"fastest was {NAMES[chosen]}.")
-
-
-def _configuration(results: schema.Results, row: Row) -> schema.Configuration:
-    return next(configuration for configuration in results["configurations"] if configuration["id"] == row["id"])
+    return (f"No winner is called: that takes {ratios.REPEATS_MIN} repeats, and some jobs ran {times} in turns; "
+            f"{_seen(results, groups, chosen, name)}.")
 
 
 def _second(results: schema.Results, groups: list[Group], chosen: str) -> str:
@@ -148,9 +179,10 @@ def _second(results: schema.Results, groups: list[Group], chosen: str) -> str:
         share = exposed(group, row["sync"])
         servers = bottleneck.server_percents(_configuration(results, row))
         used = f", and its servers use {sum(servers):.0f} % of a core" if servers else ""
-        others.append(f"{NAMES[row['sync']]}: {share['exchange']:.2f} of {share['step']:.2f} ms{used}")
+        others.append(f"{_name(results, row)}: {share['exchange']:.2f} of {share['step']:.2f} ms{used}")
     held = _known_row(group, chosen)["bottleneck"]
-    return (f"The reason, on {group['model']}: with {NAMES[chosen]}, a worker waits for the exchange during "
+    name = _name(results, _known_row(group, chosen))
+    return (f"The reason, on {group['model']}: with {name}, a worker waits for the exchange during "
             f"{mine['exchange']:.2f} of the {mine['step']:.2f} ms of a step" +
             (" (" + "; ".join(others) + ")" if others else "") + f", and the bottleneck is "
             f"{BOTTLENECKS[held['name']]}.")
@@ -236,4 +268,4 @@ def sentences(results: schema.Results, groups: list[Group], disagreements: list[
     where = _regimes(results, groups)
     planned = [f"{sentence}." for sentence in where if sentence.startswith(regimes.PLANNED)]
     measured = [sentence for sentence in where if sentence.startswith(regimes.MEASURED)]
-    return [_first(main, chosen), _second(results, main, chosen), _third(results, groups, measured), *planned]
+    return [_first(results, main, chosen), _second(results, main, chosen), _third(results, groups, measured), *planned]

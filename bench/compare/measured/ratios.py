@@ -4,7 +4,9 @@ Words. Two runs are a *pair* if they belong to the same repeat of one group: the
 what disturbed the machine for longer than a repeat disturbed both, and cancels in their *ratio*. The *ratio* of two
 configurations is the geometric mean of their pairs' ratios. Its 95 % interval is Student's t interval of the logarithms
 of the pairs' ratios. Two configurations *tie* if the interval contains 1. With fewer than REPEATS_MIN pairs nothing is
-decided: t intervals from so few are wide, and too few to show that one run was an outlier.
+decided: t intervals from so few are wide, and too few to show that one run was an outlier. If the medians of the two
+say the opposite of their ratio, the interval is widened to 1: a report calls nothing faster that its table shows
+slower.
 
 Each interval is one comparison's. No correction is made for the number of comparisons on a page.
 """
@@ -12,6 +14,7 @@ Each interval is one comparison's. No correction is made for the number of compa
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
@@ -75,7 +78,13 @@ def rates_by_repeat(configuration: schema.Configuration) -> dict[int, float]:
 def paired(one: Mapping[int, float], other: Mapping[int, float]) -> Ratio | None:
     """The ratio of `one` to `other`, which are rates by repeat. None if they have no repeat in common."""
     common = sorted(one.keys() & other.keys())
-    return of_pairs([math.log(one[repeat] / other[repeat]) for repeat in common]) if common else None
+    if not common:
+        return None
+    found = of_pairs([math.log(one[repeat] / other[repeat]) for repeat in common])
+    ahead = statistics.median(one[repeat] for repeat in common) - statistics.median(other[repeat] for repeat in common)
+    if found["low"] is not None and found["high"] is not None and ahead * (found["value"] - 1) < 0:
+        found["low"], found["high"] = min(found["low"], 1.0), max(found["high"], 1.0)
+    return found
 
 
 def inverse(ratio: Ratio) -> Ratio:

@@ -23,6 +23,7 @@ PLACEMENTS = (RANKS, SERVERS, OWN_HOSTS)  # each is one step from the next
 
 # The accounting (jobs.py) of a job whose servers have hosts of their own.
 ACCOUNTING_OWN_HOSTS = "own-hosts"
+ACCOUNTING_EQUAL_CORES = "equal-cores"
 # In these the workers are as many as in every other row, so that two rows differ in their cells alone.
 _COMPARABLE = ("equal-workers", ACCOUNTING_OWN_HOSTS)
 
@@ -78,8 +79,8 @@ SYNCS_IN_MEMORY = tuple(cell.sync for cell in IN_MEMORY)
 # The star whose workers may come and go. It is measured with uneven and failing workers alone, and is no cell: a job
 # that nothing disturbs has no use for it.
 ELASTIC = "star-elastic"
-# The flags of the worker that the launcher does not have. Servers share memory by themselves where they can; ranks would,
-# too, and a cell by messages would be the one in memory.
+# The flags of the worker that the launcher does not have. Servers share memory by themselves where they can; so would
+# ranks, and a cell by messages would be the one in memory.
 WORKER_FLAGS = {cell.sync: ["--same_host=" + ("shared_memory" if cell in IN_MEMORY else "socket")]
                 for cell in NAMED if not cell.has_servers}
 # Our worker also starts these: one process, those rows, and MPI's own allreduce as a control.

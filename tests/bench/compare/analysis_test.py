@@ -1,6 +1,9 @@
 """Tests medians, ties, efficiency, calling a winner or not, bottlenecks, and the verdict's sentences."""
 
 import copy
+import random
+import re
+import statistics
 import unittest
 
 import analysis
@@ -124,6 +127,48 @@ class WinnerTest(unittest.TestCase):
         found = analysis.analyse(made(configuration("ring", [100] * 7), configuration("ddp", [10] * 7)))
         self.assertTrue(found["calls_winner"])
         self.assertFalse(row(found, "ddp")["undecided"])
+
+    def test_names_the_highest_median_or_says_tie(self):
+        seed = 20261129
+        generator = random.Random(seed)
+        names = {"ring": "the ring", "star": "the star", "ddp": "PyTorch DDP as it comes"}
+        ties = 0
+        for _ in range(300):
+            count, scatter = generator.choice((1, 2, 3, 7, 9)), generator.choice((0.02, 0.3))
+            rates = {sync: [generator.lognormvariate(4, scatter) for _ in range(count)] for sync in names}
+            found = analysis.analyse(made(*(configuration(sync, rates[sync]) for sync in names)))
+            highest = names[max(names, key=lambda sync, of=rates: statistics.median(of[sync]))]
+            says_tie = re.search(r"\b(a tie of|ties? with it)\b", found["verdict"][0]) is not None
+            ties += says_tie
+            named = f"Run {highest} here" in found["verdict"][0] or f"fastest was {highest}." in found["verdict"][0]
+            self.assertTrue(named or says_tie, f"seed {seed}: {rates}: {found['verdict'][0]}")
+            self.assertLessEqual(len(found["verdict"][0].split()), 30, found["verdict"][0])
+        self.assertTrue(0 < ties < 300, ties)
+
+    def test_two_repeats_whose_pairs_and_medians_differ_are_a_tie(self):
+        found = analysis.analyse(made(configuration("ring", [10, 90]), configuration("star", [40, 40])))
+        self.assertEqual([one["sync"] for one in found["groups"][0]["rows"]], ["star", "ring"])
+        self.assertIn("in turns; a tie of the star and the ring.", found["verdict"][0])
+
+    def test_of_several_models_says_for_how_many(self):
+        for count, sentence in ((2, "in turns; the ring was the fastest for 2 of 3 models."),
+                                (7, "it is the fastest, or ties with that, for 2 of 3 models.")):
+            found = analysis.analyse(made(*(configuration(sync, [rate] * count, model=model) for model, sync, rate in (
+                ("a", "ring", 20), ("b", "ring", 20), ("c", "ring", 10), ("a", "star", 10), ("b", "star", 10),
+                ("c", "star", 11)))))
+            self.assertIn(sentence, found["verdict"][0])
+
+    def test_says_which_star_is_the_fastest(self):
+        # A verdict for "the star" next to a table whose star of two workers is slower than the ring.
+        for count, sentence in ((2, "the fastest was the star (1 worker, 1 server)."),
+                                (7, "Run the star (1 worker, 1 server) here: in place of 2 workers, nothing trains")):
+            found = analysis.analyse(made(
+                configuration("ring", [23450] * count), configuration("star", [19065] * count, servers=2),
+                configuration("star", [24000] * count, workers=1, servers=1, accounting="equal-cores")))
+            self.assertIn(sentence, found["verdict"][0])
+            self.assertIn("with the star (1 worker, 1 server), a worker waits", found["verdict"][1])
+            self.assertEqual([one["name"] for one in found["headline"][0]["rows"]],
+                             ["the star (1 worker, 1 server)", "the ring"])
 
     def test_is_not_called_from_runs_that_did_not_take_turns(self):
         late = configuration("ddp", [10] * 7)

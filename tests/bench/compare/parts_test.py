@@ -291,8 +291,6 @@ class HostsTest(unittest.TestCase):
         self.assertEqual(len(netlab.Netlab(150, "1gbit", 50).addresses), 200)
 
 
-@unittest.mock.patch.object(machine, "cores", lambda: CORES)
-@unittest.mock.patch.object(programs, "binary", lambda name: "/bin/" + name)
 class BlasTest(unittest.TestCase):
     def test_openblas_is_told_what_it_does_not_know(self):
         skylake = ["sse", "avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl"]
@@ -303,6 +301,8 @@ class BlasTest(unittest.TestCase):
             self.assertIsNone(programs.known_blas_core(known, skylake))
 
 
+@unittest.mock.patch.object(machine, "cores", lambda: CORES)
+@unittest.mock.patch.object(programs, "binary", lambda name: "/bin/" + name)
 class PeerSettingsTest(unittest.TestCase):
     """The sweep with a program that is not there, which finds what the test says."""
 
@@ -465,8 +465,13 @@ class LaboratoryTest(unittest.TestCase):
         for job in jobs_of_group:
             job.name = job.configuration["id"]
         laboratory = measure.Laboratory(parse("--repeats=3"), None, said.append)
+        self.assertEqual(laboratory.expect([jobs_of_group]), 8)
         with unittest.mock.patch.object(measure, "run_job", run_job):
             measured = laboratory.measure(jobs_of_group)
+        # Each line says how many runs are left; none are in the end, whatever has failed.
+        left = [int(line.rpartition("runs left: ")[2]) for line in said if "runs left: " in line]
+        self.assertEqual(left, sorted(left, reverse=True))
+        self.assertEqual(left[-1], 0)
         for job in jobs_of_group:
             self.assertEqual(bool(job.configuration["runs"]), job in measured, job.name)
         return {job.name: [run["repeat"] for run in job.configuration["runs"]] for job in measured}, laboratory.failures

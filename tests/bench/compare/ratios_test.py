@@ -107,6 +107,14 @@ class PairedTest(unittest.TestCase):
     def test_the_mean_is_geometric(self):
         self.assertAlmostEqual(ratios.paired(by_repeat(1, 4), by_repeat(1, 1))["value"], 2, places=12)
 
+    def test_an_interval_that_the_medians_contradict_is_a_tie(self):
+        # The first is 10 % faster in five pairs of seven. The medians are those of the other two.
+        one, other = [110, 111, 109, 50, 51, 5.5, 5.6], [100, 101, 99, 51.5, 50.5, 5, 5.1]
+        self.assertGreater(ratios.of_pairs([math.log(a / b) for a, b in zip(one, other)])["low"], 1)
+        found = ratios.paired(by_repeat(*one), by_repeat(*other))
+        self.assertEqual((ratios.outcome(found), found["low"]), ("tie", 1))
+        self.assertEqual(ratios.outcome(ratios.paired(by_repeat(*other), by_repeat(*one))), "tie")
+
     def test_products_of_steps_are_the_total(self):
         a, b, c = by_repeat(3, 5, 4, 6), by_repeat(2, 7, 1, 8), by_repeat(9, 2, 6, 5)
         product = ratios.paired(a, b)["value"] * ratios.paired(b, c)["value"]

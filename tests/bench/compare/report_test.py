@@ -329,6 +329,14 @@ class ReportTest(unittest.TestCase):
         self.assertLessEqual(len(self.summary_of(dict(many, training=[], exchanges=[]), found).splitlines()),
                              SUMMARY_LINES_MAX)
 
+    def test_a_ratio_without_an_interval_has_no_gap(self):
+        few = copy.deepcopy(self.results)
+        for one in few["configurations"]:
+            del one["runs"][2:]
+        summary = self.summary_of(few, analysis.analyse(few))
+        self.assertRegex(summary, r"samples/s with 2 workers: .*\(\d\.\d\d\)")
+        self.assertNotRegex(summary, r"\d [,;.)]")
+
     def test_summary_marks_ties_with_the_best_alone(self):
         group = dict(next(group for group in self.analysis["groups"] if len(group["rows"]) > 2))
         rows = [dict(row, best=False, tie_with=[]) for row in group["rows"]]

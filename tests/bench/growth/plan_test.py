@@ -391,14 +391,18 @@ class ProgramTest(unittest.TestCase):
             options = program.parser().parse_args(["--bytes=4096", *flags])
             self.assertEqual(program.workers_of(options.workers, program.cluster_of(options, make_book())), expected)
         status, _, err = self.run_plan("--bytes=4096", "--hosts=4", "--gbits=1", "--workers=8")
-        self.assertEqual((status, err), (2, "plan: 8 workers, and room for 4: 4 hosts with 1 workers each: give "
+        self.assertEqual((status, err), (2, "plan: 8 workers, and room for 4: 4 hosts with 1 worker each: give "
                                             "--hosts or --workers_per_host\n"))
 
     def test_gpus_are_refused_aloud(self):
-        status, out, err = self.run_plan("--bytes=40MiB", "--compute_ms=5", "--device=cuda")
-        self.assertEqual((status, out), (2, ""))
-        self.assertIn("plan: --device=cuda: GPUs are not modelled yet, neither their copies nor NCCL nor NVLink.", err)
-        self.assertIn("bench:compare measures on GPUs", err)
+        for flag in ("--device=cuda", "--gpus=4", "--gpus_per_host=8", "--nccl"):  # the last three are no flags
+            status, out, err = self.run_plan("--bytes=40MiB", "--compute_ms=5", flag)
+            self.assertEqual((status, out), (2, ""))
+            self.assertEqual(f"plan: {flag}: GPUs are not modelled yet, neither their copies nor NCCL nor NVLink. "
+                             "--device=cpu plans for CPUs, and bazel run //bench:compare measures on GPUs\n", err)
+        status, _, err = self.run_plan("--bytes=40MiB", "--speed=5")
+        self.assertEqual(status, 2)
+        self.assertIn("plan: error: unrecognized arguments: --speed=5", err)
 
     def test_one_host(self):
         status, text, _ = self.run_plan("--bytes=8388608", "--compute_ms=5")
@@ -414,7 +418,7 @@ class ProgramTest(unittest.TestCase):
             self.assertEqual(status, 0)
             self.assertIn("mlp: 8,388,608 bytes, 4.00 ms of computing", text)
             self.assertIn("10 Gbit/s of payload and 10 us", text)
-            self.assertIn("hosts: 3, each with 2 cores and up to 1 workers", text)
+            self.assertIn("hosts: 3, each with 2 cores and up to 1 worker", text)
             self.assertIn("7.00 ms of computing", self.run_plan("--model=mlp", "--compute_ms=7")[1])
 
     def test_refusals(self):

@@ -19,7 +19,9 @@ TEST(NotWrittenTest, AnyErrorOfAFileBecomesOne) {
   EXPECT_EQ(NotWritten(absl::OkStatus(), "the trace"), absl::OkStatus());
   const absl::Status status = NotWritten(absl::NotFoundError("no folder"), "the trace");
   EXPECT_TRUE(IsNotWritten(status));
-  EXPECT_EQ(status.message(), "the trace was not written: no folder");
+  EXPECT_EQ(status.message(), "could not write the trace: no folder");
+  // Seen: "the predictions was not written".
+  EXPECT_EQ(NotWritten(absl::NotFoundError("x"), "the predictions").message(), "could not write the predictions: x");
 }
 
 }  // namespace

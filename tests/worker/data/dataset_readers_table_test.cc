@@ -210,7 +210,8 @@ TEST_F(CsvReaderTest, RefusesLabels) {
   for (int i = 0; i < 1001; ++i) absl::StrAppend(&table, i, ",", i, ".5\n");
   EXPECT_THAT(LabelRefusal(table, ""), HasSubstr("/train.csv: the labels are 1001 distinct numbers, not all of them "
                                                  "integers, expected at most 1000: this looks like a target of "
-                                                 "regression: give a layer file with loss { mse {} }"));
+                                                 "regression: give a layer file, as --model=FILE, with the line loss "
+                                                 "{ mse {} }"));
 }
 
 TEST_F(CsvReaderTest, StopsAtTheLimitOfBytes) {

@@ -272,6 +272,14 @@ TEST(DatasetTest, ReadsTables) {
   EXPECT_EQ(LoadDataset({.name = "libsvm", .data_dir = libsvm, .test_fraction = 0.4})->train.count, 2);
 }
 
+TEST(DatasetTest, ClassesThatMayBeValuesSaySo) {
+  EXPECT_EQ(DescribeClassNames({}), "");
+  EXPECT_EQ(DescribeClassNames({"no", "1.5"}), "class 0 has the label \"no\", class 1 \"1.5\"");
+  EXPECT_EQ(DescribeClassNames({"-1", "1.5"}),
+            "class 0 has the label \"-1\", class 1 \"1.5\"; if these numbers are values to predict, give a layer file "
+            "with the line loss { mse {} }");
+}
+
 TEST(DatasetTest, NotFoundSaysHowToWriteATable) {
   const std::string folder = MakeFolder("no_tables");
   const auto message = [](const std::string& name, const std::string& data_dir) {
@@ -286,7 +294,12 @@ TEST(DatasetTest, NotFoundSaysHowToWriteATable) {
                 ": write them with to_csv(index=False) of pandas, or give one .csv file of all samples as --data_dir, "
                 "and give their folder as --data_dir");
   EXPECT_THAT(message("libsvm", ""), HasSubstr("--dataset=libsvm needs train.libsvm, and test.libsvm if there is"));
-  EXPECT_THAT(message("csv", folder + "/none.csv"), HasSubstr("not found in " + folder + "/none.csv"));
+  // A file that is not there, by a whole path and by a part of one.
+  EXPECT_THAT(message("csv", folder + "/none.csv"),
+              testing::StartsWith("--data_dir=" + folder + "/none.csv does not exist: correct the path; "));
+  EXPECT_THAT(message("libsvm", "none.libsvm"),
+              testing::StartsWith("--data_dir=none.libsvm does not exist in " +
+                                  std::filesystem::current_path().string() + ": correct the path; "));
 }
 
 TEST(DatasetTest, APartOfATableBecomesATestSet) {
@@ -407,7 +420,7 @@ TEST(DatasetTest, NotFoundSaysWhatWhereAndHow) {
                                                 HasSubstr("not found in " + folder), HasSubstr("--data_dir")));
   EXPECT_THAT(message("mnist", ""), HasSubstr("--data_dir"));
   EXPECT_THAT(message("cifar10", ""), HasSubstr("--data_dir"));
-  EXPECT_THAT(message("cifar10", folder + "/nowhere"), HasSubstr("not found in " + folder + "/nowhere"));
+  EXPECT_THAT(message("cifar10", folder + "/nowhere"), HasSubstr("=" + folder + "/nowhere does not exist: correct "));
   // If a folder is given, Debian's files are not used instead.
   EXPECT_THAT(message("fashion-mnist", folder), HasSubstr("not found in " + folder));
 }

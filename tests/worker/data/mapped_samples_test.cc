@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -66,6 +67,13 @@ DatasetOptions MakeSet(const std::string& kind) {
   if (kind == "half") {
     WriteNpy(folder, "<f2", ", 21", Numbers<uint16_t>(kTrain * 21, 31), Numbers<uint16_t>(kTest * 21, 7));
   }
+  // More than the numbers that are converted at a time, or that are normalised at a time.
+  if (kind == "large_half") {
+    WriteNpy(folder, "<f2", ", 9, 57, 3", Numbers<uint16_t>(kTrain * 1539, 31), Numbers<uint16_t>(kTest * 1539, 7));
+  }
+  if (kind == "wide_double") {
+    WriteNpy(folder, "<f8", ", 1600", Numbers<double>(kTrain * 1600, 0.37), Numbers(kTest * 1600, 1.0));
+  }
   if (kind == "idx" || kind == "emnist-mnist") {
     options.name = kind == "idx" ? "mnist" : kind;
     const std::string stem = kind == "idx" ? "" : "emnist-mnist-", test = kind == "idx" ? "t10k" : "test";
@@ -94,19 +102,28 @@ Loader::Options LoaderOf(const Dataset& dataset) {
   return {.dataset = &dataset,
           .sampler = {.sample_count = dataset.count, .global_batch = 64, .seed = 5},
           .normalization = NormalizationOf(dataset),
-          .augment = dataset.height > 1 ? Augment::kCropFlip : Augment::kNone,
           .end_step = 12};
 }
 
-// The values of all batches of `end_step` steps.
-std::vector<float> Batches(const Dataset& dataset) {
-  auto loader = Loader::Create(LoaderOf(dataset));
-  CHECK_OK(loader);
-  std::vector<float> values;
-  for (int step = 0; step < 12; ++step) {
-    const auto batch = (*loader)->Next();
-    CHECK_OK(batch);
-    values.insert(values.end(), (*batch)->images.begin(), (*batch)->images.end());
+// The values of all batches of `end_step` steps, for a CPU and for a GPU, and augmented if they are images.
+std::vector<std::byte> Batches(const Dataset& dataset) {
+  std::vector<std::byte> values;
+  for (const auto format : {Loader::Format::kNormalized, Loader::Format::kStored}) {
+    for (const auto augment : {Loader::Augment::kNone, Loader::Augment::kCropFlip}) {
+      if (augment == Loader::Augment::kCropFlip && dataset.height == 1) continue;
+      Loader::Options options = LoaderOf(dataset);
+      options.format = format;
+      options.augment = augment;
+      auto loader = Loader::Create(options);
+      CHECK_OK(loader);
+      for (int step = 0; step < 12; ++step) {
+        const auto batch = (*loader)->Next();
+        CHECK_OK(batch);
+        const auto images = std::as_bytes((*batch)->images), stored = std::as_bytes((*batch)->stored);
+        values.insert(values.end(), images.begin(), images.end());
+        values.insert(values.end(), stored.begin(), stored.end());
+      }
+    }
   }
   return values;
 }
@@ -137,22 +154,38 @@ TEST_P(MappedSamplesTest, TheSameAsInMemory) {
   }
 }
 
+// A mapping that is shared is of the pages that the system keeps of the file: processes that map it have no others.
+TEST_P(MappedSamplesTest, ByDefaultRanksShareOneCopy) {
+  if (GetParam().find("double") != std::string::npos) {
+    // A mapped float64 has twice the bytes of the copy.
+    EXPECT_EQ(Load(MakeSet(GetParam()), MapData::kAuto).train.mapped, nullptr);
+    return;
+  }
+  const DatasetOptions options = MakeSet(GetParam());
+  const TrainAndTest sets = Load(options, MapData::kAuto);
+  EXPECT_EQ(Batches(sets.train), Batches(Load(options, MapData::kNever).train));
+  std::ifstream maps("/proc/self/maps");
+  int shared = 0;
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find(options.data_dir) == std::string::npos) continue;
+    EXPECT_THAT(line, HasSubstr(" r--s "));
+    ++shared;
+  }
+  EXPECT_EQ(shared, GetParam() == "cifar10" ? 3 : 2);
+  for (const Dataset* set : {&sets.train, &sets.test}) {
+    EXPECT_NE(set->mapped, nullptr);
+    EXPECT_EQ(set->images.capacity(), 0u);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Kinds, MappedSamplesTest,
-                         ::testing::Values("pixels", "float", "double", "half", "idx", "emnist-mnist", "cifar10"),
+                         ::testing::Values("pixels", "float", "double", "half", "large_half", "wide_double", "idx",
+                                           "emnist-mnist", "cifar10"),
                          [](const auto& kind) {
                            std::string name = kind.param;
                            std::ranges::replace(name, '-', '_');
                            return name;
                          });
-
-TEST(MappedSamplesTest, ByDefaultOnlySamplesThatAreUsedAsTheyAre) {
-  for (const std::string kind : {"pixels", "float", "idx"}) {
-    EXPECT_NE(Load(MakeSet(kind), MapData::kAuto).train.mapped, nullptr) << kind;
-  }
-  for (const std::string kind : {"double", "half", "emnist-mnist", "cifar10"}) {
-    EXPECT_EQ(Load(MakeSet(kind), MapData::kAuto).train.mapped, nullptr) << kind;
-  }
-}
 
 TEST(MappedSamplesTest, CompressedFilesAreCopied) {
   const DatasetOptions options = MakeSet("cifar10");

@@ -1,5 +1,6 @@
 #include "worker/data/normalization.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -217,6 +218,24 @@ TEST(NormalizerTest, NumbersAreAtAnyFloatsAddress) {
       std::vector<float> out(numbers.size());
       Normalizer(normalization, static_cast<InstructionSet>(set)).Run(bytes.data() + shift, 6, out.data());
       EXPECT_THAT(out, ElementsAre(-0.875f, 6, 0, 2e20f, 1.625f, -4.5f));
+    }
+  }
+}
+
+// A piece begins anywhere in a sample: in a row of pixels, at its end, and in the middle of a pixel that is a row.
+TEST(NormalizerTest, PiecesOfASample) {
+  for (const int64_t channels : {1, 3, 1000}) {
+    const auto pixels = Pixels(3 * 1000);
+    const Normalizer normalizer(MakeNormalization(channels));
+    std::vector<float> whole(pixels.size()), pieces(pixels.size());
+    normalizer.Run(pixels.data(), std::ssize(pixels), whole.data());
+    for (const int64_t piece : {7, 768, 1100}) {
+      for (int64_t first = 0; first < std::ssize(pixels); first += piece) {
+        normalizer.Run(pixels.data() + first, std::min(piece, std::ssize(pixels) - first), pieces.data() + first,
+                       first);
+      }
+      EXPECT_EQ(pieces, whole) << channels << " channels, pieces of " << piece;
+      std::ranges::fill(pieces, 0.0f);
     }
   }
 }

@@ -104,7 +104,7 @@ TEST(TableLabelsTest, RefusesWhatACheckpointCannotHave) {
 }
 
 TEST(TableLabelsTest, NumbersStayNumbers) {
-  TableLabels labels(/*numbers=*/true);
+  TableLabels labels({.numbers = true});
   TrainAndTest sets;
   for (const char* const text : {"1.5", "-2", "1e3"}) CHECK_OK(labels.Append("file", text, sets.train));
   CHECK_OK(labels.Append("file", "7", sets.test));
@@ -123,14 +123,14 @@ TEST(TableLabelsTest, NumbersStayNumbers) {
 
 TEST(TableLabelsTest, RefusesATargetOfRegression) {
   Texts thousand;
-  for (int i = 0; i < 1000; ++i) thousand.push_back(absl::StrCat(i, ".5"));
+  for (int i = 0; i < 4000; ++i) thousand.push_back(absl::StrCat(i % 1000, ".5"));
   EXPECT_EQ(Sets(thousand, {})->train.classes, 1000);
   EXPECT_EQ(Sets(thousand, {"0.50"})->train.classes, 1000);
-  EXPECT_EQ(
-      Sets(thousand, {"7"}).status(),
-      absl::InvalidArgumentError("the labels are 1001 distinct numbers, not all of them integers, expected at most "
-                                 "1000: this looks like a target of regression: give a layer file with loss { mse {} "
-                                 "}, or a column of classes"));
+  EXPECT_EQ(Sets(thousand, {"7"}).status(),
+            absl::InvalidArgumentError(
+                "the labels are 1001 distinct numbers, not all of them integers, expected at most 1000: this looks "
+                "like a target of regression: give a layer file, as --model=FILE, with the line loss { mse {} } (in "
+                "Python target=\"numbers\"), or classes, of which one or more is a word or all are integers"));
   // Integers may be more.
   Texts negative;
   for (int i = 0; i < 65536; ++i) negative.push_back(absl::StrCat(-i));
@@ -141,9 +141,46 @@ TEST(TableLabelsTest, RefusesATargetOfRegression) {
   EXPECT_EQ(
       labels.Add("1").status(),
       absl::InvalidArgumentError("the labels are more than 65536 distinct texts, expected at most 65536: this "
-                                 "looks like a target of regression: give a layer file with loss { mse {} }, or a "
-                                 "column of classes"));
+                                 "looks like a target of regression: give a layer file, as --model=FILE, with the "
+                                 "line loss { mse {} } (in Python target=\"numbers\"), or classes, of which one or "
+                                 "more is a word or all are integers"));
   EXPECT_TRUE(labels.Add("-7").ok());
+}
+
+// Seen: a column of prices, 600 in 600 samples, became 600 classes.
+TEST(TableLabelsTest, RefusesFractionsThatHardlyRepeat) {
+  Texts prices, codes, grades;
+  for (int i = 0; i < 600; ++i) {
+    prices.push_back(absl::StrCat(i, ".", i % 10));
+    codes.push_back(absl::StrCat(i));
+    grades.push_back(absl::StrCat(i % 33, ".5"));
+  }
+  EXPECT_THAT(std::string(Sets(prices, {}).status().message()),
+              HasSubstr("the labels are 600 distinct numbers, not all of them integers, of 600 samples, expected 4 or "
+                        "more samples of each: this looks like a target of regression: give a layer file"));
+  // Neither integers nor words are, however many there are.
+  EXPECT_EQ(Sets(codes, {})->train.classes, 600);
+  codes.push_back("-1");
+  EXPECT_EQ(Sets(codes, {})->train.classes, 601);
+  prices.push_back("unknown");
+  EXPECT_EQ(Sets(prices, {})->train.classes, 601);
+  // Nor are fractions that repeat, or that are few.
+  EXPECT_EQ(Sets(grades, {})->train.classes, 33);
+  grades.resize(32);
+  EXPECT_EQ(Sets(grades, {})->train.classes, 32);
+  // The samples of a prediction may be few.
+  prices.pop_back();
+  TableLabels few({.may_be_rare = true});
+  for (const std::string& text : prices) CHECK_OK(few.Add(text));
+  TrainAndTest sets;
+  EXPECT_TRUE(few.Finish(sets).ok());
+}
+
+TEST(TableLabelsTest, KnowsNumbersWithAFraction) {
+  EXPECT_TRUE(HaveFraction({"1", "2.5"}));
+  EXPECT_FALSE(HaveFraction({"1", "2.0", "1e3", "-7"}));
+  EXPECT_FALSE(HaveFraction({"2.5", "b"}));
+  EXPECT_FALSE(HaveFraction({}));
 }
 
 }  // namespace

@@ -19,6 +19,7 @@ namespace {
 
 using testing::AllOf;
 using testing::ElementsAre;
+using testing::EndsWith;
 using testing::HasSubstr;
 using testing::StartsWith;
 
@@ -137,6 +138,20 @@ TEST(LayerFileTest, TextErrorsHaveLineAndColumn) {
   EXPECT_THAT(ErrorOf("layer { name: \"fc\" dense { units: 10 } relu {} }"), StartsWith("my.textproto:1:"));
   EXPECT_THAT(ErrorOf(""), StartsWith("my.textproto:1:1: there is no layer"));
   EXPECT_THAT(ErrorOf(std::string("\0\xff\x01", 3)), StartsWith("my.textproto:1:"));
+}
+
+// In the words of tests/worker/python/layer_file_test.py.
+TEST(LayerFileTest, AKindOrFieldThatIsNoneListsThoseThatAre) {
+  EXPECT_THAT(ErrorOf("layer { name: \"n\" layer_nrm {} }"),
+              AllOf(StartsWith("my.textproto:1:"),
+                    HasSubstr(": Layer has no field \"layer_nrm\", its fields are: name, input, conv2d, dense, "),
+                    EndsWith(", group_norm, layer_norm")));
+  EXPECT_THAT(ErrorOf("layer { name: \"fc\" dense { unit: 10 } }"),
+              EndsWith(": Dense has no field \"unit\", its fields are: units, relu, no_bias, activation"));
+  EXPECT_THAT(ErrorOf("layer { name: \"fc\" dense {} } loss { mse { x: 1 } }"),
+              EndsWith(": MseLoss has no field \"x\", its fields are: none"));
+  EXPECT_THAT(ErrorOf("lair {}"),
+              EndsWith(": ModelDefinition has no field \"lair\", its fields are: name, layer, loss"));
 }
 
 // tests/worker/python/layer_file_test.py has the same two sentences.

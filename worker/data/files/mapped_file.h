@@ -33,7 +33,7 @@ class MappedFile {
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
 
-  static constexpr size_t kMappedFilesMax = 32;  // each has a descriptor
+  static constexpr size_t kMappedFilesMax = 256;  // each has a descriptor
 
   const std::string& path() const { return path_; }
   std::span<const uint8_t> bytes() const { return {data_, static_cast<size_t>(size_bytes_)}; }

@@ -1,4 +1,6 @@
-"""Gradients of a DistributedDataParallel model by a star or a ring of ours. Two lines turn a script around:
+"""Gradients of a DistributedDataParallel model by a star or a ring of ours.
+
+Two lines turn a script around:
 
     import starring.torch
     ...

@@ -1,5 +1,7 @@
-"""Safetensors files, as the worker's checkpoints have them: eight bytes for the length of a JSON header, that header,
-and the tensors, with PyTorch's names, shapes and memory order (https://huggingface.co/docs/safetensors).
+"""Weights of PyTorch as safetensors files, which the worker's checkpoints have.
+
+Eight bytes for the length of a JSON header, that header, and the tensors, with PyTorch's names, shapes and memory order
+(https://huggingface.co/docs/safetensors).
 
     python3 -m starring.weights IN.pt OUT.safetensors     # for worker --warm_start=OUT.safetensors
 """

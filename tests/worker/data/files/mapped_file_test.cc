@@ -96,7 +96,7 @@ TEST(MappedFileTest, AnEntryIsFreeAgain) {
     const auto refused = MappedFile::Map(path, descriptor, 10);
     close(descriptor);
     EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted);
-    EXPECT_THAT(refused.status().message(), HasSubstr("the mapped file number 33 of this process, the limit is 32"));
+    EXPECT_THAT(refused.status().message(), HasSubstr("the mapped file number 257 of this process, the limit is 256"));
   }
 }
 
