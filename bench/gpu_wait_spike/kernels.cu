@@ -1,7 +1,12 @@
 #include "bench/gpu_wait_spike/kernels.h"
+#include "kernels/cuda/system_scope.h"
 
 namespace starring::gpu_wait {
 namespace {
+
+using cuda::GlobalTimerNs;
+using cuda::LoadAcquireSystem;
+using cuda::StoreReleaseSystem;
 
 constexpr int kThreads = 256, kWarp = 32;
 constexpr int kBlocksPerMultiprocessor = 8;
@@ -10,36 +15,20 @@ constexpr int kBlocksPerMultiprocessor = 8;
 constexpr unsigned kPollsPerAbortCheck = 64;
 constexpr unsigned kSleepNs = 20;
 
-__device__ uint64_t GlobalNs() {
-  uint64_t ns;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
-  return ns;
-}
-
-__device__ uint64_t LoadAcquire(const uint64_t* word) {
-  uint64_t value;
-  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
-  return value;
-}
-
-__device__ void StoreRelease(uint64_t* word, uint64_t value) {
-  asm volatile("st.release.sys.global.u64 [%0], %1;" : : "l"(word), "l"(value) : "memory");
-}
-
-__global__ void StampKernel(uint64_t* stamp) { *stamp = GlobalNs(); }
+__global__ void StampKernel(uint64_t* stamp) { *stamp = GlobalTimerNs(); }
 
 __global__ void StoreWordKernel(uint64_t* word, uint64_t value) {
   __threadfence_system();
-  StoreRelease(word, value);
+  StoreReleaseSystem(word, value);
 }
 
 __global__ void SpinKernel(Spin spin) {
-  if (threadIdx.x == 0 && LoadAcquire(spin.gave_up) == 0) {
-    const uint64_t begin = GlobalNs();
-    for (unsigned polls = 0; LoadAcquire(spin.word) != spin.value; ++polls) {
+  if (threadIdx.x == 0 && LoadAcquireSystem(spin.gave_up) == 0) {
+    const uint64_t begin = GlobalTimerNs();
+    for (unsigned polls = 0; LoadAcquireSystem(spin.word) != spin.value; ++polls) {
       if (polls % kPollsPerAbortCheck == kPollsPerAbortCheck - 1 &&
-          (LoadAcquire(spin.abort_word) != 0 || GlobalNs() - begin > spin.limit_ns)) {
-        StoreRelease(spin.gave_up, 1);
+          (LoadAcquireSystem(spin.abort_word) != 0 || GlobalTimerNs() - begin > spin.limit_ns)) {
+        StoreReleaseSystem(spin.gave_up, 1);
         break;
       }
       __nanosleep(kSleepNs);

@@ -1,9 +1,8 @@
 // Words that a kernel and the host, another GPU or another process write and read for each other.
 //
-// A writer stores what it has to say, then a word by StoreReleaseSystem. Whoever reads that value of the word by
-// LoadAcquireSystem also sees everything that the writer's thread stored before, wherever it is. What other threads of
-// the writer's block stored is covered if they met the storing thread at a barrier and it calls __threadfence_system()
-// before the store.
+// A writer stores its data, then a word by StoreReleaseSystem. A reader that gets this value by LoadAcquireSystem also
+// sees all data that the writing thread stored before. Data of the block's other threads is covered if two conditions
+// hold: a barrier follows their stores, and the writing thread calls __threadfence_system() between barrier and word.
 //
 // Words are aligned unsigned integers of 1, 4 or 8 bytes, in memory of any GPU or of the host. Device code only.
 #ifndef STARRING_KERNELS_CUDA_SYSTEM_SCOPE_H_

@@ -28,7 +28,7 @@ struct EmulatedGpu {
   // Streams do nothing before they are waited for, and then no more than the wait needs. So a host or a stream that
   // does not wait for work that it needs computes wrong results. Must not change while streams are in use.
   bool late = false;
-  // Streams work by themselves, on one thread of the process, in an order that `async_seed` decides: whenever several
+  // Streams work by themselves, on one thread of the process, in an order that `async_seed` decides. Whenever several
   // streams, or several branches of a graph, have work, any of them may be next, and some work is held back for a
   // while. So work that does not wait for what it needs computes wrong results with some seeds. Must not change while
   // streams are in use.
@@ -36,14 +36,13 @@ struct EmulatedGpu {
   uint64_t async_seed = 1;
   // The host's waits for a stream fail with cudaErrorLaunchTimeout when no work has ended for so long.
   int wait_deadline_ms = 45'000;
-  // What becomes of memory that processes share by CUDA IPC.
+  // Faults of memory that processes share by CUDA IPC.
   enum class Ipc {
     kWorks,
-    kNothing,      // no handle is made, and none opened
-    kOneWay,       // what this process writes to another's memory stays in this process
-    kCorrupt,      // of every eighth piece of work that writes to another's memory, a bit arrives wrong
-    kLateVisible,  // what a piece of work writes to another's memory arrives when three more have ended, or at the
-                   // close
+    kNothing,      // no handle is made, and none is opened
+    kOneWay,       // this process's writes to another's memory stay in this process
+    kCorrupt,      // every eighth piece of work that writes to another's memory gets one bit wrong there
+    kLateVisible,  // a piece of work's writes to another's memory arrive when three more have ended, or at the close
   };
   Ipc ipc = Ipc::kWorks;
   bool accesses_peers = true;  // one GPU accesses the other's memory

@@ -117,6 +117,7 @@ void FillBlock(const std::string& handle, int times) {
   Must(cudaStreamSynchronize(stream), "synchronize");
   SayAndWait("filled");
   Close(data);
+  Must(cudaStreamDestroy(stream), "destroy");
 }
 
 void OpenTwice(const std::string& handle) {
@@ -147,6 +148,8 @@ void AnswerQuestions(const std::string& handle) {
   }
   SayAndWait("launched");
   Must(cudaStreamSynchronize(stream), "synchronize");
+  for (const cudaGraphExec_t graph : graphs) Must(cudaGraphExecDestroy(graph), "destroy");
+  Must(cudaStreamDestroy(stream), "destroy");
   Close(data);
   std::printf("answered\n");
 }

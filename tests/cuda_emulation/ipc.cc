@@ -1,7 +1,7 @@
 // Memory that processes share: CUDA IPC over memory files, which the other process opens through /proc.
 //
-// A block begins as memory of its process alone. cudaIpcGetMemHandle moves it into a memory file and maps that file at
-// the same address. The file's last page says whether the block still exists and which processes have it open.
+// A block begins as memory of its process alone. cudaIpcGetMemHandle moves the block into a memory file and maps that
+// file at the same address. The file's last page says whether the block still exists and which processes have it open.
 #include <cuda_runtime.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -64,7 +64,7 @@ struct Export {
   Handle handle = {};
 };
 
-// A word that another process does not see yet.
+// A written word that other processes do not see yet.
 struct LateWord {
   int64_t due;  // pieces of work that have ended by then
   size_t index;
@@ -127,7 +127,7 @@ cudaError_t Share(void* data, const Block& block, Export* exported) {
   exported->page = MapPage(file.get(), block.size_bytes);
   if (mapping == MAP_FAILED || exported->page == nullptr) return cudaErrorMemoryAllocation;
   {
-    // What asynchronous work wrote between the copy and the move would be lost.
+    // Asynchronous work must not write between the copy and the move, because that would be lost.
     const Pause pause(Pause::Running::kIsAwaited);
     std::memcpy(mapping, data, block.size_bytes);
     if (mremap(mapping, block.size_bytes, block.size_bytes, MREMAP_MAYMOVE | MREMAP_FIXED, data) == MAP_FAILED) {
@@ -214,7 +214,7 @@ void Arrive(Opened& memory, int64_t ended_count) {
 void BeginWork(char* data, Opened& memory) {
   memory.before.resize(memory.words());
   if (data != memory.visible) {
-    // What others wrote is seen here as everywhere; what this process wrote, too.
+    // This process sees the writes of others at once, and its own as well.
     std::memcpy(data, memory.visible, memory.size_bytes);
     for (const LateWord& word : memory.late) {
       std::memcpy(data + sizeof(uint32_t) * word.index, &word.value, sizeof(uint32_t));

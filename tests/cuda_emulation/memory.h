@@ -50,7 +50,8 @@ void EndExport(void* data);
 // Runs a piece of work, with the faults that memory of other processes has (EmulatedGpu::ipc).
 void RunWork(const std::function<void()>& work);
 
-// Where other processes see what is at this address; not `data` only for memory that is visible late.
+// The address at which other processes see the contents of `data`. It is another one only for memory that is visible
+// late.
 void* VisibleAddress(void* data);
 
 // A number that is the same for all processes of this machine until it is booted again.

@@ -91,7 +91,7 @@ void RunFirst(const std::shared_ptr<Queue>& queue, Lock& lock) {
 
 // Late streams.
 
-// What stands between a queue and a point of it.
+// The state of a queue on its way to a point.
 enum class Step { kReached, kRuns, kMayBegin, kWaitsForValue };
 
 // `goals`: the last one is needed first. Adds the points that must be reached before it.

@@ -81,7 +81,7 @@ const ErrorText& TextOf(cudaError_t error) {
   return kUnknown;
 }
 
-// Null, or where the event was last recorded; fails if that was in a capture.
+// The point at which the event was last recorded. Fails if that was in a capture.
 cudaError_t PointOf(cudaEvent_t event, Point* point) {
   const std::lock_guard<std::mutex> lock(EventMutex());
   if (event->is_captured) return cudaErrorCapturedEvent;
@@ -218,7 +218,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-  // What asynchronous streams have left is done later, as by CUDA.
+  // Asynchronous streams finish their work later, as in CUDA.
   const cudaError_t error = Gpu().async ? cudaSuccess : Await(EndOf(stream->queue));
   delete stream;
   starring::cuda_emulation::EndStream();

@@ -51,11 +51,11 @@ struct Capture {
 // Guards the fields of events: any thread may wait for one while another launches a graph that records it.
 std::mutex& EventMutex();
 
-// Of streams, by the calling thread: what CUDA forbids meanwhile is refused.
+// Whether the calling thread captures a stream: calls that CUDA forbids meanwhile are refused.
 bool IsCapturing();
 void NoteCaptures(int difference);
 
-// While the GPU hangs (Hangs), does not return.
+// Does not return while the GPU hangs (Hangs).
 void ReturnIfAlive();
 
 // Counts the work, and leaves it in the queue, unless work is not run (EmulatedGpu::runs_work).

@@ -120,14 +120,16 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
             self.assertEqual(self.digest_on("EMULATED_GPU_REGISTERS=" + registers, "star", 2, flags), digest)
 
     def test_everything_waits_for_what_it_needs(self):
-        late = "EMULATED_GPU_STREAMS=late"
+        late, by_themselves = ("EMULATED_GPU_STREAMS=" + streams for streams in ("late", "async:1"))
         flags = [*cuda_jobs.without(self.everything(), "epochs"), "--epochs=2"]
         digest = self.cuda("local", flags=flags)["parameter_sha256"]
         for more in ("--prefetch_depth=0", "--nocuda_graph"):
             self.assertEqual(self.digest_on(late, "local", flags=[*flags, more]), digest)
+        self.assertEqual(self.digest_on(by_themselves, "local", flags=flags), digest)
         flags = [*cuda_jobs.MLP, "--epochs=2"]
         digest = self.cuda("ring", 2, flags=flags)["parameter_sha256"]
-        self.assertEqual(self.digest_on(late, "star", 2, flags), digest)
+        for streams in (late, by_themselves):
+            self.assertEqual(self.digest_on(streams, "star", 2, flags), digest)
         self.assertEqual(self.digest_on(late, "ring", 2, [*flags, "--cuda_aware_mpi=auto"]), digest)
 
     def test_gradients_that_are_not_finite_are_refused_by_name(self):
