@@ -204,14 +204,6 @@ PeerExchange::HostSharing SharingOf(const WorkerOptions& options) {
   return may ? PeerExchange::HostSharing::kIfPossible : PeerExchange::HostSharing::kNever;
 }
 
-// The agreement of the ranks has their device, so all answer alike.
-PeerExchange::GpuSharing GpuSharingOf(const WorkerOptions& options) {
-  if (options.same_host == SameHost::kGpuMemory) return PeerExchange::GpuSharing::kRequired;
-  const bool may = options.RanksAreOwners() && !options.asked.same_host.has_value() &&
-                   options.device == DeviceKind::kCuda && options.cuda_aware_mpi == CudaAwareMpi::kOff;
-  return may ? PeerExchange::GpuSharing::kIfPossible : PeerExchange::GpuSharing::kNever;
-}
-
 absl::StatusOr<std::unique_ptr<GradientExchange>> CreateExchange(const JobParts& parts, const Segment& segment,
                                                                  StallOptions stall) {
   const WorkerOptions& options = parts.options();
@@ -239,8 +231,8 @@ absl::StatusOr<std::unique_ptr<GradientExchange>> CreateExchange(const JobParts&
       std::move(peers.transport),
       PeerExchange::Options{.algorithm = AlgorithmOf(options),
                             .sharing = SharingOf(options),
-                            .gpu_sharing = GpuSharingOf(options),
-                            .sharing_device = cuda,
+                            .shares_gpu_memory = options.same_host == SameHost::kGpuMemory,
+                            .gpu = cuda,
                             .server_count = options.server_ranks,
                             .mpi = peers.mpi,
                             .trace = parts.training.trace,
@@ -664,6 +656,7 @@ absl::Status PredictJob(WorkerOptions options, const LauncherEnvironment& launch
   // The ranks exchange sums alone, so they need no choice of the fastest way, and nothing leaves a GPU's memory.
   options.asked.sync = options.sync;
   options.cuda_aware_mpi = CudaAwareMpi::kOff;
+  if (options.same_host == SameHost::kGpuMemory) options.same_host = SameHost::kSocket;
   const JobParts parts{.launcher = &launcher,
                        .choice = &choice,
                        .mpi = mpi,

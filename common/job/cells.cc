@@ -23,7 +23,7 @@ constexpr unsigned kOfRanks = Cell::kDeterministic | Cell::kAutoBuckets | Cell::
 constexpr unsigned kStarOfRanks = kOfRanks | Cell::kTree;
 // A star in memory moves fewer bytes, so --sync=auto does not measure the ring there.
 constexpr unsigned kRingInMemory = kOfRanks & ~Cell::kAutoSync;
-constexpr unsigned kStarOnGpus = kStarOfRanks & ~Cell::kWholeGradient;
+constexpr unsigned kStarOnGpus = kStarOfRanks & ~(Cell::kWholeGradient | Cell::kAutoBuckets);
 constexpr unsigned kStarOfServers = Cell::kDeterministic | Cell::kTree | Cell::kSecret | Cell::kStatus;
 constexpr unsigned kOverGrpc = Cell::kSiteCertificates | Cell::kElastic;
 
@@ -57,6 +57,7 @@ constexpr Reason kReasons[] = {
     {Cell::kTree, {.sync = Sync::kRing}, "passes partial sums from rank to rank, which is a chain"},
     {Cell::kTree, {.sync = Sync::kMpi}, "leaves the order to MPI"},
     {Cell::kAutoBuckets, {.sync = Sync::kMpi}, "MPI may add in another order if a bucket has another size"},
+    {Cell::kAutoBuckets, {.same_host = kOnGpus}, "a captured step keeps to its buckets"},
     {Cell::kAutoBuckets, {.server_count = 1}, "servers cut the parameters when the workers join, and keep to that"},
     {Cell::kWholeGradient, {.same_host = kOnGpus}, "an owner adds and updates in one pass, and knows no norm"},
     {Cell::kWholeGradient, {.server_count = 1}, "a server updates a bucket at once, and knows no norm of the others"},

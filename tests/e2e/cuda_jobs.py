@@ -84,7 +84,7 @@ class CudaJobs(JobTest):
                 job = [*flags, "--sum_order=" + order]
                 digest = self.cuda("star/tcp", workers, flags=job)["parameter_sha256"]
                 for sync, more in (("star/mpi", ["--same_host=gpu_memory"]),
-                                   ("star/tcp", ["--same_host=auto", "--nocuda_graph"])):
+                                   ("star/tcp", ["--same_host=gpu_memory", "--nocuda_graph"])):
                     mapped = self.cuda(sync, workers, flags=[*job, *more])
                     self.assertEqual(mapped["config"]["same_host"], "gpu_memory", (workers, order, sync))
                     self.assertEqual(mapped["exchange"]["gpu_transfer"], "gpu-memory")

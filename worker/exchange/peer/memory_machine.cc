@@ -120,6 +120,8 @@ void MemoryMachine::UpdatePiece(int bucket) {
     state.updated_end = piece.end;
   }
   counters_.optimizer_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  // Nobody may use what a GPU has not written.
+  if (!options_.owner->status().ok()) return;
   if (state.updated_end == slice.end) return FinishUpdate(bucket);
   // The arrivals are complete, so the next Poll returns this one, after other operations that have completed.
   transport_.PostWait(board_.arrivals(bucket), state.submit_count * worker_count_, TokenOf(this, bucket, kArrivals));

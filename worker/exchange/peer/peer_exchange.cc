@@ -68,14 +68,14 @@ PeerExchange::PeerExchange(std::unique_ptr<HostTransport> transport, Options opt
     : server_count_(options.server_count),
       way_{.algorithm = options.algorithm},
       sharing_(options.sharing),
-      gpu_sharing_(options.gpu_sharing),
+      shares_gpu_memory_(options.shares_gpu_memory),
       stall_report_(options.stall.times.report_after),
       say_(options.stall.say),
       unlocked_transport_(*transport),
       mpi_(options.mpi),
       track_(AddTrack(options.trace, {.name = "exchange"})),
       device_(options.device),
-      sharing_device_(options.sharing_device),
+      gpu_(options.gpu),
       // The pump is initialised before the transport is moved to its member. It keeps the pointer, which the move does
       // not change.
       pump_(transport.get(), std::move(options.stall), server_count_),
@@ -131,9 +131,9 @@ absl::Status PeerExchange::Agree() {
   // same values.
   if (way_.algorithm == Algorithm::kFastest) SetFlag("sync", "auto", job_.agreed_flags);
   // So would ranks that share memory and those that do not.
-  if (gpu_sharing_ == GpuSharing::kRequired) {
+  if (shares_gpu_memory_) {
     SetFlag("same_host", "gpu_memory", job_.agreed_flags);
-  } else if (sharing_ != HostSharing::kNever || gpu_sharing_ != GpuSharing::kNever) {
+  } else if (sharing_ != HostSharing::kNever) {
     SetFlag("same_host", sharing_ == HostSharing::kRequired ? "shared_memory" : "auto", job_.agreed_flags);
   }
   const std::string mine = SerializeAgreement(job_);
@@ -184,7 +184,7 @@ absl::Status PeerExchange::CreateHostOwner() {
 
 absl::Status PeerExchange::CreateOwner() {
   if (way_.is_on_gpus) {
-    auto owner = GpuSliceOwner::Create(sharing_device_, gpu_memory_.get(), job_.rank, job_.sum_order, OwnerOptions());
+    auto owner = GpuSliceOwner::Create(gpu_, gpu_memory_.get(), job_.rank, job_.sum_order, OwnerOptions());
     if (!owner.ok()) return Fail(owner.status());
     owner_ = *std::move(owner);
     own_parameters_ = owner_->own_parameters();
@@ -391,9 +391,12 @@ absl::Status PeerExchange::Drain() {
 
 absl::Status PeerExchange::WaitUntil(absl::FunctionRef<bool()> done, const std::string& what) {
   transport_->BeginLooking();
-  const absl::Status status = pump_.PumpUntil(done, DeadlineAfter(job_.exchange_deadline), what);
+  const auto is_over = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return done() || !owner_->status().ok(); };
+  const absl::Status status = pump_.PumpUntil(is_over, DeadlineAfter(job_.exchange_deadline), what);
   transport_->EndLooking();
-  // An error of the GPU comes first: a deadline that has passed as well is its consequence.
+  // An error of the GPU comes first: a deadline that has passed as well is its consequence. But where GPUs map each
+  // other's memory, the cause may be a rank that has died, and that is not known at once.
+  if (!owner_->status().ok() && way_.is_on_gpus) RETURN_IF_ERROR(pump_.FindMissing().status());
   if (!owner_->status().ok()) return Fail(owner_->status());
   if (!absl::IsDeadlineExceeded(status)) return status;
   // Something is in flight, or `done` would be true. The roll call takes up to a second, and names the rank that keeps
@@ -470,6 +473,7 @@ absl::Status PeerExchange::Finish() {
     if (gpu_memory_ != nullptr) {
       gpu_memory_->CloseOthers();
       RETURN_IF_ERROR(Barrier(pump_, end));
+      gpu_memory_->AllHaveClosed();
     }
   }
   StopBackground();
@@ -489,10 +493,6 @@ ExchangeCounters PeerExchange::counters() const {
   const MutexLock lock(mutex_);
   ExchangeCounters counters = CountersOfAllMachines();
   if (!counters.shared_memory) counters.not_shared = not_shared_;
-  if (!not_on_gpus_.empty() && not_on_gpus_ != not_shared_) {
-    counters.not_shared =
-        absl::StrCat("no GPU memory: ", not_on_gpus_, counters.not_shared.empty() ? "" : "; ", counters.not_shared);
-  }
   return counters;
 }
 

@@ -66,17 +66,15 @@ class PeerExchange final : public GradientExchange {
   // kRequired: a ring or star goes through memory that all processes map (ring_memory.h, memory_machine.h), or Start
   // fails with InvalidArgument. kIfPossible: it does so where all can share memory, and kFastest may choose it.
   enum class HostSharing { kNever, kIfPossible, kRequired };
-  // kRequired: a star goes through GPU memory that all ranks map (gpu/gpu_memory.h), or Start fails with
-  // InvalidArgument. kIfPossible: it does so where all can share it, and kFastest then takes it without a trial. A job
-  // that clips its gradient never does. The same on all ranks, those without a GPU too.
-  enum class GpuSharing { kNever, kIfPossible, kRequired };
 
   struct Options {
     Algorithm algorithm = Algorithm::kRing;
-    HostSharing sharing = HostSharing::kNever;    // kAllreduce ignores it
-    GpuSharing gpu_sharing = GpuSharing::kNever;  // kDirect and kFastest alone
-    CudaDevice* sharing_device = nullptr;         // whose memory is shared; outlives the exchange. Null: none
-    int server_count = 0;                         // kDedicated: the last ranks of the world, at least 1; 0 otherwise
+    HostSharing sharing = HostSharing::kNever;  // kAllreduce ignores it
+    // kDirect: gradients go through GPU memory that all ranks map (gpu/gpu_memory.h), or Start fails with
+    // InvalidArgument. The same on all ranks, those without a GPU too.
+    bool shares_gpu_memory = false;
+    CudaDevice* gpu = nullptr;  // whose memory that is; outlives the exchange. Null: this rank has none
+    int server_count = 0;       // kDedicated: the last ranks of the world, at least 1; 0 otherwise
     // The transport itself if it is MPI's: for the control, and for messages in GPU memory. Null: another transport.
     MpiTransport* mpi = nullptr;
     Trace* trace = nullptr;  // outlives the exchange; null: there is none
@@ -124,7 +122,7 @@ class PeerExchange final : public GradientExchange {
   absl::Status Agree() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status ShareMemory() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status ShareGpuMemory() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status RefuseSharing(const char* flag, const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status RefuseSharing(const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status ChooseFastest() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<std::string> TimeWays(const std::vector<std::pair<std::string, Way>>& ways)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -158,17 +156,16 @@ class PeerExchange final : public GradientExchange {
   const int server_count_;
   Way way_;  // constant after Start; before it, the algorithm may be kFastest
   const HostSharing sharing_;
-  const GpuSharing gpu_sharing_;
+  const bool shares_gpu_memory_;
   const std::chrono::milliseconds stall_report_;
   const std::function<void(const std::string&)> say_;
-  std::string not_on_gpus_;               // why the ranks cannot share GPU memory; empty: they can, or need not
   std::string not_shared_;                // why the ranks cannot share memory; empty: they can, or need not
   std::optional<ExchangeChoice> choice_;  // constant after Start
   HostTransport& unlocked_transport_;     // *transport_, for waits and Wake, which need no lock
   MpiTransport* const mpi_ ABSL_PT_GUARDED_BY(mutex_);
   TraceTrack* const track_ ABSL_PT_GUARDED_BY(mutex_);
   CudaDevice* const device_;
-  CudaDevice* const sharing_device_;
+  CudaDevice* const gpu_;
   JobSpec job_;
   std::span<float> parameters_;      // the caller's
   std::span<float> own_parameters_;  // the owner's, in GPU memory; empty: the caller's are used. Constant after Start

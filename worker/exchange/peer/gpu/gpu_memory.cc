@@ -19,9 +19,9 @@ namespace {
 
 // A multiple of the bytes that one access of any kernel has.
 constexpr int64_t kStrideElements = 64;
-// Of the self-test: so many updates of so many elements for each rank.
+// Of the self-test: so many updates of so many elements for each rank, which several blocks of a kernel share.
 constexpr int kTestRounds = 100;
-constexpr int64_t kTestElements = 1024;
+constexpr int64_t kTestElements = 8192;
 
 int64_t StrideOf(int64_t element_count) {
   return (element_count + kStrideElements - 1) / kStrideElements * kStrideElements;
@@ -38,81 +38,105 @@ absl::StatusOr<std::string> FirstOf(MessagePump& pump, const std::string& mine, 
   return first;
 }
 
-// Integers, so that any sum of them is exact.
-float PatternOf(int rank, int round, int64_t element) {
-  return static_cast<float>((element * 31 + rank * 977 + round * 131) % 1021);
-}
-
-// The ranks update a vector together as in a training, each its part. A rank that reads a gradient before it is there
-// finds NaN, or the pattern of the round before.
+// The ranks update a vector together as in a training, and in each round each rank has another part of it. So kernels
+// read what kernels of this and of other ranks have written. The numbers are integers, whose sums are exact. A rank
+// that reads a gradient before it is there finds NaN, or that of the round before.
 class SelfTest {
  public:
   SelfTest(MessagePump& pump, CudaDevice& device, const GpuMemory& memory)
       : pump_(pump),
         device_(device),
         memory_(memory),
-        count_(std::min<int64_t>(kTestElements * pump.world_size(), std::ssize(memory.gradients(0)))),
-        host_(static_cast<size_t>(count_)),
+        rank_(pump.rank()),
+        ranks_(pump.world_size()),
+        count_(std::min<int64_t>(kTestElements * ranks_, std::ssize(memory.gradients(0)))),
+        host_(static_cast<size_t>(count_), std::numeric_limits<float>::quiet_NaN()),
         expected_(static_cast<size_t>(count_), 0.0f) {}
 
   // Why the memory does not serve; empty: it does. A rank that has found an error goes on, because others wait for it.
   absl::StatusOr<std::string> Run(const CollectiveOptions& join) {
     ASSIGN_OR_RETURN(math_, device_.CreateVectorMath());
-    std::ranges::fill(host_, std::numeric_limits<float>::quiet_NaN());
-    math_->CopyToDevice(host_.data(), memory_.gradients(pump_.rank()).data(), count_ * kFloatBytes);
-    math_->CopyToDevice(expected_.data(), memory_.parameters(pump_.rank()).data(), count_ * kFloatBytes);
+    ASSIGN_OR_RETURN(pattern_, device_.Allocate(count_ * kFloatBytes));
+    ASSIGN_OR_RETURN(zeros_, device_.Allocate(count_ * kFloatBytes));
+    math_->CopyToDevice(host_.data(), Gradients(rank_), count_ * kFloatBytes);
+    math_->CopyToDevice(expected_.data(), Parameters(rank_), count_ * kFloatBytes);
+    const auto own = static_cast<float>(rank_);
+    math_->CopyToDevice(&own, Gradients(rank_), kFloatBytes);
     std::string error = WaitForGpu();
+    RETURN_IF_ERROR(Barrier(pump_, join));
+    if (error.empty()) error = CheckNames();
+    RETURN_IF_ERROR(Barrier(pump_, join));
     for (int round = 0; round < kTestRounds; ++round) {
       std::string found = Submit(round);
       RETURN_IF_ERROR(Barrier(pump_, join));
-      if (found.empty()) found = Update();
+      if (found.empty()) found = Update(round);
       RETURN_IF_ERROR(Barrier(pump_, join));
       if (found.empty()) found = Check(round);
       if (error.empty()) error = std::move(found);
     }
     // Gaps between tensors must be zero, and backward does not write them.
-    std::ranges::fill(host_, 0.0f);
-    for (const std::span<float> array : {memory_.gradients(pump_.rank()), memory_.parameters(pump_.rank())}) {
-      math_->CopyToDevice(host_.data(), array.data(), count_ * kFloatBytes);
-    }
+    math_->CopyToDevice(zeros_host_.data(), Gradients(rank_), count_ * kFloatBytes);
+    math_->CopyToDevice(zeros_host_.data(), Parameters(rank_), count_ * kFloatBytes);
     std::string found = WaitForGpu();
     return error.empty() ? found : error;
   }
 
  private:
+  float* Gradients(int rank) const { return memory_.gradients(rank).data(); }
+  float* Parameters(int rank) const { return memory_.parameters(rank).data(); }
   std::string WaitForGpu() { return std::string(math_->Synchronize().message()); }
+  static float PatternOf(int rank, int round, int64_t element) {
+    return static_cast<float>((element * 31 + rank * 977) % 1021 + round);
+  }
+  int PartOf(int64_t element) const { return static_cast<int>(((element + 1) * ranks_ - 1) / count_); }
 
+  // Each piece is the one of its rank.
+  std::string CheckNames() {
+    for (int other = 0; other < ranks_; ++other) {
+      float found = -1;
+      math_->CopyToHost(Gradients(other), &found, kFloatBytes);
+      if (std::string error = WaitForGpu(); !error.empty()) return error;
+      if (found != static_cast<float>(other)) {
+        return absl::StrCat("rank ", rank_, " finds ", found, " in the GPU memory of rank ", other,
+                            ", which has written its number there");
+      }
+    }
+    return "";
+  }
+
+  // A kernel writes the gradient, as in a training.
   std::string Submit(int round) {
-    for (int64_t e = 0; e < count_; ++e) host_[static_cast<size_t>(e)] = PatternOf(pump_.rank(), round, e);
-    math_->CopyToDevice(host_.data(), memory_.gradients(pump_.rank()).data(), count_ * kFloatBytes);
+    for (int64_t e = 0; e < count_; ++e) host_[static_cast<size_t>(e)] = PatternOf(rank_, round, e);
+    math_->CopyToDevice(host_.data(), pattern_->data(), count_ * kFloatBytes);
+    math_->Add(pattern_->floats(), zeros_->floats(), Gradients(rank_), count_);
     return WaitForGpu();
   }
 
-  std::string Update() {
-    const int rank = pump_.rank(), ranks = pump_.world_size();
-    CudaPeerUpdate update = {.range = {rank * count_ / ranks, (rank + 1) * count_ / ranks},
+  std::string Update(int round) {
+    const int part = (rank_ + round) % ranks_;
+    CudaPeerUpdate update = {.range = {part * count_ / ranks_, (part + 1) * count_ / ranks_},
                              .element_count = count_,
-                             .reduction = {.order = SumOrder::kChain, .world_size = ranks},
-                             .rank = rank,
+                             .reduction = {.order = SumOrder::kChain, .world_size = ranks_},
+                             .rank = rank_,
                              .learning_rate = 1.0f};
-    for (int other = 0; other < ranks; ++other) {
-      update.gradients[other] = memory_.gradients(other).data();
-      update.parameters[other] = memory_.parameters(other).data();
+    for (int other = 0; other < ranks_; ++other) {
+      update.gradients[other] = Gradients(other);
+      update.parameters[other] = Parameters(other);
     }
     math_->ApplyPeerUpdate(OptimizerConfig{}, update);
     return WaitForGpu();
   }
 
   std::string Check(int round) {
-    math_->CopyToHost(memory_.parameters(pump_.rank()).data(), host_.data(), count_ * kFloatBytes);
+    math_->CopyToHost(Parameters(rank_), host_.data(), count_ * kFloatBytes);
     if (std::string error = WaitForGpu(); !error.empty()) return error;
     for (int64_t e = 0; e < count_; ++e) {
       float& expected = expected_[static_cast<size_t>(e)];
-      for (int other = 0; other < pump_.world_size(); ++other) expected -= PatternOf(other, round, e);
+      for (int other = 0; other < ranks_; ++other) expected -= PatternOf(other, round, e);
       if (host_[static_cast<size_t>(e)] == expected) continue;
-      const int64_t owner = ((e + 1) * pump_.world_size() - 1) / count_;
-      return absl::StrCat("rank ", owner, " has written ", host_[static_cast<size_t>(e)], " and not ", expected,
-                          " into the GPU memory of rank ", pump_.rank(), ", in round ", round, " of a test");
+      const int writer = (PartOf(e) + ranks_ - round % ranks_) % ranks_;
+      return absl::StrCat("rank ", writer, " has written ", host_[static_cast<size_t>(e)], " and not ", expected,
+                          " into the GPU memory of rank ", rank_, ", in round ", round, " of a test");
     }
     return "";
   }
@@ -120,10 +144,13 @@ class SelfTest {
   MessagePump& pump_;
   CudaDevice& device_;
   const GpuMemory& memory_;
+  const int rank_, ranks_;
   const int64_t count_;
   std::unique_ptr<CudaVectorMath> math_;
+  std::unique_ptr<DeviceBuffer> pattern_, zeros_;
   std::vector<float> host_;
   std::vector<float> expected_;  // the parameters, after the rounds so far
+  const std::vector<float> zeros_host_ = std::vector<float>(static_cast<size_t>(count_), 0.0f);
 };
 
 // What a rank says before it allocates.
@@ -144,10 +171,7 @@ GpuMemory::~GpuMemory() {
   if (!may_free_) static_cast<void>(own_.release());
 }
 
-void GpuMemory::CloseOthers() {
-  others_.clear();
-  may_free_ = true;
-}
+void GpuMemory::CloseOthers() { others_.clear(); }
 
 absl::StatusOr<std::string> GpuMemory::Allocate() {
   ASSIGN_OR_RETURN(own_, device_.AllocateShared(2 * stride_ * kFloatBytes));
@@ -187,7 +211,7 @@ absl::StatusOr<GpuMemory::Outcome> GpuMemory::Meet(MessagePump& pump, CudaDevice
                                                     std::string(name.status().message())),
                            join));
   if (!outcome.refusal.empty()) {
-    memory->may_free_ = true;  // no rank has mapped it
+    memory->AllHaveClosed();  // no rank has mapped it
     return outcome;
   }
   ASSIGN_OR_RETURN(const std::vector<std::string> all, GatherTextToRoot(pump, absl::BytesToHexString(*name), join));
@@ -209,6 +233,7 @@ absl::StatusOr<GpuMemory::Outcome> GpuMemory::Meet(MessagePump& pump, CudaDevice
   }
   memory->CloseOthers();
   RETURN_IF_ERROR(Barrier(pump, join));
+  memory->AllHaveClosed();
   return outcome;
 }
 

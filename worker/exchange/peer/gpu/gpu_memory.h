@@ -1,9 +1,9 @@
 // How the ranks of one host come to map each other's GPU memory: each has a *piece*, with its gradients and its
 // parameters, exports it, and maps those of all others.
 //
-// CUDA's rules. A rank must not free its piece while another one maps it (cudaIpcCloseMemHandle), so pieces end in two
-// steps with a barrier in between: CloseOthers, then the destructor. After an error there is no barrier, and the
-// process's end frees the piece.
+// CUDA's rule: a rank must not free its piece while another one maps it (cudaIpcCloseMemHandle). So pieces end in two
+// steps with a barrier in between: CloseOthers, then AllHaveClosed and the destructor. After an error there is no
+// barrier, and the process's end frees the piece.
 #ifndef STARRING_WORKER_EXCHANGE_PEER_GPU_GPU_MEMORY_H_
 #define STARRING_WORKER_EXCHANGE_PEER_GPU_GPU_MEMORY_H_
 
@@ -30,7 +30,8 @@ class GpuMemory {
     std::string refusal;
   };
   // Collective over all ranks, those without a GPU too. Every rank maps every piece, or no rank does. A test with the
-  // real kernel, all ranks at once, comes before they rely on it. An error is one of the messages, or a GPU that fails.
+  // real kernel, all ranks at once, comes before they rely on it. An error is one of the messages, or too little memory
+  // of a GPU. After a refusal by the test the GPU may be of no more use: a fault ends its context.
   // `device` outlives the memory; null: this rank has no GPU. REQUIRES: world_size >= 2, and all are on one host.
   static absl::StatusOr<Outcome> Meet(MessagePump& pump, CudaDevice* device, int64_t element_count,
                                       const CollectiveOptions& join);
@@ -41,9 +42,10 @@ class GpuMemory {
   std::span<float> gradients(int rank) const { return {floats_[rank], static_cast<size_t>(element_count_)}; }
   std::span<float> parameters(int rank) const { return {floats_[rank] + stride_, static_cast<size_t>(element_count_)}; }
 
-  // Unmaps the pieces of other ranks, which nobody uses any more. The destructor frees this rank's piece if all ranks
-  // have come here: the caller has a barrier between the two.
+  // Unmaps the pieces of other ranks, which nobody uses any more.
   void CloseOthers();
+  // All ranks have returned from CloseOthers: the destructor frees this rank's piece.
+  void AllHaveClosed() { may_free_ = true; }
 
  private:
   GpuMemory(CudaDevice* device, int64_t element_count);
