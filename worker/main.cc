@@ -231,6 +231,8 @@ absl::StatusOr<std::unique_ptr<GradientExchange>> CreateExchange(const JobParts&
       std::move(peers.transport),
       PeerExchange::Options{.algorithm = AlgorithmOf(options),
                             .sharing = SharingOf(options),
+                            .shares_gpu_memory = options.same_host == SameHost::kGpuMemory,
+                            .gpu = cuda,
                             .server_count = options.server_ranks,
                             .mpi = peers.mpi,
                             .trace = parts.training.trace,
@@ -655,6 +657,7 @@ absl::Status PredictJob(WorkerOptions options, const LauncherEnvironment& launch
   // The ranks exchange sums alone, so they need no choice of the fastest way, and nothing leaves a GPU's memory.
   options.asked.sync = options.sync;
   options.cuda_aware_mpi = CudaAwareMpi::kOff;
+  if (options.same_host == SameHost::kGpuMemory) options.same_host = SameHost::kSocket;
   const JobParts parts{.launcher = &launcher,
                        .choice = &choice,
                        .mpi = mpi,

@@ -14,7 +14,8 @@ namespace {
 
 constexpr Choice<Placement> kPlacements[] = {
     {"in each rank", Placement::kEachRank}, {"in the ranks", Placement::kRanks}, {"in servers", Placement::kServers}};
-constexpr Choice<SameHost> kMemories[] = {{"messages", SameHost::kSocket}, {"shared memory", SameHost::kSharedMemory}};
+constexpr Choice<SameHost> kMemories[] = {
+    {"messages", SameHost::kSocket}, {"shared memory", SameHost::kSharedMemory}, {"GPU memory", SameHost::kGpuMemory}};
 
 // A column of the page's table, and a word of the JSON.
 struct Column {

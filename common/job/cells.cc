@@ -16,12 +16,14 @@ using C = Contact;
 
 constexpr SameHost kMessages = SameHost::kSocket;
 constexpr SameHost kShared = SameHost::kSharedMemory;
+constexpr SameHost kOnGpus = SameHost::kGpuMemory;
 
 // Abilities of ring and star where the ranks own the parameters, of every star with servers, and of servers over gRPC.
 constexpr unsigned kOfRanks = Cell::kDeterministic | Cell::kAutoBuckets | Cell::kAutoSync | Cell::kWholeGradient;
 constexpr unsigned kStarOfRanks = kOfRanks | Cell::kTree;
 // A star in memory moves fewer bytes, so --sync=auto does not measure the ring there.
 constexpr unsigned kRingInMemory = kOfRanks & ~Cell::kAutoSync;
+constexpr unsigned kStarOnGpus = kStarOfRanks & ~(Cell::kWholeGradient | Cell::kAutoBuckets);
 constexpr unsigned kStarOfServers = Cell::kDeterministic | Cell::kTree | Cell::kSecret | Cell::kStatus;
 constexpr unsigned kOverGrpc = Cell::kSiteCertificates | Cell::kElastic;
 
@@ -35,8 +37,10 @@ constexpr Cell kCells[] = {
     {"ring-tcp-shm", Sync::kRing, P::kRanks, T::kTcp, kShared, C::kRendezvous, kRingInMemory | Cell::kSecret},
     {"star-mpi", Sync::kStar, P::kRanks, T::kMpi, kMessages, C::kMpirun, kStarOfRanks | Cell::kGpuMemory},
     {"star-mpi-shm", Sync::kStar, P::kRanks, T::kMpi, kShared, C::kMpirun, kStarOfRanks},
+    {"star-mpi-gpu", Sync::kStar, P::kRanks, T::kMpi, kOnGpus, C::kMpirun, kStarOnGpus},
     {"star-tcp", Sync::kStar, P::kRanks, T::kTcp, kMessages, C::kRendezvous, kStarOfRanks | Cell::kSecret},
     {"star-tcp-shm", Sync::kStar, P::kRanks, T::kTcp, kShared, C::kRendezvous, kStarOfRanks | Cell::kSecret},
+    {"star-tcp-gpu", Sync::kStar, P::kRanks, T::kTcp, kOnGpus, C::kRendezvous, kStarOnGpus | Cell::kSecret},
     {"star-servers-tcp", Sync::kStar, P::kServers, T::kTcp, kMessages, C::kRendezvous, kStarOfServers},
     {"star-servers-tcp-shm", Sync::kStar, P::kServers, T::kTcp, kShared, C::kRendezvous, kStarOfServers},
     {"star", Sync::kStar, P::kServers, T::kGrpc, kMessages, C::kServers, kStarOfServers | kOverGrpc | Cell::kUsual},
@@ -53,7 +57,9 @@ constexpr Reason kReasons[] = {
     {Cell::kTree, {.sync = Sync::kRing}, "passes partial sums from rank to rank, which is a chain"},
     {Cell::kTree, {.sync = Sync::kMpi}, "leaves the order to MPI"},
     {Cell::kAutoBuckets, {.sync = Sync::kMpi}, "MPI may add in another order if a bucket has another size"},
+    {Cell::kAutoBuckets, {.same_host = kOnGpus}, "a captured step keeps to its buckets"},
     {Cell::kAutoBuckets, {.server_count = 1}, "servers cut the parameters when the workers join, and keep to that"},
+    {Cell::kWholeGradient, {.same_host = kOnGpus}, "an owner adds and updates in one pass, and knows no norm"},
     {Cell::kWholeGradient, {.server_count = 1}, "a server updates a bucket at once, and knows no norm of the others"},
 };
 

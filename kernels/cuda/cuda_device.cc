@@ -12,6 +12,7 @@
 #include "kernels/cuda/cuda_context.h"
 #include "kernels/cuda/cuda_memory.h"
 #include "kernels/cuda/cuda_operations.h"
+#include "kernels/cuda/cuda_peer_memory.h"
 #include "kernels/cuda/cuda_stream.h"
 #include "kernels/cuda/cuda_watch.h"
 #include "kernels/cuda/cudnn_descriptor.h"
@@ -253,6 +254,14 @@ class CudaDeviceOnCublasLt : public CudaDevice {
 
   absl::StatusOr<std::unique_ptr<CudaVectorMath>> CreateVectorMath() override {
     return CreateCudaVectorMath(info_.ordinal, context_.watch);
+  }
+
+  absl::StatusOr<std::unique_ptr<DeviceBuffer>> AllocateShared(int64_t size_bytes) override {
+    return Allocate(CudaSharedBytes(size_bytes));
+  }
+  absl::StatusOr<std::string> Export(DeviceBuffer* shared) override { return ExportCudaMemory(shared->data()); }
+  absl::StatusOr<std::unique_ptr<DeviceBuffer>> OpenShared(const std::string& exported, int64_t size_bytes) override {
+    return OpenCudaMemory(exported, size_bytes, context_.watch);
   }
 
   absl::StatusOr<std::unique_ptr<PinnedBuffer>> Pin(const void* data, int64_t size_bytes, PinFor use) override {

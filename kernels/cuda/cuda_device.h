@@ -22,12 +22,16 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/arithmetic/optimizer.h"
+#include "common/arithmetic/reduction_order.h"
+#include "common/base/element_range.h"
+#include "kernels/cuda/peer_ranks.h"
 #include "kernels/cuda/step_values.h"
 #include "kernels/device.h"
 
@@ -96,6 +100,20 @@ class PinnedBuffer {
   virtual int64_t size_bytes() const = 0;
 };
 
+// The update of one owner's range by the gradients of ranks whose GPUs map each other's memory. All memory is device
+// memory that this GPU maps.
+struct CudaPeerUpdate {
+  ElementRange range;                          // of the parameter vector
+  int64_t element_count = 0;                   // of the parameter vector
+  ReductionOrder reduction;                    // with 2 to kPeerRanksMax ranks
+  int rank = 0;                                // the owner
+  const float* gradients[kPeerRanksMax] = {};  // by rank: whole vectors
+  float* parameters[kPeerRanksMax] = {};       // by rank: whole vectors; the owner's are read, all are written
+  float learning_rate = 0;
+  int64_t update = 1;                   // counts from 1
+  std::vector<std::span<float>> state;  // of the range, one for each state vector of the optimizer
+};
+
 // Arithmetic on device memory on a stream of its own, for a thread other than the device's: an exchange treats
 // gradients and parameters that stay on the GPU with it. Errors are kept, as the device's are.
 //
@@ -107,6 +125,8 @@ class CudaVectorMath {
   virtual void Add(const float* a, const float* b, float* sum, int64_t count) = 0;
   // As CudaDevice's, never with bound values.
   virtual void ApplyOptimizer(const OptimizerConfig& config, const UpdateArgs& args) = 0;
+  // ApplyOptimizer with the sum of all ranks' gradients, in the order of `reduction`, and with the bits of a CPU's sum.
+  virtual void ApplyPeerUpdate(const OptimizerConfig& config, const CudaPeerUpdate& update) = 0;
   virtual void CopyToDevice(const void* host, void* device, int64_t size_bytes) = 0;
   virtual void CopyToHost(const void* device, void* host, int64_t size_bytes) = 0;
   // Waits, and returns the first error of all calls so far.
@@ -145,6 +165,15 @@ class CudaDevice : public Device {
   virtual absl::StatusOr<std::unique_ptr<PinnedBuffer>> AllocatePinned(int64_t size_bytes) = 0;
 
   virtual absl::StatusOr<std::unique_ptr<CudaVectorMath>> CreateVectorMath() = 0;
+
+  // Memory that other processes of this host may map: Allocate's, of a whole number of CUDA's blocks.
+  virtual absl::StatusOr<std::unique_ptr<DeviceBuffer>> AllocateShared(int64_t size_bytes) = 0;
+  // The bytes that name it to other processes. It must not be freed while one of them maps it.
+  virtual absl::StatusOr<std::string> Export(DeviceBuffer* shared) = 0;
+  // Maps memory that another process exports, whatever its GPU; unmaps it when destroyed. Internal with CUDA's own text
+  // where this GPU does not reach that memory.
+  virtual absl::StatusOr<std::unique_ptr<DeviceBuffer>> OpenShared(const std::string& exported,
+                                                                   int64_t size_bytes) = 0;
 
   // Pins the caller's host memory until the buffer is destroyed; the memory must live longer. kRead: the GPU only reads
   // it. Memory that is mapped read-only can be pinned in no other way, and on some machines not at all.

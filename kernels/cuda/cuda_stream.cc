@@ -1,13 +1,18 @@
 #include "kernels/cuda/cuda_stream.h"
 
+#include <algorithm>
+#include <bit>
 #include <iterator>
 #include <utility>
 
 #include "absl/memory/memory.h"
+#include "common/arithmetic/reduction_order.h"
+#include "common/base/check.h"
 #include "common/base/status.h"
 #include "kernels/cuda/cuda_memory.h"
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/optimizer.h"
+#include "kernels/cuda/peer_update.h"
 
 namespace starring {
 namespace {
@@ -35,6 +40,42 @@ constexpr char kWaitingForGpu[] = "waiting for the GPU";
 // This file has the only implementation, so that every event of a caller is one.
 cudaEvent_t Get(CudaEvent* event) { return static_cast<OwnedCudaEvent*>(event)->get(); }
 
+// The formula is chosen on the host, so that each kernel loads and stores only the states that it has.
+cuda::Update UpdateOf(const OptimizerConfig& config) {
+  if (config.kind == OptimizerKind::kAdamW) return cuda::Update::kAdamW;
+  if (StateVectorCount(config) == 0) return cuda::Update::kSgd;
+  return config.nesterov ? cuda::Update::kNesterov : cuda::Update::kMomentum;
+}
+
+cuda::PeerUpdateArgs PeerUpdateOf(const OptimizerConfig& config, const CudaPeerUpdate& update) {
+  const int ranks = update.reduction.world_size;
+  // More would be read behind the tables of pointers.
+  CHECK(2 <= ranks && ranks <= kPeerRanksMax) << ranks;
+  CHECK(0 <= update.rank && update.rank < ranks) << update.rank;
+  CHECK(0 <= update.range.begin && update.range.begin <= update.range.end && update.range.end <= update.element_count)
+      << update.range.begin << " to " << update.range.end << " of " << update.element_count;
+  CHECK_EQ(std::ssize(update.state), StateVectorCount(config));
+  for (const std::span<float> state : update.state) CHECK_EQ(std::ssize(state), update.range.size());
+  const int64_t whole_end = update.element_count - update.element_count % ReductionBlockElements(ranks);
+  cuda::PeerUpdateArgs args = {
+      .update = UpdateOf(config),
+      .rank_count = ranks,
+      .rank = update.rank,
+      .begin = update.range.begin,
+      .end = update.range.end,
+      .first = update.state.empty() ? nullptr : update.state[0].data(),
+      .second = update.state.size() < 2 ? nullptr : update.state[1].data(),
+      .tree = update.reduction.order == SumOrder::kTree,
+      .chunk_shift = std::countr_zero(static_cast<uint64_t>(ChunkElements(ranks))),
+      .whole_end = whole_end,
+      .last_elements = update.element_count - whole_end,
+      .scalars = MakeCudaOptimizerScalars(config, update.learning_rate, update.update),
+  };
+  std::ranges::copy(update.gradients, args.gradients);
+  std::ranges::copy(update.parameters, args.parameters);
+  return args;
+}
+
 class CudaVectorMathOnStream final : public CudaVectorMath {
  public:
   CudaVectorMathOnStream(int ordinal, CudaWatch* watch, std::unique_ptr<OwnedCudaStream> stream)
@@ -48,6 +89,10 @@ class CudaVectorMathOnStream final : public CudaVectorMath {
   void ApplyOptimizer(const OptimizerConfig& config, const UpdateArgs& args) override {
     Keep(SetDevice());
     Keep(CudaStatus(EnqueueUpdate(stream_->get(), config, args, nullptr, nullptr), "optimizer"));
+  }
+  void ApplyPeerUpdate(const OptimizerConfig& config, const CudaPeerUpdate& update) override {
+    Keep(SetDevice());
+    Keep(CudaStatus(cuda::ApplyPeerUpdate(stream_->get(), PeerUpdateOf(config, update)), "the update among GPUs"));
   }
   void CopyToDevice(const void* host, void* device, int64_t size_bytes) override {
     Keep(stream_->CopyToDevice(host, device, size_bytes));
@@ -72,13 +117,6 @@ class CudaVectorMathOnStream final : public CudaVectorMath {
   const std::unique_ptr<OwnedCudaStream> stream_;
   absl::Status first_error_;
 };
-
-// The formula is chosen on the host, so that each kernel loads and stores only the states that it has.
-cuda::Update UpdateOf(const OptimizerConfig& config) {
-  if (config.kind == OptimizerKind::kAdamW) return cuda::Update::kAdamW;
-  if (StateVectorCount(config) == 0) return cuda::Update::kSgd;
-  return config.nesterov ? cuda::Update::kNesterov : cuda::Update::kMomentum;
-}
 
 }  // namespace
 

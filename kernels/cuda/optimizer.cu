@@ -1,5 +1,6 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/optimizer.h"
+#include "kernels/cuda/update_formula.h"
 
 namespace starring::cuda {
 namespace {
@@ -21,30 +22,11 @@ struct UpdateBody {
     for (int k = 0; k < kWidth; ++k) {
       // Several threads may write here. Any of their indices will do, since the run ends.
       if (g.result != nullptr && !IsFinite(gradient.v[k])) g.result->non_finite_element = i + k;
-      out.v[k] = UpdateOne(s, gradient.v[k], in.v[k], first.v[k], second.v[k]);
+      out.v[k] = UpdateOne<kUpdate>(s, gradient.v[k], in.v[k], first.v[k], second.v[k]);
     }
     if constexpr (kUpdate != Update::kSgd) StorePack(first, g.first + i);
     if constexpr (kUpdate == Update::kAdamW) StorePack(second, g.second + i);
     StorePack(out, g.parameters_out + i);
-  }
-
-  // Returns the new parameter and updates the states. Operations are in the order of common/arithmetic/optimizer.cc,
-  // and nvcc contracts none of them (-fmad=false), so that CPU and GPU give equal bits.
-  __device__ static float UpdateOne(const CudaOptimizerScalars& s, float gradient, float in, float& first,
-                                    float& second) {
-    if constexpr (kUpdate == Update::kAdamW) {
-      const float mean = s.beta1 * first + s.one_minus_beta1 * gradient;
-      const float square = s.beta2 * second + s.one_minus_beta2 * gradient * gradient;
-      first = mean;
-      second = square;
-      return s.keep * in - s.step_size * mean / (sqrtf(square) / s.square_correction + s.epsilon);
-    }
-    const float decayed = gradient + s.weight_decay * in;
-    if constexpr (kUpdate == Update::kSgd) return in - s.learning_rate * decayed;
-    const float velocity = s.momentum * first + decayed;
-    first = velocity;
-    if constexpr (kUpdate == Update::kMomentum) return in - s.learning_rate * velocity;
-    return in - s.learning_rate * (decayed + s.momentum * velocity);
   }
 };
 

@@ -9,10 +9,9 @@
 #include <cstdint>
 
 #include "kernels/cuda/step_values.h"
+#include "kernels/cuda/update_formula.h"
 
 namespace starring::cuda {
-
-enum class Update { kSgd, kMomentum, kNesterov, kAdamW };
 
 struct OptimizerArgs {
   Update update = Update::kSgd;

@@ -13,6 +13,7 @@ KERNELS = [
     "loss",
     "narrow_convolution",
     "optimizer",
+    "peer_update",
     "pixels",
     "pool",
 ]
@@ -25,6 +26,7 @@ KERNEL_HDRS = [
     "pack.h",
     "patch_geometry.h",
     "system_scope.h",
+    "update_formula.h",
 ]
 
 # The sources for the host compiler, each with a header of its name, except gpu_libraries.cc, which the emulation
@@ -32,6 +34,7 @@ KERNEL_HDRS = [
 _HOST = [
     "cuda_memory",
     "cuda_operations",
+    "cuda_peer_memory",
     "cuda_stream",
     "cudnn_descriptor",
     "cudnn_product",

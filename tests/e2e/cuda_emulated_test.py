@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import signal
+import subprocess
 import time
 import unittest
 
@@ -14,6 +16,48 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
 
     worker = os.path.abspath("tests/cuda_emulation/worker_emulated")
     epochs = 2  # an emulated GPU is some hundred times slower than a real one
+
+    def test_gpu_memory_that_does_not_serve(self):
+        # A GPU has no IPC, one rank cannot map the other's memory, or what is written there arrives damaged.
+        job = self.job_command("star/tcp", 2, flags=["--device=cuda", *cuda_jobs.MLP, "--epochs=1",
+                                                     "--same_host=gpu_memory"],
+                               launch_flags=["--worker_binary=" + self.worker])
+        for fault, why in (("nothing", "cannot share memory of its GPU"), ("one_way", "cannot map the GPU memory of rank"),
+                           ("corrupt", "(finds|has written) "), ("late_visible", "(finds|has written) ")):
+            refused = self.run_to_end(["env", "EMULATED_GPU_IPC=" + fault, *job])
+            self.assertEqual(refused.returncode, 2, (fault, refused.output))
+            self.assertRegex(refused.output, "--same_host=gpu_memory: rank .*" + why + ".*give --same_host=auto")
+
+    def test_gpu_memory_while_work_waits(self):
+        # Streams that go on by themselves, each at its own pace: a wait that is missing shows.
+        flags = [*cuda_jobs.MLP, "--epochs=1"]
+        digest = self.cuda("star/tcp", 2, flags=flags)["parameter_sha256"]
+        for seed in range(1, 5):
+            more = ["--same_host=gpu_memory", *(["--nocuda_graph"] if seed % 2 else [])]
+            self.assertEqual(self.digest_on("EMULATED_GPU_STREAMS=async:%d" % seed, "star/tcp", 2, [*flags, *more]),
+                             digest, seed)
+
+    def test_a_rank_that_dies_with_shared_gpu_memory_is_named(self):
+        job = self.job_command("star/tcp", 2, flags=["--device=cuda", *cuda_jobs.MLP, "--epochs=1000",
+                                                     "--same_host=gpu_memory", "--progress=plain"],
+                               launch_flags=["--worker_binary=" + self.worker])
+        running = self.start(job)
+        self.wait_for_output(running, "epoch 1/1000")
+        children = subprocess.run(["pgrep", "-P", str(running.pid), "-f", "--", "--rank=1"], capture_output=True,
+                                  text=True, check=True).stdout.split()
+        os.kill(int(children[0]), signal.SIGKILL)
+        done = self.finish(running, deadline_s=60)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertRegex(done.output, "worker 0: error: .*rank 1")
+
+    def test_gpu_memory_resumes_what_another_began(self):
+        flags = [*cuda_jobs.without(self.everything(), "epochs"), "--total_steps=100", "--checkpoint_every_epochs=1"]
+        whole = self.cuda("ring", 3, flags=[*flags, "--epochs=2"])
+        for first, then in (("gpu_memory", "socket"), ("socket", "gpu_memory")):
+            folder = ["--checkpoint_dir=" + self.path("saved." + first), "--resume"]
+            self.cuda("star/tcp", 3, flags=[*flags, *folder, "--epochs=1", "--same_host=" + first])
+            again = self.cuda("star/mpi", 3, flags=[*flags, *folder, "--epochs=2", "--same_host=" + then])
+            self.assertEqual(again["parameter_sha256"], whole["parameter_sha256"])
 
     def test_cuda_aware_mpi_gives_the_same_bits(self):
         for model, variants in (([*cuda_jobs.MLP, "--epochs=2"],

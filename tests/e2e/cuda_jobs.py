@@ -77,6 +77,19 @@ class CudaJobs(JobTest):
         self.assertFalse(plain["config"]["cuda_graph"])
         self.assertEqual(plain["parameter_sha256"], digest)
 
+    def test_gpus_that_map_each_others_memory(self) -> None:
+        flags = [*MLP, "--epochs=1"]
+        for workers, orders in ((2, ["chain"]), (3, ["chain", "tree"]), (4, ["tree"])):
+            for order in orders:
+                job = [*flags, "--sum_order=" + order]
+                digest = self.cuda("star/tcp", workers, flags=job)["parameter_sha256"]
+                for sync, more in (("star/mpi", ["--same_host=gpu_memory"]),
+                                   ("star/tcp", ["--same_host=gpu_memory", "--nocuda_graph"])):
+                    mapped = self.cuda(sync, workers, flags=[*job, *more])
+                    self.assertEqual(mapped["config"]["same_host"], "gpu_memory", (workers, order, sync))
+                    self.assertEqual(mapped["exchange"]["gpu_transfer"], "gpu-memory")
+                    self.assertEqual(mapped["parameter_sha256"], digest, (workers, order, sync))
+
     def assert_shared_memory_gives(self, sync: str, flags: list[str], digest: str) -> None:
         """Three ranks that share memory, on GPUs, end with this digest."""
         shared = self.cuda(sync, 3, flags=[*flags, "--same_host=shared_memory"])

@@ -28,6 +28,9 @@ class SliceOwner {
   // Both have completed when they return, so that the result may be sent, or read by the training step, at once.
   virtual void Add(std::span<const float> own, std::span<float> sum) = 0;  // sum += own
   virtual void Apply(const ApplyArgs& args) = 0;                           // as OwnedSlices::Apply
+  // Adds the gradients of all ranks to this rank's slice of `bucket` and updates its parameters on all ranks, if the
+  // owner maps the memory of all of them (peer/gpu/gpu_slice_owner.h). False: it does not, and has done nothing.
+  virtual bool UpdateFromAll(int64_t /*step*/, int /*bucket*/) { return false; }
   // The first error of all calls. After an error no result may be used.
   virtual absl::Status status() const = 0;
 

@@ -255,7 +255,7 @@ Sync UsualSync(const LauncherEnvironment& launcher, const WorkerOptions& options
   if (!has_peers) return CellOf({.contact = Contact::kNone}).sync;
   CellPattern wanted = {.server_count = 0, .transport = UsualTransport(options), .may = Cell::kAutoSync};
   if (options.sum_order == SumOrder::kTree) wanted.may |= Cell::kTree;
-  if (asked.same_host == SameHost::kSharedMemory) wanted.same_host = asked.same_host;
+  if (asked.same_host != SameHost::kSocket) wanted.same_host = asked.same_host;
   return CellOf(wanted).sync;
 }
 
@@ -334,15 +334,24 @@ absl::Status ResolveTopology(const LauncherEnvironment& launcher, WorkerOptions&
 
 absl::Status CheckSameHost(const WorkerOptions& options) {
   const Cell& cell = options.cell();
-  if (options.asked.same_host != SameHost::kSharedMemory || !cell.Exchanges()) return absl::OkStatus();
-  if (cell.same_host == SameHost::kSharedMemory) {
-    if (options.cuda_aware_mpi == CudaAwareMpi::kOff || cell.placement == Placement::kServers) return absl::OkStatus();
-    return RefuseFlag("cuda_aware_mpi", "auto", "--same_host=shared_memory is memory of the host: drop one of the two");
+  const std::optional<SameHost> asked = options.asked.same_host;
+  if (!asked.has_value() || asked == SameHost::kSocket || !cell.Exchanges()) return absl::OkStatus();
+  const bool on_gpus = asked == SameHost::kGpuMemory;
+  if (on_gpus && options.device == DeviceKind::kCpu) {
+    return RefuseFlag("same_host", "gpu_memory", "--device=cpu computes on no GPU: drop one of the two");
   }
-  const Cell& other = CellOf({.server_count = 0, .transport = cell.transport, .same_host = SameHost::kSharedMemory});
-  return RefuseFlag(
-      "same_host", "shared_memory",
-      absl::StrCat("--sync=", SyncName(cell.sync), " sends messages: drop it, or give --sync=", SyncName(other.sync)));
+  if (cell.same_host == *asked) {
+    if (options.cuda_aware_mpi == CudaAwareMpi::kOff || cell.placement == Placement::kServers) return absl::OkStatus();
+    return RefuseFlag("cuda_aware_mpi", "auto",
+                      absl::StrCat("--same_host=", NameOf(kSameHosts, asked), " sends no arrays: drop one of the two"));
+  }
+  const Cell& other = CellOf({.server_count = 0, .same_host = asked});
+  const std::string why =
+      on_gpus && cell.placement == Placement::kServers
+          ? "servers have no GPU: leave out --servers and --server_ranks, or drop it"
+          : absl::StrCat("--sync=", SyncName(cell.sync), on_gpus ? " does not go through it" : " sends messages",
+                         ": drop it, or give --sync=", SyncName(other.sync));
+  return RefuseFlag("same_host", NameOf(kSameHosts, asked), why);
 }
 
 // Resolves the protection of the connections to the servers, or between the ranks.
@@ -397,10 +406,13 @@ absl::Status CheckClipNorm(WorkerOptions& options) {
   const std::string value = absl::StrCat(options.optimizer.clip_norm);
   const Cell& cell = options.cell();
   if (!cell.May(Cell::kWholeGradient)) {
-    return RefuseFlag("clip_norm", value,
-                      absl::StrCat(WhyNot(cell, Cell::kWholeGradient),
-                                   options.elastic ? ": drop --elastic" : ": leave out --servers and --server_ranks",
-                                   ", and give --sync=ring, or a star whose ranks own the parameters"));
+    return RefuseFlag(
+        "clip_norm", value,
+        absl::StrCat(WhyNot(cell, Cell::kWholeGradient),
+                     options.elastic                          ? ": drop --elastic"
+                     : cell.same_host == SameHost::kGpuMemory ? ": drop --same_host"
+                                                              : ": leave out --servers and --server_ranks",
+                     ", and give --sync=ring, or a star whose ranks own the parameters"));
   }
   if (options.cuda_aware_mpi == CudaAwareMpi::kOff) return absl::OkStatus();
   return RefuseFlag("clip_norm", value, "the norm is computed in host memory: give --cuda_aware_mpi=off");

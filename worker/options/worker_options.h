@@ -44,10 +44,12 @@ enum class ProgressStyle { kLive, kPlain, kNone };
 inline constexpr char kDefaultCheckpointsDir[] = "starring-checkpoints";
 
 // The names that the command line has for the values. An empty optional is "auto".
-inline constexpr Choice<SameHost> kResolvedSameHosts[] = {{"shared_memory", SameHost::kSharedMemory},
-                                                          {"socket", SameHost::kSocket}};
-inline constexpr Choice<std::optional<SameHost>> kSameHosts[] = {
-    {"auto", std::nullopt}, {"shared_memory", SameHost::kSharedMemory}, {"socket", SameHost::kSocket}};
+inline constexpr Choice<SameHost> kResolvedSameHosts[] = {
+    {"gpu_memory", SameHost::kGpuMemory}, {"shared_memory", SameHost::kSharedMemory}, {"socket", SameHost::kSocket}};
+inline constexpr Choice<std::optional<SameHost>> kSameHosts[] = {{"auto", std::nullopt},
+                                                                 {"gpu_memory", SameHost::kGpuMemory},
+                                                                 {"shared_memory", SameHost::kSharedMemory},
+                                                                 {"socket", SameHost::kSocket}};
 inline constexpr Choice<MapData> kMapData[] = {
     {"auto", MapData::kAuto}, {"never", MapData::kNever}, {"always", MapData::kAlways}};
 inline constexpr Choice<Cifar100Labels> kCifar100Labels[] = {{"fine", Cifar100Labels::kFine},
@@ -262,7 +264,8 @@ inline constexpr FlagRow kRows[] = {
     {"lanes", "exchange", "star: lanes, each a TCP connection, to each server", WholeAt<&W::lanes>(1, kLanesMax)},
     {"same_host", "exchange",
      "ring, star: how arrays travel inside one machine; auto: in shared memory, with --servers for those that are "
-     "here, with ranks if all are, else by --transport; --sync=auto measures both; does not change the bits",
+     "here, with ranks if all are, else by --transport; --sync=auto measures both; gpu_memory: a star of ranks on GPUs "
+     "that map each other's memory; does not change the bits",
      OneOfAt<kSameHosts, &W::asked, &Asked::same_host>(), 0, OneOfAt<kResolvedSameHosts, &W::same_host>()},
     {"bucket_bytes", "exchange",
      "unit of exchange, in whole blocks; does not change the bits; 0: 4 MiB if a star's servers have loopback "

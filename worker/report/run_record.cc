@@ -53,7 +53,8 @@ std::map<std::string, std::string> ConfigFacts(const RunFacts& facts) {
   if (cell.contact != Contact::kServers) {
     config["lanes"] = "0";
     const bool may_share = FindCell({.sync = cell.sync, .same_host = SameHost::kSharedMemory}) != nullptr;
-    config["same_host"] = text(!may_share ? "" : facts.result->exchange.shared_memory ? "shared_memory" : "socket");
+    const char* const shared = facts.gpu_transfer == "gpu-memory" ? "gpu_memory" : "shared_memory";
+    config["same_host"] = text(!may_share ? "" : facts.result->exchange.shared_memory ? shared : "socket");
   }
   config["deterministic"] = options.IsDeterministic() ? "true" : "false";
   config["sync_reason"] = text(facts.sync_reason);

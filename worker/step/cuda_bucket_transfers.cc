@@ -68,7 +68,8 @@ absl::Status CudaBucketTransfers::Allocate() {
   const int64_t bytes = element_count() * kFloatBytes;
   ASSIGN_OR_RETURN(own_device_parameters_, device_.Allocate(bytes), "parameters");
   parameters_ = Whole(*own_device_parameters_);
-  ASSIGN_OR_RETURN(gradients_, device_.Allocate(bytes), "gradients");
+  ASSIGN_OR_RETURN(own_device_gradients_, device_.Allocate(bytes), "gradients");
+  gradients_ = Whole(*own_device_gradients_);
   ASSIGN_OR_RETURN(own_parameters_, device_.AllocatePinned(bytes), "parameters");
   // Pinned memory is not initialised.
   std::ranges::fill(initial_parameters(), 0.0f);
@@ -147,6 +148,11 @@ absl::Status CudaBucketTransfers::BeginDevice() {
   // Ours are for the other ways. The cast is safe: only const uses of parameters_ follow for kDevice.
   own_device_parameters_.reset();
   parameters_ = {const_cast<float*>(memory.data()), memory.size()};
+  // Other ranks read the gradients where the exchange has a place for them.
+  if (!exchange_.memory().gradients.empty()) {
+    gradients_ = exchange_.memory().gradients.back();
+    own_device_gradients_.reset();
+  }
   // host_parameters() are valid after Begin, as after Settle.
   device_.CopyToHost(parameters_.data(), own_parameters_->data(), element_count() * kFloatBytes);
   return device_.Synchronize();
@@ -154,7 +160,8 @@ absl::Status CudaBucketTransfers::BeginDevice() {
 
 std::string CudaBucketTransfers::name() const {
   if (way_ == Way::kNone) return "";
-  return way_ == Way::kDevice ? "cuda-aware" : "host-staged";
+  if (way_ == Way::kHost) return "host-staged";
+  return exchange_.memory().gradients.empty() ? "cuda-aware" : "gpu-memory";
 }
 
 absl::Status CudaBucketTransfers::Bring(ElementRange range) {
@@ -192,7 +199,7 @@ absl::Status CudaBucketTransfers::Complete(int64_t begin) {
   // `begin` has reached its first element, and buckets complete in their order. One layer may complete several.
   for (; next_bucket_ < buckets_.bucket_count() && buckets_.bucket(next_bucket_).begin >= begin; ++next_bucket_) {
     const ElementRange range = buckets_.bucket(next_bucket_);
-    const float* const from = gradients_->floats() + range.begin;
+    const float* const from = gradients_.data() + range.begin;
     // The search comes before the fork, so that the event for which the host waits also says that the finding is there.
     device_.FindNonFinite(from, range.size(), FindingOf(next_bucket_));
     // The copy is a branch of the graph: backward of the next layers does not wait for the bus.

@@ -59,11 +59,11 @@ class CudaBucketTransfers {
   // The exchange has started.
   absl::Status Begin(StepTimer* timer);
 
-  std::string name() const;  // for the run record: empty, "host-staged" or "cuda-aware"
+  std::string name() const;  // for the run record: empty, "host-staged", "cuda-aware" or "gpu-memory"
 
   // Device memory, after Begin.
   std::span<const float> parameters() const { return parameters_; }
-  std::span<float> gradients() { return Whole(*gradients_); }
+  std::span<float> gradients() { return gradients_; }
 
   // Work that is enqueued on the device's stream from now on runs after the parameters in `range` have arrived. Not in
   // a capture, because it may wait for the exchange.
@@ -114,8 +114,8 @@ class CudaBucketTransfers {
   std::unique_ptr<CudaStream> uploads_, downloads_;
   std::unique_ptr<CudaEvent> uploaded_;
   std::vector<std::unique_ptr<CudaEvent>> downloaded_;  // of each bucket
-  std::unique_ptr<DeviceBuffer> own_device_parameters_, gradients_;
-  std::span<float> parameters_;  // device memory: ours, or the exchange's
+  std::unique_ptr<DeviceBuffer> own_device_parameters_, own_device_gradients_;
+  std::span<float> parameters_, gradients_;  // device memory: ours, or the exchange's
   // kHost. The exchange's memory, if it has some that can be pinned; otherwise ours, and the exchange or Upload copies.
   std::unique_ptr<PinnedBuffer> own_parameters_, own_gradients_;
   std::unique_ptr<PinnedBuffer> pinned_parameters_, pinned_gradients_;

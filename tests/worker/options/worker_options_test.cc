@@ -216,7 +216,7 @@ TEST(WorkerOptionsTest, WhoOwnsTheParameters) {
 absl::StatusOr<WorkerOptions> ParseCell(const Cell& cell, const std::string& more = "--rank=0") {
   std::vector<std::string> words = {absl::StrCat("--sync=", SyncName(cell.sync)), more};
   if (cell.Exchanges()) words.push_back(absl::StrCat("--transport=", TransportName(cell.transport)));
-  words.push_back(cell.same_host == SameHost::kSharedMemory ? "--same_host=shared_memory" : "--same_host=socket");
+  words.push_back(absl::StrCat("--same_host=", NameOf(kResolvedSameHosts, cell.same_host)));
   if (cell.contact == Contact::kServers) words.push_back("--servers=a:1");
   if (cell.contact == Contact::kRendezvous) {
     words.insert(words.end(), {"--rendezvous=127.0.0.1:1", "--world_size=2"});

@@ -50,7 +50,10 @@ void MemoryMachine::SubmitNode(int64_t /*step*/, int bucket, int node, std::span
   const ElementRange range = buckets_.bucket(bucket);
   CHECK_EQ(gradient.size(), range.size());
   const std::span<float> place = options_.arrays.own_gradients[node].subspan(range.begin, range.size());
-  if (gradient.data() != place.data()) CopyArray(gradient, place);
+  if (gradient.data() == place.data()) return;
+  CHECK(options_.owner == nullptr || options_.owner->own_parameters().empty())
+      << "a gradient at another place of a GPU";
+  CopyArray(gradient, place);
 }
 
 void MemoryMachine::Submit(int64_t step, int bucket, std::span<const float> gradient) {
@@ -106,14 +109,20 @@ void MemoryMachine::OnCompletion(uint64_t operation) {
 void MemoryMachine::UpdatePiece(int bucket) {
   Bucket& state = state_[bucket];
   const ElementRange slice = SliceOf(bucket);
-  const ElementRange piece = {state.updated_end, std::min(state.updated_end + kPieceElements, slice.end)};
   const TraceSpan span(options_.track, "apply", {.step = state.step, .bucket = bucket});
   const auto start = std::chrono::steady_clock::now();
-  ForEachRun(piece, buckets_.element_count(), {.order = options_.sum_order, .world_size = worker_count_},
-             [&](ElementRange run, int first_rank) { UpdateRun(state, bucket, run, first_rank); });
+  if (options_.owner->UpdateFromAll(state.step, bucket)) {
+    state.updated_end = slice.end;
+  } else {
+    const ElementRange piece = {state.updated_end, std::min(state.updated_end + kPieceElements, slice.end)};
+    ForEachRun(piece, buckets_.element_count(), {.order = options_.sum_order, .world_size = worker_count_},
+               [&](ElementRange run, int first_rank) { UpdateRun(state, bucket, run, first_rank); });
+    state.updated_end = piece.end;
+  }
   counters_.optimizer_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  state.updated_end = piece.end;
-  if (piece.end == slice.end) return FinishUpdate(bucket);
+  // Nobody may use what a GPU has not written.
+  if (!options_.owner->status().ok()) return;
+  if (state.updated_end == slice.end) return FinishUpdate(bucket);
   // The arrivals are complete, so the next Poll returns this one, after other operations that have completed.
   transport_.PostWait(board_.arrivals(bucket), state.submit_count * worker_count_, TokenOf(this, bucket, kArrivals));
 }

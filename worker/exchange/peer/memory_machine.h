@@ -15,6 +15,10 @@
 // then, because it submits a bucket after its last use of the parameters in a step (gradient_exchange.h). A worker
 // writes the next step's gradient after the last update, when no owner reads the old one any more.
 //
+// On GPUs. Where the ranks map each other's GPU memory (gpu/gpu_memory.h), the arrays are there, and a vector of
+// parameters is on each GPU. The board is the host's all the same, so no GPU waits for another rank: the owner's thread
+// waits for its kernel, and counts its update then.
+//
 // Cost: with N workers, each owner reads its slice of N gradients and moves no other byte. Two wake-ups follow one
 // after the other: the last worker wakes the owners, and the last owner wakes the workers.
 //
@@ -44,7 +48,7 @@ class MemoryMachine final : public BucketMachine {
  public:
   struct Options {
     const BucketMap* buckets = nullptr;
-    SliceOwner* owner = nullptr;  // owns this rank's slice of every bucket, in host memory; of no use with servers
+    SliceOwner* owner = nullptr;  // owns this rank's slice of every bucket; of no use with servers
     HostArrays arrays;
     HostBoard* board = nullptr;          // its counts are zero when the first rank submits
     HostTransport* transport = nullptr;  // to which the board is attached
@@ -56,7 +60,7 @@ class MemoryMachine final : public BucketMachine {
   // All pointers and arrays outlive the machine. REQUIRES: two processes or more.
   explicit MemoryMachine(const Options& options);
 
-  // A gradient that is not in own_gradients, in its place, is copied there.
+  // A gradient that is not in own_gradients, in its place, is copied there. On a GPU it is there.
   void Submit(int64_t step, int bucket, std::span<const float> gradient) override;
   void SubmitNode(int64_t step, int bucket, int node, std::span<const float> gradient) override;
   void OnCompletion(uint64_t operation) override;

@@ -16,6 +16,7 @@
 #include "common/job/owned_slices.h"
 #include "common/transport/collectives.h"
 #include "worker/exchange/peer/cuda_aware/cuda_aware_owner.h"
+#include "worker/exchange/peer/gpu/gpu_slice_owner.h"
 #include "worker/exchange/peer/memory_machine.h"
 #include "worker/exchange/peer/ring_machine.h"
 #include "worker/exchange/peer/server_ranks.h"
@@ -67,12 +68,14 @@ PeerExchange::PeerExchange(std::unique_ptr<HostTransport> transport, Options opt
     : server_count_(options.server_count),
       way_{.algorithm = options.algorithm},
       sharing_(options.sharing),
+      shares_gpu_memory_(options.shares_gpu_memory),
       stall_report_(options.stall.times.report_after),
       say_(options.stall.say),
       unlocked_transport_(*transport),
       mpi_(options.mpi),
       track_(AddTrack(options.trace, {.name = "exchange"})),
       device_(options.device),
+      gpu_(options.gpu),
       // The pump is initialised before the transport is moved to its member. It keeps the pointer, which the move does
       // not change.
       pump_(transport.get(), std::move(options.stall), server_count_),
@@ -127,7 +130,10 @@ absl::Status PeerExchange::Agree() {
   // A rank that chooses and one that does not would wait for different messages. The flags of both have resolved to the
   // same values.
   if (way_.algorithm == Algorithm::kFastest) SetFlag("sync", "auto", job_.agreed_flags);
-  if (sharing_ != HostSharing::kNever) {
+  // So would ranks that share memory and those that do not.
+  if (shares_gpu_memory_) {
+    SetFlag("same_host", "gpu_memory", job_.agreed_flags);
+  } else if (sharing_ != HostSharing::kNever) {
     SetFlag("same_host", sharing_ == HostSharing::kRequired ? "shared_memory" : "auto", job_.agreed_flags);
   }
   const std::string mine = SerializeAgreement(job_);
@@ -177,6 +183,13 @@ absl::Status PeerExchange::CreateHostOwner() {
 }
 
 absl::Status PeerExchange::CreateOwner() {
+  if (way_.is_on_gpus) {
+    auto owner = GpuSliceOwner::Create(gpu_, gpu_memory_.get(), job_.rank, job_.sum_order, OwnerOptions());
+    if (!owner.ok()) return Fail(owner.status());
+    owner_ = *std::move(owner);
+    own_parameters_ = owner_->own_parameters();
+    return absl::OkStatus();
+  }
   const bool sends_to_ranks = way_.algorithm == Algorithm::kRing || way_.algorithm == Algorithm::kDirect;
   if (sends_to_ranks && !way_.shares_memory && job_.optimizer.clip_norm == 0) {
     const CollectiveOptions join = {.what = "the self-test of CUDA-aware MPI", .deadline = job_.join_deadline};
@@ -242,6 +255,9 @@ ExchangeMemory PeerExchange::TrainersMemory() const {
             .parameters = own_parameters_,
             .place = own_parameters_.empty() ? ExchangeMemory::Place::kHost : ExchangeMemory::Place::kDevice};
   }
+  if (way_.is_on_gpus) {
+    return {.gradients = arrays_.own_gradients, .parameters = own_parameters_, .place = ExchangeMemory::Place::kDevice};
+  }
   // The ranks share sums then, and each has parameters of its own.
   const std::span<const float> parameters = clipping_ == nullptr ? arrays_.parameters : std::span<float>();
   return {.gradients = arrays_.own_gradients, .parameters = parameters};
@@ -254,7 +270,7 @@ absl::Status PeerExchange::ShareStart() {
   if (way_.algorithm == Algorithm::kDedicated) return SendStartToServers(pump_, job_, parameters_);
   owner_->CopyParametersIn(parameters_);
   // One rank is enough. The others read them after the last message of Start, which comes later.
-  if (way_.shares_memory && job_.rank == 0) {
+  if (way_.shares_memory && !way_.is_on_gpus && job_.rank == 0) {
     std::ranges::copy(parameters_, arrays_.parameters.begin());
   }
   // Only rank 0 has loaded a checkpoint. The other ranks learn from it whether vectors of state follow.
@@ -375,9 +391,12 @@ absl::Status PeerExchange::Drain() {
 
 absl::Status PeerExchange::WaitUntil(absl::FunctionRef<bool()> done, const std::string& what) {
   transport_->BeginLooking();
-  const absl::Status status = pump_.PumpUntil(done, DeadlineAfter(job_.exchange_deadline), what);
+  const auto is_over = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return done() || !owner_->status().ok(); };
+  const absl::Status status = pump_.PumpUntil(is_over, DeadlineAfter(job_.exchange_deadline), what);
   transport_->EndLooking();
-  // An error of the GPU comes first: a deadline that has passed as well is its consequence.
+  // An error of the GPU comes first: a deadline that has passed as well is its consequence. But where GPUs map each
+  // other's memory, the cause may be a rank that has died, and that is not known at once.
+  if (!owner_->status().ok() && way_.is_on_gpus) RETURN_IF_ERROR(pump_.FindMissing().status());
   if (!owner_->status().ok()) return Fail(owner_->status());
   if (!absl::IsDeadlineExceeded(status)) return status;
   // Something is in flight, or `done` would be true. The roll call takes up to a second, and names the rank that keeps
@@ -449,9 +468,13 @@ absl::Status PeerExchange::Finish() {
     TrainerDrives drive(*this);
     RETURN_IF_ERROR(Drain());
     // The servers answer when all workers have finished, which is a barrier too.
-    RETURN_IF_ERROR(way_.algorithm == Algorithm::kDedicated
-                        ? FinishAtServers(pump_, job_)
-                        : Barrier(pump_, {.what = "the end of the job", .deadline = job_.exchange_deadline}));
+    const CollectiveOptions end = {.what = "the end of the job", .deadline = job_.exchange_deadline};
+    RETURN_IF_ERROR(way_.algorithm == Algorithm::kDedicated ? FinishAtServers(pump_, job_) : Barrier(pump_, end));
+    if (gpu_memory_ != nullptr) {
+      gpu_memory_->CloseOthers();
+      RETURN_IF_ERROR(Barrier(pump_, end));
+      gpu_memory_->AllHaveClosed();
+    }
   }
   StopBackground();
   return absl::OkStatus();

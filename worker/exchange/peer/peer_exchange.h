@@ -50,6 +50,7 @@
 #include "worker/exchange/clipping_owner.h"
 #include "worker/exchange/gradient_exchange.h"
 #include "worker/exchange/peer/bucket_machine.h"
+#include "worker/exchange/peer/gpu/gpu_memory.h"
 #include "worker/exchange/peer/machine_trial.h"
 #include "worker/exchange/slice_owner.h"
 
@@ -69,7 +70,11 @@ class PeerExchange final : public GradientExchange {
   struct Options {
     Algorithm algorithm = Algorithm::kRing;
     HostSharing sharing = HostSharing::kNever;  // kAllreduce ignores it
-    int server_count = 0;                       // kDedicated: the last ranks of the world, at least 1; 0 otherwise
+    // kDirect: gradients go through GPU memory that all ranks map (gpu/gpu_memory.h), or Start fails with
+    // InvalidArgument. The same on all ranks, those without a GPU too.
+    bool shares_gpu_memory = false;
+    CudaDevice* gpu = nullptr;  // whose memory that is; outlives the exchange. Null: this rank has none
+    int server_count = 0;       // kDedicated: the last ranks of the world, at least 1; 0 otherwise
     // The transport itself if it is MPI's: for the control, and for messages in GPU memory. Null: another transport.
     MpiTransport* mpi = nullptr;
     Trace* trace = nullptr;  // outlives the exchange; null: there is none
@@ -109,12 +114,15 @@ class PeerExchange final : public GradientExchange {
   struct Way {
     Algorithm algorithm = Algorithm::kRing;
     bool shares_memory = false;
+    bool is_on_gpus = false;  // memory_ has the board alone, and gpu_memory_ the arrays
   };
 
   PeerExchange(std::unique_ptr<HostTransport> transport, Options options);
 
   absl::Status Agree() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status ShareMemory() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status ShareGpuMemory() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status RefuseSharing(const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status ChooseFastest() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<std::string> TimeWays(const std::vector<std::pair<std::string, Way>>& ways)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -148,6 +156,7 @@ class PeerExchange final : public GradientExchange {
   const int server_count_;
   Way way_;  // constant after Start; before it, the algorithm may be kFastest
   const HostSharing sharing_;
+  const bool shares_gpu_memory_;
   const std::chrono::milliseconds stall_report_;
   const std::function<void(const std::string&)> say_;
   std::string not_shared_;                // why the ranks cannot share memory; empty: they can, or need not
@@ -156,6 +165,7 @@ class PeerExchange final : public GradientExchange {
   MpiTransport* const mpi_ ABSL_PT_GUARDED_BY(mutex_);
   TraceTrack* const track_ ABSL_PT_GUARDED_BY(mutex_);
   CudaDevice* const device_;
+  CudaDevice* const gpu_;
   JobSpec job_;
   std::span<float> parameters_;      // the caller's
   std::span<float> own_parameters_;  // the owner's, in GPU memory; empty: the caller's are used. Constant after Start
@@ -163,8 +173,9 @@ class PeerExchange final : public GradientExchange {
 
   mutable Mutex mutex_;
   // The transport, which is last, is destroyed first: until then it may write into the buffers of the others.
-  std::unique_ptr<HostMemory> memory_;  // null: the ranks share none. Constant after Start, but for its bytes
-  HostArrays arrays_;                   // in memory_
+  std::unique_ptr<HostMemory> memory_;     // null: the ranks share none. Constant after Start, but for its bytes
+  std::unique_ptr<GpuMemory> gpu_memory_;  // null: the ranks share none. Constant after Start, but for its floats
+  HostArrays arrays_;                      // in memory_, or gpu_memory_
   std::unique_ptr<MachineTrial> trial_ ABSL_GUARDED_BY(mutex_);  // during Start, and after an error in it
   std::unique_ptr<SliceOwner> owner_ ABSL_GUARDED_BY(mutex_);
   ClippingOwner* clipping_ ABSL_GUARDED_BY(mutex_) = nullptr;  // the owner, if the job clips

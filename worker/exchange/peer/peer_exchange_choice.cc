@@ -31,8 +31,40 @@ int MaxBucketCount(int64_t element_count, int world_size) {
 
 }  // namespace
 
+// The reason is the same on all ranks.
+absl::Status PeerExchange::RefuseSharing(const std::string& why) {
+  pump_.PeersKnow();
+  return absl::InvalidArgumentError(
+      absl::StrCat(shares_gpu_memory_ ? "--same_host=gpu_memory: " : "--same_host=shared_memory: ", why,
+                   ": start all ranks on one host, or give --same_host=",
+                   shares_gpu_memory_ ? "auto, which sends arrays through memory of the host" : "socket"));
+}
+
+// The board is in memory of the host, and the arrays in that of the GPUs.
+absl::Status PeerExchange::ShareGpuMemory() {
+  const CollectiveOptions join = {.what = "sharing GPU memory with the other ranks", .deadline = job_.join_deadline};
+  ASSIGN_OR_RETURN(HostMemory::Outcome board, HostMemory::Meet(pump_,
+                                                               {.bytes = [](int) { return int64_t{0}; },
+                                                                .bucket_count = job_.buckets.bucket_count(),
+                                                                .layout = "GPU memory"},
+                                                               join));
+  if (board.memory == nullptr) return RefuseSharing(board.refusal);
+  ASSIGN_OR_RETURN(GpuMemory::Outcome outcome, GpuMemory::Meet(pump_, gpu_, job_.layout.element_count(), join));
+  if (outcome.memory == nullptr) return RefuseSharing(outcome.refusal);
+  memory_ = std::move(board.memory);
+  gpu_memory_ = std::move(outcome.memory);
+  transport_->Attach(memory_->board());
+  for (int rank = 0; rank < job_.world_size; ++rank) arrays_.gradients.emplace_back(gpu_memory_->gradients(rank));
+  arrays_.own_gradients = {gpu_memory_->gradients(job_.rank)};
+  arrays_.parameters = gpu_memory_->parameters(job_.rank);
+  way_.shares_memory = true;
+  way_.is_on_gpus = true;
+  return absl::OkStatus();
+}
+
 // The outcome is the same on all ranks, so they agree on what follows.
 absl::Status PeerExchange::ShareMemory() {
+  if (shares_gpu_memory_ && pump_.world_size() > 1) return ShareGpuMemory();
   if (sharing_ == HostSharing::kNever || way_.algorithm == Algorithm::kAllreduce || pump_.world_size() == 1) {
     return absl::OkStatus();
   }
@@ -56,10 +88,7 @@ absl::Status PeerExchange::ShareMemory() {
   ASSIGN_OR_RETURN(HostMemory::Outcome outcome, HostMemory::Meet(pump_, options, join));
   if (outcome.memory == nullptr) {
     not_shared_ = std::move(outcome.refusal);
-    if (sharing_ == HostSharing::kIfPossible) return absl::OkStatus();
-    pump_.PeersKnow();
-    return absl::InvalidArgumentError(absl::StrCat("--same_host=shared_memory: ", not_shared_,
-                                                   ": start all ranks on one host, or give --same_host=socket"));
+    return sharing_ == HostSharing::kIfPossible ? absl::OkStatus() : RefuseSharing(not_shared_);
   }
   memory_ = std::move(outcome.memory);
   transport_->Attach(memory_->board());

@@ -1,0 +1,128 @@
+#include <algorithm>
+
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/pack.h"
+#include "kernels/cuda/peer_update.h"
+
+namespace starring::cuda {
+namespace {
+
+// The largest power of two below `count`, which is at least 2.
+__host__ __device__ constexpr int PowerBelow(int count) { return count <= 2 ? 1 : 2 * PowerBelow((count + 1) / 2); }
+
+// The sum of the leaves [kBegin, kEnd), as SumOrder::kTree says.
+template <int kBegin, int kEnd, int kWidth>
+__device__ inline Pack<float, kWidth> TreeSum(const Pack<float, kWidth>* leaves) {
+  if constexpr (kEnd - kBegin == 1) {
+    return leaves[kBegin];
+  } else {
+    constexpr int kMiddle = kBegin + PowerBelow(kEnd - kBegin);
+    Pack<float, kWidth> sum = TreeSum<kBegin, kMiddle>(leaves);
+    sum += TreeSum<kMiddle, kEnd>(leaves);
+    return sum;
+  }
+}
+
+template <int kRanks>
+__device__ inline int FirstRankOf(const PeerUpdateArgs& g, int64_t e) {
+  if (g.tree) return 0;
+  const int64_t chunk = e < g.whole_end ? (e >> g.chunk_shift) % kRanks : (e - g.whole_end) * kRanks / g.last_elements;
+  return static_cast<int>((chunk + 1) % kRanks);
+}
+
+// Elements [e, e + kWidth), whose sums begin with the same rank. No `__restrict__` and no read-only cache: peers write
+// these arrays between two launches.
+template <int kRanks, Update kUpdate, int kWidth>
+__device__ inline void UpdateElements(const PeerUpdateArgs& g, int64_t e) {
+  Pack<float, kWidth> in[kRanks];
+  const int first_rank = FirstRankOf<kRanks>(g, e);
+  // All loads come before the first addition: a load from another GPU takes a microsecond.
+#pragma unroll
+  for (int j = 0; j < kRanks; ++j) {
+    const int rank = first_rank + j < kRanks ? first_rank + j : first_rank + j - kRanks;
+    in[j] = LoadPack<kWidth>(g.gradients[rank] + e);
+  }
+  const Pack<float, kWidth> before = LoadPack<kWidth>(g.parameters[g.rank] + e);
+  const int64_t s = e - g.begin;
+  Pack<float, kWidth> out, first = {}, second = {};
+  if constexpr (kUpdate != Update::kSgd) first = LoadPack<kWidth>(g.first + s);
+  if constexpr (kUpdate == Update::kAdamW) second = LoadPack<kWidth>(g.second + s);
+  Pack<float, kWidth> sum;
+  if (g.tree) {
+    sum = TreeSum<0, kRanks>(in);
+  } else {
+    sum = in[0];
+#pragma unroll
+    for (int j = 1; j < kRanks; ++j) sum += in[j];
+  }
+#pragma unroll
+  for (int k = 0; k < kWidth; ++k) {
+    out.v[k] = UpdateOne<kUpdate>(g.scalars, sum.v[k], before.v[k], first.v[k], second.v[k]);
+  }
+  if constexpr (kUpdate != Update::kSgd) StorePack(first, g.first + s);
+  if constexpr (kUpdate == Update::kAdamW) StorePack(second, g.second + s);
+#pragma unroll
+  for (int rank = 0; rank < kRanks; ++rank) StorePack(out, g.parameters[rank] + e);
+}
+
+// A table of pointers in constant memory can be indexed by a register; a copy of it in each thread would be in local
+// memory.
+template <int kRanks, Update kUpdate>
+__global__ void __launch_bounds__(kBlockThreads)
+    PeerUpdateKernel(const __grid_constant__ PeerUpdateArgs g, int64_t packs) {
+  const int64_t stride = int64_t{gridDim.x} * kBlockThreads;
+  const int64_t thread = int64_t{blockIdx.x} * kBlockThreads + threadIdx.x;
+  for (int64_t i = thread; i < packs; i += stride) {
+    const int64_t e = g.begin + kPackFloats * i;
+    // The boundaries of chunks are multiples of a pack, but those of the last block are not.
+    if (g.tree || e < g.whole_end) {
+      UpdateElements<kRanks, kUpdate, kPackFloats>(g, e);
+    } else {
+      for (int k = 0; k < kPackFloats; ++k) UpdateElements<kRanks, kUpdate, 1>(g, e + k);
+    }
+  }
+  for (int64_t e = g.begin + kPackFloats * packs + thread; e < g.end; e += stride) {
+    UpdateElements<kRanks, kUpdate, 1>(g, e);
+  }
+}
+
+template <int kRanks, Update kUpdate>
+cudaError_t Run(cudaStream_t stream, const PeerUpdateArgs& args) {
+  bool aligned = args.begin % kPackFloats == 0 && AlignedForPacks(args.first, args.second);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    aligned = aligned && AlignedForPacks(args.gradients[rank], args.parameters[rank]);
+  }
+  const int64_t count = args.end - args.begin;
+  const int64_t packs = aligned ? count / kPackFloats : 0;
+  const int64_t threads = std::max(packs, count - kPackFloats * packs);
+  return Launch(stream, {.blocks = std::min(args.blocks_max, CeilDivide(threads, kBlockThreads))},
+                PeerUpdateKernel<kRanks, kUpdate>, args, packs);
+}
+
+template <int kRanks>
+cudaError_t RunFor(cudaStream_t stream, const PeerUpdateArgs& args) {
+  if (args.rank_count > kRanks) {
+    if constexpr (kRanks < kPeerRanksMax) return RunFor<kRanks + 1>(stream, args);
+    return cudaErrorInvalidValue;
+  }
+  switch (args.update) {
+    case Update::kSgd:
+      return Run<kRanks, Update::kSgd>(stream, args);
+    case Update::kMomentum:
+      return Run<kRanks, Update::kMomentum>(stream, args);
+    case Update::kNesterov:
+      return Run<kRanks, Update::kNesterov>(stream, args);
+    case Update::kAdamW:
+      return Run<kRanks, Update::kAdamW>(stream, args);
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace
+
+cudaError_t ApplyPeerUpdate(cudaStream_t stream, const PeerUpdateArgs& args) {
+  if (args.rank_count < 2 || args.blocks_max < 1) return cudaErrorInvalidValue;
+  return RunFor<2>(stream, args);
+}
+
+}  // namespace starring::cuda

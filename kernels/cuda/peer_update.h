@@ -1,0 +1,53 @@
+// The update of an owner whose workers are GPUs that map each other's memory: the gradients are read where they are,
+// and the new parameters are written where each worker reads them.
+//
+// The function enqueues on `stream` and returns the error of the launch.
+#ifndef STARRING_KERNELS_CUDA_PEER_UPDATE_H_
+#define STARRING_KERNELS_CUDA_PEER_UPDATE_H_
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/peer_ranks.h"
+#include "kernels/cuda/step_values.h"
+#include "kernels/cuda/update_formula.h"
+
+namespace starring::cuda {
+
+struct PeerUpdateArgs {
+  Update update = Update::kSgd;
+  int rank_count = 0;                          // 2 to kPeerRanksMax
+  int rank = 0;                                // whose parameters are read
+  int64_t begin = 0, end = 0;                  // elements of the parameter vector
+  const float* gradients[kPeerRanksMax] = {};  // by rank: whole vectors
+  float* parameters[kPeerRanksMax] = {};       // by rank: whole vectors
+  float* first = nullptr;                      // momentum_buffer or exp_avg, of [begin, end)
+  float* second = nullptr;                     // exp_avg_sq, of [begin, end)
+  // The order of the sum (common/arithmetic/reduction_order.h): as a tree, or as a chain in chunks of 1 << chunk_shift
+  // elements, whose whole blocks end at whole_end. The last block has last_elements.
+  bool tree = false;
+  int chunk_shift = 0;
+  int64_t whole_end = 0;
+  int64_t last_elements = 0;
+  CudaOptimizerScalars scalars;
+  int64_t blocks_max = 32;
+};
+
+// parameters[r][e] = the update of parameters[rank][e] by the sum of all gradients[r][e], for all ranks r and
+// begin <= e < end.
+// Shapes:      vectors: of at least `end` float32; states: (end - begin).
+// Writes:      parameters are overwritten (=), states in place.
+// Launch:      256 threads a block, at most blocks_max blocks, which stride over the range; no shared memory.
+// Requires:    16-byte alignment of all pointers at `begin` for the vector path, scalar path otherwise (both tested).
+// No
+//              process writes the gradients, or reads the parameters, until the kernel has ended.
+// Cost:        4 * (rank_count + 1) bytes read and 4 * rank_count written per element, over the link but for one of
+//              each, and 8 (momentum) or 16 (AdamW) of states: bound by the link, or by memory where ranks share a GPU.
+//              32 blocks fill a link, and leave multiprocessors to the step.
+// Determinism: bitwise. Reference: common/arithmetic/{sum_in_order,optimizer}.h, tolerance 0.
+[[nodiscard]] cudaError_t ApplyPeerUpdate(cudaStream_t stream, const PeerUpdateArgs& args);
+
+}  // namespace starring::cuda
+
+#endif  // STARRING_KERNELS_CUDA_PEER_UPDATE_H_
