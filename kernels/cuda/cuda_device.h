@@ -172,8 +172,7 @@ class CudaDevice : public Device {
   virtual absl::StatusOr<std::string> Export(DeviceBuffer* shared) = 0;
   // Maps memory that another process exports, whatever its GPU; unmaps it when destroyed. Internal with CUDA's own text
   // where this GPU does not reach that memory.
-  virtual absl::StatusOr<std::unique_ptr<DeviceBuffer>> OpenShared(const std::string& exported,
-                                                                   int64_t size_bytes) = 0;
+  virtual absl::StatusOr<std::unique_ptr<DeviceBuffer>> OpenShared(const std::string& exported, int64_t size_bytes) = 0;
 
   // Pins the caller's host memory until the buffer is destroyed; the memory must live longer. kRead: the GPU only reads
   // it. Memory that is mapped read-only can be pinned in no other way, and on some machines not at all.

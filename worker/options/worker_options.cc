@@ -343,7 +343,8 @@ absl::Status CheckSameHost(const WorkerOptions& options) {
   if (cell.same_host == *asked) {
     if (options.cuda_aware_mpi == CudaAwareMpi::kOff || cell.placement == Placement::kServers) return absl::OkStatus();
     return RefuseFlag("cuda_aware_mpi", "auto",
-                      absl::StrCat("--same_host=", NameOf(kSameHosts, asked), " sends no arrays: drop one of the two"));
+                      absl::StrCat("--same_host=", NameOf(kSameHosts, asked), " is memory of the ",
+                                   on_gpus ? "GPUs" : "host", ": drop one of the two"));
   }
   const Cell& other = CellOf({.server_count = 0, .same_host = asked});
   const std::string why =

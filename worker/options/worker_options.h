@@ -45,11 +45,11 @@ inline constexpr char kDefaultCheckpointsDir[] = "starring-checkpoints";
 
 // The names that the command line has for the values. An empty optional is "auto".
 inline constexpr Choice<SameHost> kResolvedSameHosts[] = {
-    {"gpu_memory", SameHost::kGpuMemory}, {"shared_memory", SameHost::kSharedMemory}, {"socket", SameHost::kSocket}};
+    {"shared_memory", SameHost::kSharedMemory}, {"socket", SameHost::kSocket}, {"gpu_memory", SameHost::kGpuMemory}};
 inline constexpr Choice<std::optional<SameHost>> kSameHosts[] = {{"auto", std::nullopt},
-                                                                 {"gpu_memory", SameHost::kGpuMemory},
                                                                  {"shared_memory", SameHost::kSharedMemory},
-                                                                 {"socket", SameHost::kSocket}};
+                                                                 {"socket", SameHost::kSocket},
+                                                                 {"gpu_memory", SameHost::kGpuMemory}};
 inline constexpr Choice<MapData> kMapData[] = {
     {"auto", MapData::kAuto}, {"never", MapData::kNever}, {"always", MapData::kAlways}};
 inline constexpr Choice<Cifar100Labels> kCifar100Labels[] = {{"fine", Cifar100Labels::kFine},

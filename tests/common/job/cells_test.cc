@@ -52,7 +52,7 @@ TEST(CellsTest, FindsByAllThatIsAsked) {
               ElementsAre("ring-shm", "ring-tcp-shm"));
   EXPECT_THAT(NamesOf({.server_count = 3, .same_host = SameHost::kSocket}), ElementsAre("star-servers-tcp", "star"));
   EXPECT_THAT(NamesOf({.sync = Sync::kStar, .server_count = 0, .transport = TransportKind::kTcp}),
-              ElementsAre("star-tcp", "star-tcp-shm"));
+              ElementsAre("star-tcp", "star-tcp-shm", "star-tcp-gpu"));
   EXPECT_THAT(NamesOf({.sync = Sync::kStar, .server_count = 0, .same_host = SameHost::kSharedMemory}),
               ElementsAre("star-mpi-shm", "star-tcp-shm"));
   EXPECT_THAT(NamesOf({.contact = Contact::kServers}), ElementsAre("star", "star-shm"));
@@ -67,9 +67,10 @@ TEST(CellsTest, WhatAFewMay) {
   EXPECT_THAT(NamesOf({.may = Cell::kSiteCertificates}), ElementsAre("star", "star-shm"));
   for (const Cell& cell : Cells()) {
     EXPECT_EQ(cell.May(Cell::kDeterministic), cell.sync != Sync::kMpi) << cell.name;
-    // Ranks that own parts of all parameters can cut them anew.
-    EXPECT_EQ(cell.May(Cell::kAutoBuckets), cell.placement == Placement::kRanks) << cell.name;
-    EXPECT_EQ(cell.May(Cell::kWholeGradient), cell.placement != Placement::kServers) << cell.name;
+    // Ranks that own parts of all parameters can cut them anew, but for a step that a GPU has captured.
+    const bool on_gpus = cell.same_host == SameHost::kGpuMemory;
+    EXPECT_EQ(cell.May(Cell::kAutoBuckets), cell.placement == Placement::kRanks && !on_gpus) << cell.name;
+    EXPECT_EQ(cell.May(Cell::kWholeGradient), cell.placement != Placement::kServers && !on_gpus) << cell.name;
     EXPECT_EQ(cell.May(Cell::kSecret), cell.contact == Contact::kRendezvous || cell.contact == Contact::kServers)
         << cell.name;
   }

@@ -92,7 +92,7 @@ TEST(LaunchOptionsTest, OnlyAStarOverGrpcOrTcpHasServers) {
 // The launcher takes a flag if and only if the table says that the cell may. Workers alone know of shared memory.
 TEST(LaunchOptionsTest, EachCellOfTheTableIsAJob) {
   for (const Cell& cell : Cells()) {
-    if (cell.same_host == SameHost::kSharedMemory) continue;
+    if (cell.same_host != SameHost::kSocket) continue;
     const auto parse = [&](const char* more) {
       std::vector<std::string> words = {absl::StrCat("--sync=", SyncName(cell.sync)), more};
       if (cell.Exchanges()) words.push_back(absl::StrCat("--transport=", TransportName(cell.transport)));

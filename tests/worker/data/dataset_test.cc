@@ -300,7 +300,7 @@ TEST(DatasetTest, NotFoundSaysHowToWriteATable) {
   EXPECT_THAT(message("libsvm", "none.libsvm"),
               testing::StartsWith("--data_dir=none.libsvm does not exist in " +
                                   std::filesystem::current_path().string() + ": correct the path; "));
-  // What is there, or may be, is not said to be missing.
+  // A file that is there, or may be, is not said to be missing.
   std::filesystem::create_symlink("loop.csv", folder + "/loop.csv");
   EXPECT_THAT(message("csv", folder + "/loop.csv"),
               testing::StartsWith("--data_dir=" + folder +

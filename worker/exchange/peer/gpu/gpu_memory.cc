@@ -19,7 +19,7 @@ namespace {
 
 // A multiple of the bytes that one access of any kernel has.
 constexpr int64_t kStrideElements = 64;
-// Of the self-test: so many updates of so many elements for each rank, which several blocks of a kernel share.
+// The self-test has so many updates, of so many elements for each rank, which several blocks of a kernel share.
 constexpr int kTestRounds = 100;
 constexpr int64_t kTestElements = 8192;
 
@@ -153,7 +153,7 @@ class SelfTest {
   const std::vector<float> zeros_host_ = std::vector<float>(static_cast<size_t>(count_), 0.0f);
 };
 
-// What a rank says before it allocates.
+// Said by a rank before it allocates.
 std::string WhyNot(const MessagePump& pump, const CudaDevice* device) {
   if (device == nullptr) return absl::StrCat("rank ", pump.rank(), " does not compute on a GPU");
   if (pump.world_size() <= kPeerRanksMax) return "";

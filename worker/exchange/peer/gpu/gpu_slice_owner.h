@@ -45,7 +45,7 @@ class GpuSliceOwner final : public SliceOwner {
  private:
   GpuSliceOwner(const GpuMemory* memory, int rank, SumOrder order, const OwnedSlices::Options& options);
   ElementRange SliceOf(int bucket) const;
-  // Of the bucket's slice.
+  // The state of the bucket's slice.
   std::span<float> State(int bucket, int vector) const;
   void Wait() { status_.Update(math_->Synchronize()); }
 
