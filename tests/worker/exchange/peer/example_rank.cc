@@ -31,8 +31,9 @@ constexpr std::chrono::seconds kSleep{2};
 #if defined(STARRING_ASAN) || defined(STARRING_TSAN)
 constexpr double kWaitingShareMax = 0.3;
 #else
-// A twentieth is the tenth of a second in which a rank over MPI polls. The rest was 3 to 5.6 hundredths on one machine.
-constexpr double kWaitingShareMax = 0.12;
+// A twentieth is the tenth of a second in which a rank over MPI polls. The rest was 3 to 5.6 hundredths on one machine,
+// and up to 11 on a virtual one, whose wake-ups take longer. A rank that polls on has half a core or more.
+constexpr double kWaitingShareMax = 0.25;
 #endif
 
 bool HasFault(const std::string& fault, int rank) {
