@@ -44,7 +44,7 @@ void UnsetPinned(const void* data) {
 
 size_t RoundUp(size_t size_bytes) { return (size_bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-// Null: there is none.
+// Null if there is none.
 void* Allocate(size_t size_bytes, Block::Kind kind) {
   if (kind == Block::Kind::kCounted) return AllocateCounted(size_bytes);  // zeros
   void* data = nullptr;

@@ -142,8 +142,8 @@ int DrawHeldTurns() {
   return static_cast<int>(1 + Draw() % (kind < 15 ? 4 : 32));
 }
 
-// A queue whose first piece may begin; null: there is none. Sets *looks_again if there may be one without a change of
-// any queue.
+// Returns a queue whose first piece may begin, or null if there is none. *looks_again then says whether there may be
+// one later although no queue has changed.
 std::shared_ptr<Queue> Choose(bool* looks_again) {
   Scheduler& scheduler = TheScheduler();
   // A test may have made the streams of a later device late.
