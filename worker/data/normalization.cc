@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "common/arithmetic/instruction_set.h"
 #include "common/base/check.h"
@@ -48,6 +49,11 @@ STARRING_DEFINE_CLONES(kAddRows, AddRowsLoop, AddRowsArgs);
 // Long enough to make the outer loop cheap; the constants take 6 KiB.
 constexpr int64_t kNormalizeRowValues = 768;
 
+// Values of a block whose constants stay in registers: whole vectors of every instruction set, and whole pixels of 1,
+// 2, 3, 4 and more channels. Numbers that are normalised by blocks take 0.8 of the time on an AMD EPYC. Pixels do not:
+// the conversion of bytes needs the registers.
+constexpr int64_t kBlockValues = 48;
+
 // Bytes that are summed at a time: the block of a mapped set stays in the second-level cache.
 constexpr int64_t kSumBlockBytes = 256 << 10;
 
@@ -58,6 +64,7 @@ struct RowConstants {
   const float* offset;  // (values)
   const float* scale;   // (values)
   int64_t values;
+  int64_t channels;
 };
 struct PixelArgs {
   const uint8_t* values;
@@ -77,12 +84,35 @@ struct NumberArgs {
 [[gnu::always_inline]] inline float ValueAt(const uint8_t* values, int64_t i) { return static_cast<float>(values[i]); }
 [[gnu::always_inline]] inline float ValueAt(const StoredFloat* values, int64_t i) { return values[i]; }
 
+// Normalises whole blocks, and returns how many values that are.
+// REQUIRES: pixels divide a block.
+[[gnu::always_inline]] inline int64_t NormalizeBlocks(const NumberArgs& args) {
+  float offset[kBlockValues], scale[kBlockValues];
+  for (int64_t i = 0; i < kBlockValues; ++i) {
+    offset[i] = args.row.offset[args.first % args.row.channels + i];
+    scale[i] = args.row.scale[args.first % args.row.channels + i];
+  }
+  float* const out = args.out;
+  int64_t block = 0;
+  for (; block + kBlockValues <= args.count; block += kBlockValues) {
+#pragma GCC ivdep
+    for (int64_t i = 0; i < kBlockValues; ++i) {
+      out[block + i] = (args.values[block + i] - offset[i]) * scale[i];
+    }
+  }
+  return block;
+}
+
 template <class Args>
 [[gnu::always_inline]] inline void NormalizeLoop(const Args& args) {
+  int64_t done = 0;
+  if constexpr (std::is_same_v<Args, NumberArgs>) {
+    if (kBlockValues % args.row.channels == 0) done = NormalizeBlocks(args);
+  }
   const int64_t row_values = args.row.values;
   float* const out = args.out;
   int64_t values = 0;
-  for (int64_t row = 0, first = args.first; row < args.count; row += values, first = 0) {
+  for (int64_t row = done, first = (args.first + done) % row_values; row < args.count; row += values, first = 0) {
     values = std::min(row_values - first, args.count - row);
     const float *const offset = args.row.offset + first, *const scale = args.row.scale + first;
 #pragma GCC ivdep
@@ -268,7 +298,7 @@ NormalizerConstants NormalizerConstantsOf(const Normalization& normalization) {
 }
 
 Normalizer::Normalizer(const Normalization& normalization, InstructionSet instruction_set)
-    : type_(normalization.type), instruction_set_(instruction_set) {
+    : type_(normalization.type), instruction_set_(instruction_set), channels_(std::ssize(normalization.mean)) {
   CHECK_EQ(normalization.mean.size(), normalization.deviation.size());
   CHECK(!normalization.mean.empty());
   const NormalizerConstants constants = NormalizerConstantsOf(normalization);
@@ -282,7 +312,8 @@ Normalizer::Normalizer(const Normalization& normalization, InstructionSet instru
 }
 
 void Normalizer::Run(const uint8_t* values, int64_t count, float* out, int64_t first) const {
-  const RowConstants row = {.offset = offset_.data(), .scale = scale_.data(), .values = std::ssize(offset_)};
+  const RowConstants row = {
+      .offset = offset_.data(), .scale = scale_.data(), .values = std::ssize(offset_), .channels = channels_};
   const int clone = static_cast<int>(instruction_set_);
   first %= row.values;
   if (type_ == FieldType::kPixels) {

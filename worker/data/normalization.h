@@ -58,6 +58,7 @@ class Normalizer {
  private:
   FieldType type_;
   InstructionSet instruction_set_;
+  int64_t channels_;
   // The channels' constants repeated over a row of pixels, so that the loop over values needs no channel arithmetic.
   std::vector<float> offset_;
   std::vector<float> scale_;

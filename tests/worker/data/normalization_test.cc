@@ -240,6 +240,34 @@ TEST(NormalizerTest, PiecesOfASample) {
   }
 }
 
+// Numbers of 1 to 48 channels have blocks whose constants stay in registers, and a rest; those of 7 and 100 have none.
+TEST(NormalizerTest, NumbersByBlocksAndByRowsHaveTheSameBits) {
+  std::vector<float> numbers(2403);
+  for (size_t i = 0; i < numbers.size(); ++i) numbers[i] = 0.37f * static_cast<float>(i % 991) - 100;
+  const auto* const bytes = reinterpret_cast<const uint8_t*>(numbers.data());
+  for (const size_t channels : {1u, 2u, 3u, 6u, 7u, 48u, 100u}) {
+    Normalization normalization = MakeNormalization(channels);
+    normalization.type = FieldType::kNumbers;
+    const NormalizerConstants constants = NormalizerConstantsOf(normalization);
+    for (int set = 0; set <= static_cast<int>(BestInstructionSet()); ++set) {
+      const Normalizer normalizer(normalization, static_cast<InstructionSet>(set));
+      for (const size_t piece : {5u, 48u, 100u, 2403u}) {
+        std::vector<float> out(numbers.size());
+        for (size_t first = 0; first < numbers.size(); first += piece) {
+          const size_t count = std::min(piece, numbers.size() - first);
+          normalizer.Run(bytes + first * sizeof(float), static_cast<int64_t>(count), out.data() + first,
+                         static_cast<int64_t>(first));
+        }
+        for (size_t i = 0; i < numbers.size(); ++i) {
+          const size_t c = i % channels;
+          ASSERT_EQ(out[i], (numbers[i] - constants.offset[c]) * constants.scale[c])
+              << i << " of " << channels << " channels, pieces of " << piece << ", set " << set;
+        }
+      }
+    }
+  }
+}
+
 TEST(NormalizerTest, ValuesDoNotDependOnAlignment) {
   const auto pixels = Pixels(200);
   const Normalizer normalizer(MakeNormalization(1));
