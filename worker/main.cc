@@ -200,7 +200,7 @@ PeerExchange::HostSharing SharingOf(const WorkerOptions& options) {
   }
   // Memory of a GPU does not come into the host's.
   const bool may =
-      options.RanksAreOwners() && !options.asked.same_host.has_value() && options.cuda_aware_mpi != CudaAwareMpi::kAuto;
+      options.RanksAreOwners() && !options.asked.same_host.has_value() && options.cuda_aware_mpi == CudaAwareMpi::kOff;
   return may ? PeerExchange::HostSharing::kIfPossible : PeerExchange::HostSharing::kNever;
 }
 
@@ -236,7 +236,8 @@ absl::StatusOr<std::unique_ptr<GradientExchange>> CreateExchange(const JobParts&
                             .server_count = options.server_ranks,
                             .mpi = peers.mpi,
                             .trace = parts.training.trace,
-                            .device = options.cuda_aware_mpi == CudaAwareMpi::kAuto ? cuda : nullptr,
+                            .device = options.cuda_aware_mpi != CudaAwareMpi::kOff ? cuda : nullptr,
+                            .tries_device_memory = options.cuda_aware_mpi == CudaAwareMpi::kTry,
                             .stall = std::move(stall)});
 }
 

@@ -16,20 +16,6 @@ namespace {
 
 using Ranges = std::vector<ElementRange>;
 
-// A ring of one rank owns block after block: joined, they make one long piece instead of one piece per block.
-Ranges Merge(const Ranges& ranges) {
-  Ranges merged;
-  for (const ElementRange& range : ranges) {
-    if (range.size() == 0) continue;
-    if (!merged.empty() && merged.back().end == range.begin) {
-      merged.back().end = range.end;
-    } else {
-      merged.push_back(range);
-    }
-  }
-  return merged;
-}
-
 // There are two checks: first every bucket by itself, whose ranges must ascend, then all ranges together.
 absl::Status ValidateSlices(const std::vector<Ranges>& slices, int64_t element_count) {
   Ranges all;
@@ -69,17 +55,6 @@ absl::Status ValidateOptions(const OwnedSlices::Options& options) {
   return ValidateSlices(options.slices, options.element_count);
 }
 
-// Where `piece` begins in the slice whose ranges begin at `offsets`; -1 if it is empty or not inside one range. A
-// binary search, because a rank of a ring owns one range of each block, hundreds of them in a large bucket.
-int64_t OffsetOf(ElementRange piece, const Ranges& ranges, const std::vector<int64_t>& offsets) {
-  // `after` is the first range that begins after the piece does, so the range before it is the only candidate.
-  const auto after = std::upper_bound(ranges.begin(), ranges.end(), piece.begin,
-                                      [](int64_t element, const ElementRange& range) { return element < range.begin; });
-  if (after == ranges.begin() || piece.size() <= 0) return -1;
-  const ElementRange& owned = *std::prev(after);
-  return piece.end <= owned.end ? offsets[&owned - ranges.data()] + piece.begin - owned.begin : -1;
-}
-
 }  // namespace
 
 absl::StatusOr<OwnedSlices> OwnedSlices::Create(Options options) {
@@ -87,43 +62,26 @@ absl::StatusOr<OwnedSlices> OwnedSlices::Create(Options options) {
   return OwnedSlices(std::move(options));
 }
 
-OwnedSlices::OwnedSlices(Options options) : options_(std::move(options)) {
-  int64_t owned_count = 0;
-  // Buckets are packed one after another in each state vector, so a process allocates state for what it owns alone.
-  for (const Ranges& slice : options_.slices) {
-    Bucket& bucket = buckets_.emplace_back();
-    bucket.ranges = Merge(slice);
-    for (const ElementRange& range : bucket.ranges) {
-      bucket.offsets.push_back(bucket.element_count);
-      bucket.element_count += range.size();
-    }
-    bucket.state_offset = owned_count;
-    bucket.step = options_.first_step;
-    // A bucket's state is aligned as its parameters are, so that the optimizer's loads of both are.
-    owned_count += (bucket.element_count + Layout::kAlignmentElements - 1) / Layout::kAlignmentElements *
-                   Layout::kAlignmentElements;
-  }
-  for (int i = 0; i < StateVectorCount(options_.optimizer); ++i) state_.emplace_back(owned_count);
-}
-
-const OwnedSlices::Bucket& OwnedSlices::BucketAt(int bucket) const {
-  CHECK(0 <= bucket && bucket < bucket_count()) << "bucket " << bucket << " of " << bucket_count();
-  return buckets_[bucket];
+OwnedSlices::OwnedSlices(Options options)
+    : options_(std::move(options)),
+      places_(options_.slices),
+      progress_(options_.slices.size(), {.step = options_.first_step}) {
+  for (int i = 0; i < StateVectorCount(options_.optimizer); ++i) state_.emplace_back(places_.element_count());
 }
 
 void OwnedSlices::Update(const SlicePiece& piece) {
   const int64_t count = std::ssize(piece.gradient);
-  const Bucket& at = BucketAt(piece.bucket);
+  const int64_t slice_count = slice_element_count(piece.bucket);
+  Progress& bucket = progress_[piece.bucket];
   // The step is checked, though callers count steps themselves: an update with another step's learning rate would go
   // unnoticed.
-  CHECK_EQ(piece.step, at.step) << "in bucket " << piece.bucket;
-  CHECK(piece.offset >= 0 && piece.offset + count <= at.element_count) << piece.offset << " in bucket " << piece.bucket;
+  CHECK_EQ(piece.step, bucket.step) << "in bucket " << piece.bucket;
+  CHECK(piece.offset >= 0 && piece.offset + count <= slice_count) << piece.offset << " in bucket " << piece.bucket;
   CHECK_EQ(std::ssize(piece.parameters_in), count);
   CHECK_EQ(std::ssize(piece.parameters_out), count);
-  Bucket& bucket = buckets_[piece.bucket];
   // Elements are not marked one by one, so only a sum that exceeds the slice shows that a piece came twice.
   bucket.updated_count += count;
-  CHECK_LE(bucket.updated_count, bucket.element_count) << "a piece of bucket " << piece.bucket << " was applied twice";
+  CHECK_LE(bucket.updated_count, slice_count) << "a piece of bucket " << piece.bucket << " was applied twice";
   std::array<std::span<float>, 2> part;  // of each state vector; an array, because this runs thousands of times a step
   CHECK_LE(state_.size(), part.size());
   for (size_t i = 0; i < state_.size(); ++i) {
@@ -136,7 +94,7 @@ void OwnedSlices::Update(const SlicePiece& piece) {
                                       .parameters_out = piece.parameters_out,
                                       .state = std::span(part).first(state_.size())});
   // Pieces come in any order, and there may be one or thousands of them, so their lengths tell when the step is over.
-  if (bucket.updated_count < bucket.element_count) return;
+  if (bucket.updated_count < slice_count) return;
   bucket.updated_count = 0;
   ++bucket.step;
 }
@@ -145,8 +103,7 @@ void OwnedSlices::Apply(const ApplyArgs& args) {
   CHECK_EQ(args.sum.size(), args.range.size());
   if (!args.last.empty()) CHECK_EQ(args.last.size(), args.range.size());
   CHECK_EQ(args.parameters.size(), args.range.size());
-  const Bucket& bucket = BucketAt(args.bucket);
-  const int64_t offset = OffsetOf(args.range, bucket.ranges, bucket.offsets);
+  const int64_t offset = places_.OffsetOf(args.bucket, args.range);
   CHECK_GE(offset, 0) << "[" << args.range.begin << ", " << args.range.end << ") is not owned in bucket "
                       << args.bucket;
   const auto update = [&](int64_t begin, std::span<const float> gradient) {
@@ -175,12 +132,12 @@ void OwnedSlices::Apply(const ApplyArgs& args) {
 
 std::span<float> OwnedSlices::state(int bucket, int vector) {
   CHECK(0 <= vector && vector < std::ssize(state_)) << vector;
-  return state_[vector].span().subspan(BucketAt(bucket).state_offset, BucketAt(bucket).element_count);
+  return state_[vector].span().subspan(places_.slice(bucket).begin, places_.slice(bucket).size());
 }
 
 std::span<const float> OwnedSlices::state(int bucket, int vector) const {
   CHECK(0 <= vector && vector < std::ssize(state_)) << vector;
-  return state_[vector].span().subspan(BucketAt(bucket).state_offset, BucketAt(bucket).element_count);
+  return state_[vector].span().subspan(places_.slice(bucket).begin, places_.slice(bucket).size());
 }
 
 void OwnedSlices::CopyStateOut(std::span<const std::span<float>> whole) const {
@@ -190,7 +147,7 @@ void OwnedSlices::CopyStateOut(std::span<const std::span<float>> whole) const {
     for (int b = 0; b < bucket_count(); ++b) {
       // A slice's state is contiguous; its elements are not, in a ring.
       const float* from = state(b, static_cast<int>(i)).data();
-      for (const ElementRange& range : buckets_[b].ranges) {
+      for (const ElementRange& range : ranges(b)) {
         std::copy_n(from, range.size(), whole[i].begin() + range.begin);
         from += range.size();
       }
@@ -205,7 +162,7 @@ void OwnedSlices::CopyStateIn(std::span<const std::span<const float>> whole) {
     CHECK_EQ(whole[i].size(), options_.element_count);
     for (int b = 0; b < bucket_count(); ++b) {
       float* to = state(b, static_cast<int>(i)).data();
-      for (const ElementRange& range : buckets_[b].ranges) {
+      for (const ElementRange& range : ranges(b)) {
         std::copy_n(whole[i].begin() + range.begin, range.size(), to);
         to += range.size();
       }

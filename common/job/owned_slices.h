@@ -16,6 +16,7 @@
 #include "common/arithmetic/optimizer.h"
 #include "common/base/memory.h"
 #include "common/job/layout.h"
+#include "common/job/slice_places.h"
 
 namespace starring {
 
@@ -58,14 +59,14 @@ class OwnedSlices {
   // or exceeds the vector.
   static absl::StatusOr<OwnedSlices> Create(Options options);
 
-  int bucket_count() const { return static_cast<int>(buckets_.size()); }
+  int bucket_count() const { return places_.bucket_count(); }
   int64_t first_step() const { return options_.first_step; }
   int64_t element_count() const { return options_.element_count; }
 
   // The ranges of `bucket` that are owned, ascending; adjacent ranges are joined. REQUIRES: 0 <= bucket <
   // bucket_count().
-  const std::vector<ElementRange>& ranges(int bucket) const { return BucketAt(bucket).ranges; }
-  int64_t slice_element_count(int bucket) const { return BucketAt(bucket).element_count; }
+  const std::vector<ElementRange>& ranges(int bucket) const { return places_.ranges(bucket); }
+  int64_t slice_element_count(int bucket) const { return places_.slice(bucket).size(); }
 
   // Applies the optimizer to one piece. The bucket's step is over when its pieces add up to the slice.
   // REQUIRES: `step` is the bucket's step in progress; every element is updated once a step.
@@ -83,21 +84,18 @@ class OwnedSlices {
   void CopyStateIn(std::span<const std::span<const float>> whole);
 
  private:
-  struct Bucket {
-    std::vector<ElementRange> ranges;
-    std::vector<int64_t> offsets;  // of each range in the slice
-    int64_t element_count = 0;
-    int64_t state_offset = 0;   // in every state vector
+  // Of a bucket.
+  struct Progress {
     int64_t step = 0;           // in progress
     int64_t updated_count = 0;  // elements that are updated already in that step
   };
 
   explicit OwnedSlices(Options options);
-  const Bucket& BucketAt(int bucket) const;
 
   Options options_;
-  std::vector<AlignedFloats> state_;  // each: everything owned, bucket after bucket
-  std::vector<Bucket> buckets_;
+  SlicePlaces places_;
+  std::vector<AlignedFloats> state_;
+  std::vector<Progress> progress_;  // by bucket
 };
 
 }  // namespace starring

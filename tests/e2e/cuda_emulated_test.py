@@ -73,6 +73,15 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
                 self.assertEqual(straight["exchange"]["gpu_transfer"], "cuda-aware")
                 self.assertEqual(straight["parameter_sha256"], staged["parameter_sha256"])
 
+    def test_an_mpi_that_does_not_say_so_is_tried_if_asked(self):
+        flags = [*cuda_jobs.MLP, "--epochs=1"]
+        os.environ["EMULATED_MPI_IS_AWARE"] = "no"
+        self.addCleanup(os.environ.pop, "EMULATED_MPI_IS_AWARE")
+        asked, tried = (self.cuda("ring", 2, flags=[*flags, "--cuda_aware_mpi=" + way]) for way in ("auto", "try"))
+        self.assertNotEqual(asked["exchange"]["gpu_transfer"], "cuda-aware")
+        self.assertEqual(tried["exchange"]["gpu_transfer"], "cuda-aware")
+        self.assertEqual(tried["parameter_sha256"], asked["parameter_sha256"])
+
     def test_cuda_aware_mpi_resumes_what_another_began(self):
         flags = [*cuda_jobs.without(self.everything(), "epochs"), "--total_steps=100", "--checkpoint_every_epochs=1"]
         whole = self.cuda("ring", 2, flags=[*flags, "--epochs=2"])

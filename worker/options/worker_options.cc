@@ -342,7 +342,7 @@ absl::Status CheckSameHost(const WorkerOptions& options) {
   }
   if (cell.same_host == *asked) {
     if (options.cuda_aware_mpi == CudaAwareMpi::kOff || cell.placement == Placement::kServers) return absl::OkStatus();
-    return RefuseFlag("cuda_aware_mpi", "auto",
+    return RefuseFlag("cuda_aware_mpi", NameOf(kCudaAwareMpis, options.cuda_aware_mpi),
                       absl::StrCat("--same_host=", NameOf(kSameHosts, asked), " is memory of the ",
                                    on_gpus ? "GPUs" : "host", ": drop one of the two"));
   }

@@ -36,7 +36,7 @@ namespace starring {
 
 enum class DeviceKind { kAuto, kCpu, kCuda };
 // Whether ranks with GPUs may send from their memory: kAuto where MPI can.
-enum class CudaAwareMpi { kOff, kAuto };
+enum class CudaAwareMpi { kOff, kAuto, kTry };
 // How rank 0 tells a person about the run: a line that each step rewrites, a line now and then, or nothing.
 enum class ProgressStyle { kLive, kPlain, kNone };
 
@@ -72,7 +72,8 @@ inline constexpr Choice<CudaConvolutions> kConvolutions[] = {
 inline constexpr Choice<DataOnGpu> kDataOnGpus[] = {
     {"auto", DataOnGpu::kAuto}, {"on", DataOnGpu::kOn}, {"off", DataOnGpu::kOff}};
 inline constexpr Choice<SumOrder> kSumOrders[] = {{"chain", SumOrder::kChain}, {"tree", SumOrder::kTree}};
-inline constexpr Choice<CudaAwareMpi> kCudaAwareMpis[] = {{"off", CudaAwareMpi::kOff}, {"auto", CudaAwareMpi::kAuto}};
+inline constexpr Choice<CudaAwareMpi> kCudaAwareMpis[] = {
+    {"off", CudaAwareMpi::kOff}, {"auto", CudaAwareMpi::kAuto}, {"try", CudaAwareMpi::kTry}};
 inline constexpr Choice<std::optional<ProgressStyle>> kProgressStyles[] = {{"auto", std::nullopt},
                                                                            {"live", ProgressStyle::kLive},
                                                                            {"plain", ProgressStyle::kPlain},
@@ -402,7 +403,7 @@ inline constexpr FlagRow kRows[] = {
      OneOfAt<kDataOnGpus, &W::data_on_gpu>()},
     {"cuda_aware_mpi", "processor",
      "cuda over mpi; auto: MPI sends from GPU to GPU if the library says that it can and passes a test at the start; "
-     "off: through pinned host memory; does not change the bits",
+     "try: the test alone decides, and may end the process; off: through pinned host memory; does not change the bits",
      OneOfAt<kCudaAwareMpis, &W::cuda_aware_mpi>(), kSameOnAllRanks},
 
     // A checkpoint is collective: a rank that had none to write would leave the others waiting.

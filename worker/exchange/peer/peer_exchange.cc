@@ -75,6 +75,7 @@ PeerExchange::PeerExchange(std::unique_ptr<HostTransport> transport, Options opt
       mpi_(options.mpi),
       track_(AddTrack(options.trace, {.name = "exchange"})),
       device_(options.device),
+      tries_device_memory_(options.tries_device_memory),
       gpu_(options.gpu),
       // The pump is initialised before the transport is moved to its member. It keeps the pointer, which the move does
       // not change.
@@ -193,10 +194,12 @@ absl::Status PeerExchange::CreateOwner() {
   const bool sends_to_ranks = way_.algorithm == Algorithm::kRing || way_.algorithm == Algorithm::kDirect;
   if (sends_to_ranks && !way_.shares_memory && job_.optimizer.clip_norm == 0) {
     const CollectiveOptions join = {.what = "the self-test of CUDA-aware MPI", .deadline = job_.join_deadline};
-    const CudaAwarePairs pairs =
-        way_.algorithm == Algorithm::kRing ? CudaAwarePairs::kNeighbours : CudaAwarePairs::kAllRanks;
+    const bool to_neighbours = way_.algorithm == Algorithm::kRing;
+    const CudaAwareOptions aware = {.mpi = mpi_,
+                                    .pairs = to_neighbours ? CudaAwarePairs::kNeighbours : CudaAwarePairs::kAllRanks,
+                                    .without_claim = tries_device_memory_};
     // A rank without a GPU takes part as well: the others cannot know that it has none.
-    ASSIGN_OR_RETURN(owner_, CreateCudaAwareOwner(pump_, mpi_, device_, OwnerOptions(), pairs, join));
+    ASSIGN_OR_RETURN(owner_, CreateCudaAwareOwner(pump_, device_, OwnerOptions(), aware, join));
   }
   if (owner_ == nullptr) RETURN_IF_ERROR(CreateHostOwner());
   own_parameters_ = owner_->own_parameters();

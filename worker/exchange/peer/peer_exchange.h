@@ -82,7 +82,8 @@ class PeerExchange final : public GradientExchange {
     // cuda_aware_owner.h). It outlives the exchange, and its thread calls Start. Null: messages are in host memory,
     // where those of shared memory always are.
     CudaDevice* device = nullptr;
-    StallOptions stall;  // how this rank reports that it is stuck, and what it tells others about itself
+    bool tries_device_memory = false;  // the transport is tested though it does not say that it can
+    StallOptions stall;                // how this rank reports that it is stuck, and what it tells others about itself
   };
   // REQUIRES: options.mpi is not null if the algorithm is kAllreduce. This rank is a worker.
   PeerExchange(std::unique_ptr<Transport> transport, Options options);
@@ -165,6 +166,7 @@ class PeerExchange final : public GradientExchange {
   MpiTransport* const mpi_ ABSL_PT_GUARDED_BY(mutex_);
   TraceTrack* const track_ ABSL_PT_GUARDED_BY(mutex_);
   CudaDevice* const device_;
+  const bool tries_device_memory_;
   CudaDevice* const gpu_;
   JobSpec job_;
   std::span<float> parameters_;      // the caller's

@@ -22,6 +22,11 @@ enum class Path : int { kHost, kDevice };
 constexpr int64_t kTestElements = kChunkElementsMax + 1;
 constexpr ElementRange kMessages[] = {{1, 3}, {3, kTestElements}};
 
+// The GPU has nothing to do while messages are moved, or kernels run; and the memory of the second round is what the
+// first one has freed, as far as the driver allows.
+enum class Round { kIdle, kBusy };
+constexpr int kKernelsOfBusyRound = 64;
+
 // Returns kDevice on every rank if `mine` is kDevice on every rank.
 absl::StatusOr<Path> Agree(MessagePump& pump, Path mine, const CollectiveOptions& options) {
   std::vector<Path> all(pump.rank() == 0 ? static_cast<size_t>(pump.world_size()) : 0);
@@ -46,8 +51,21 @@ std::vector<float> PatternOf(int rank) {
 
 // Device memory of kTestElements each.
 struct Buffers {
-  std::span<float> from, to;
+  static absl::StatusOr<Buffers> Allocate(CudaDevice& device);
+
+  std::span<float> from() const { return {memory[0]->floats(), static_cast<size_t>(kTestElements)}; }
+  std::span<float> to() const { return {memory[1]->floats(), static_cast<size_t>(kTestElements)}; }
+
+  std::unique_ptr<DeviceBuffer> memory[2];
 };
+
+absl::StatusOr<Buffers> Buffers::Allocate(CudaDevice& device) {
+  Buffers buffers;
+  for (std::unique_ptr<DeviceBuffer>& memory : buffers.memory) {
+    ASSIGN_OR_RETURN(memory, device.Allocate(kTestElements * static_cast<int64_t>(sizeof(float))));
+  }
+  return buffers;
+}
 
 int Left(const MessagePump& pump, int distance) {
   return (pump.rank() + pump.world_size() - distance) % pump.world_size();
@@ -62,8 +80,9 @@ absl::Status SendRight(MessagePump& pump, int distance, const Buffers& memory, c
   for (const ElementRange& message : kMessages) {
     const auto begin = static_cast<size_t>(message.begin), size = static_cast<size_t>(message.size());
     tokens.push_back(
-        pump.ReceiveInto(left, ControlTag::kCudaAwareData, std::as_writable_bytes(memory.to.subspan(begin, size))));
-    tokens.push_back(pump.SendFrom(right, ControlTag::kCudaAwareData, std::as_bytes(memory.from.subspan(begin, size))));
+        pump.ReceiveInto(left, ControlTag::kCudaAwareData, std::as_writable_bytes(memory.to().subspan(begin, size))));
+    tokens.push_back(
+        pump.SendFrom(right, ControlTag::kCudaAwareData, std::as_bytes(memory.from().subspan(begin, size))));
   }
   const auto done = [&] {
     return std::all_of(tokens.begin(), tokens.end(), [&](MessagePump::Token token) { return pump.IsComplete(token); });
@@ -78,19 +97,20 @@ absl::Status SendRight(MessagePump& pump, int distance, const Buffers& memory, c
 
 // kDevice if the pattern of the rank `distance` places to the left has arrived and a kernel of this rank sees it. NaNs
 // are in the buffer before: a kernel that reads too early finds them.
-absl::StatusOr<Path> TestPair(MessagePump& pump, int distance, CudaSliceOwner& owner, const Buffers& memory,
-                              const CollectiveOptions& options) {
+absl::StatusOr<Path> TestPair(MessagePump& pump, int distance, Round round, CudaSliceOwner& owner,
+                              const Buffers& memory, const CollectiveOptions& options) {
   const std::vector<float> mine = PatternOf(pump.rank());
   const std::vector<float> lefts = PatternOf(Left(pump, distance));
   std::vector<float> got(mine.size(), std::numeric_limits<float>::quiet_NaN());
   // The order is the test. The copies have ended before the first message leaves, and the kernel starts as soon as MPI
   // says that the message is here: a library that completes a receive before its data are visible to the GPU is found
   // out.
-  owner.CopyToDevice(mine, memory.from);
-  owner.CopyToDevice(got, memory.to);
+  owner.CopyToDevice(mine, memory.from());
+  owner.CopyToDevice(got, memory.to());
+  if (round == Round::kBusy) owner.QueueKernels(kKernelsOfBusyRound);
   RETURN_IF_ERROR(SendRight(pump, distance, memory, options));
-  owner.Add(memory.from, memory.to);
-  owner.CopyToHost(memory.to, got);
+  owner.Add(memory.from(), memory.to());
+  owner.CopyToHost(memory.to(), got);
   RETURN_IF_ERROR(owner.status());
   // Element 0 is not sent: it only moves the messages off a 16-byte boundary.
   for (size_t i = 1; i < got.size(); ++i) {
@@ -100,12 +120,12 @@ absl::StatusOr<Path> TestPair(MessagePump& pump, int distance, CudaSliceOwner& o
 }
 
 // A rank whose test has failed goes on with the other pairs, because they wait for its messages.
-absl::StatusOr<Path> Test(MessagePump& pump, CudaAwarePairs pairs, CudaSliceOwner& owner, const Buffers& memory,
-                          const CollectiveOptions& options) {
+absl::StatusOr<Path> Test(MessagePump& pump, CudaAwarePairs pairs, Round round, CudaSliceOwner& owner,
+                          const Buffers& memory, const CollectiveOptions& options) {
   const int distance_max = pairs == CudaAwarePairs::kNeighbours ? 1 : std::max(1, pump.world_size() - 1);
   Path path = Path::kDevice;
   for (int distance = 1; distance <= distance_max; ++distance) {
-    ASSIGN_OR_RETURN(const Path of_pair, TestPair(pump, distance, owner, memory, options));
+    ASSIGN_OR_RETURN(const Path of_pair, TestPair(pump, distance, round, owner, memory, options));
     if (of_pair == Path::kHost) path = Path::kHost;
   }
   return path;
@@ -113,10 +133,9 @@ absl::StatusOr<Path> Test(MessagePump& pump, CudaAwarePairs pairs, CudaSliceOwne
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<SliceOwner>> CreateCudaAwareOwner(MessagePump& pump, const MpiTransport* mpi,
-                                                                 CudaDevice* device,
+absl::StatusOr<std::unique_ptr<SliceOwner>> CreateCudaAwareOwner(MessagePump& pump, CudaDevice* device,
                                                                  const OwnedSlices::Options& options,
-                                                                 CudaAwarePairs pairs,
+                                                                 const CudaAwareOptions& aware,
                                                                  const CollectiveOptions& collective) {
   std::unique_ptr<CudaSliceOwner> candidate;
   if (device != nullptr) {
@@ -124,28 +143,34 @@ absl::StatusOr<std::unique_ptr<SliceOwner>> CreateCudaAwareOwner(MessagePump& pu
     // Too little GPU memory is no error: messages then go by way of host memory.
     if (created.ok()) candidate = *std::move(created);
   }
-  Path claim = Path::kHost;
+  // Without the library's claim nothing is posted, if it is needed: device memory would make it crash.
+  const bool may_try = aware.mpi != nullptr && (aware.without_claim || aware.mpi->moves_device_memory());
+  Path path = candidate != nullptr && may_try ? Path::kDevice : Path::kHost;
   Buffers memory;
-  // Without the library's claim nothing is posted: device memory would make it crash.
-  if (candidate != nullptr && mpi != nullptr && mpi->moves_device_memory()) {
-    memory = {.from = candidate->Allocate(kTestElements), .to = candidate->Allocate(kTestElements)};
-    if (candidate->status().ok()) claim = Path::kDevice;
-  }
-  // The ranks agree before the test as well: a rank that cannot take part would leave its neighbours waiting.
-  ASSIGN_OR_RETURN(const Path claimed, Agree(pump, claim, collective));
-  if (claimed == Path::kHost) return nullptr;
-  const absl::StatusOr<Path> tested = Test(pump, pairs, *candidate, memory, collective);
-  // This is an error, not a wrong value. Operations on device memory may be in flight, so the exchange cannot go on by
-  // way of host memory on this transport.
-  if (!tested.ok()) {
-    const absl::Status why(tested.status().code(),
-                           absl::StrCat("the self-test of CUDA-aware MPI: ", std::string(tested.status().message()),
-                                        ": start the job with --cuda_aware_mpi=off"));
-    pump.Abort(why);
-    return why;
+  for (const Round round : {Round::kIdle, Round::kBusy}) {
+    memory = {};
+    if (path == Path::kDevice) {
+      auto allocated = Buffers::Allocate(*device);
+      if (allocated.ok()) memory = *std::move(allocated);
+      if (!allocated.ok()) path = Path::kHost;
+    }
+    // The ranks agree before a test as well: a rank that cannot take part would leave its neighbours waiting.
+    ASSIGN_OR_RETURN(const Path agreed, Agree(pump, path, collective));
+    if (agreed == Path::kHost) return nullptr;
+    const absl::StatusOr<Path> tested = Test(pump, aware.pairs, round, *candidate, memory, collective);
+    // This is an error, not a wrong value. Operations on device memory may be in flight, so the exchange cannot go on
+    // by way of host memory on this transport.
+    if (!tested.ok()) {
+      const absl::Status why(tested.status().code(),
+                             absl::StrCat("the self-test of CUDA-aware MPI: ", std::string(tested.status().message()),
+                                          ": start the job with --cuda_aware_mpi=off"));
+      pump.Abort(why);
+      return why;
+    }
+    path = *tested;
   }
   // A library may work between two ranks and not between two others, for instance across hosts.
-  ASSIGN_OR_RETURN(const Path agreed, Agree(pump, *tested, collective));
+  ASSIGN_OR_RETURN(const Path agreed, Agree(pump, path, collective));
   if (agreed == Path::kHost) return nullptr;
   return candidate;
 }

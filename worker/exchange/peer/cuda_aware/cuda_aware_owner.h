@@ -3,7 +3,8 @@
 // A CUDA-aware MPI takes pointers to GPU memory; any other MPI crashes on them, or sends what happens to be at the same
 // address of the host. So the library is asked first, and its claim is tested: it has to move a pattern between real
 // buffers, in a large and a small size, and a kernel on the receiving GPU has to read it, between all ranks that will
-// exchange gradients. If one rank cannot, no rank does.
+// exchange gradients. If one rank cannot, no rank does. The second round of messages is in memory that the first one
+// has freed, while kernels run: a library that keeps the registration of freed memory is found out.
 //
 // This header is all that the rest of the exchange knows of CUDA-aware MPI.
 #ifndef STARRING_WORKER_EXCHANGE_PEER_CUDA_AWARE_CUDA_AWARE_OWNER_H_
@@ -25,16 +26,23 @@ namespace starring {
 // others.
 enum class CudaAwarePairs { kNeighbours, kAllRanks };
 
+struct CudaAwareOptions {
+  // The transport that the pump drives; null: it is another one, which moves host memory only.
+  const MpiTransport* mpi = nullptr;
+  CudaAwarePairs pairs = CudaAwarePairs::kAllRanks;
+  // The test decides though the library claims nothing: below it, UCX may move the memory of GPUs all the same. The
+  // process dies if that is wrong.
+  bool without_claim = false;
+};
+
 // The owner, in GPU memory, of this rank's slices; null on every rank alike if one of them has no GPU, too little
 // memory on it, or a library that cannot move it. Collective over all ranks, those without a GPU too. An error only if
 // a peer is missing or the library fails: then nothing works any more.
 //
-// `mpi` is the transport that `pump` drives; null: it is another one, which moves host memory only. `device` outlives
-// the owner; null: this rank has no GPU.
-absl::StatusOr<std::unique_ptr<SliceOwner>> CreateCudaAwareOwner(MessagePump& pump, const MpiTransport* mpi,
-                                                                 CudaDevice* device,
+// `device` outlives the owner; null: this rank has no GPU.
+absl::StatusOr<std::unique_ptr<SliceOwner>> CreateCudaAwareOwner(MessagePump& pump, CudaDevice* device,
                                                                  const OwnedSlices::Options& options,
-                                                                 CudaAwarePairs pairs,
+                                                                 const CudaAwareOptions& aware,
                                                                  const CollectiveOptions& collective);
 
 }  // namespace starring

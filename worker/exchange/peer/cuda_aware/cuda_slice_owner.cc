@@ -29,7 +29,7 @@ absl::StatusOr<std::unique_ptr<CudaSliceOwner>> CudaSliceOwner::Create(CudaDevic
   // A ring adds the last contribution to at most one chunk at a time (Apply).
   owner->sum_ = owner->Allocate(kChunkElementsMax);
   for (int i = 0; i < StateVectorCount(options.optimizer); ++i) {
-    owner->state_.push_back(owner->Allocate(options.element_count));
+    owner->state_.push_back(owner->Allocate(owner->places_.element_count()));
   }
   RETURN_IF_ERROR(owner->status_, "parameters and optimizer state");
   ASSIGN_OR_RETURN(owner->math_, device->CreateVectorMath());
@@ -59,6 +59,10 @@ void CudaSliceOwner::CopyToHost(std::span<const float> device, std::span<float> 
   Wait();
 }
 
+void CudaSliceOwner::QueueKernels(int count) {
+  for (int i = 0; i < count; ++i) math_->Add(sum_.data(), sum_.data(), sum_.data(), std::ssize(sum_));
+}
+
 void CudaSliceOwner::Add(std::span<const float> own, std::span<float> sum) {
   CHECK_EQ(own.size(), sum.size());
   math_->Add(sum.data(), own.data(), sum.data(), std::ssize(sum));
@@ -79,7 +83,11 @@ void CudaSliceOwner::Apply(const ApplyArgs& args) {
   // must not allocate.
   std::array<std::span<float>, 2> state;
   CHECK_LE(state_.size(), state.size());
-  for (size_t i = 0; i < state_.size(); ++i) state[i] = Part(state_[i], args.range);
+  const int64_t offset = places_.OffsetOf(args.bucket, args.range);
+  CHECK_GE(offset, 0) << "[" << args.range.begin << ", " << args.range.end << ") is not owned in bucket "
+                      << args.bucket;
+  const int64_t begin = places_.slice(args.bucket).begin + offset;
+  for (size_t i = 0; i < state_.size(); ++i) state[i] = Part(state_[i], {begin, begin + args.range.size()});
   // Each owner computes the learning rate by itself. Updates count from 1, steps from 0.
   math_->ApplyOptimizer(options_.optimizer, {.learning_rate = LearningRateAt(options_.schedule, args.step),
                                              .update = args.step + 1,
@@ -91,35 +99,40 @@ void CudaSliceOwner::Apply(const ApplyArgs& args) {
 }
 
 void CudaSliceOwner::CopyState(int bucket, int vector, std::span<float> out) {
-  // All copies are queued on one stream, and one wait at the end is enough for them.
-  float* to = out.data();
-  for (const ElementRange& range : options_.slices[static_cast<size_t>(bucket)]) {
-    const std::span<float> part = Part(state_[static_cast<size_t>(vector)], range);
-    math_->CopyToHost(part.data(), to, BytesOf(part));
-    to += part.size();
-  }
-  CHECK_EQ(to - out.data(), std::ssize(out));
-  Wait();
+  CopyToHost(Part(state_[static_cast<size_t>(vector)], places_.slice(bucket)), out);
 }
 
+template <class F>
+void CudaSliceOwner::ForEachState(int vector, F f) {
+  for (int bucket = 0; bucket < places_.bucket_count(); ++bucket) {
+    std::span<float> state = Part(state_[static_cast<size_t>(vector)], places_.slice(bucket));
+    for (const ElementRange& range : places_.ranges(bucket)) {
+      f(state.first(static_cast<size_t>(range.size())), range);
+      state = state.subspan(static_cast<size_t>(range.size()));
+    }
+  }
+}
+
+// All copies are queued on one stream, and one wait at the end is enough for them. The other elements of `whole` come
+// from their owners.
 void CudaSliceOwner::CopyStateOut(std::span<const std::span<float>> whole) {
   CHECK_EQ(whole.size(), state_.size());
-  for (size_t i = 0; i < state_.size(); ++i) {
-    // This copies only what this rank owns. The other elements of `whole` come from their owners.
-    for (const std::vector<ElementRange>& slice : options_.slices) {
-      for (const ElementRange& range : slice) {
-        const std::span<float> part = Part(state_[i], range);
-        math_->CopyToHost(part.data(), Part(whole[i], range).data(), BytesOf(part));
-      }
-    }
+  for (size_t i = 0; i < whole.size(); ++i) {
+    ForEachState(static_cast<int>(i), [&](std::span<const float> state, ElementRange range) {
+      math_->CopyToHost(state.data(), Part(whole[i], range).data(), BytesOf(state));
+    });
   }
   Wait();
 }
 
 void CudaSliceOwner::CopyStateIn(std::span<const std::span<const float>> whole) {
   CHECK_LE(whole.size(), state_.size());
-  // Whole vectors are copied. The parts that other ranks own are never read.
-  for (size_t i = 0; i < whole.size(); ++i) CopyToDevice(whole[i], state_[i]);
+  for (size_t i = 0; i < whole.size(); ++i) {
+    ForEachState(static_cast<int>(i), [&](std::span<float> state, ElementRange range) {
+      math_->CopyToDevice(whole[i].data() + range.begin, state.data(), BytesOf(state));
+    });
+  }
+  Wait();
 }
 
 }  // namespace starring

@@ -5,9 +5,7 @@
 // microseconds for each chunk: of 128 KiB, of 32 KiB with five to eight ranks. Messages of several blocks are not made
 // here (common/reduce/star.h, ring.h).
 //
-// Cost: GPU memory of the length of the parameter vector, once for the parameters and once for each optimizer state
-// vector. A rank owns only a part of each, but in whole vectors a slice has the place of its elements in the parameter
-// vector, and the models are small.
+// Cost: GPU memory for the parameter vector, and for the optimizer state of what this rank owns.
 //
 // Thread safety: one thread at a time, any thread; Create on the device's.
 #ifndef STARRING_WORKER_EXCHANGE_PEER_CUDA_AWARE_CUDA_SLICE_OWNER_H_
@@ -20,6 +18,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/job/owned_slices.h"
+#include "common/job/slice_places.h"
 #include "kernels/cuda/cuda_device.h"
 #include "worker/exchange/slice_owner.h"
 
@@ -35,6 +34,9 @@ class CudaSliceOwner final : public SliceOwner {
   void CopyToDevice(std::span<const float> host, std::span<float> device);
   void CopyToHost(std::span<const float> device, std::span<float> host);
 
+  // Kernels that run while the caller goes on; their result is of no use. Add, Apply and the copies wait for them.
+  void QueueKernels(int count);
+
   std::span<float> own_parameters() override { return parameters_; }  // zeros until they are copied in
   void CopyParametersIn(std::span<const float> parameters) override { CopyToDevice(parameters, parameters_); }
   // MPI may look at device memory in any poll, and UCX does so with the polling thread's current GPU.
@@ -48,15 +50,20 @@ class CudaSliceOwner final : public SliceOwner {
   void CopyStateIn(std::span<const std::span<const float>> whole) override;
 
  private:
-  CudaSliceOwner(CudaDevice* device, const OwnedSlices::Options& options) : device_(*device), options_(options) {}
+  CudaSliceOwner(CudaDevice* device, const OwnedSlices::Options& options)
+      : device_(*device), options_(options), places_(options.slices) {}
+  // f(state, range): a range that is owned, and its part of state vector `vector`.
+  template <class F>
+  void ForEachState(int vector, F f);
   void Wait() { status_.Update(math_->Synchronize()); }
 
   CudaDevice& device_;
   const OwnedSlices::Options options_;
+  const SlicePlaces places_;
   absl::Status status_;
   std::vector<std::unique_ptr<DeviceBuffer>> buffers_;
   std::span<float> parameters_;
-  std::vector<std::span<float>> state_;  // each as long as the parameter vector
+  std::vector<std::span<float>> state_;  // at the places of places_
   std::span<float> sum_;                 // scratch: a chunk's sum including this rank's own gradient
   std::unique_ptr<CudaVectorMath> math_;
 };

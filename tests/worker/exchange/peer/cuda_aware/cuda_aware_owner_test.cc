@@ -1,5 +1,6 @@
 // Rings and co-located stars whose messages are in GPU memory, and some that must fall back to host memory. The GPUs
 // are emulated, so any transport can move their memory.
+#include <deque>
 #include <memory>
 #include <optional>
 #include <set>
@@ -43,6 +44,7 @@ struct Training {
   std::vector<float> start;               // rank 0's parameters; empty: the job's
   std::vector<std::vector<float>> state;  // rank 0's optimizer state; empty: zeros
   absl::Duration join_deadline = absl::Seconds(60);
+  bool without_claim = false;
 };
 
 // One rank's training, with gradients and parameters in the memory that the exchange asks for.
@@ -51,7 +53,10 @@ absl::Status RunRank(const Training& training, std::unique_ptr<MpiTransport> tra
   ASSIGN_OR_RETURN(const auto device, CreateCudaDevice({.ordinal = rank % 2}));
   ASSIGN_OR_RETURN(const auto buffer, device->Allocate(job.element_count * 4));
   MpiTransport* const mpi = transport.get();
-  PeerExchange exchange(std::move(transport), {.algorithm = training.algorithm, .mpi = mpi, .device = device.get()});
+  PeerExchange exchange(std::move(transport), {.algorithm = training.algorithm,
+                                               .mpi = mpi,
+                                               .device = device.get(),
+                                               .tries_device_memory = training.without_claim});
   JobSpec spec = job.Spec(rank);
   spec.first_step = training.first_step;
   spec.join_deadline = training.join_deadline;
@@ -167,6 +172,15 @@ TEST(CudaRing, ALibraryThatPromisesAndCorruptsIsNotUsed) {
   }
 }
 
+TEST(CudaRing, ALibraryThatPromisesNothingIsTriedIfAsked) {
+  Training training = TrainingOf(2);
+  training.without_claim = true;
+  InMemoryNetwork able(2, 9), corrupt(2, 9);
+  ExpectReference(training, RunAll(training, able), MemoryPlace::kDevice);
+  corrupt.CorruptMessages(static_cast<int>(ControlTag::kCudaAwareData));
+  ExpectReference(training, RunAll(training, corrupt), MemoryPlace::kHost);
+}
+
 // Ranks 0 and 2 are no neighbours in a ring of four, but every rank of a star sends to every other.
 TEST(CudaRing, TheSelfTestTriesThePairsThatExchangeGradients) {
   Training training = TrainingOf(4);
@@ -207,6 +221,24 @@ class ForwardingTransport : public MpiTransport {
   const std::unique_ptr<MpiTransport> inner_;
 };
 
+// A library that sends right values once only.
+class CorruptsLaterTransport final : public ForwardingTransport {
+ public:
+  using ForwardingTransport::ForwardingTransport;
+  void PostSend(int peer, int tag, std::span<const std::byte> data, Token token) override {
+    constexpr int kMessagesOfFirstRound = 2;
+    if (tag != static_cast<int>(ControlTag::kCudaAwareData) || ++sent_ <= kMessagesOfFirstRound) {
+      return ForwardingTransport::PostSend(peer, tag, data, token);
+    }
+    corrupted_.emplace_back(data.begin(), data.end()).back() ^= std::byte{1};
+    ForwardingTransport::PostSend(peer, tag, corrupted_.back(), token);
+  }
+
+ private:
+  int sent_ = 0;
+  std::deque<std::vector<std::byte>> corrupted_;
+};
+
 // Notes the current GPU in every poll by another thread than the one that created the transport.
 class PollWatchingTransport final : public ForwardingTransport {
  public:
@@ -241,6 +273,23 @@ class HangingTransport final : public ForwardingTransport {
 
   bool hangs_ = false;
 };
+
+TEST(CudaRing, ALibraryThatWorksOnceIsNotUsed) {
+  const Training training = TrainingOf(2);
+  InMemoryNetwork network(2, 10);
+  network.set_moves_device_memory({true, true});
+  std::vector<Outcome> outcomes(2);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      std::unique_ptr<MpiTransport> transport = network.CreateTransport(rank);
+      if (rank == 1) transport = std::make_unique<CorruptsLaterTransport>(std::move(transport));
+      outcomes[rank].status = RunRank(training, std::move(transport), rank, outcomes[rank]);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  ExpectReference(training, outcomes, MemoryPlace::kHost);
+}
 
 // The message said neither how long the self-test waited nor for which rank.
 TEST(CudaRing, ARankThatHangsInTheSelfTestIsNamed) {
