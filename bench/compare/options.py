@@ -41,7 +41,7 @@ def numbers(text: str) -> list[int]:
     return found
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
     return numbers(text)[0]
 
 
@@ -100,13 +100,13 @@ def _add_matrix(add: Callable[..., argparse.Action]) -> None:
     add("--data_dir", default="", help="the folder with the data set")
     add("--augment", default="none", choices=["none", "crop_flip"])
     add("--scaling", type=names(("weak", "strong")), default=["weak", "strong"])
-    add("--batch_per_worker", type=_positive, default=64, help="for weak scaling")
-    add("--global_batch", type=_positive, default=64, help="for strong scaling")
+    add("--batch_per_worker", type=positive, default=64, help="for weak scaling")
+    add("--global_batch", type=positive, default=64, help="for strong scaling")
     add("--servers", type=int, default=0,
         help="servers of a star; 0: as many as workers, or as --hosts has hosts for them")
     add("--device", default="auto", choices=["auto", "cpu", "cuda"],
         help="device of all jobs; auto: GPUs if worker and PyTorch can use them")
-    add("--threads", type=_positive, default=1, help="compute threads per worker")
+    add("--threads", type=positive, default=1, help="compute threads per worker")
     add("--seed", type=int, default=1)
     add("--train_flags", default="", help="more flags for worker and peer, such as --learning_rate=0.01 --momentum=0.9")
 
@@ -115,14 +115,14 @@ def _add_uneven(add: Callable[..., argparse.Action]) -> None:
     add("--uneven", type=_models, nargs="?", const=["mnist_cnn"], default=None, metavar="MODEL",
         help="also measure ring, star, elastic star and ddp-tuned with one of two workers at half speed, and with a "
              "worker killed every 10 s; without a value the model is mnist_cnn; takes some 50 minutes")
-    add("--uneven_repeats", type=_positive, default=ratios.REPEATS_MIN,
+    add("--uneven_repeats", type=positive, default=ratios.REPEATS_MIN,
         help=f"runs of each job of --uneven, in turns; with fewer than {ratios.REPEATS_MIN} nothing is decided")
     add("--uneven_syncs", type=names(UNEVEN_SYNCS), default=list(UNEVEN_SYNCS),
         help=f"what --uneven compares (default: {','.join(UNEVEN_SYNCS)})")
 
 
 def _add_measuring(add: Callable[..., argparse.Action]) -> None:
-    add("--repeats", type=_positive, default=ratios.REPEATS_MIN,
+    add("--repeats", type=positive, default=ratios.REPEATS_MIN,
         help=f"runs of each job, in turns; with fewer than {ratios.REPEATS_MIN} no winner is called")
     add("--seconds", type=float, default=2.0, help="about how long the fastest job of a group runs")
     add("--steps", type=int, default=0, help="steps of each run; 0: chosen by --seconds")

@@ -60,7 +60,6 @@ class Comparison:
     place: cells.Cell
     lab: str
     workers: int
-    servers: int
     bytes: int
     measured_s: float
     predicted_s: float
@@ -111,7 +110,7 @@ def compare(lab: netlab.Netlab, book: CostBook, repeats: int) -> tuple[list[Comp
     # Emulated hosts share this machine's cores.
     cluster = dataclasses.replace(link, hosts=lab.hosts, cores=len(machine.cores()) / lab.hosts)
     # The second lab has measured the star next to the workers, too, which with two hosts is no exchange between hosts.
-    found = [Comparison(PLACES[sync], hosts.section, workers, servers, size, seconds,
+    found = [Comparison(PLACES[sync], hosts.section, workers, size, seconds,
                         predicted_s(book, PLACES[sync], workers, servers, size, cluster))
              for hosts, workers, times, _ in measured for (sync, servers, size), seconds in times.items()
              if hosts is lab or sync == alone.OWN_HOSTS]

@@ -212,13 +212,13 @@ def parts(load: Load, cluster: Cluster, costs: Costs) -> Parts:
     return Parts(start, cpu, wire, unhidden, min(idle, load.fill * min(cluster.burst_s, carried)))
 
 
-def compute_s(job: Job, cluster: Cluster, workload: Workload, jitter: float = 0.0) -> float:
+def compute_s(workers: int, cluster: Cluster, workload: Workload, jitter: float = 0.0) -> float:
     """Computing of the slowest of all workers, where workers have too few cores together if need be."""
-    here = cluster.most_on_a_host(job.workers, job.workers)
+    here = cluster.most_on_a_host(workers, workers)
     # Workers of emulated hosts cannot have more of a core than there is, nor can one use more than its threads.
     crowded = max(1.0, here * workload.threads / cluster.cores)
     # The mean of the largest of N times that scatter by `jitter`, relatively, is about sqrt(2 ln N) scatters longer.
-    return workload.compute_s * crowded * (1 + jitter * math.sqrt(2 * math.log(job.workers)))
+    return workload.compute_s * crowded * (1 + jitter * math.sqrt(2 * math.log(workers)))
 
 
 def _step_s(load: Load, cluster: Cluster, workload: Workload, costs: Costs, computing_s: float, bench: bool) -> float:
@@ -239,6 +239,6 @@ def _step_s(load: Load, cluster: Cluster, workload: Workload, costs: Costs, comp
 def predict_s(job: Job, cluster: Cluster, workload: Workload, costs: Costs, jitter: float = 0.0, bench: bool = False
               ) -> float:
     """One step of a job; with `bench`, of ring_bench or star_bench."""
-    computing_s = compute_s(job, cluster, workload, jitter)
+    computing_s = compute_s(job.workers, cluster, workload, jitter)
     return max(_step_s(load, cluster, workload, costs, computing_s, bench)
                for load in loads(job, cluster, workload.bytes, workload.bucket_bytes))

@@ -29,7 +29,7 @@ import growth_runs
 import machine
 import programs
 import sync_cells as cells
-from options import names, numbers, user_path
+from options import names, numbers, positive, user_path
 
 Fits = dict[tuple[str, str], cost_fit.Fit]  # by sync and medium
 
@@ -38,21 +38,20 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="growth", allow_abbrev=False, description=__doc__.partition("\n")[0])
     parser.add_argument("--workers", type=numbers, default=None)
     parser.add_argument("--quick", action="store_true", help="few sizes, steps and workers: 5 minutes a round")
-    parser.add_argument("--repeats", type=int, default=None, help="rounds over all runs, in turns; default 3, or 1")
+    parser.add_argument("--repeats", type=positive, default=0, help="rounds over all runs, in turns; default 3, or 1")
     parser.add_argument("--syncs", type=names(cells.SYNCS), default=list(cells.SYNCS), help=",".join(cells.SYNCS))
     parser.add_argument("--out", type=user_path, default="data/growth", help="the folder of the results")
     options = parser.parse_args(arguments)
     options.workers = options.workers or list(growth_runs.QUICK_WORKERS if options.quick else growth_runs.WORKERS)
     # Many processes on few cores share them in more than one way. The cores of a virtual machine move, too, which makes
     # an exchange in memory take twice as long. The median of three rounds leaves out one such round.
-    options.repeats = options.repeats if options.repeats is not None else 1 if options.quick else 3
-    if options.repeats < 1:
-        parser.error(f"--repeats={options.repeats}: it is at least 1")
+    options.repeats = options.repeats or (1 if options.quick else 3)
     return options
 
 
 def measure(options: argparse.Namespace) -> tuple[Fits, list[str]]:
-    """The fits, and what has failed. Writes the costs after each round: what is there outlives an interruption."""
+    """The fits, and what has failed. Writes the costs after each round: what is there outlives an interruption.
+    CostsError if there is no fit."""
     cores, facts = len(machine.cores()), machine.describe(machine.Gpus())
     kernels = growth_runs.measure_kernels()
     book = cost_book.CostBook({}, growth_runs.measure_jitter(), f"{facts['cpu']}, {cores} cores, {facts['os']}",
@@ -70,6 +69,8 @@ def measure(options: argparse.Namespace) -> tuple[Fits, list[str]]:
         if fits:
             costs = {key: fit.costs for key, fit in fits.items()}
             cost_book.write(os.path.join(options.out, "costs.json"), dataclasses.replace(book, costs=costs))
+    if not fits:
+        raise cost_book.CostsError("no cell could be fitted: " + "; ".join(failures))
     return fits, failures
 
 
@@ -89,11 +90,8 @@ def main() -> int:
     try:
         os.makedirs(options.out, exist_ok=True)
         fits, failures = measure(options)
-    except (programs.ProgramError, OSError, ValueError, LookupError) as error:
+    except (programs.ProgramError, cost_book.CostsError, OSError, ValueError, LookupError) as error:
         print(f"growth: {error}", file=sys.stderr)
-        return 2
-    if not fits:
-        print("growth: no cell could be fitted: " + "; ".join(failures), file=sys.stderr)
         return 2
     print("\n".join([*table(fits), *(f"not measured: {failure}" for failure in failures)]))
     print(f"{options.out}: {', '.join(sorted(os.listdir(options.out)))}")

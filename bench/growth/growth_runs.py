@@ -134,7 +134,7 @@ def medians(rounds: Iterable[Measurement]) -> list[Measurement]:
 
 def rounds(runs: Sequence[Run], repeats: int) -> Iterator[tuple[list[Measurement], list[str]]]:
     """After each round over all runs, every other one backwards, the medians so far, and what failed."""
-    found: dict[Run, list[Measurement]] = {run: [] for run in runs}  # of all rounds
+    found: list[Measurement] = []  # of all rounds
     failed: dict[Run, str] = {}
     for repeat in range(repeats):
         began = time.monotonic()
@@ -142,12 +142,12 @@ def rounds(runs: Sequence[Run], repeats: int) -> Iterator[tuple[list[Measurement
             if run not in failed:
                 print(f"round {repeat + 1} of {repeats}, {place + 1} of {len(runs)}: {run.text}", flush=True)
                 try:
-                    found[run] += run.measure()
+                    found += run.measure()
                 except programs.ProgramError as error:
                     failed[run] = f"{run.text}: {str(error).splitlines()[0]}"
         print(f"this round took {time.monotonic() - began:.0f} s; rounds that are left: {repeats - repeat - 1}",
               flush=True)
-        yield medians(one for ones in found.values() for one in ones), list(failed.values())
+        yield medians(found), list(failed.values())
 
 
 def measure_kernels() -> dict[str, float]:

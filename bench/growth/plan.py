@@ -16,12 +16,13 @@ import argparse
 import csv
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from subprocess import SubprocessError
 
 _BENCH = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
@@ -38,7 +39,7 @@ import planning
 import programs
 import sync_cells as cells
 from netlab import NetlabError
-from options import names, numbers, user_path
+from options import names, numbers, positive, user_path
 from report import labels
 from workload import Cluster, Workload, WorkloadError
 
@@ -48,7 +49,8 @@ MODEL_STEPS = 60
 LINK_SECONDS_MAX = 120
 NO_GPUS = ("GPUs are not modelled yet, neither their copies nor NCCL nor NVLink. --device=cpu plans for CPUs, and "
            "bazel run //bench:compare measures on GPUs")
-OF_GPUS = re.compile("gpu|cuda|nccl|nvlink", re.IGNORECASE)
+# Words that ask for GPUs: a device that is no CPU, and flags that plan does not have.
+OF_GPUS = re.compile(r"--(device=(?!cpu$)|[^=]*(gpu|cuda|nccl|nvlink))|cuda(:\d+)?$", re.IGNORECASE)
 PARAMETERS = r", (\d+) parameters, on "  # in the worker's first line, which --progress=none leaves out
 
 
@@ -59,33 +61,40 @@ def _bytes(text: str) -> int:
     return int(found[1]) << {"": 0, "KiB": 10, "MiB": 20, "GiB": 30}[found[2]]
 
 
+def amount(text: str) -> float:
+    found = float(text)
+    if not 0 <= found < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no finite number of 0 or more")
+    return found
+
+
 def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(prog="plan", allow_abbrev=False, description=__doc__.partition("\n")[0])
     add = found.add_argument
     add("--model", default="", help="a model of worker/model/models, whose size and time are measured here")
     add("--dataset", default="fashion-mnist", help="of --model")
     add("--bytes", type=_bytes, default=0, help="of the parameters, such as 40MiB, instead of --model")
-    add("--compute_ms", type=float, default=0.0, help="forward and backward of one worker; default: as --model, or 0")
-    add("--device", choices=("cpu", "cuda"), default="cpu", help="of the workers; plans with GPUs are refused")
-    add("--batch", type=int, default=64, help="samples of one worker in a step")
-    add("--threads", type=int, default=1, help="compute threads per worker")
-    add("--bucket_bytes", type=int, default=0, help="as --bucket_bytes of the worker; 0: its default")
-    add("--hosts", type=int, default=0, help="for workers and servers; default 1, or those of --measure")
-    add("--workers_per_host", type=int, default=0, help="at most; default 1, on a single host as many as cores")
-    add("--cores", type=float, default=float(len(machine.cores())), help="of a host; default: of this machine")
-    add("--gbits", type=float, default=0.0, help="rate of every link, both ways")
-    add("--latency_us", type=float, default=50.0, help="of a link")
+    add("--compute_ms", type=amount, default=0.0, help="forward and backward of one worker; default: as --model, or 0")
+    add("--device", choices=("cpu",), default="cpu", help="of the workers; plans with GPUs are refused")
+    add("--batch", type=positive, default=64, help="samples of one worker in a step")
+    add("--threads", type=positive, default=1, help="compute threads per worker")
+    add("--bucket_bytes", type=positive, default=0, help="as --bucket_bytes of the worker; default: the worker's")
+    add("--hosts", type=positive, default=0, help="for workers and servers; default 1, or those of --measure")
+    add("--workers_per_host", type=positive, default=0, help="at most; default 1, on a single host as many as cores")
+    add("--cores", type=amount, default=float(len(machine.cores())), help="of a host; default: of this machine")
+    add("--gbits", type=amount, default=0.0, help="rate of every link, both ways")
+    add("--latency_us", type=amount, default=50.0, help="of a link")
     add("--measure", default="", help="node1,node2: measures the link between the first two by mpirun, over TCP")
     add("--workers", type=numbers, default=[], help="default: up to what the hosts take")
     add("--syncs", type=names(cells.SYNCS), default=list(cells.SYNCS), help=",".join(cells.SYNCS))
-    add("--servers", type=int, default=0, help="of each star with servers; 0: the plan chooses")
+    add("--servers", type=positive, default=None, help="of each star with servers; default: the plan chooses")
     add("--costs", type=user_path, default=None, help=f"of bench:growth; default: {OWN_COSTS}, or the shipped ones")
-    add("--jitter", type=float, default=None, help="relative scatter of a worker's computing; default: of the costs")
+    add("--jitter", type=amount, default=None, help="relative scatter of a worker's computing; default: of the costs")
     add("--out", type=user_path, default=None, help="plan.json, for compare --plans")
     add("--csv", type=user_path, default=None, help="plan.csv: a row for each cell and number of workers")
     add("--plot", type=user_path, default=None, help="plan.svg: step time over the fastest cell's")
     add("--check", default="", help="1gbit:2-4,200mbit:2-6: measures on emulated hosts, and compares")
-    add("--repeats", type=int, default=1, help="rounds of --check; a lab takes some minutes a round")
+    add("--repeats", type=positive, default=1, help="rounds of --check; a lab takes some minutes a round")
     return found
 
 
@@ -169,16 +178,18 @@ def workers_of(asked: Sequence[int], cluster: Cluster) -> list[int]:
                                  if count <= largest}))
 
 
+def _row(title: str, entries: Iterable[str]) -> str:
+    return f"{title:26}" + "".join(f"{entry:>9}" for entry in entries)
+
+
 def _table(plan: planning.Plan, title: str, value: Callable[[planning.Point], str]) -> list[str]:
-    lines = [f"{title:26}" + "".join(f"{count:>8,} " for count in plan.workers)]
-    for line in plan.lines:
-        entries = [value(point) + " *"[point.extrapolated] if point else "- " for point in line.points]
-        lines.append(f"{line.name:26}" + "".join(f"{entry:>9}" for entry in entries))
-    return [*lines, ""]
+    return [_row(title, (f"{count:,} " for count in plan.workers)),
+            *(_row(line.name, (value(point) + " *"[point.extrapolated] if point else "- " for point in line.points))
+              for line in plan.lines), ""]
 
 
-def _row(name: str, seconds: Sequence[float]) -> str:
-    return f"{name:26}" + "".join(f"{1e3 * one:8.4g} " for one in seconds)
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.4g}"
 
 
 def text_of(plan: planning.Plan, mark: str = "") -> list[str]:
@@ -190,10 +201,11 @@ def text_of(plan: planning.Plan, mark: str = "") -> list[str]:
              f"{workload.batch} samples; hosts: {cluster.hosts}, each with {cluster.cores:g} cores and up to "
              f"{labels.workers(cluster.workers_per_host)}{between}",
              f"Costs of the exchange: {plan.source}.", *[mark + "."] * bool(mark), ""]
-    lines += _table(plan, "step ms, workers:", lambda one: f"{1e3 * one.step_s:.4g}")
-    lines[-1:] = [_row("of it computing", plan.computing_s), _row("of it jitter of the cores", plan.jitter_s), ""]
-    lines += _table(plan, "of it exposed exchange", lambda one: f"{1e3 * one.exposed_s:.4g}")
-    lines += _table(plan, "step ms, at least (bound)", lambda one: f"{1e3 * one.bound_s:.4g}")
+    lines += _table(plan, "step ms, workers:", lambda one: _ms(one.step_s))
+    lines[-1:] = [_row(title, (_ms(one) + " " for one in seconds)) for title, seconds in (
+        ("of it computing", plan.computing_s), ("of it jitter of the cores", plan.jitter_s))] + [""]
+    lines += _table(plan, "of it exposed exchange", lambda one: _ms(one.exposed_s))
+    lines += _table(plan, "step ms, at least (bound)", lambda one: _ms(one.bound_s))
     lines += _table(plan, "band of the step, %", lambda one: f"-{100 * (1 - one.low_s / one.step_s):.0f}"
                                                              f"+{100 * (one.high_s / one.step_s - 1):.0f}")
     if plan.alone:
@@ -215,20 +227,15 @@ def text_of(plan: planning.Plan, mark: str = "") -> list[str]:
 
 
 def run(options: argparse.Namespace) -> int:
-    if options.device != "cpu":
-        raise WorkloadError(f"--device={options.device}: {NO_GPUS}")
     book, mark = book_of(options.costs)
     if options.check:
         labs = emulated_hosts.parse_labs(options.check)
         return 0 if emulated_hosts.check(labs, book, options.repeats) else 1
     if options.jitter is not None:
         book = dataclasses.replace(book, jitter=options.jitter)
-    if not 0 <= options.servers <= planning.SERVERS_MAX:
-        raise WorkloadError(f"--servers={options.servers}: a star has 1 to {planning.SERVERS_MAX} servers; 0: the plan "
-                            "chooses")
     cluster = cluster_of(options, book)
     plan = planning.make(workload_of(options), cluster, workers_of(options.workers, cluster), book,
-                         options.servers or None, options.syncs)
+                         options.servers, options.syncs)
     print("\n".join(text_of(plan, mark)))
     if options.out:
         text = json.dumps({"mark": mark, **planning.to_json(plan)}, indent=1)
@@ -242,20 +249,13 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """A flag for GPUs, by whatever name, is refused with the reason."""
-    options, unknown = parser().parse_known_args(arguments)
-    asks = [word for word in unknown if OF_GPUS.search(word)]
-    if asks:
-        raise WorkloadError(f"{asks[0]}: {NO_GPUS}")
-    if unknown:
-        parser().error(f"unrecognized arguments: {' '.join(unknown)}")
-    return options
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        return run(parse(arguments))
+        asks = next(filter(OF_GPUS.match, arguments), None)
+        if asks:
+            raise WorkloadError(f"{asks}: {NO_GPUS}")
+        return run(parser().parse_args(arguments))
     except (WorkloadError, cost_book.CostsError, NetlabError, programs.ProgramError, OSError, SubprocessError) as error:
         print(f"plan: {error}", file=sys.stderr)
         return 2

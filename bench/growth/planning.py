@@ -28,6 +28,7 @@ RANKS_MAX = 1024
 @dataclasses.dataclass(frozen=True)
 class Point:
     """One cell with one number of workers."""
+    place: cells.Cell
     workers: int
     servers: int
     hosts: int  # of workers and servers
@@ -120,8 +121,8 @@ def _point(place: cells.Cell, workers: int, cluster: Cluster, workload: Workload
         return None
     servers = next(one for one, step in steps.items() if step <= (1 + SERVER_GAIN_MIN) * min(steps.values()))
     band = costs.band_at(workers, workload.bytes)
-    computing_s = model.compute_s(model.Job(place, workers, servers), cluster, workload, book.jitter)
-    return Point(workers, servers, cluster.hosts_of(workers) + servers * (place.placement == cells.OWN_HOSTS),
+    computing_s = model.compute_s(workers, cluster, workload, book.jitter)
+    return Point(place, workers, servers, cluster.hosts_of(workers) + servers * (place.placement == cells.OWN_HOSTS),
                  steps[servers], steps[servers] - computing_s, step_s(servers, costs.scaled(1 / (1 + band))),
                  step_s(servers, costs.scaled(1 + band)), step_s(servers, model.BOUND), band > costs.band)
 
@@ -161,9 +162,8 @@ def make(workload: Workload, cluster: Cluster, workers: Sequence[int], book: Cos
         raise CostsError("no cell can be planned; " + "; ".join(left_out))
     if not any(point for line in lines for point in line.points):
         raise WorkloadError("no such job: there are too few hosts for these servers, or too many processes")
-    jobs = [model.Job(lines[0].place, count, 0) for count in workers]
-    computing = [model.compute_s(job, cluster, workload) for job in jobs]
-    jitter = [model.compute_s(job, cluster, workload, book.jitter) - one for job, one in zip(jobs, computing)]
+    computing = [model.compute_s(count, cluster, workload) for count in workers]
+    jitter = [model.compute_s(count, cluster, workload, book.jitter) - one for count, one in zip(workers, computing)]
     update_s = workload.bytes * costs.seconds.get("apply_byte", 0.0)
     alone = workload.batch / (workload.compute_s + update_s) if workload.compute_s else 0.0
     return Plan(workload, cluster, list(workers), computing, jitter, lines, alone,
@@ -173,27 +173,25 @@ def make(workload: Workload, cluster: Cluster, workers: Sequence[int], book: Cos
 
 @dataclasses.dataclass(frozen=True)
 class Winner:
-    """The fastest line with one number of workers."""
-    line: Line
+    """The fastest cell with one number of workers."""
     point: Point
-    rival: tuple[Line, Point] | None  # the best line of the other topology
+    rival: Point | None  # the fastest cell of the other topology
 
     @property
     def is_tie(self) -> bool:
         """The rival may be the faster one within the bands."""
-        return self.rival is not None and (self.rival[1].low_s <= self.point.high_s
-                                           or self.rival[1].step_s <= (1 + TIE_MIN) * self.point.step_s)
+        return self.rival is not None and (self.rival.low_s <= self.point.high_s
+                                           or self.rival.step_s <= (1 + TIE_MIN) * self.point.step_s)
 
 
 def winners(plan: Plan) -> list[Winner]:
     """For each number of workers that has a job."""
     found = []
     for each in zip(*(line.points for line in plan.lines)):
-        by_step = sorted(((line, point) for line, point in zip(plan.lines, each) if point),
-                         key=lambda one: one[1].step_s)
-        if by_step:
-            topology = by_step[0][0].place.topology
-            found.append(Winner(*by_step[0], next((one for one in by_step if one[0].place.topology != topology), None)))
+        ranked = sorted((one for one in each if one), key=lambda one: one.step_s)
+        if ranked:
+            rivals = (one for one in ranked if one.place.topology != ranked[0].place.topology)
+            found.append(Winner(ranked[0], next(rivals, None)))
     return found
 
 
@@ -205,18 +203,18 @@ def _span(values: Sequence[float], text: Callable[[float], str]) -> str:
 def crossings(plan: Plan) -> list[str]:
     """Which line is fastest where, and by how much the other topology is slower there. Within the bands is a tie."""
     sentences = []
-    for (name, tie), group in itertools.groupby(winners(plan), lambda one: (one.line.name, one.is_tie)):
+    for (name, tie), group in itertools.groupby(winners(plan), lambda one: (line_name(one.point.place), one.is_tie)):
         ones = list(group)
         servers = (f" with {_span([one.point.servers for one in ones], str)} servers "
                    f"({_span([one.point.hosts for one in ones], str)} hosts in all)") * bool(ones[0].point.servers)
         rivals = [one.rival for one in ones if one.rival]
-        times = _span([rival.step_s / one.point.step_s for one, (_, rival) in zip(ones, rivals)],
+        times = _span([rival.step_s / one.point.step_s for one, rival in zip(ones, rivals)],
                       lambda ratio: f"{ratio:.2f}") if rivals else ""
-        others = " or ".join(dict.fromkeys(line.name for line, _ in rivals))
+        others = " or ".join(dict.fromkeys(line_name(rival.place) for rival in rivals))
         sentences.append(f"{_span([one.point.workers for one in ones], '{:,}'.format)} workers: " + (
             f"a tie within the bands: {name}{servers}, and {others}, which takes {times} times as long" if tie else
             f"{name}{servers} is the fastest"
-            + (f"; the best {rivals[0][0].place.topology} takes {times} times as long" if rivals else "")))
+            + (f"; the best {rivals[0].place.topology} takes {times} times as long" if rivals else "")))
     return sentences
 
 

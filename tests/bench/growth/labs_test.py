@@ -136,7 +136,7 @@ class LabsTest(unittest.TestCase):
         self.assertEqual({one.lab for one in found}, {"netlab:3,200mbit"})
 
     def test_the_verdict_counts_what_is_off(self):
-        one = labs.Comparison(cells.BY_SYNC["ring"], "netlab:2,1gbit", 2, 0, labs.LARGE, 1.0, 1.05)
+        one = labs.Comparison(cells.BY_SYNC["ring"], "netlab:2,1gbit", 2, labs.LARGE, 1.0, 1.05)
         off = dataclasses.replace(one, predicted_s=1.2)
         # Cells that were not measured were not met.
         failure = "netlab:2,1gbit: star: no benchmark"

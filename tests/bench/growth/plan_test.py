@@ -117,9 +117,9 @@ class PlanningTest(unittest.TestCase):
     def test_own_hosts_win_between_hosts(self):
         found = make(costs=FREE, workers=[4, 8])
         best = planning.winners(found)[0]
-        self.assertEqual(best.line.place.placement, cells.OWN_HOSTS)
-        self.assertEqual(best.rival[0].place.topology, "ring")
-        self.assertGreater(best.rival[1].step_s / best.point.step_s, 1.2)
+        self.assertEqual(best.point.place.placement, cells.OWN_HOSTS)
+        self.assertEqual(best.rival.place.topology, "ring")
+        self.assertGreater(best.rival.step_s / best.point.step_s, 1.2)
         self.assertIn("4 to 8 workers: star/tcp on own hosts with 4 to 8 servers (8 to 16 hosts in all) is the "
                       "fastest; the best ring takes", planning.crossings(found)[0])
 
@@ -127,7 +127,7 @@ class PlanningTest(unittest.TestCase):
         # Two ranks exchange in as many hops either way, and without servers' two processes. Many ranks make many hops.
         slow_start = dataclasses.replace(FREE, seconds={**FREE.seconds, "hop": 1e-3, "message": 1e-6})
         found = make(256 * 1024, 0.0, Cluster(cores=2), [2, 64], slow_start)
-        self.assertEqual([one.line.place.topology for one in planning.winners(found)], ["ring", "star"])
+        self.assertEqual([one.point.place.topology for one in planning.winners(found)], ["ring", "star"])
         sentences = planning.crossings(found)
         self.assertEqual(len(sentences), 2)
         self.assertEqual(sentences[0], "2 workers: a tie within the bands: ring/mpi, and co-located/mpi, which takes "
@@ -311,7 +311,8 @@ class OutputTest(unittest.TestCase):
         self.assertEqual([len(elements[kind]) for kind in ("polyline", "polygon", "circle")], [8, 2, 24])
         texts = [one.text for one in elements["text"]]
         self.assertIn("over the fastest cell's", texts[0])
-        self.assertEqual(texts[-8], planning.winners(made)[-1].line.name)  # the legend begins with it
+        fastest = planning.winners(made)[-1].point.place
+        self.assertEqual(texts[-8], planning.line_name(fastest))  # the legend begins with it
         # Step time over the fastest cell's, so the lowest point of each number of workers is at 1.
         lowest = {}
         for circle in elements["circle"]:
@@ -395,14 +396,15 @@ class ProgramTest(unittest.TestCase):
                                             "--hosts or --workers_per_host\n"))
 
     def test_gpus_are_refused_aloud(self):
-        for flag in ("--device=cuda", "--gpus=4", "--gpus_per_host=8", "--nccl"):  # the last three are no flags
+        for flag in ("--device=cuda", "--device=gpu", "--gpus=4", "--gpus_per_host=8", "--with-NCCL"):
             status, out, err = self.run_plan("--bytes=40MiB", "--compute_ms=5", flag)
             self.assertEqual((status, out), (2, ""))
             self.assertEqual(f"plan: {flag}: GPUs are not modelled yet, neither their copies nor NCCL nor NVLink. "
                              "--device=cpu plans for CPUs, and bazel run //bench:compare measures on GPUs\n", err)
-        status, _, err = self.run_plan("--bytes=40MiB", "--speed=5")
-        self.assertEqual(status, 2)
-        self.assertIn("plan: error: unrecognized arguments: --speed=5", err)
+        self.assertIn("plan: cuda: GPUs are not modelled yet", self.run_plan("--bytes=4096", "--device", "cuda")[2])
+        self.assertIn("plan: error: unrecognized arguments: --speed=5", self.run_plan("--bytes=4096", "--speed=5")[2])
+        out = os.path.join(self.folder, "gpu.json")
+        self.assertEqual(self.run_plan("--bytes=4096", "--device=cpu", "--out=" + out)[0], 0)
 
     def test_one_host(self):
         status, text, _ = self.run_plan("--bytes=8388608", "--compute_ms=5")
@@ -426,7 +428,12 @@ class ProgramTest(unittest.TestCase):
                             (["--model=mlp", "--bytes=4"], "give either --model"),
                             (["--bytes=40MB"], "is no number of bytes, such as 44700000 or 40MiB"),
                             (["--bytes=4096", "--syncs=moon"], "'moon' is not one of ring"),
-                            (["--bytes=4096", "--compute_ms=-1"], "it can be 0 or more"),
+                            (["--bytes=4096", "--compute_ms=-1"], "'-1' is no finite number of 0 or more"),
+                            (["--bytes=4096", "--compute_ms=nan"], "--compute_ms: 'nan' is no finite number"),
+                            (["--bytes=4096", "--compute_ms=ten"], "argument --compute_ms: "),
+                            (["--bytes=4096", "--jitter=-0.1"], "'-0.1' is no finite number of 0 or more"),
+                            *((["--bytes=4096", f"--{name}=0"], f"--{name}: 0 is below 1") for name in (
+                                "batch", "threads", "bucket_bytes", "hosts", "workers_per_host", "servers", "repeats")),
                             (["--bytes=4096", "--compute_ms=1", "--hosts=4"], "--gbits, or --measure"),
                             (["--bytes=4096", "--compute_ms=1", "--hosts=4", "--gbits=1", "--measure=a,b"],
                              "give either --measure"),
@@ -434,13 +441,12 @@ class ProgramTest(unittest.TestCase):
                             (["--bytes=4096", "--compute_ms=1", "--workers=2048"], "2 to 1024 workers"),
                             (["--bytes=4096", "--compute_ms=1", "--workers=1,2"], "2 to 1024 workers"),
                             (["--bytes=4096", "--compute_ms=1", "--measure=a"], "between two hosts"),
-                            (["--bytes=4096", "--compute_ms=1", "--servers=257"], "1 to 256 servers"),
-                            (["--bytes=4096", "--compute_ms=1", "--servers=-1"], "1 to 256 servers"),
-                            (["--bytes=4096", "--compute_ms=1", "--hosts=4", "--gbits=nan"], "a finite number"),
-                            (["--bytes=4096", "--compute_ms=1", "--hosts=4", "--gbits=inf"], "a finite number"),
-                            (["--bytes=4096", "--compute_ms=1", "--hosts=4", "--gbits=1", "--latency_us=nan"],
-                             "a finite number"),
-                            (["--bytes=4096", "--compute_ms=1", "--cores=nan", "--workers=2"], "a finite number"),
+                            (["--bytes=4096", "--servers=257", "--syncs=star"], "no such job: "),
+                            (["--bytes=4096", "--hosts=4", "--gbits=nan"], "--gbits: 'nan' is no finite number"),
+                            (["--bytes=4096", "--hosts=4", "--gbits=inf"], "--gbits: 'inf' is no finite number"),
+                            (["--bytes=4096", "--latency_us=nan"], "--latency_us: 'nan' is no finite number"),
+                            (["--bytes=4096", "--cores=nan"], "--cores: 'nan' is no finite number"),
+                            (["--bytes=4096", "--cores=0"], "each has at least a part of a core"),
                             (["--check=1gbit"], "is not like 1gbit:2-4")):
             status, _, err = self.run_plan(*flags)
             self.assertEqual(status, 2, flags)
@@ -451,7 +457,7 @@ class ProgramTest(unittest.TestCase):
             with unittest.mock.patch.object(program.emulated_hosts, "compare", side_effect=error):
                 status, _, err = self.run_plan("--check=1gbit:2")
             self.assertEqual((status, err), (2, f"plan: {error}\n"))
-        good = Comparison(cells.BY_SYNC["ring"], "netlab:2,1gbit", 2, 0, MIB, 1.0, 1.05)
+        good = Comparison(cells.BY_SYNC["ring"], "netlab:2,1gbit", 2, MIB, 1.0, 1.05)
         for failures in ([], ["netlab:2,1gbit: star: no benchmark"]):
             with unittest.mock.patch.object(program.emulated_hosts, "compare", return_value=([good], failures)):
                 status, out, _ = self.run_plan("--check=1gbit:2-3")
