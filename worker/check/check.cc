@@ -5,12 +5,10 @@
 
 #include <algorithm>
 #include <fstream>
-#include <map>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "common/flags/command_line.h"
 #include "common/host/host_identity.h"
 #include "common/host/process_facts.h"
@@ -48,20 +46,6 @@ v1::ProcessReport OwnReport(const CheckParts& parts) {
   if (const std::string driver = NvidiaDriverVersion(); !driver.empty()) AddLibrary("NVIDIA driver", driver, facts);
   facts->set_gpu(parts.gpu);
   return report;
-}
-
-// A process does not know on which host the other end of a connection of the job's transport is.
-void NameHosts(std::vector<v1::ProcessReport>& reports) {
-  std::map<std::string, std::string> hosts;
-  for (const v1::ProcessReport& report : reports) {
-    hosts[check_table::NameOf(report.facts())] = report.facts().host();
-    for (const v1::ProcessFacts& server : report.servers()) hosts[check_table::NameOf(server)] = server.host();
-  }
-  for (v1::ProcessReport& report : reports) {
-    for (v1::LinkReport& link : *report.mutable_links()) {
-      if (link.address().empty()) link.set_address(hosts[check_table::PeerOf(link)]);
-    }
-  }
 }
 
 }  // namespace
@@ -104,7 +88,6 @@ CheckOutcome Conclude(const CheckParts& parts, CheckFindings findings, const v1:
   if (leads) {
     findings.reports = std::move(everything->reports);
     findings.missing = std::move(everything->missing);
-    NameHosts(findings.reports);
     const CheckVerdict verdict = JudgeCheck(findings);
     exit_code = verdict.exit_code;
     // If TCP does not connect all ranks, MPI cannot either, and would only hang or abort.
