@@ -17,11 +17,11 @@ namespace starring {
 struct CheckFindings {
   Contact contact = Contact::kNone;  // how the processes find each other
   int world_size = 1;
-  int shard_count = 0;                     // servers
-  int lanes = 1;                           // in a star: connections of a worker to each server
-  int threads = 1;                         // for computation, in each worker
-  bool uses_gpus = false;                  // those that exist; false with --device=cpu
-  std::vector<v1::ProcessReport> reports;  // of the workers that reported, ascending by rank
+  int shard_count = 0;     // servers
+  int lanes = 1;           // in a star: connections of a worker to each server
+  int threads = 1;         // for computation, in each worker
+  bool uses_gpus = false;  // those that exist; false with --device=cpu
+  Reports reports;         // of the workers that reported, ascending by rank
   // Workers that should have reported and did not. Empty if only this worker's own findings are known.
   std::vector<int> missing;
   absl::Duration gather_deadline = kGatherDeadline;  // the time that they had
