@@ -1,5 +1,6 @@
 #include "common/network/round_trip.h"
 
+#include "absl/strings/str_cat.h"
 #include "common/base/status.h"
 #include "common/base/steady_time.h"
 #include "common/host/process_facts.h"
@@ -19,6 +20,31 @@ absl::Status MeasureRoundTrip(int pings, absl::FunctionRef<absl::StatusOr<int64_
     link.set_clock_ahead_s((static_cast<double>(peer_clock_us - clock_us) - microseconds / 2) / 1e6);
   }
   return absl::OkStatus();
+}
+
+absl::Status SetBandwidth(const absl::StatusOr<double>& rate, v1::LinkReport& link) {
+  if (rate.ok()) {
+    link.set_bytes_per_second(*rate);
+    return absl::OkStatus();
+  }
+  const std::string error =
+      absl::StrCat("small messages pass, large ones do not: ", std::string(rate.status().message()));
+  FailLink(error, absl::IsDeadlineExceeded(rate.status()) ? "look for a smaller MTU on the way" : "", link);
+  return absl::Status(rate.status().code(), error);
+}
+
+v1::LinkReport& AddLink(v1::LinkReport::Means means, v1::ProcessFacts::Role peer_role, int peer,
+                        v1::ProcessReport& report) {
+  v1::LinkReport& link = *report.add_links();
+  link.set_means(means);
+  link.set_peer_role(peer_role);
+  link.set_peer(peer);
+  return link;
+}
+
+void FailLink(const std::string& error, const std::string& way_out, v1::LinkReport& link) {
+  link.set_error(error);
+  link.set_way_out(way_out);
 }
 
 }  // namespace starring

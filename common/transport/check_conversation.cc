@@ -91,14 +91,12 @@ class Conversation {
   const Clock::time_point end_;
 };
 
-absl::Status MeasureBandwidth(Conversation& peer, double seconds, LinkReport& link) {
+absl::StatusOr<double> MeasureBandwidth(Conversation& peer, double seconds) {
   // The first payload says how many fill the time.
   ASSIGN_OR_RETURN(const double first, peer.SendPayloads(1));
   const double fit = seconds * first / static_cast<double>(kCheckPayloadBytesMax);
   const int64_t count = fit < 1 ? 1 : fit < kPayloadsMax ? static_cast<int64_t>(fit) : kPayloadsMax;
-  ASSIGN_OR_RETURN(const double rate, peer.SendPayloads(count));
-  link.set_bytes_per_second(rate);
-  return absl::OkStatus();
+  return peer.SendPayloads(count);
 }
 
 absl::Status MeasureLink(Conversation peer, double seconds, LinkReport& link) {
@@ -107,14 +105,7 @@ absl::Status MeasureLink(Conversation peer, double seconds, LinkReport& link) {
     return peer.Hear();
   };
   absl::Status status = MeasureRoundTrip(seconds > 0 ? kPings : kFewPings, ping, link);
-  if (status.ok() && seconds > 0) {
-    status = MeasureBandwidth(peer, seconds, link);
-    if (absl::IsDeadlineExceeded(status)) link.set_way_out("look for a smaller MTU on the way");
-    if (!status.ok()) {
-      status = absl::Status(status.code(),
-                            absl::StrCat("small messages pass, large ones do not: ", std::string(status.message())));
-    }
-  }
+  if (status.ok() && seconds > 0) status = SetBandwidth(MeasureBandwidth(peer, seconds), link);
   if (status.ok()) status = peer.Tell(kEnd);
   if (!status.ok()) link.set_error(std::string(status.message()));
   return status;
@@ -141,29 +132,27 @@ absl::Status TestLinks(MessagePump& pump, const LinkTests& tests, ProcessReport&
   const int rank = pump.rank();
   const auto answer = [&](int peer) { return AnswerLink(Conversation(pump, peer, end)); };
   const auto measure = [&](int peer) {
-    LinkReport& link = *report.add_links();
-    link.set_means(tests.means);
-    link.set_peer_role(peer < workers ? ProcessFacts::WORKER : ProcessFacts::SERVER);
-    link.set_peer(peer < workers ? peer : peer - workers);
+    LinkReport& link = peer < workers ? AddLink(tests.means, ProcessFacts::WORKER, peer, report)
+                                      : AddLink(tests.means, ProcessFacts::SERVER, peer - workers, report);
     return MeasureLink(Conversation(pump, peer, std::min(end, DeadlineAfter(tests.own_deadline))),
                        tests.bandwidth_seconds, link);
   };
   // One pair measures at a time, or links that share a wire would seem slow: each worker begins when the one before it
   // has finished. With servers a worker measures its links to them, otherwise the one to the next worker.
-  if (rank >= workers) {
-    for (int worker = 0; worker < workers; ++worker) RETURN_IF_ERROR(answer(worker));
-    return absl::OkStatus();
+  const int servers = pump.world_size() - workers;
+  for (int turn = 0; turn < workers; ++turn) {
+    const int next = (turn + 1) % workers;
+    const int first = servers > 0 ? workers : next;
+    for (int peer = first; peer < first + std::max(1, servers); ++peer) {
+      if (rank == turn) RETURN_IF_ERROR(measure(peer));
+      if (rank == peer) RETURN_IF_ERROR(answer(turn));
+    }
+    // Without servers the next worker has just answered.
+    if (servers == 0 || next == 0) continue;
+    if (rank == turn) RETURN_IF_ERROR(Conversation(pump, next, end).Tell(0));
+    if (rank == next) RETURN_IF_ERROR(Conversation(pump, turn, end).Hear().status());
   }
-  const int last = (rank + workers - 1) % workers;
-  const int next = (rank + 1) % workers;
-  if (workers < pump.world_size()) {
-    if (rank > 0) RETURN_IF_ERROR(Conversation(pump, last, end).Hear().status());
-    for (int server = workers; server < pump.world_size(); ++server) RETURN_IF_ERROR(measure(server));
-    return next > 0 ? Conversation(pump, next, end).Tell(0) : absl::OkStatus();
-  }
-  if (rank > 0) RETURN_IF_ERROR(answer(last));
-  RETURN_IF_ERROR(measure(next));
-  return rank == 0 ? answer(last) : absl::OkStatus();
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<ProcessReport>> GatherReports(MessagePump& pump, const ProcessReport& own) {

@@ -1,5 +1,9 @@
-// Answers workers that check a star before training (worker --check), and keeps the notes that they leave for each
-// other.
+// Answers workers that check a star before training (worker --check), and keeps a board of the notes that they leave
+// for each other: one for each rank and stage.
+//
+// limits.h bounds workers, stages and bytes. A worker leaves when it needs the board no more. Its notes stay until all
+// workers have left: the others may still have to read them. A worker that has sent nothing for some seconds is
+// forgotten. So a check that was broken off is not mixed with the next one.
 //
 // Thread safety: one thread.
 #ifndef STARRING_SERVER_DOOR_CHECK_SERVICE_H_
@@ -20,45 +24,11 @@
 
 namespace starring {
 
-// Where workers that check meet: each puts notes here, the others read them.
-//
-// limits.h bounds workers, stages and bytes. A worker's notes are gone when it leaves, or some seconds after its last
-// request: a check that was broken off must be forgotten before the next one.
-class CheckBoard {
+class CheckService {
  public:
   using Clock = std::chrono::steady_clock;
   static constexpr std::chrono::seconds kNoteLife{5};
 
-  // Process `worker_id` of worker `rank` is present. Notes of another process of that rank are dropped.
-  // InvalidArgument for a rank that no job can have.
-  absl::Status Greet(int rank, uint64_t worker_id, Clock::time_point now);
-  // Keeps `text` in place of an earlier one. REQUIRES: Greet(rank, ...) was OK, with no Forget since. InvalidArgument
-  // or ResourceExhausted beyond the limits.
-  absl::Status Put(int rank, int stage, const std::string& text);
-  // Null if there is no such note.
-  const std::string* Get(int rank, int stage) const;
-  void Leave(int rank);
-  // Drops the notes of workers that have sent nothing for kNoteLife.
-  void Forget(Clock::time_point now);
-  void Clear();
-
-  int worker_count() const { return static_cast<int>(workers_.size()); }
-
- private:
-  struct Worker {
-    uint64_t id = 0;
-    Clock::time_point last_heard;
-    std::map<int, std::string> notes;  // by stage
-  };
-  void Erase(std::map<int, Worker>::iterator worker);
-
-  std::map<int, Worker> workers_;  // by rank
-  int64_t bytes_ = 0;              // of all notes
-};
-
-class CheckService {
- public:
-  using Clock = CheckBoard::Clock;
   struct Options {
     int shard = 0;
     std::string grpc_version;  // for the facts
@@ -68,24 +38,30 @@ class CheckService {
   };
   explicit CheckService(Options options) : options_(std::move(options)) {}
 
-  // REQUIRES: `request` is admitted; it came from `peer`. FailedPrecondition once the job has begun,
-  // InvalidArgument or ResourceExhausted beyond the limits; then `peer` is not kept.
+  // REQUIRES: `request` is admitted; it came from `peer`. FailedPrecondition once the job has begun, InvalidArgument or
+  // ResourceExhausted beyond the limits; then `peer` is not kept, and the board has the notes that it had.
   absl::StatusOr<v1::CheckReply> Answer(const v1::CheckRequest& request, const std::string& peer,
                                         Clock::time_point now);
 
-  // Drops the notes of workers that have sent nothing for long.
+  // Drops the notes of workers that have sent nothing for kNoteLife.
   void Forget(Clock::time_point now);
 
   // The job has begun, with `world_size` workers. A check would slow it down: every later request is refused.
   void Close(int world_size);
 
  private:
-  absl::StatusOr<v1::CheckReply> Reply(const v1::CheckRequest& request, Clock::time_point now);
-  absl::Status UseBoard(const v1::CheckRequest& request, Clock::time_point now, v1::CheckReply* reply);
+  struct Worker {
+    uint64_t id = 0;
+    Clock::time_point last_heard;
+    std::map<int, std::string> notes;  // by stage
+    bool has_left = false;
+  };
+  absl::Status UseBoard(const v1::CheckRequest& request, Clock::time_point now, v1::CheckReply& reply);
+  absl::Status Put(Worker& worker, int stage, const std::string& text);
   void Keep(const std::string& peer);
 
   const Options options_;
-  CheckBoard board_;
+  std::map<int, Worker> workers_;  // by rank
   std::set<std::string> peers_;    // of this check: kept
   int kept_count_ = 0;             // of all checks
   std::optional<int> world_size_;  // of the job, once it has begun

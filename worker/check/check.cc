@@ -5,23 +5,30 @@
 
 #include <algorithm>
 #include <fstream>
-#include <map>
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
+#include "common/base/status.h"
 #include "common/flags/command_line.h"
 #include "common/host/host_identity.h"
 #include "common/host/process_facts.h"
 #include "common/job/cells.h"
-#include "common/transport/mpi/mpi_names.h"
+#include "common/network/dial.h"
+#include "common/network/round_trip.h"
+#include "common/transport/check_conversation.h"
+#include "common/transport/message_pump.h"
+#include "common/transport/tcp/tcp_rendezvous.h"
+#include "common/watch/stall_report.h"
 #include "worker/check/host_network.h"
 #include "worker/check/topology_check.h"
 #include "worker/exchange/star/check_client.h"
 
 namespace starring {
 namespace {
+
+using v1::LinkReport;
 
 void AddLibrary(const std::string& name, const std::string& version, v1::ProcessFacts* facts) {
   v1::ProcessFacts::Library* const library = facts->add_libraries();
@@ -50,19 +57,25 @@ v1::ProcessReport OwnReport(const CheckParts& parts) {
   return report;
 }
 
-// A process does not know on which host the other end of a connection of the job's transport is.
-void NameHosts(std::vector<v1::ProcessReport>& reports) {
-  std::map<std::string, std::string> hosts;
-  for (const v1::ProcessReport& report : reports) {
-    hosts[check_table::NameOf(report.facts())] = report.facts().host();
-    for (const v1::ProcessFacts& server : report.servers()) hosts[check_table::NameOf(server)] = server.host();
-  }
-  for (v1::ProcessReport& report : reports) {
-    for (v1::LinkReport& link : *report.mutable_links()) {
-      if (link.address().empty()) link.set_address(hosts[check_table::PeerOf(link)]);
-    }
-  }
-}
+// The advice to a person about an address that cannot be dialled, to one of --servers and to another worker.
+struct DialAdvice {
+  int error_number;  // 0: any other
+  const char* to_server;
+  const char* to_worker;
+};
+constexpr char kShareNetwork[] =
+    "bring up the interface, or give --servers an address in a network that both hosts share";
+constexpr char kShareInclude[] =
+    "bring up the interface, or set OMPI_MCA_btl_tcp_if_include to a network that all hosts share";
+constexpr DialAdvice kDialAdvice[] = {
+    // A ring's worker listens before it tells its address, so a refusal does not come from a missing process.
+    {ECONNREFUSED, "start that server, or correct --servers", "let TCP pass between the hosts: a firewall refuses it"},
+    {ETIMEDOUT, "let TCP pass to that port through the firewalls on the way, or correct --servers",
+     "let TCP pass between the hosts, to all ports or those of --port_range: packets are lost on the way"},
+    {EHOSTUNREACH, kShareNetwork, kShareInclude},
+    {ENETUNREACH, kShareNetwork, kShareInclude},
+    {0, "correct --servers", "let TCP pass between the hosts"},
+};
 
 }  // namespace
 
@@ -78,7 +91,8 @@ CheckFindings EmptyFindings(const CheckParts& parts) {
           .missing = {},
           // A check waits for workers no longer than the job would.
           .gather_deadline = std::min(kGatherDeadline, options.join_deadline),
-          .bandwidth = {}};
+          // The workers test their links to all servers, or each the link to the next rank.
+          .bandwidth = PlanBandwidth(std::max(1, options.ServerCount()), options.world_size)};
 }
 
 CheckOutcome ConcludeAlone(const CheckParts& parts, CheckFindings findings, const v1::ProcessReport& own,
@@ -97,14 +111,16 @@ CheckOutcome ConcludeAlone(const CheckParts& parts, CheckFindings findings, cons
 
 CheckOutcome Conclude(const CheckParts& parts, CheckFindings findings, const v1::ProcessReport& own, Meeting& meeting,
                       Round round) {
-  absl::StatusOr<Meeting::Everything> everything = meeting.Gather(own);
-  if (!everything.ok()) return ConcludeAlone(parts, std::move(findings), own, everything.status());
+  absl::StatusOr<Reports> reports = meeting.Gather(own);
+  if (!reports.ok()) return ConcludeAlone(parts, std::move(findings), own, reports.status());
   const bool leads = parts.options->rank == 0;
   int exit_code = kExitOk;
   if (leads) {
-    findings.reports = std::move(everything->reports);
-    findings.missing = std::move(everything->missing);
-    NameHosts(findings.reports);
+    findings.reports = *std::move(reports);
+    for (int rank = 0; rank < findings.world_size; ++rank) {
+      const auto is_from = [rank](const v1::ProcessReport& report) { return report.facts().number() == rank; };
+      if (std::ranges::none_of(findings.reports, is_from)) findings.missing.push_back(rank);
+    }
     const CheckVerdict verdict = JudgeCheck(findings);
     exit_code = verdict.exit_code;
     // If TCP does not connect all ranks, MPI cannot either, and would only hang or abort.
@@ -120,23 +136,21 @@ CheckOutcome Conclude(const CheckParts& parts, CheckFindings findings, const v1:
   return {.exit_code = exit_code};
 }
 
-std::string WayOut(int error_number, Contact contact) {
-  const bool star = contact == Contact::kServers;
-  switch (error_number) {
-    // A ring's worker listens before it tells its address, so a refusal does not come from a missing process.
-    case ECONNREFUSED:
-      return star ? "start that server, or correct --servers" : "let TCP pass between the hosts: a firewall refuses it";
-    case ETIMEDOUT:
-      return star
-                 ? "let TCP pass to that port through the firewalls on the way, or correct --servers"
-                 : "let TCP pass between the hosts, to all ports or those of --port_range: packets are lost on the way";
-    case EHOSTUNREACH:
-    case ENETUNREACH:
-      return star ? "bring up the interface, or give --servers an address in a network that both hosts share"
-                  : "bring up the interface, or set OMPI_MCA_btl_tcp_if_include to a network that all hosts share";
-    default:
-      return star ? "correct --servers" : "let TCP pass between the hosts";
+std::vector<DialResult> DialLinks(Contact contact, v1::ProcessReport& report) {
+  std::vector<std::string> addresses;
+  for (const LinkReport& link : report.links()) addresses.push_back(link.address());
+  const std::vector<InterfaceAddress> interfaces = ListInterfaceAddresses();
+  std::vector<DialResult> dialled = DialAll(addresses, kDialDeadline);
+  for (size_t i = 0; i < dialled.size(); ++i) {
+    LinkReport& link = *report.mutable_links(static_cast<int>(i));
+    link.set_interface(InterfaceWith(interfaces, dialled[i].local_address));
+    if (dialled[i].error.empty() || !link.error().empty()) continue;
+    const DialAdvice* const advice = std::ranges::find_if(kDialAdvice, [&](const DialAdvice& one) {
+      return one.error_number == dialled[i].error_number || one.error_number == 0;
+    });
+    FailLink(dialled[i].error, contact == Contact::kServers ? advice->to_server : advice->to_worker, link);
   }
+  return dialled;
 }
 
 std::string OwnPlace(const LauncherEnvironment& launcher) {
@@ -146,6 +160,25 @@ std::string OwnPlace(const LauncherEnvironment& launcher) {
                       AddressesText(ListInterfaceAddresses()),
                       ", btl_tcp_if_include=", include.empty() ? "(not set)" : include,
                       exclude.empty() ? "" : absl::StrCat(", btl_tcp_if_exclude=", exclude));
+}
+
+// Processes that meet over TCP do so as in a job, by the same rendezvous and with the same secret, so that each has
+// connected with every other one. Servers are among them.
+CheckOutcome CheckMesh(const CheckParts& parts, v1::ProcessReport report) {
+  CheckFindings findings = EmptyFindings(parts);
+  if (findings.world_size + findings.shard_count == 1) return ConcludeAlone(parts, std::move(findings), report);
+  TcpRendezvousOptions rendezvous = std::move(*parts.rendezvous);
+  rendezvous.join_deadline = findings.gather_deadline;
+  absl::StatusOr<std::unique_ptr<Transport>> connected = ConnectFullMesh(std::move(rendezvous));
+  if (!connected.ok()) return ConcludeAlone(parts, std::move(findings), report, connected.status());
+  MessagePump pump(connected->get(), StallOptions(), findings.shard_count);
+  const std::unique_ptr<Transport> transport = *std::move(connected);  // ends before the pump
+  absl::Status tested = InviteServers(pump);
+  const double seconds = findings.bandwidth.SecondsOf(pump.rank());
+  if (tested.ok()) tested = TestLinks(pump, {.bandwidth_seconds = seconds}, report);
+  if (!tested.ok()) return ConcludeAlone(parts, std::move(findings), report, tested);
+  PumpMeeting meeting(&pump);
+  return Conclude(parts, std::move(findings), report, meeting);
 }
 
 CheckOutcome RunCheck(const CheckParts& parts) {

@@ -11,6 +11,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <iterator>
 #include <optional>
 #include <utility>
@@ -32,6 +33,19 @@ struct WireAddress {
   int bits() const { return family == AF_INET ? 32 : 128; }
   friend bool operator==(const WireAddress&, const WireAddress&) = default;
 };
+
+// No value for families that Open MPI does not use.
+std::optional<WireAddress> FromSocket(int family, const sockaddr* address) {
+  WireAddress wire = {.family = family};
+  if (family == AF_INET) {
+    std::memcpy(wire.bytes.data(), &reinterpret_cast<const sockaddr_in*>(address)->sin_addr, sizeof(in_addr));
+  } else if (family == AF_INET6) {
+    std::memcpy(wire.bytes.data(), &reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr, sizeof(in6_addr));
+  } else {
+    return std::nullopt;
+  }
+  return wire;
+}
 
 std::optional<WireAddress> Parse(absl::string_view address) {
   for (const int family : {AF_INET, AF_INET6}) {
@@ -64,36 +78,13 @@ bool Names(absl::string_view word, const InterfaceAddress& address) {
 
 bool AnyNames(absl::string_view words, const InterfaceAddress& address) {
   const std::vector<absl::string_view> list = absl::StrSplit(words, ',', absl::SkipWhitespace());
-  return std::any_of(list.begin(), list.end(), [&](absl::string_view word) { return Names(word, address); });
+  return std::ranges::any_of(list, [&](absl::string_view word) { return Names(word, address); });
 }
 
-std::string TextOf(int family, const void* address) {
+std::string TextOf(const WireAddress& address) {
   char text[INET6_ADDRSTRLEN] = "";
-  inet_ntop(family, address, text, sizeof(text));
+  inet_ntop(address.family, address.bytes.data(), text, sizeof(text));
   return text;
-}
-
-// Sets the address and its prefix. False if Open MPI does not use such an address.
-bool SetAddress(const ifaddrs& entry, InterfaceAddress& address) {
-  const int family = entry.ifa_addr->sa_family;
-  const uint8_t* mask = nullptr;
-  size_t bytes = 0;
-  if (family == AF_INET) {
-    address.address = TextOf(family, &reinterpret_cast<const sockaddr_in*>(entry.ifa_addr)->sin_addr);
-    mask = reinterpret_cast<const uint8_t*>(&reinterpret_cast<const sockaddr_in*>(entry.ifa_netmask)->sin_addr);
-    bytes = sizeof(in_addr);
-  } else if (family == AF_INET6) {
-    const in6_addr& six = reinterpret_cast<const sockaddr_in6*>(entry.ifa_addr)->sin6_addr;
-    if (IN6_IS_ADDR_LINKLOCAL(&six)) return false;
-    address.address = TextOf(family, &six);
-    mask = reinterpret_cast<const sockaddr_in6*>(entry.ifa_netmask)->sin6_addr.s6_addr;
-    bytes = sizeof(in6_addr);
-  } else {
-    return false;
-  }
-  // A mask's ones are contiguous, so their number is the prefix.
-  for (size_t i = 0; i < bytes; ++i) address.prefix_bits += std::popcount(mask[i]);
-  return true;
 }
 
 }  // namespace
@@ -105,8 +96,16 @@ std::vector<InterfaceAddress> ListInterfaceAddresses() {
   for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
     // An interface without any address has no ifa_addr.
     if (entry->ifa_addr == nullptr || entry->ifa_netmask == nullptr || (entry->ifa_flags & IFF_UP) == 0) continue;
-    InterfaceAddress address = {.interface = entry->ifa_name, .loopback = (entry->ifa_flags & IFF_LOOPBACK) != 0};
-    if (SetAddress(*entry, address)) addresses.push_back(std::move(address));
+    const int family = entry->ifa_addr->sa_family;
+    const std::optional<WireAddress> wire = FromSocket(family, entry->ifa_addr);
+    if (!wire.has_value() || Masked(*wire, 10) == Parse("fe80::")) continue;
+    int prefix_bits = 0;  // a mask's ones are contiguous, so their number is the prefix
+    const std::optional<WireAddress> mask = FromSocket(family, entry->ifa_netmask);
+    for (const uint8_t byte : mask->bytes) prefix_bits += std::popcount(byte);
+    addresses.push_back({.interface = entry->ifa_name,
+                         .address = TextOf(*wire),
+                         .prefix_bits = prefix_bits,
+                         .loopback = (entry->ifa_flags & IFF_LOOPBACK) != 0});
   }
   freeifaddrs(list);
   std::stable_partition(addresses.begin(), addresses.end(),
@@ -117,7 +116,7 @@ std::vector<InterfaceAddress> ListInterfaceAddresses() {
 std::vector<InterfaceAddress> SelectAddresses(std::span<const InterfaceAddress> all, absl::string_view include,
                                               absl::string_view exclude) {
   std::vector<InterfaceAddress> selected;
-  std::copy_if(all.begin(), all.end(), std::back_inserter(selected), [&](const InterfaceAddress& address) {
+  std::ranges::copy_if(all, std::back_inserter(selected), [&](const InterfaceAddress& address) {
     if (!include.empty()) return AnyNames(include, address);
     // By default Open MPI excludes loopback alone. A list of the user replaces that, and must name loopback itself.
     return exclude.empty() ? !address.loopback : !AnyNames(exclude, address);
@@ -128,12 +127,11 @@ std::vector<InterfaceAddress> SelectAddresses(std::span<const InterfaceAddress> 
 std::string SubnetOf(absl::string_view address, int prefix_bits) {
   const std::optional<WireAddress> parsed = Parse(address);
   if (!parsed.has_value() || prefix_bits < 0 || prefix_bits > parsed->bits()) return "";
-  return absl::StrCat(TextOf(parsed->family, Masked(*parsed, prefix_bits).bytes.data()), "/", prefix_bits);
+  return absl::StrCat(TextOf(Masked(*parsed, prefix_bits)), "/", prefix_bits);
 }
 
 std::string InterfaceWith(std::span<const InterfaceAddress> all, absl::string_view address) {
-  const auto found =
-      std::find_if(all.begin(), all.end(), [&](const InterfaceAddress& one) { return one.address == address; });
+  const auto found = std::ranges::find(all, address, &InterfaceAddress::address);
   return found == all.end() ? "" : found->interface;
 }
 

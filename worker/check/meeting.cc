@@ -5,7 +5,6 @@
 #include <set>
 #include <utility>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -22,25 +21,16 @@ constexpr double kTestSecondsMin = 0.02;
 // The rest of kTestsDeadline is for dialling, for passing the turn on, and for the reports.
 constexpr double kAllTestsSeconds = 20;
 
-// The pause between two looks at a board. It grows with the number of workers, so that a large job asks the board about
-// as often as kRanksPerPause workers do.
-constexpr absl::Duration kPauseMin = absl::Milliseconds(2);
-constexpr absl::Duration kPauseMax = absl::Milliseconds(50);
-constexpr int kRanksPerPause = 16;
 // How much longer the others wait for rank 0, which may itself wait for the last report.
 constexpr absl::Duration kVerdictGrace = absl::Seconds(3);
 
 }  // namespace
 
 std::vector<int> RingTargets(int rank, int world_size) {
-  std::set<int> targets;
-  if (world_size <= kAllPairsMax) {
-    for (int other = 0; other < world_size; ++other) targets.insert(other);
-  } else {
-    targets.insert(0);
-    // The neighbour before this rank. The one after it is at distance 1, the first power of two.
-    targets.insert((rank + world_size - 1) % world_size);
-    for (int distance = 1; distance < world_size; distance *= 2) targets.insert((rank + distance) % world_size);
+  // Rank 0, and the neighbour before this rank. The one after it is at distance 1.
+  std::set<int> targets = {0, (rank + world_size - 1) % world_size};
+  for (int distance = 1; distance < world_size; distance += world_size <= kAllPairsMax ? 1 : distance) {
+    targets.insert((rank + distance) % world_size);
   }
   targets.erase(rank);
   return {targets.begin(), targets.end()};
@@ -51,7 +41,6 @@ BandwidthPlan PlanBandwidth(int tests_per_rank, int world_size) {
   // tests get shorter. When they would be shorter than kTestSecondsMin, only every `stride`th rank tests, and those
   // share the time.
   const double tests = static_cast<double>(tests_per_rank) * world_size;
-  if (tests * kTestSeconds <= kAllTestsSeconds) return {.seconds = kTestSeconds, .rank_stride = 1};
   const int stride = std::max(1, static_cast<int>(std::ceil(tests * kTestSecondsMin / kAllTestsSeconds)));
   const int testers = (world_size + stride - 1) / stride;
   return {.seconds = std::clamp(kAllTestsSeconds / (static_cast<double>(tests_per_rank) * testers), kTestSecondsMin,
@@ -59,14 +48,13 @@ BandwidthPlan PlanBandwidth(int tests_per_rank, int world_size) {
           .rank_stride = stride};
 }
 
-absl::StatusOr<Meeting::Everything> PumpMeeting::Gather(const v1::ProcessReport& own) {
-  Everything everything;
-  ASSIGN_OR_RETURN(everything.reports, GatherReports(pump_, own));
-  for (int rank = pump_.worker_count(); rank < std::ssize(everything.reports); ++rank) {
-    *everything.reports[0].add_servers() = everything.reports[rank].facts();
+absl::StatusOr<Reports> PumpMeeting::Gather(const v1::ProcessReport& own) {
+  ASSIGN_OR_RETURN(Reports reports, GatherReports(pump_, own));
+  for (int rank = pump_.worker_count(); rank < std::ssize(reports); ++rank) {
+    *reports[0].add_servers() = reports[rank].facts();
   }
-  if (pump_.rank() == 0) everything.reports.resize(pump_.worker_count());
-  return everything;
+  if (pump_.rank() == 0) reports.resize(pump_.worker_count());
+  return reports;
 }
 
 absl::Status AloneError(int rank) {
@@ -84,13 +72,9 @@ absl::Status BoardMeeting::Put(int stage, const std::string& text) {
   return options_.board->Put(stage, text).ok() ? absl::OkStatus() : AloneError(options_.rank);
 }
 
-absl::Status BoardMeeting::PutReport(int stage, const v1::ProcessReport& report) {
-  // The text is in Base64, because mpirun's names must not have zero bytes.
-  return Put(stage, absl::Base64Escape(report.SerializeAsString()));
-}
-
 std::optional<std::string> BoardMeeting::AwaitText(int rank, int stage, absl::Time end) {
-  const absl::Duration pause = std::min(kPauseMax, kPauseMin * std::max(1, options_.world_size / kRanksPerPause));
+  // It grows with the number of workers, so that a large job does not ask the board more often than a small one.
+  const absl::Duration pause = absl::Milliseconds(std::clamp(options_.world_size / 8, 2, 50));
   // The board is asked at least once: a note that is there is found even after `end`.
   while (true) {
     const absl::StatusOr<std::optional<std::string>> text = options_.board->Get(rank, stage);
@@ -102,9 +86,8 @@ std::optional<std::string> BoardMeeting::AwaitText(int rank, int stage, absl::Ti
 
 std::optional<v1::ProcessReport> BoardMeeting::Await(int rank, int stage, absl::Time end) {
   const std::optional<std::string> text = AwaitText(rank, stage, end);
-  std::string bytes;
   v1::ProcessReport report;
-  if (!text.has_value() || !absl::Base64Unescape(*text, &bytes) || !report.ParseFromString(bytes)) return std::nullopt;
+  if (!text.has_value() || !report.ParseFromString(*text)) return std::nullopt;
   return report;
 }
 
@@ -116,18 +99,13 @@ void BoardMeeting::AwaitTurn(int rank_stride) {
 
 // The ends of all waits are fixed when the check begins. So those for several silent workers end together and do not
 // add up.
-absl::StatusOr<Meeting::Everything> BoardMeeting::Gather(const v1::ProcessReport& own) {
-  ++stage_;
-  RETURN_IF_ERROR(PutReport(stage_, own));
-  Everything everything;
-  if (options_.rank != 0) return everything;
+absl::StatusOr<Reports> BoardMeeting::Gather(const v1::ProcessReport& own) {
+  RETURN_IF_ERROR(Put(++stage_, own.SerializeAsString()));
+  if (options_.rank != 0) return Reports();
   reports_[0] = own;
   for (int rank = 1; rank < options_.world_size; ++rank) {
     std::optional<v1::ProcessReport> card = AwaitCard(rank);
-    if (!card.has_value()) {
-      everything.missing.push_back(rank);
-      continue;
-    }
+    if (!card.has_value()) continue;
     // A worker that has ended after its card is still shown with its host, and in a star with its links.
     std::optional<v1::ProcessReport> report = Await(rank, stage_, tests_end());
     if (report.has_value()) {
@@ -136,8 +114,9 @@ absl::StatusOr<Meeting::Everything> BoardMeeting::Gather(const v1::ProcessReport
       reports_.try_emplace(rank, *std::move(card));
     }
   }
-  for (const auto& [rank, report] : reports_) everything.reports.push_back(report);
-  return everything;
+  Reports reports;
+  for (const auto& [rank, report] : reports_) reports.push_back(report);
+  return reports;
 }
 
 absl::Status BoardMeeting::Tell(int& exit_code) {

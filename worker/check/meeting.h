@@ -44,18 +44,16 @@ struct BandwidthPlan {
 // All tests together take at most 20 s of kTestsDeadline. REQUIRES: both numbers >= 1.
 BandwidthPlan PlanBandwidth(int tests_per_rank, int world_size);
 
+using Reports = std::vector<v1::ProcessReport>;
+
 class Meeting {
  public:
   virtual ~Meeting() = default;
 
-  struct Everything {
-    std::vector<v1::ProcessReport> reports;  // of those that came, ascending by rank
-    std::vector<int> missing;                // ranks
-  };
   // All workers call both, in the same order. An error is a sentence about the process that this one did not reach.
   //
-  // Brings rank 0 the reports of all; the others get nothing.
-  virtual absl::StatusOr<Everything> Gather(const v1::ProcessReport& own) = 0;
+  // Brings rank 0 the reports of all workers that came, ascending by rank; the others get nothing.
+  virtual absl::StatusOr<Reports> Gather(const v1::ProcessReport& own) = 0;
   // Replaces `exit_code` by that of rank 0.
   virtual absl::Status Tell(int& exit_code) = 0;
 };
@@ -67,7 +65,7 @@ class PumpMeeting final : public Meeting {
   explicit PumpMeeting(MessagePump* pump) : pump_(*pump) {}
 
   // Servers have no report of their own among the result's: rank 0's has their facts.
-  absl::StatusOr<Everything> Gather(const v1::ProcessReport& own) override;
+  absl::StatusOr<Reports> Gather(const v1::ProcessReport& own) override;
   absl::Status Tell(int& exit_code) override { return TellVerdict(pump_, exit_code); }
 
  private:
@@ -77,7 +75,7 @@ class PumpMeeting final : public Meeting {
 // Why a worker that meets the others at a board has only its own findings, and the way out.
 absl::Status AloneError(int rank);
 
-// The numbers of stages are sent to other processes. Gather and Tell take the next one each.
+// The numbers of stages are sent to other processes. Gather and Tell take the next one each. Notes are bytes.
 class NoteBoard {
  public:
   static constexpr int kCard = 1;
@@ -95,29 +93,26 @@ class BoardMeeting final : public Meeting {
     NoteBoard* board = nullptr;  // outlives the meeting
     int rank = 0;
     int world_size = 1;
-    absl::Time begin;  // of the check
-    absl::Duration gather_deadline = kGatherDeadline;
+    absl::Time gather_end;  // by which all workers put their cards
   };
   explicit BoardMeeting(const Options& options) : options_(options) {}
 
   // Called first.
-  absl::Status PutCard(const v1::ProcessReport& report) { return PutReport(NoteBoard::kCard, report); }
+  absl::Status PutCard(const v1::ProcessReport& report) { return Put(stage_, report.SerializeAsString()); }
   // Another worker's card. Empty if it does not come in time, or the board fails.
-  std::optional<v1::ProcessReport> AwaitCard(int rank) { return Await(rank, NoteBoard::kCard, gather_end()); }
+  std::optional<v1::ProcessReport> AwaitCard(int rank) { return Await(rank, NoteBoard::kCard, options_.gather_end); }
   // Returns when the worker before this one has put its next report, or when there is no such worker.
   void AwaitTurn(int rank_stride);
 
   // A worker that put its card but no report is represented by the card.
-  absl::StatusOr<Everything> Gather(const v1::ProcessReport& own) override;
+  absl::StatusOr<Reports> Gather(const v1::ProcessReport& own) override;
   absl::Status Tell(int& exit_code) override;
 
  private:
   absl::Status Put(int stage, const std::string& text);
-  absl::Status PutReport(int stage, const v1::ProcessReport& report);
   std::optional<std::string> AwaitText(int rank, int stage, absl::Time end);
   std::optional<v1::ProcessReport> Await(int rank, int stage, absl::Time end);
-  absl::Time gather_end() const { return options_.begin + options_.gather_deadline; }
-  absl::Time tests_end() const { return gather_end() + kTestsDeadline; }
+  absl::Time tests_end() const { return options_.gather_end + kTestsDeadline; }
 
   const Options options_;
   int stage_ = NoteBoard::kCard;              // the last one

@@ -3,13 +3,14 @@
 // no connections yet by which to say where they listen. Under mpirun they meet by names (mpi_names.h), which work even
 // if no rank reaches another; under srun MPI's own messages must do.
 #include <algorithm>
-#include <map>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/limits.h"
@@ -17,6 +18,7 @@
 #include "common/base/steady_time.h"
 #include "common/flags/command_line.h"
 #include "common/network/dial.h"
+#include "common/network/round_trip.h"
 #include "common/transport/check_conversation.h"
 #include "common/transport/collectives.h"
 #include "common/transport/message_pump.h"
@@ -45,10 +47,15 @@ class NameBoard final : public NoteBoard {
  public:
   explicit NameBoard(const MpiRuntime* mpi) : mpi_(*mpi) {}
   absl::Status Put(int stage, const std::string& text) override {
-    return PublishMpiName(mpi_, Name(mpi_.rank(), stage), text);
+    // mpirun's names must not have zero bytes.
+    return PublishMpiName(mpi_, Name(mpi_.rank(), stage), absl::Base64Escape(text));
   }
   absl::StatusOr<std::optional<std::string>> Get(int rank, int stage) override {
-    return LookUpMpiName(mpi_, Name(rank, stage));
+    ASSIGN_OR_RETURN(const std::optional<std::string> escaped, LookUpMpiName(mpi_, Name(rank, stage)));
+    std::string text;
+    if (!escaped.has_value()) return escaped;
+    if (!absl::Base64Unescape(*escaped, &text)) return absl::DataLossError("a name that is no note");
+    return std::optional(std::move(text));
   }
 
  private:
@@ -72,13 +79,9 @@ std::vector<ProcessFacts::Address> AddressesOf(const ProcessFacts& own, const Pr
     return {loopback};
   }
   std::vector<ProcessFacts::Address> addresses;
-  for (const ProcessFacts::Address& address : peer.addresses()) {
-    const bool is_six = IsSix(address);
-    if (std::any_of(own.addresses().begin(), own.addresses().end(),
-                    [&](const ProcessFacts::Address& mine) { return IsSix(mine) == is_six; })) {
-      addresses.push_back(address);
-    }
-  }
+  std::ranges::copy_if(peer.addresses(), std::back_inserter(addresses), [&](const ProcessFacts::Address& address) {
+    return std::ranges::find(own.addresses(), IsSix(address), IsSix) != own.addresses().end();
+  });
   return addresses;
 }
 
@@ -102,7 +105,6 @@ class MpiChecker {
 
   CheckOutcome Run() {
     if (world_size_ == 1) return ConcludeAlone(parts_, std::move(findings_), report_);
-    findings_.bandwidth = PlanBandwidth(1, world_size_);
     if (const absl::Status status = Reach(); !status.ok()) {
       // This rank knows nothing of the others. All it can tell is where it is itself.
       parts_.print(absl::StrCat("not ready: ", std::string(status.message()), ": ", OwnPlace(*parts_.launcher), ": ",
@@ -126,12 +128,11 @@ class MpiChecker {
     // Listening comes before the card, which tells the port.
     ASSIGN_OR_RETURN(listener_, PeerListener::Start(parts_.options->port_range));
     ProcessFacts* const facts = report_.mutable_facts();
-    interfaces_ = ListInterfaceAddresses();
-    for (const InterfaceAddress& one : SelectAddresses(interfaces_, parts_.launcher->mpi_interfaces_included,
-                                                       parts_.launcher->mpi_interfaces_excluded)) {
+    for (const InterfaceAddress& one :
+         SelectAddresses(ListInterfaceAddresses(), parts_.launcher->mpi_interfaces_included,
+                         parts_.launcher->mpi_interfaces_excluded)) {
       if (facts->addresses_size() == kAddressesMax) break;
       ProcessFacts::Address* const address = facts->add_addresses();
-      address->set_interface(one.interface);
       address->set_address(one.address);
       address->set_prefix_bits(one.prefix_bits);
     }
@@ -145,11 +146,8 @@ class MpiChecker {
 
   absl::StatusOr<std::vector<ProcessFacts>> MeetByNames() {
     board_ = std::make_unique<NameBoard>(parts_.mpi);
-    auto meeting = std::make_unique<BoardMeeting>(BoardMeeting::Options{.board = board_.get(),
-                                                                        .rank = rank_,
-                                                                        .world_size = world_size_,
-                                                                        .begin = begin_,
-                                                                        .gather_deadline = findings_.gather_deadline});
+    auto meeting = std::make_unique<BoardMeeting>(BoardMeeting::Options{
+        .board = board_.get(), .rank = rank_, .world_size = world_size_, .gather_end = gather_end_});
     RETURN_IF_ERROR(meeting->PutCard(report_));
     std::vector<ProcessFacts> cards;
     for (const int target : RingTargets(rank_, world_size_)) {
@@ -184,57 +182,39 @@ class MpiChecker {
     return cards;
   }
 
-  // All connections are dialled at the same time, so that any number of addresses that do not answer costs one
-  // deadline.
   void DialAllOf(const std::vector<ProcessFacts>& cards) {
-    std::vector<std::string> places;
-    std::vector<uint64_t> nonces;
-    std::vector<LinkReport*> links;
+    std::vector<uint64_t> nonces;  // of the peers, by link
     for (const ProcessFacts& card : cards) {
-      const auto add = [&]() -> LinkReport& {
-        LinkReport& link = *report_.add_links();
-        link.set_means(LinkReport::TCP);
-        link.set_peer_role(ProcessFacts::WORKER);
-        link.set_peer(card.number());
-        return link;
-      };
       for (const ProcessFacts::Address& address : AddressesOf(report_.facts(), card)) {
-        places.push_back(PlaceOf(address, card.port()));
+        LinkReport& link = AddLink(LinkReport::TCP, ProcessFacts::WORKER, card.number(), report_);
+        link.set_address(PlaceOf(address, card.port()));
+        link.set_prefix_bits(address.prefix_bits());
         nonces.push_back(card.nonce());
-        links.push_back(&add());
-        links.back()->set_address(places.back());
-        links.back()->set_prefix_bits(address.prefix_bits());
       }
       if (card.addresses().empty() && card.machine() != report_.facts().machine()) {
-        LinkReport& link = add();
-        link.set_error("it has no interface that Open MPI may use");
-        link.set_way_out(absl::StrCat("bring one up on ", card.host(), ", or correct OMPI_MCA_btl_tcp_if_include"));
+        FailLink("it has no interface that Open MPI may use",
+                 absl::StrCat("bring one up on ", card.host(), ", or correct OMPI_MCA_btl_tcp_if_include"),
+                 AddLink(LinkReport::TCP, ProcessFacts::WORKER, card.number(), report_));
+        nonces.push_back(card.nonce());
       }
     }
-    std::vector<DialResult> dialled = DialAll(places, kDialDeadline);
+    const std::vector<DialResult> dialled = DialLinks(Contact::kMpirun, report_);
     const absl::Time end = SteadyNow() + kRoundTripsDeadline;
-    for (size_t i = 0; i < dialled.size(); ++i) Take(dialled[i], nonces[i], end, *links[i]);
-  }
-
-  void Take(const DialResult& dialled, uint64_t nonce, absl::Time end, LinkReport& link) const {
-    link.set_interface(InterfaceWith(interfaces_, dialled.local_address));
-    if (!dialled.error.empty()) {
-      link.set_error(dialled.error);
-      link.set_way_out(WayOut(dialled.error_number, Contact::kMpirun));
-      return;
+    for (size_t i = 0; i < dialled.size(); ++i) {
+      LinkReport& link = *report_.mutable_links(static_cast<int>(i));
+      if (!link.error().empty()) continue;
+      // Another program may accept a connection at this address, or another host: bridges that containers made have
+      // the same address everywhere.
+      const absl::Status pinged =
+          PingListener(dialled[i].socket, nonces[i], std::min(end, SteadyNow() + kAnswerDeadline), link);
+      if (!pinged.ok()) FailLink(std::string(pinged.message()), "let TCP pass between the hosts", link);
     }
-    // Another program may accept a connection at this address, or another host: bridges that containers made have the
-    // same address everywhere.
-    const absl::Status pinged = PingListener(dialled.socket, nonce, std::min(end, SteadyNow() + kAnswerDeadline), link);
-    if (pinged.ok()) return;
-    link.set_error(std::string(pinged.message()));
-    link.set_way_out(WayOut(0, Contact::kMpirun));
   }
 
   // Exchanges messages by MPI with the neighbours. Open MPI may end the process. The report has the error of a link.
   absl::Status TestMpi() {
     // The reports must be there before the others' deadline.
-    const absl::Time end = begin_ + findings_.gather_deadline + kTestsDeadline - kAnswerDeadline;
+    const absl::Time end = gather_end_ + kTestsDeadline - kAnswerDeadline;
     const absl::Status tested = TestLinks(*pump_,
                                           {.means = LinkReport::MPI,
                                            .bandwidth_seconds = findings_.bandwidth.SecondsOf(rank_),
@@ -244,25 +224,21 @@ class MpiChecker {
     const auto has_error = [](const LinkReport& link) { return !link.error().empty(); };
     if (tested.ok() || std::ranges::any_of(report_.links(), has_error)) return tested;
     // An answer to the rank before this one, which measures that link, came too late or not at all.
-    LinkReport& link = *report_.add_links();
-    link.set_means(LinkReport::MPI);
-    link.set_peer_role(ProcessFacts::WORKER);
-    link.set_peer((rank_ + world_size_ - 1) % world_size_);
-    link.set_error(std::string(tested.message()));
+    FailLink(std::string(tested.message()), "",
+             AddLink(LinkReport::MPI, ProcessFacts::WORKER, (rank_ + world_size_ - 1) % world_size_, report_));
     return tested;
   }
 
   const CheckParts& parts_;
   const int rank_;
   const int world_size_;
-  const absl::Time begin_ = SteadyNow();
   ProcessReport report_;
   CheckFindings findings_;
+  const absl::Time gather_end_ = SteadyNow() + findings_.gather_deadline;
   CheckOutcome outcome_;
   absl::Status tested_;  // by MPI
   std::unique_ptr<MpiTransport> transport_;
   std::unique_ptr<MessagePump> pump_;
-  std::vector<InterfaceAddress> interfaces_;
   std::unique_ptr<PeerListener> listener_;
   std::unique_ptr<NoteBoard> board_;
   std::unique_ptr<Meeting> meeting_;

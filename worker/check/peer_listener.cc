@@ -33,30 +33,32 @@ absl::Status Closed() {
   return absl::UnavailableError("the connection is closed: another program listens there, or the worker has ended");
 }
 
+// Lets poll wait until whole messages are there, or the connection is over.
+void WaitForBytes(const Socket& socket, int bytes) {
+  setsockopt(socket.fd(), SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof(bytes));
+}
+
 absl::StatusOr<int64_t> Ping(const Socket& socket, uint64_t nonce, absl::Time end) {
   // MSG_NOSIGNAL: a peer that has gone is an error, and not SIGPIPE. A ping is answered before the next one, so it
   // always fits the socket's buffer.
   if (send(socket.fd(), &nonce, sizeof(nonce), MSG_NOSIGNAL) != sizeof(nonce)) return Closed();
-  Answer answer;
-  for (size_t received = 0; received < sizeof(answer);) {
-    // At least 1 ms: rounding down to 0 would turn the last part of a millisecond into a busy loop.
-    const int64_t left_ms = absl::ToInt64Milliseconds(end - SteadyNow());
+  pollfd polled = {.fd = socket.fd(), .events = POLLIN, .revents = 0};
+  // At least 1 ms: rounding down to 0 would turn the last part of a millisecond into a busy loop.
+  while (poll(&polled, 1, std::max(1, static_cast<int>(absl::ToInt64Milliseconds(end - SteadyNow())))) <= 0) {
     if (end <= SteadyNow()) return absl::DeadlineExceededError("connected, but no answer");
-    pollfd polled = {.fd = socket.fd(), .events = POLLIN, .revents = 0};
-    if (poll(&polled, 1, static_cast<int>(std::max<int64_t>(1, left_ms))) <= 0) continue;
-    const ssize_t count =
-        recv(socket.fd(), reinterpret_cast<char*>(&answer) + received, sizeof(answer) - received, MSG_DONTWAIT);
-    if (count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR)) return Closed();
-    if (count > 0) received += static_cast<size_t>(count);
   }
+  Answer answer;
   // Another program may answer at an address that two hosts have.
-  if (answer.nonce != nonce) return Closed();
+  if (recv(socket.fd(), &answer, sizeof(answer), MSG_DONTWAIT) != sizeof(answer) || answer.nonce != nonce) {
+    return Closed();
+  }
   return answer.clock_us;
 }
 
 }  // namespace
 
 absl::Status PingListener(const Socket& socket, uint64_t nonce, absl::Time end, v1::LinkReport& link) {
+  WaitForBytes(socket, sizeof(Answer));
   return MeasureRoundTrip(
       kPings, [&] { return Ping(socket, nonce, end); }, link);
 }
@@ -83,9 +85,7 @@ void PeerListener::Run() {
   while (true) {
     // The list is built anew for each round, because connections come and go.
     std::vector<pollfd> polled = {{.fd = listener_.fd(), .events = POLLIN, .revents = 0}};
-    for (const Connection& connection : connections_) {
-      polled.push_back({.fd = connection.socket.fd(), .events = POLLIN, .revents = 0});
-    }
+    for (const Socket& one : connections_) polled.push_back({.fd = one.fd(), .events = POLLIN, .revents = 0});
     if (poll(polled.data(), polled.size(), -1) < 0 && errno != EINTR) return;
     // A listening socket hangs up only after the destructor has shut it down.
     if ((polled[0].revents & POLLHUP) != 0) return;
@@ -108,21 +108,18 @@ void PeerListener::Accept() {
   if (accepted.fd() < 0 || connections_.size() >= kConnectionsMax) return;
   const int one = 1;
   setsockopt(accepted.fd(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-  connections_.push_back({.socket = std::move(accepted)});
+  WaitForBytes(accepted, sizeof(uint64_t));
+  connections_.push_back(std::move(accepted));
 }
 
-bool PeerListener::OnReadable(Connection& connection) const {
-  const ssize_t count = recv(connection.socket.fd(), reinterpret_cast<char*>(&connection.ping) + connection.bytes,
-                             sizeof(connection.ping) - connection.bytes, MSG_DONTWAIT);
-  if (count < 0) return errno == EAGAIN || errno == EINTR;
-  connection.bytes += static_cast<size_t>(count);
-  if (count == 0 || connection.bytes < sizeof(connection.ping)) return count > 0;
-  connection.bytes = 0;
+bool PeerListener::OnReadable(const Socket& socket) const {
+  uint64_t ping = 0;
+  const ssize_t count = recv(socket.fd(), &ping, sizeof(ping), MSG_DONTWAIT);
   // Closing is the only refusal: a program that does not know the nonce gets no answer from which it could learn it.
-  if (connection.ping != nonce_) return false;
+  if (count != sizeof(ping) || ping != nonce_) return false;
   const Answer answer = {.nonce = nonce_, .clock_us = WallClockMicroseconds()};
   // A peer that does not read its answers is closed: the listener's only thread must not wait for it.
-  return send(connection.socket.fd(), &answer, sizeof(answer), MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof(answer);
+  return send(socket.fd(), &answer, sizeof(answer), MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof(answer);
 }
 
 }  // namespace starring

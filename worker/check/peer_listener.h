@@ -7,7 +7,6 @@
 #ifndef STARRING_WORKER_CHECK_PEER_LISTENER_H_
 #define STARRING_WORKER_CHECK_PEER_LISTENER_H_
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <thread>
@@ -43,22 +42,17 @@ class PeerListener {
   uint64_t nonce() const { return nonce_; }
 
  private:
-  struct Connection {
-    Socket socket;
-    uint64_t ping = 0;  // the bytes of it that have arrived
-    size_t bytes = 0;
-  };
   PeerListener(TcpListener listener, int port);
 
   void Run();
   void Accept();
   // False if the connection must be closed.
-  [[nodiscard]] bool OnReadable(Connection& connection) const;
+  [[nodiscard]] bool OnReadable(const Socket& socket) const;
 
   TcpListener listener_;
   const int port_;
   const uint64_t nonce_;
-  std::vector<Connection> connections_;  // only the thread uses them
+  std::vector<Socket> connections_;  // only the thread uses them
   std::thread thread_;
 };
 

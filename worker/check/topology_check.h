@@ -3,9 +3,10 @@
 #ifndef STARRING_WORKER_CHECK_TOPOLOGY_CHECK_H_
 #define STARRING_WORKER_CHECK_TOPOLOGY_CHECK_H_
 
-#include <string>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "common/network/dial.h"
 #include "proto/starring/v1/check.pb.h"
 #include "worker/check/check.h"
 #include "worker/check/check_table.h"
@@ -33,8 +34,9 @@ CheckOutcome Conclude(const CheckParts& parts, CheckFindings findings, const v1:
 CheckOutcome ConcludeAlone(const CheckParts& parts, CheckFindings findings, const v1::ProcessReport& own,
                            const absl::Status& why = absl::OkStatus());
 
-// The advice to a person about an address that cannot be dialled.
-std::string WayOut(int error_number, Contact contact);
+// Dials the addresses of all links at the same time, so that any number of addresses that do not answer costs one
+// deadline. A link that fails gets the error and the advice to a person; one that has an error keeps it.
+std::vector<DialResult> DialLinks(Contact contact, v1::ProcessReport& report);
 
 }  // namespace starring
 

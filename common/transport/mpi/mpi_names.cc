@@ -5,9 +5,7 @@
 #include <utility>
 #include <variant>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_split.h"
 #include "common/base/status.h"
 #include "common/transport/mpi/mpi_library.h"
 
@@ -16,10 +14,12 @@ namespace {
 
 std::string PartName(const std::string& name, size_t part) { return absl::StrCat("starring-check:", name, ":", part); }
 
-// The text that one published name can hold. The rest is for the terminating zero, and for the count of parts with
-// which the first part begins.
+// The text that one published name can hold. The rest is for the terminating zero, and for a first character that says
+// whether another part follows.
 template <class Abi>
-constexpr size_t kNameBytesMax = Abi::kPortNameBytes - 16;
+constexpr size_t kNameBytesMax = Abi::kPortNameBytes - 2;
+constexpr char kMore = '+';
+constexpr char kLast = '.';
 
 template <class Abi>
 absl::Status Publish(const MpiCalls<Abi>& calls, const std::string& name, const std::string& text) {
@@ -28,8 +28,8 @@ absl::Status Publish(const MpiCalls<Abi>& calls, const std::string& name, const 
   const size_t parts = std::max<size_t>(1, (text.size() + kNameBytesMax<Abi> - 1) / kNameBytesMax<Abi>);
   // The first part is published last, so that a rank that finds it finds all others too.
   for (size_t part = parts; part-- > 0;) {
-    std::string value = text.substr(part * kNameBytesMax<Abi>, kNameBytesMax<Abi>);
-    if (part == 0) value = absl::StrCat(parts, " ", value);
+    const std::string value =
+        std::string(1, part + 1 < parts ? kMore : kLast) + text.substr(part * kNameBytesMax<Abi>, kNameBytesMax<Abi>);
     const int code = calls.mpi.Publish_name(PartName(name, part).c_str(), calls.handles.info_null, value.c_str());
     if (code != kMpiSuccess) return calls.Error("MPI_Publish_name", code);
   }
@@ -40,27 +40,20 @@ template <class Abi>
 absl::StatusOr<std::optional<std::string>> LookUp(const MpiCalls<Abi>& calls, const std::string& name) {
   calls.mpi.Comm_set_errhandler(calls.handles.world, calls.handles.errors_return);
   std::string text;
-  int parts = 1;
-  for (int part = 0; part < parts; ++part) {
+  for (size_t part = 0;; ++part) {
     char value[Abi::kPortNameBytes + 1] = {};
-    const int code =
-        calls.mpi.Lookup_name(PartName(name, static_cast<size_t>(part)).c_str(), calls.handles.info_null, value);
+    const int code = calls.mpi.Lookup_name(PartName(name, part).c_str(), calls.handles.info_null, value);
     int kind = kMpiSuccess;
     calls.mpi.Error_class(code, &kind);
     // That rank has not published yet, which is no error: the caller asks again.
     if (kind == Abi::kErrorName) return std::optional<std::string>();
     if (code != kMpiSuccess) return calls.Error("MPI_Lookup_name", code);
-    if (part > 0) {
-      text += value;
-      continue;
-    }
-    const std::pair<std::string, std::string> first = absl::StrSplit(value, absl::MaxSplits(' ', 1));
-    if (!absl::SimpleAtoi(first.first, &parts) || parts < 1) {
+    if (value[0] != kMore && value[0] != kLast) {
       return absl::InternalError("MPI_Lookup_name returns a text that no rank has published");
     }
-    text = first.second;
+    text += value + 1;
+    if (value[0] == kLast) return std::optional<std::string>(std::move(text));
   }
-  return std::optional<std::string>(std::move(text));
 }
 
 }  // namespace

@@ -29,5 +29,18 @@ TEST(RoundTripTest, ThePeerThatDoesNotAnswerIsAnError) {
   EXPECT_EQ(MeasureRoundTrip(kPings, ping, link), absl::UnavailableError("gone"));
 }
 
+TEST(RoundTripTest, LargeMessagesThatAreLostSpeakOfTheMtu) {
+  v1::LinkReport link;
+  EXPECT_TRUE(SetBandwidth(1e6, link).ok());
+  EXPECT_EQ(link.bytes_per_second(), 1e6);
+  EXPECT_EQ(link.error(), "");
+  const absl::Status closed = SetBandwidth(absl::UnavailableError("closed"), link);
+  EXPECT_EQ(closed, absl::UnavailableError("small messages pass, large ones do not: closed"));
+  EXPECT_EQ(link.error(), closed.message());
+  EXPECT_EQ(link.way_out(), "");
+  EXPECT_EQ(SetBandwidth(absl::DeadlineExceededError("late"), link).code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(link.way_out(), "look for a smaller MTU on the way");
+}
+
 }  // namespace
 }  // namespace starring

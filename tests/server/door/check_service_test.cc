@@ -20,65 +20,7 @@ using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
 constexpr CheckService::Clock::time_point kStart{};
-constexpr auto kForgotten = kStart + CheckBoard::kNoteLife + std::chrono::seconds(1);
-
-constexpr auto kLife = CheckBoard::kNoteLife;
-
-TEST(CheckBoardTest, KeepsNotesOfEachWorkerAndStage) {
-  CheckBoard board;
-  ASSERT_TRUE(board.Greet(3, 77, kStart).ok());
-  ASSERT_TRUE(board.Put(3, 1, "card").ok());
-  ASSERT_TRUE(board.Put(3, 2, "report").ok());
-  ASSERT_TRUE(board.Put(3, 2, "better report").ok());
-  ASSERT_NE(board.Get(3, 1), nullptr);
-  EXPECT_EQ(*board.Get(3, 1), "card");
-  EXPECT_EQ(*board.Get(3, 2), "better report");
-  EXPECT_EQ(board.Get(3, 3), nullptr);
-  EXPECT_EQ(board.Get(2, 1), nullptr);
-  board.Leave(3);
-  EXPECT_EQ(board.Get(3, 1), nullptr);
-  EXPECT_EQ(board.worker_count(), 0);
-}
-
-// The notes of a check that was broken off must not be mixed with those of the next one.
-TEST(CheckBoardTest, ForgetsWhoIsGone) {
-  CheckBoard board;
-  ASSERT_TRUE(board.Greet(0, 77, kStart).ok());
-  ASSERT_TRUE(board.Put(0, 1, "old").ok());
-  ASSERT_TRUE(board.Greet(1, 78, kStart).ok());
-  ASSERT_TRUE(board.Put(1, 1, "old too").ok());
-  ASSERT_TRUE(board.Greet(0, 99, kStart).ok());
-  EXPECT_EQ(board.Get(0, 1), nullptr) << "another process of the same rank";
-  ASSERT_TRUE(board.Greet(0, 99, kStart + kLife).ok());
-  board.Forget(kStart + kLife + std::chrono::seconds(1));
-  EXPECT_EQ(board.Get(1, 1), nullptr) << "not heard from for long";
-  EXPECT_EQ(board.worker_count(), 1) << "heard from a second ago";
-}
-
-TEST(CheckBoardTest, HasLimits) {
-  CheckBoard board;
-  EXPECT_FALSE(board.Greet(-1, 1, kStart).ok());
-  EXPECT_FALSE(board.Greet(kWorldSizeMax, 1, kStart).ok());
-  ASSERT_TRUE(board.Greet(0, 1, kStart).ok());
-  const std::string longest(kCheckNoteBytesMax, 'x');
-  EXPECT_FALSE(board.Put(0, 1, longest + "x").ok());
-  EXPECT_FALSE(board.Put(0, 0, "x").ok());
-  EXPECT_FALSE(board.Put(0, kCheckStagesMax + 1, "x").ok());
-  int64_t bytes = 0;
-  absl::Status status;
-  for (int rank = 0; rank < kWorldSizeMax && status.ok(); ++rank) {
-    ASSERT_TRUE(board.Greet(rank, 1, kStart).ok());
-    status = board.Put(rank, 1, longest);
-    if (status.ok()) bytes += kCheckNoteBytesMax;
-  }
-  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
-  EXPECT_EQ(bytes, kCheckBoardBytesMax);
-  // A note that is replaced, or whose worker leaves, frees its bytes.
-  ASSERT_TRUE(board.Put(0, 1, "short").ok());
-  ASSERT_TRUE(board.Put(1, 2, std::string(1000, 'x')).ok());
-  board.Leave(2);
-  EXPECT_TRUE(board.Put(3, 2, longest).ok());
-}
+constexpr auto kForgotten = kStart + CheckService::kNoteLife + std::chrono::seconds(1);
 
 class CheckServiceTest : public testing::Test {
  protected:
@@ -89,8 +31,28 @@ class CheckServiceTest : public testing::Test {
     request.set_worker_id(100 + rank);
     return request;
   }
-  absl::StatusOr<v1::CheckReply> Answer(const v1::CheckRequest& request, const std::string& peer = "ipv4:10.0.0.1:1") {
-    return service_.Answer(request, peer, kStart);
+  absl::StatusOr<v1::CheckReply> Answer(const v1::CheckRequest& request, const std::string& peer = "ipv4:10.0.0.1:1",
+                                        CheckService::Clock::time_point now = kStart) {
+    return service_.Answer(request, peer, now);
+  }
+  absl::Status Put(int rank, int stage, const std::string& text) {
+    v1::CheckRequest request = From(rank);
+    request.set_put_stage(stage);
+    request.set_put_text(text);
+    return Answer(request).status();
+  }
+  // The note that `reader` finds; "none" if there is no such note.
+  std::string Get(int reader, int rank, int stage) {
+    v1::CheckRequest request = From(reader);
+    request.set_get_rank(rank);
+    request.set_get_stage(stage);
+    const auto reply = Answer(request);
+    return !reply.ok() ? reply.status().ToString() : reply->found() ? reply->text() : "none";
+  }
+  absl::Status Leave(int rank) {
+    v1::CheckRequest request = From(rank);
+    request.set_leave(true);
+    return Answer(request).status();
   }
 
   std::vector<std::string> kept_;
@@ -114,25 +76,64 @@ TEST_F(CheckServiceTest, TellsFactsAndTheTime) {
   EXPECT_THAT(kept_, IsEmpty()) << "a client that signs no note is not a worker";
 }
 
-TEST_F(CheckServiceTest, HandsNotesOn) {
-  v1::CheckRequest put = From(0);
-  put.set_put_stage(1);
-  put.set_put_text("card");
-  ASSERT_TRUE(Answer(put).ok());
-  v1::CheckRequest get = From(1);
-  get.set_get_rank(0);
-  get.set_get_stage(1);
-  auto reply = Answer(get);
-  ASSERT_TRUE(reply.ok()) << reply.status();
-  EXPECT_TRUE(reply->found());
-  EXPECT_EQ(reply->text(), "card");
-  EXPECT_EQ(reply->note_count(), 2);
-  v1::CheckRequest leave = From(0);
-  leave.set_leave(true);
-  ASSERT_TRUE(Answer(leave).ok());
-  reply = Answer(get);
-  ASSERT_TRUE(reply.ok()) << reply.status();
-  EXPECT_FALSE(reply->found());
+TEST_F(CheckServiceTest, HandsOnNotesOfEachWorkerAndStage) {
+  ASSERT_TRUE(Put(3, 1, "card").ok());
+  ASSERT_TRUE(Put(3, 2, "report").ok());
+  ASSERT_TRUE(Put(3, 2, "better report").ok());
+  EXPECT_EQ(Get(0, 3, 1), "card");
+  EXPECT_EQ(Get(0, 3, 2), "better report");
+  EXPECT_EQ(Get(0, 3, 3), "none");
+  EXPECT_EQ(Get(0, 3, 0), "none");
+  EXPECT_EQ(Get(0, 2, 1), "none");
+}
+
+// Rank 0 may leave first: the others have still to read its verdict.
+TEST_F(CheckServiceTest, NotesAreGoneWhenAllHaveLeft) {
+  ASSERT_TRUE(Put(0, 1, "verdict").ok());
+  ASSERT_TRUE(Put(1, 1, "card").ok());
+  ASSERT_TRUE(Leave(0).ok());
+  EXPECT_EQ(Get(1, 0, 1), "verdict");
+  ASSERT_TRUE(Leave(1).ok());
+  EXPECT_EQ(Get(2, 0, 1), "none");
+  EXPECT_EQ(Get(2, 1, 1), "none");
+}
+
+// The notes of a check that was broken off must not be mixed with those of the next one.
+TEST_F(CheckServiceTest, ForgetsWorkersThatAreGone) {
+  ASSERT_TRUE(Put(0, 1, "old").ok());
+  ASSERT_TRUE(Put(1, 1, "old too").ok());
+  v1::CheckRequest request = From(0);
+  request.set_worker_id(99);
+  ASSERT_TRUE(Answer(request, "peer", kStart + CheckService::kNoteLife).ok());
+  EXPECT_EQ(Get(1, 0, 1), "none") << "another process of the same rank";
+  request.set_put_stage(1);
+  request.set_put_text("new");
+  ASSERT_TRUE(Answer(request, "peer", kStart + CheckService::kNoteLife).ok());
+  service_.Forget(kForgotten);
+  EXPECT_EQ(Get(2, 1, 1), "none") << "not heard from for long";
+  EXPECT_EQ(Get(2, 0, 1), "new") << "heard from a second ago";
+}
+
+TEST_F(CheckServiceTest, TheBoardHasLimits) {
+  const std::string longest(kCheckNoteBytesMax, 'x');
+  EXPECT_EQ(Put(-1, 1, "x").code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Put(kWorldSizeMax, 1, "x").code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Put(0, 1, longest + "x").code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Put(0, -1, "x").code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(Put(0, kCheckStagesMax + 1, "x").code(), absl::StatusCode::kInvalidArgument);
+  int64_t bytes = 0;
+  absl::Status status;
+  for (int rank = 0; rank < kWorldSizeMax && status.ok(); ++rank) {
+    status = Put(rank, 1, longest);
+    if (status.ok()) bytes += kCheckNoteBytesMax;
+  }
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+  EXPECT_EQ(bytes, kCheckBoardBytesMax);
+  EXPECT_EQ(Get(0, 0, 1), longest) << "a note that is refused leaves the one before in place";
+  // A note that is replaced frees its bytes.
+  ASSERT_TRUE(Put(0, 1, "short").ok());
+  EXPECT_TRUE(Put(1, 2, std::string(1000, 'x')).ok());
+  EXPECT_FALSE(Put(2, 2, longest).ok());
 }
 
 TEST_F(CheckServiceTest, KeepsAConnectionOnceACheck) {

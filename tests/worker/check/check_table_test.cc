@@ -107,7 +107,7 @@ TEST(CheckTableTest, UnreachableServer) {
   EXPECT_THAT(TableOf(findings), HasSubstr("connection refused (ECONNREFUSED)"));
 }
 
-// A worker does not know the host of the other end; rank 0 does when it has all reports.
+// A worker does not know the address of the other end. A report that has the other end's facts names its host.
 TEST(CheckTableTest, AServerOverTcp) {
   CheckFindings findings = Star();
   findings.contact = Contact::kRendezvous;
@@ -115,6 +115,9 @@ TEST(CheckTableTest, AServerOverTcp) {
   findings.reports.resize(1);
   findings.reports[0].mutable_links(1)->clear_address();
   Fail(findings.reports[0].mutable_links(1), "server 1 did not answer to rank 0 in time", "");
+  EXPECT_EQ(JudgeCheck(findings).sentence,
+            "not ready: w0 cannot reach s1 at host1: server 1 did not answer to rank 0 in time");
+  findings.reports[0].clear_servers();
   EXPECT_EQ(JudgeCheck(findings).sentence, "not ready: w0 cannot reach s1: server 1 did not answer to rank 0 in time");
 }
 

@@ -27,7 +27,7 @@ using ::testing::Not;
 class LostMeeting final : public Meeting {
  public:
   explicit LostMeeting(int rank) : rank_(rank) {}
-  absl::StatusOr<Everything> Gather(const v1::ProcessReport&) override { return AloneError(rank_); }
+  absl::StatusOr<Reports> Gather(const v1::ProcessReport&) override { return AloneError(rank_); }
   absl::Status Tell(int&) override { return AloneError(rank_); }
 
  private:
@@ -67,6 +67,20 @@ TEST_F(TopologyCheckTest, RankZeroAloneDoesNotBlameItself) {
   EXPECT_EQ(Conclude(parts, EmptyFindings(parts), ReportOf(0), meeting).exit_code, kExitPeerMissing);
   EXPECT_THAT(printed_, HasSubstr("not ready: w0 cannot leave notes for the other workers"));
   EXPECT_THAT(printed_, Not(HasSubstr("did not answer")));
+}
+
+// A meeting to which only rank 0 has come.
+class EmptyMeeting final : public Meeting {
+ public:
+  absl::StatusOr<Reports> Gather(const v1::ProcessReport& own) override { return Reports{own}; }
+  absl::Status Tell(int&) override { return absl::OkStatus(); }
+};
+
+TEST_F(TopologyCheckTest, AMissingWorkerIsNamed) {
+  const CheckParts parts = PartsOf(0);
+  EmptyMeeting meeting;
+  EXPECT_EQ(Conclude(parts, EmptyFindings(parts), ReportOf(0), meeting).exit_code, kExitPeerMissing);
+  EXPECT_THAT(printed_, HasSubstr("not ready: w1 has not reported within 20s"));
 }
 
 // One rank of a job over TCP, as `worker --check` runs it.

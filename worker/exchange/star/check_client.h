@@ -6,14 +6,15 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "common/security/transport_security.h"
+#include "common/wire/request_proof.h"
 #include "proto/starring/v1/check.pb.h"
+#include "proto/starring/v1/parameter_server.grpc.pb.h"
 
 namespace starring {
 
@@ -27,9 +28,6 @@ class StarCheckClient {
   };
   // Connects with the first call.
   explicit StarCheckClient(Options options);
-  ~StarCheckClient();
-  StarCheckClient(const StarCheckClient&) = delete;
-  StarCheckClient& operator=(const StarCheckClient&) = delete;
 
   // Each call fails with DeadlineExceeded at `end`, or earlier with the reason why the server cannot be reached or
   // refuses.
@@ -37,17 +35,22 @@ class StarCheckClient {
   // The server's facts; sets the round trip of `link`, and the clock.
   absl::StatusOr<v1::ProcessFacts> Ask(absl::Time end, v1::LinkReport& link);
   // Bytes per second to the server, measured for `seconds` or kCheckBandwidthBytesMax of limits.h. The server then
-  // knows this worker, as after Put and Get.
+  // knows this worker, as after UseBoard.
   absl::StatusOr<double> MeasureBandwidth(double seconds, absl::Time end);
-  // The server's board of notes: server/door/check_service.h.
-  absl::Status Put(int stage, const std::string& text, absl::Time end);
-  absl::StatusOr<std::optional<std::string>> Get(int rank, int stage, absl::Time end);
-  // Removes this worker's notes. Returns how many workers still have notes.
-  absl::StatusOr<int> Leave(absl::Time end);
+  // The server's board of notes: server/door/check_service.h. `request` says what to put and to get.
+  absl::StatusOr<v1::CheckReply> UseBoard(v1::CheckRequest request, absl::Time end);
 
  private:
-  class Calls;
-  const std::unique_ptr<Calls> calls_;
+  absl::Status ToStatus(const grpc::Status& status) const;
+  absl::Status Prove(absl::Time end);
+  absl::StatusOr<v1::CheckReply> Call(v1::CheckRequest request, absl::Time end);
+  absl::StatusOr<v1::CheckReply> Send(const v1::CheckRequest& request, absl::Time end,
+                                      std::string* peer = nullptr) const;
+
+  const Options options_;
+  const std::unique_ptr<v1::ParameterServer::Stub> stub_;
+  RequestSigner signer_;
+  std::string peer_;  // the server's address in the connection of the last call, as common/network/address.h spells it
 };
 
 // "1.51.1"
