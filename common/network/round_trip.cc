@@ -29,7 +29,12 @@ absl::Status SetBandwidth(const absl::StatusOr<double>& rate, v1::LinkReport& li
   }
   const std::string error =
       absl::StrCat("small messages pass, large ones do not: ", std::string(rate.status().message()));
-  FailLink(error, absl::IsDeadlineExceeded(rate.status()) ? "look for a smaller MTU on the way" : "", link);
+  // A peer that has ended closes the connection, and so does a host on the way that refuses large segments.
+  const std::string way_out = absl::IsDeadlineExceeded(rate.status()) ? "look for a smaller MTU on the way"
+                              : absl::IsUnavailable(rate.status())
+                                  ? "see whether it still runs, or look for a smaller MTU on the way"
+                                  : "";
+  FailLink(error, way_out, link);
   return absl::Status(rate.status().code(), error);
 }
 

@@ -34,7 +34,7 @@ inline constexpr int kSideValuesBlock = 1024;
 
 // The version of the wire between workers and servers (proto/starring/v1/parameter_server.proto). Raise it with every
 // change after which an older peer would misunderstand a newer one. Builds of different versions refuse each other.
-inline constexpr int kWireVersion = 4;  // programs before the first number send 0
+inline constexpr int kWireVersion = 5;  // programs before the first number send 0
 // The first version with proofs (request_proof.h). A request of an older one does not say its version, but for Join and
 // a member's first report.
 inline constexpr int kProofWireVersion = 4;

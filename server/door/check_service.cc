@@ -52,16 +52,19 @@ absl::Status CheckService::UseBoard(const v1::CheckRequest& request, Clock::time
   }
   Worker& worker = workers_[request.rank()];
   // Notes of a process that has gone would answer a check that this process has only begun.
-  if (worker.id != request.worker_id()) worker = {.id = request.worker_id()};
+  if (worker.id != request.worker_id()) worker = {.id = request.worker_id(), .first_heard = now};
   worker.last_heard = now;
   if (request.put_stage() != 0) RETURN_IF_ERROR(Put(worker, request.put_stage(), request.put_text()));
   if (const auto writer = workers_.find(request.get_rank()); writer != workers_.end()) {
     const auto note = writer->second.notes.find(request.get_stage());
-    reply.set_found(note != writer->second.notes.end());
+    // The verdict of a check that has ended would answer one that this worker has only begun.
+    const bool is_older = writer->second.left.has_value() && *writer->second.left < worker.first_heard;
+    reply.set_found(note != writer->second.notes.end() && !is_older);
     if (reply.found()) reply.set_text(note->second);
   }
-  worker.has_left = request.leave();
-  if (std::ranges::all_of(workers_, [](const auto& one) { return one.second.has_left; })) workers_.clear();
+  // A request that was on its way when this worker left does not bring it back.
+  if (request.leave() && !worker.left.has_value()) worker.left = now;
+  if (std::ranges::all_of(workers_, [](const auto& one) { return one.second.left.has_value(); })) workers_.clear();
   return absl::OkStatus();
 }
 

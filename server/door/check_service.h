@@ -2,8 +2,9 @@
 // for each other: one for each rank and stage.
 //
 // limits.h bounds workers, stages and bytes. A worker leaves when it needs the board no more. Its notes stay until all
-// workers have left: the others may still have to read them. A worker that has sent nothing for some seconds is
-// forgotten. So a check that was broken off is not mixed with the next one.
+// workers have left: the others may still have to read them. A worker that comes after that reads none of them. A
+// worker that has sent nothing for some seconds is forgotten. So a check that has ended or was broken off is not mixed
+// with the next one.
 //
 // Thread safety: one thread.
 #ifndef STARRING_SERVER_DOOR_CHECK_SERVICE_H_
@@ -39,7 +40,7 @@ class CheckService {
   explicit CheckService(Options options) : options_(std::move(options)) {}
 
   // REQUIRES: `request` is admitted; it came from `peer`. FailedPrecondition once the job has begun, InvalidArgument or
-  // ResourceExhausted beyond the limits; then `peer` is not kept, and the board has the notes that it had.
+  // ResourceExhausted beyond the limits; then `peer` is not kept, and no note is put.
   absl::StatusOr<v1::CheckReply> Answer(const v1::CheckRequest& request, const std::string& peer,
                                         Clock::time_point now);
 
@@ -52,9 +53,9 @@ class CheckService {
  private:
   struct Worker {
     uint64_t id = 0;
-    Clock::time_point last_heard;
+    Clock::time_point first_heard, last_heard;
     std::map<int, std::string> notes;  // by stage
-    bool has_left = false;
+    std::optional<Clock::time_point> left;
   };
   absl::Status UseBoard(const v1::CheckRequest& request, Clock::time_point now, v1::CheckReply& reply);
   absl::Status Put(Worker& worker, int stage, const std::string& text);

@@ -138,9 +138,17 @@ CheckOutcome Conclude(const CheckParts& parts, CheckFindings findings, const v1:
 
 std::vector<DialResult> DialLinks(Contact contact, v1::ProcessReport& report) {
   std::vector<std::string> addresses;
-  for (const LinkReport& link : report.links()) addresses.push_back(link.address());
+  std::vector<int> links;
+  for (int i = 0; i < report.links_size(); ++i) {
+    // A peer without an interface has a link without an address, which has its error already.
+    if (report.links(i).address().empty()) continue;
+    addresses.push_back(report.links(i).address());
+    links.push_back(i);
+  }
   const std::vector<InterfaceAddress> interfaces = ListInterfaceAddresses();
-  std::vector<DialResult> dialled = DialAll(addresses, kDialDeadline);
+  std::vector<DialResult> dialled(report.links_size());
+  std::vector<DialResult> results = DialAll(addresses, kDialDeadline);
+  for (size_t i = 0; i < links.size(); ++i) dialled[links[i]] = std::move(results[i]);
   for (size_t i = 0; i < dialled.size(); ++i) {
     LinkReport& link = *report.mutable_links(static_cast<int>(i));
     link.set_interface(InterfaceWith(interfaces, dialled[i].local_address));

@@ -75,12 +75,16 @@ absl::Status BoardMeeting::Put(int stage, const std::string& text) {
 std::optional<std::string> BoardMeeting::AwaitText(int rank, int stage, absl::Time end) {
   // It grows with the number of workers, so that a large job does not ask the board more often than a small one.
   const absl::Duration pause = absl::Milliseconds(std::clamp(options_.world_size / 8, 2, 50));
-  // The board is asked at least once: a note that is there is found even after `end`.
-  while (true) {
+  // Each server of the board is asked once more after `end`: a note that is there is found.
+  for (int last_looks = NoteBoard::kBoardsMax;;) {
     const absl::StatusOr<std::optional<std::string>> text = options_.board->Get(rank, stage);
     if (!text.ok()) return std::nullopt;
-    if (text->has_value() || SteadyNow() >= end) return *text;
-    absl::SleepFor(pause);
+    if (text->has_value()) return *text;
+    if (SteadyNow() < end) {
+      absl::SleepFor(pause);
+    } else if (--last_looks == 0) {
+      return std::nullopt;
+    }
   }
 }
 

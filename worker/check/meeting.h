@@ -79,11 +79,13 @@ absl::Status AloneError(int rank);
 class NoteBoard {
  public:
   static constexpr int kCard = 1;
+  // A board may be several servers'. With four, the table is complete even if some workers reach only some of them.
+  static constexpr int kBoardsMax = 4;
 
   virtual ~NoteBoard() = default;
   // Called once for each stage. Fails if the board cannot be reached.
   virtual absl::Status Put(int stage, const std::string& text) = 0;
-  // Empty if that worker has not put such a note yet.
+  // Empty if that worker has not put such a note yet. Of several servers one is asked, the next one in the next call.
   virtual absl::StatusOr<std::optional<std::string>> Get(int rank, int stage) = 0;
 };
 

@@ -22,8 +22,6 @@ using v1::LinkReport;
 using v1::ProcessFacts;
 using v1::ProcessReport;
 
-// With four boards the table is complete even if some workers reach only some of the servers.
-constexpr size_t kBoardServersMax = 4;
 // How many servers are asked at the same time.
 constexpr size_t kServersAtOnceMax = 16;
 // The facts of more servers would make a note too long.
@@ -37,11 +35,11 @@ class ServerBoard final : public NoteBoard {
  public:
   explicit ServerBoard(std::vector<StarCheckClient*> servers) : servers_(std::move(servers)) {}
 
-  ~ServerBoard() override {
-    // A server would otherwise keep the notes until it forgets this worker, and a second check would find them.
-    v1::CheckRequest request;
-    request.set_leave(true);
-    for (StarCheckClient* server : servers_) server->UseBoard(request, SteadyNow() + absl::Seconds(1)).IgnoreError();
+  // A server forgets a worker that it has not heard for some seconds. To be called more often than that.
+  void Keep() {
+    if (SteadyNow() - kept_ < absl::Seconds(1)) return;
+    kept_ = SteadyNow();
+    for (StarCheckClient* server : servers_) server->UseBoard({}, SteadyNow() + kAnswerDeadline).IgnoreError();
   }
 
   absl::Status Put(int stage, const std::string& text) override {
@@ -74,6 +72,7 @@ class ServerBoard final : public NoteBoard {
  private:
   const std::vector<StarCheckClient*> servers_;
   size_t next_ = 0;
+  absl::Time kept_ = absl::InfinitePast();
 };
 
 // The facts of a server that answers. The link has an error if the server is of no use.
@@ -125,13 +124,12 @@ Servers DialServers(const WorkerOptions& options, ProcessReport& report) {
   return servers;
 }
 
-void MeasureBandwidths(double seconds, Servers& servers, NoteBoard& board, ProcessReport& report) {
+void MeasureBandwidths(double seconds, Servers& servers, ServerBoard& board, ProcessReport& report) {
   for (size_t shard = 0; shard < servers.size(); ++shard) {
     LinkReport& link = *report.mutable_links(static_cast<int>(shard));
     if (!link.error().empty()) continue;
     SetBandwidth(servers[shard]->MeasureBandwidth(seconds, SteadyNow() + kAnswerDeadline), link).IgnoreError();
-    // A server forgets a worker that it has not heard for some seconds. Each call asks another board.
-    board.Get(0, NoteBoard::kCard).IgnoreError();
+    board.Keep();
   }
 }
 
@@ -148,7 +146,7 @@ CheckOutcome CheckStar(const CheckParts& parts, ProcessReport report) {
   }
   // Without a server there is no board, and no way to hear of the other workers.
   if (board_servers.empty()) return ConcludeAlone(parts, std::move(findings), report, AloneError(options.rank));
-  board_servers.resize(std::min(board_servers.size(), kBoardServersMax));
+  board_servers.resize(std::min(board_servers.size(), size_t{NoteBoard::kBoardsMax}));
 
   ServerBoard board(std::move(board_servers));
   BoardMeeting meeting({.board = &board,

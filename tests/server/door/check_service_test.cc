@@ -98,6 +98,26 @@ TEST_F(CheckServiceTest, NotesAreGoneWhenAllHaveLeft) {
   EXPECT_EQ(Get(2, 1, 1), "none");
 }
 
+// Another worker of the ended check has not left yet, so the board still has the verdict.
+TEST_F(CheckServiceTest, AWorkerOfTheNextCheckReadsNoNoteOfTheLast) {
+  ASSERT_TRUE(Put(0, 1, "verdict").ok());
+  ASSERT_TRUE(Put(1, 1, "card").ok());
+  ASSERT_TRUE(Leave(0).ok());
+  EXPECT_EQ(Get(1, 0, 1), "verdict");
+  v1::CheckRequest next = From(2);
+  next.set_worker_id(98);
+  next.set_get_rank(0);
+  next.set_get_stage(1);
+  EXPECT_FALSE(Answer(next, "peer", kStart + std::chrono::seconds(1))->found());
+  EXPECT_EQ(Get(1, 0, 1), "verdict");
+  // A question that was on its way when rank 0 left does not bring it back.
+  ASSERT_TRUE(Answer(From(0), "peer").ok());
+  ASSERT_TRUE(Leave(1).ok());
+  next.set_leave(true);
+  ASSERT_TRUE(Answer(next, "peer", kStart + std::chrono::seconds(1)).ok());
+  EXPECT_EQ(Get(3, 1, 1), "none");
+}
+
 // The notes of a check that was broken off must not be mixed with those of the next one.
 TEST_F(CheckServiceTest, ForgetsWorkersThatAreGone) {
   ASSERT_TRUE(Put(0, 1, "old").ok());

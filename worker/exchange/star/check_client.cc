@@ -25,12 +25,22 @@ namespace {
 // Several, so that the link is busy while an answer is on its way.
 constexpr int kCallsInFlight = 4;
 
+constexpr absl::Duration kLeaveDeadline = absl::Seconds(1);
+
 }  // namespace
 
 StarCheckClient::StarCheckClient(Options options)
     : options_(std::move(options)),
       stub_(v1::ParameterServer::NewStub(OpenChannel(options_.address, options_.security))),
       signer_(options_.security.request_key) {}
+
+StarCheckClient::~StarCheckClient() {
+  if (!is_at_board_) return;
+  v1::CheckRequest request;
+  request.set_leave(true);
+  // Without an answer the server forgets this worker by itself.
+  UseBoard(request, SteadyNow() + kLeaveDeadline).IgnoreError();
+}
 
 absl::Status StarCheckClient::ToStatus(const grpc::Status& status) const {
   // The worker has just reached this address by TCP (worker/check/star_check.cc). So an error here has another cause
@@ -133,6 +143,7 @@ absl::StatusOr<double> StarCheckClient::MeasureBandwidth(double seconds, absl::T
 absl::StatusOr<v1::CheckReply> StarCheckClient::UseBoard(v1::CheckRequest request, absl::Time end) {
   request.set_rank(options_.rank);
   request.set_worker_id(options_.worker_id);
+  is_at_board_ = true;
   return Call(std::move(request), end);
 }
 

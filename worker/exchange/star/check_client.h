@@ -28,6 +28,8 @@ class StarCheckClient {
   };
   // Connects with the first call.
   explicit StarCheckClient(Options options);
+  // Leaves the board, if it was used: the server would otherwise keep the notes until it forgets this worker.
+  ~StarCheckClient();
 
   // Each call fails with DeadlineExceeded at `end`, or earlier with the reason why the server cannot be reached or
   // refuses.
@@ -50,6 +52,7 @@ class StarCheckClient {
   const Options options_;
   const std::unique_ptr<v1::ParameterServer::Stub> stub_;
   RequestSigner signer_;
+  bool is_at_board_ = false;
   std::string peer_;  // the server's address in the connection of the last call, as common/network/address.h spells it
 };
 
