@@ -1,8 +1,12 @@
 // Ranks on emulated GPUs, in threads of this process, whose gradients a stub of NCCL adds (tests/nccl_stub).
 #include "worker/exchange/peer/nccl/nccl_transport.h"
 
+#include <chrono>
+#include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <thread>
@@ -35,6 +39,32 @@ struct Oddity {
   std::function<void(absl::StatusOr<NcclLibrary>& library)> library;
 };
 
+// A network that notes which peers its rank needs.
+class NotingNetwork final : public Transport {
+ public:
+  NotingNetwork(std::unique_ptr<Transport> inner, std::set<int>* needed) : inner_(std::move(inner)), needed_(*needed) {}
+  int rank() const override { return inner_->rank(); }
+  int world_size() const override { return inner_->world_size(); }
+  int tag_max() const override { return inner_->tag_max(); }
+  void PostSend(int peer, int tag, std::span<const std::byte> data, Token token) override {
+    inner_->PostSend(peer, tag, data, token);
+  }
+  void PostReceive(int peer, int tag, std::span<std::byte> data, Token token) override {
+    inner_->PostReceive(peer, tag, data, token);
+  }
+  void NeedPeer(int peer) override { needed_.insert(peer); }
+  absl::Status Poll(std::vector<Token>& completed) override { return inner_->Poll(completed); }
+  void Wait(std::chrono::microseconds longest) override { inner_->Wait(longest); }
+  void Wake() override { inner_->Wake(); }
+  std::optional<Received> TryReceive(int tag, std::span<std::byte> data) override {
+    return inner_->TryReceive(tag, data);
+  }
+
+ private:
+  const std::unique_ptr<Transport> inner_;
+  std::set<int>& needed_;
+};
+
 struct Training {
   ExampleJob job;
   int64_t first_step = 0, step_count = 3;
@@ -49,6 +79,7 @@ struct Training {
 struct Outcome {
   absl::Status status;
   bool was_released = false;
+  std::set<int> needed;  // peers
   std::vector<float> parameters;
   std::vector<std::vector<float>> state;  // rank 0
 };
@@ -104,7 +135,7 @@ absl::Status RunSteps(const Training& training, CudaDevice* device, PeerExchange
 absl::Status RunRank(const Training& training, std::unique_ptr<Transport> network, int rank, Outcome& outcome) {
   ASSIGN_OR_RETURN(const auto device, CreateCudaDevice({.ordinal = training.one_gpu ? 0 : rank % 2}));
   auto transport = std::make_unique<NcclTransport>(
-      std::move(network),
+      std::make_unique<NotingNetwork>(std::move(network), &outcome.needed),
       NcclTransport::Options{
           .gpu = device.get(), .library = LibraryOf(training, rank), .may_share_gpus = training.may_share_gpus});
   NcclTransport* const nccl = transport.get();
@@ -225,6 +256,8 @@ TEST(NcclTransport, ARankThatDoesNotComeEndsTheOthersAtTheDeadline) {
   EXPECT_FALSE(outcomes[0].status.ok());
   EXPECT_FALSE(outcomes[1].status.ok());
   EXPECT_FALSE(outcomes[0].was_released);
+  // A rank that has left would end the wait before the deadline.
+  EXPECT_THAT(outcomes[0].needed, testing::ElementsAre(1));
   EXPECT_THAT(std::string(outcomes[0].status.message()), HasSubstr("did not come within 2s"));
 }
 
