@@ -20,7 +20,7 @@ struct RunSummary {
   bool has_accuracy = true;  // false: the targets are numbers
   std::string parameter_sha256;
   // Equal for runs that must end with the same parameters: it has all flags that decide the bits (common/README.md) and
-  // no others. Empty for runs without that guarantee (PyTorch's, and plain MPI_Allreduce).
+  // no others. Empty for runs without that guarantee (PyTorch's, and the allreduce of MPI or NCCL).
   std::string bits_key;
 };
 

@@ -51,6 +51,8 @@
 #include "worker/data/normalization.h"
 #include "worker/elastic/elastic_run.h"
 #include "worker/exchange/local/local_exchange.h"
+#include "worker/exchange/peer/nccl/nccl_library.h"
+#include "worker/exchange/peer/nccl/nccl_transport.h"
 #include "worker/exchange/peer/peer_exchange.h"
 #include "worker/exchange/star/star_exchange.h"
 #include "worker/model/layer_file.h"
@@ -120,6 +122,8 @@ struct JobParts {
   const DeviceChoice* choice = nullptr;
   CudaTrainingStepOptions cuda_step;
   MpiRuntime* mpi = nullptr;
+  absl::StatusOr<NcclLibrary> nccl = absl::UnavailableError("not loaded");  // with --sync=nccl
+  CudaWatch* watch = nullptr;
   const Instruments* instruments = nullptr;
   TrainOptions training;  // TrainJob fills in the segment, and the members that are made for the segment
 
@@ -168,19 +172,30 @@ absl::StatusOr<TcpRendezvousOptions> MakeRendezvousOptions(const WorkerOptions& 
 // The transport of the messages between ranks.
 struct PeerTransport {
   std::unique_ptr<Transport> transport;
-  MpiTransport* mpi = nullptr;  // the transport itself, if it is MPI's
+  MpiTransport* mpi = nullptr;    // the network, if it is MPI's
+  NcclTransport* nccl = nullptr;  // the transport itself, with --sync=nccl
 };
 
 // The one place that chooses it. Over TCP it returns when all ranks are connected.
-absl::StatusOr<PeerTransport> CreateTransport(const WorkerOptions& options, const MpiRuntime* mpi) {
+absl::StatusOr<PeerTransport> CreateTransport(const JobParts& parts) {
+  const WorkerOptions& options = parts.options();
   PeerTransport peers;
   if (options.UsesMpi()) {
-    std::unique_ptr<MpiTransport> transport = CreateMpiTransport(*mpi);
+    std::unique_ptr<MpiTransport> transport = CreateMpiTransport(*parts.mpi);
     peers.mpi = transport.get();
     peers.transport = std::move(transport);
   } else {
     ASSIGN_OR_RETURN(TcpRendezvousOptions rendezvous, MakeRendezvousOptions(options));
     ASSIGN_OR_RETURN(peers.transport, ConnectFullMesh(std::move(rendezvous)));
+  }
+  if (options.sync == Sync::kNccl) {
+    auto nccl = std::make_unique<NcclTransport>(
+        std::move(peers.transport), NcclTransport::Options{.gpu = parts.choice->cuda.get(),
+                                                           .library = parts.nccl,
+                                                           .may_share_gpus = parts.launcher->nccl_may_share_gpus,
+                                                           .watch = parts.watch});
+    peers.nccl = nccl.get();
+    peers.transport = std::move(nccl);
   }
   return peers;
 }
@@ -226,7 +241,7 @@ absl::StatusOr<std::unique_ptr<GradientExchange>> CreateExchange(const JobParts&
   }
   // All others go over one transport, and differ in the way of the messages. Without a device the exchange takes and
   // gives host memory.
-  ASSIGN_OR_RETURN(PeerTransport peers, CreateTransport(options, parts.mpi));
+  ASSIGN_OR_RETURN(PeerTransport peers, CreateTransport(parts));
   return std::make_unique<PeerExchange>(
       std::move(peers.transport),
       PeerExchange::Options{.algorithm = AlgorithmOf(options),
@@ -235,6 +250,7 @@ absl::StatusOr<std::unique_ptr<GradientExchange>> CreateExchange(const JobParts&
                             .gpu = cuda,
                             .server_count = options.server_ranks,
                             .mpi = peers.mpi,
+                            .nccl = peers.nccl,
                             .trace = parts.training.trace,
                             .device = options.cuda_aware_mpi != CudaAwareMpi::kOff ? cuda : nullptr,
                             .tries_device_memory = options.cuda_aware_mpi == CudaAwareMpi::kTry,
@@ -452,6 +468,7 @@ absl::Status ReportRun(const JobParts& parts, const ExchangeAndStep& work, const
   if (options.record.empty()) return absl::OkStatus();
   std::map<std::string, std::string> versions = LibraryVersions(), engines;
   if (parts.mpi != nullptr) versions["mpi"] = parts.mpi->library().Name();
+  if (options.sync == Sync::kNccl && parts.nccl.ok()) versions["nccl"] = nccl::VersionText(parts.nccl->version);
   if (choice.cuda != nullptr && !choice.cuda->cudnn_version().empty()) {
     versions["cudnn"] = choice.cuda->cudnn_version();
     engines = choice.cuda->engines();
@@ -463,7 +480,7 @@ absl::Status ReportRun(const JobParts& parts, const ExchangeAndStep& work, const
                          .result = &result,
                          .facts = std::move(facts),
                          .device = choice.device()->name(),
-                         .gpu_transfer = std::string(work.step->transfer()),
+                         .gpu_transfer = options.sync == Sync::kNccl ? "nccl" : std::string(work.step->transfer()),
                          .data_on_gpu = work.step->batch_format() == Loader::Format::kSamples,
                          .cores_per_worker = parts.launcher->cores_per_worker,
                          .cores_per_server = parts.launcher->cores_per_server,
@@ -566,6 +583,7 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
                  .choice = &choice,
                  .cuda_step = cuda_step,
                  .mpi = mpi,
+                 .watch = gpu_hang_watch->watch(),
                  .instruments = &instruments,
                  .training = {.worker = &options,
                               .data = &data,
@@ -577,6 +595,7 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
                               .trace = instruments.trace.get(),
                               .track = track,
                               .state = gpu_hang_watch->state()}};
+  if (options.sync == Sync::kNccl) parts.nccl = NcclLibrary::Load(launcher.gpu_library_folders);
   if (options.saves_by_default) parts.training.default_dir = DefaultCheckpointDir(options, absl::Now());
   if (warm_start.has_value()) {
     parts.training.warm_start = &*warm_start;
@@ -653,9 +672,11 @@ absl::Status PredictJob(WorkerOptions options, const LauncherEnvironment& launch
         "the test set has no labels, with which --evaluate compares: give them, or ask "
         "for --predict");
   }
+  // The ranks exchange sums alone, by messages: NCCL has nothing to add.
+  if (options.sync == Sync::kNccl) options.sync = Sync::kRing;
   ASSIGN_OR_RETURN(const DeviceChoice choice, ChooseDevice(launcher, &options, gpu_hang_watch->watch()));
   if (choice.cuda != nullptr) gpu_hang_watch->NameGpu(choice.cuda->info());
-  // The ranks exchange sums alone, so they need no choice of the fastest way, and nothing leaves a GPU's memory.
+  // So they need no choice of the fastest way, and nothing leaves a GPU's memory.
   options.asked.sync = options.sync;
   options.cuda_aware_mpi = CudaAwareMpi::kOff;
   if (options.same_host == SameHost::kGpuMemory) options.same_host = SameHost::kSocket;

@@ -11,6 +11,9 @@ import programs
 
 # Relative difference allowed between the losses of Starring and the peer. A GPU adds in another order.
 TOLERANCE = {"cpu": 1e-4, "fp32": 1e-3, "tf32": 1e-2, "bf16": 5e-2}
+# As in bench/ddp/device.py.
+SHARING_RELEASE = (2, 30)
+RANKS_ON_A_GPU_MAX = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +22,12 @@ class Device:
     gpus: int = 0  # the number that jobs may use
     note: str = ""  # a sentence about the choice, for the report
 
+    def check(self, syncs: Sequence[str]) -> None:
+        """ProgramError for what this device cannot do."""
+        if "nccl" in syncs and self.kind == "cpu":
+            raise programs.ProgramError("nccl adds in the memory of GPUs, and all jobs train on the CPU: leave it out "
+                                        "of --syncs")
+
     def shared(self, workers: int) -> bool:
         return self.kind == "cuda" and workers > self.gpus
 
@@ -26,14 +35,27 @@ class Device:
         """Flags for worker and peer."""
         return ["--device=" + self.kind] + ["--share_gpus"] * self.shared(workers)
 
+    def environment(self, workers: int) -> dict[str, str]:
+        """For a worker of ours that uses NCCL, which refuses ranks on one GPU otherwise, and in older releases always.
+        bench/ddp/device.py sets it itself."""
+        return {"NCCL_MULTI_RANK_GPU_ENABLE": "1"} if self.shared(workers) else {}
+
     def backend(self, torch: programs.Torch, workers: Sequence[int]) -> str:
         """The backends of jobs with these numbers of workers, which bench/ddp/device.py chooses in the same way."""
         if self.kind == "cpu":
             return "gloo, cpu" + (f" ({torch.libraries})" if torch.libraries else "")
-        shared = [str(count) for count in workers if self.shared(count) or (count > 1 and not torch.nccl)]
-        nccl = f"nccl {torch.nccl}, " if len(shared) < len(workers) and torch.nccl else ""
-        gloo = f"gloo for {' and '.join(shared)} workers, " if shared else ""
-        return f"{nccl}{gloo}CUDA {torch.cuda}"
+        by_gloo = [str(count) for count in workers if count > 1 and not self._uses_nccl(torch, count)]
+        sharing = [str(count) for count in workers if self.shared(count) and self._uses_nccl(torch, count)]
+        nccl = f"nccl {torch.nccl}, " if len(by_gloo) < len(workers) and torch.nccl else ""
+        shared = f"where {' and '.join(sharing)} workers share GPUs, " if sharing else ""
+        gloo = f"gloo for {' and '.join(by_gloo)} workers, " if by_gloo else ""
+        return f"{nccl}{shared}{gloo}CUDA {torch.cuda}"
+
+    def _uses_nccl(self, torch: programs.Torch, workers: int) -> bool:
+        if not torch.nccl or not self.shared(workers):
+            return bool(torch.nccl)
+        release = tuple(int(number) for number in torch.nccl.split(".")[:2])
+        return release >= SHARING_RELEASE and workers <= RANKS_ON_A_GPU_MAX * self.gpus
 
     def tolerance(self, math: str = "fp32") -> float:
         return TOLERANCE["cpu" if self.kind == "cpu" else math]

@@ -79,7 +79,9 @@ class Job:
             return [Command([*self._peer(flags), f"--world_size={self.configuration['workers']}", "--cores=" + cores],
                             {**(programs.ONE_THREAD if self.threads == 1 else {}), **self._library()})]
         own = cells.WORKER_FLAGS.get(self.configuration["sync"], [])
-        return [Command([*self._launch(), "--", *flags, *own, *OURS_ONLY])]
+        by_nccl = self.configuration["sync"] == "nccl"
+        environment = self.device.environment(self.configuration["workers"]) if by_nccl else {}
+        return [Command([*self._launch(), "--", *flags, *own, *OURS_ONLY], environment)]
 
     def _peer(self, flags: list[str]) -> list[str]:
         settings = [f"--{name}={value}" for name, value in self.settings.items()]

@@ -91,7 +91,7 @@ def _add_matrix(add: Callable[..., argparse.Action]) -> None:
                        for cell in cells.IN_MEMORY)
     add("--syncs", type=names(SYNCS), default=["star", "star-mpi", "ring", "mpi", "ddp", "ddp+star", "ddp+ring"],
         help=f"what to compare: the cells ({known}), {shared}, "
-             "the controls mpi (MPI_Allreduce) and ddp, which adds ddp-tuned, "
+             "the controls mpi (MPI_Allreduce), nccl (ncclAllReduce, on GPUs) and ddp, which adds ddp-tuned, "
              "and ddp+star and ddp+ring, which are ddp-tuned with starring.torch's exchange")
     add("--workers", type=numbers, default=[1, 2], help="numbers of workers, separated by commas")
     add("--model", "--models", dest="models", type=_models, default=["lenet5"],

@@ -1,8 +1,8 @@
 """Chooses the device of a process of the peer, by the rules of worker/options/device_choice.h, and the backend of its
 exchange.
 
-Processes that each have a GPU use NCCL. NCCL refuses two processes on one GPU, so processes that share a GPU use Gloo,
-as on the CPU.
+Processes that each have a GPU use NCCL. So do two on one GPU from NCCL 2.30 on, where it is an experiment of NVIDIA's;
+an older NCCL refuses that, and more may hang. Other processes that share a GPU use Gloo, as on the CPU.
 """
 
 from __future__ import annotations
@@ -11,11 +11,17 @@ import argparse
 import contextlib
 import dataclasses
 import datetime
+import os
 from contextlib import AbstractContextManager
 from typing import Any, Dict
 
 import torch
 import torch.distributed as dist
+
+# The first release of NCCL that allows several ranks on one GPU, and how many it is made for
+# (NCCL_MULTI_RANK_GPU_ENABLE in NVIDIA's list of environment variables).
+SHARING_RELEASE = (2, 30)
+RANKS_ON_A_GPU_MAX = 2
 
 HOW_TO_GET_CUDA = "pip install torch brings a PyTorch with CUDA"
 
@@ -31,6 +37,7 @@ class Device:
     math: str = "fp32"
     backend: str = ""  # nccl or gloo; empty for one process
     world_size: int = 1
+    shared: bool = False  # with another process of this machine, maybe
 
     @property
     def is_gpu(self) -> bool:
@@ -49,6 +56,8 @@ class Device:
         torch.backends.cudnn.benchmark = flags.cudnn_benchmark and not flags.deterministic
 
     def join(self, rank: int, init_method: str, deadline_s: int) -> None:
+        if self.shared and self.backend == "nccl":
+            os.environ["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"  # NCCL reads it when it starts
         dist.init_process_group(self.backend, init_method=init_method, rank=rank, world_size=self.world_size,
                                 timeout=datetime.timedelta(seconds=deadline_s))
 
@@ -77,6 +86,8 @@ class Device:
             found.update(cuda=str(torch.version.cuda), cudnn=str(torch.backends.cudnn.version()))
         if self.backend:
             found["backend"] = self.backend if self.backend == "gloo" else "nccl " + nccl_version()
+            if self.shared:
+                found["backend"] += ", shared GPUs"
         return found
 
 
@@ -110,5 +121,7 @@ def choose(flags: argparse.Namespace, world_size: int, local_rank: int, local_si
     if shared and not flags.share_gpus:
         raise DeviceError(f"{local_size} workers on this machine, but PyTorch sees only {_gpus(gpu_count)}: start "
                           "fewer, let them share with --share_gpus, or give --device=cpu")
-    backend = "nccl" if gloo and not shared and dist.is_nccl_available() else gloo
-    return Device(torch.device("cuda", local_rank % gpu_count), flags.math, backend, world_size)
+    fits = not shared or (local_size <= RANKS_ON_A_GPU_MAX * gpu_count and dist.is_nccl_available() and
+                          torch.cuda.nccl.version()[:2] >= SHARING_RELEASE)
+    backend = "nccl" if gloo and fits and dist.is_nccl_available() else gloo
+    return Device(torch.device("cuda", local_rank % gpu_count), flags.math, backend, world_size, shared)

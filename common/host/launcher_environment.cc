@@ -109,6 +109,8 @@ LauncherEnvironment ReadLauncherEnvironment(EnvironmentLookup lookup) {
       environment.arithmetic.emplace_back(name, value);
   }
   environment.gpu_library_folders = GpuLibraryFolders(lookup);
+  const char* const may_share = lookup("NCCL_MULTI_RANK_GPU_ENABLE");
+  environment.nccl_may_share_gpus = may_share != nullptr && std::string_view(may_share) == "1";
   environment.mpi_interfaces_included = ReadText(lookup, "OMPI_MCA_btl_tcp_if_include");
   environment.mpi_interfaces_excluded = ReadText(lookup, "OMPI_MCA_btl_tcp_if_exclude");
 

@@ -49,6 +49,7 @@ struct LauncherEnvironment {
   // that are set and not empty.
   std::vector<std::pair<std::string, std::string>> arithmetic;
   std::vector<std::string> gpu_library_folders;  // see common/host/library_search.h
+  bool nccl_may_share_gpus = false;              // NCCL_MULTI_RANK_GPU_ENABLE=1
   bool output_is_ours = true;  // if stdout is a terminal, it is the user's own and not one that mpirun or srun made
 };
 

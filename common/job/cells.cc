@@ -46,6 +46,8 @@ constexpr Cell kCells[] = {
     {"star", Sync::kStar, P::kServers, T::kGrpc, kMessages, C::kServers, kStarOfServers | kOverGrpc | Cell::kUsual},
     {"star-shm", Sync::kStar, P::kServers, T::kGrpc, kShared, C::kServers, kStarOfServers | kOverGrpc},
     {"mpi", Sync::kMpi, P::kEachRank, T::kMpi, kMessages, C::kMpirun, Cell::kUsual | Cell::kWholeGradient},
+    {"nccl", Sync::kNccl, P::kEachRank, T::kMpi, kMessages, C::kMpirun, Cell::kUsual},
+    {"nccl-tcp", Sync::kNccl, P::kEachRank, T::kTcp, kMessages, C::kRendezvous, Cell::kSecret},
 };
 
 struct Reason {
@@ -56,9 +58,12 @@ struct Reason {
 constexpr Reason kReasons[] = {
     {Cell::kTree, {.sync = Sync::kRing}, "passes partial sums from rank to rank, which is a chain"},
     {Cell::kTree, {.sync = Sync::kMpi}, "leaves the order to MPI"},
+    {Cell::kTree, {.sync = Sync::kNccl}, "leaves the order to NCCL"},
     {Cell::kAutoBuckets, {.sync = Sync::kMpi}, "MPI may add in another order if a bucket has another size"},
+    {Cell::kAutoBuckets, {.sync = Sync::kNccl}, "a captured step keeps to its buckets"},
     {Cell::kAutoBuckets, {.same_host = kOnGpus}, "a captured step keeps to its buckets"},
     {Cell::kAutoBuckets, {.server_count = 1}, "servers cut the parameters when the workers join, and keep to that"},
+    {Cell::kWholeGradient, {.sync = Sync::kNccl}, "the sums stay on the GPUs, and the norm is computed in host memory"},
     {Cell::kWholeGradient, {.same_host = kOnGpus}, "an owner adds and updates in one pass, and knows no norm"},
     {Cell::kWholeGradient, {.server_count = 1}, "a server updates a bucket at once, and knows no norm of the others"},
 };

@@ -19,7 +19,7 @@ namespace starring {
 
 // Which processes update the parameters.
 enum class Placement {
-  kEachRank,  // every rank updates all of them: a process alone, and MPI's allreduce
+  kEachRank,  // every rank updates all of them: a process alone, and the allreduce of MPI or NCCL
   kRanks,     // every rank owns a part
   kServers,   // every server owns a part
 };

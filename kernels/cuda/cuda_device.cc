@@ -383,7 +383,8 @@ absl::StatusOr<std::vector<CudaDeviceInfo>> FindCudaDevices(CudaWatch* watch) {
                        .name = properties.name,
                        .compute_major = properties.major,
                        .compute_minor = properties.minor,
-                       .memory_bytes = static_cast<int64_t>(properties.totalGlobalMem)});
+                       .memory_bytes = static_cast<int64_t>(properties.totalGlobalMem),
+                       .uuid = std::string(properties.uuid.bytes, sizeof(properties.uuid.bytes))});
   }
   return devices;
 }

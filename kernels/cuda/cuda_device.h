@@ -67,6 +67,7 @@ struct CudaDeviceInfo {
   std::string name;  // "NVIDIA H100 80GB HBM3"
   int compute_major = 0, compute_minor = 0;
   int64_t memory_bytes = 0;
+  std::string uuid;  // 16 bytes: no two GPUs, or parts of one, have the same
 };
 
 // A point in a stream. Recording it again moves it.
@@ -75,6 +76,8 @@ class CudaEvent {
   virtual ~CudaEvent() = default;
   // Blocks this thread until the stream has reached the last Record; returns at once if there was none.
   virtual absl::Status Wait() = 0;
+  // Whether Wait would return at once. Never blocks.
+  virtual absl::StatusOr<bool> HasPassed() = 0;
 };
 
 // A queue of copies and waits, in order.
@@ -90,6 +93,8 @@ class CudaStream {
   virtual absl::Status CopyToHost(const void* device, void* host, int64_t size_bytes) = 0;
   virtual absl::Status CopyOnDevice(const void* from, void* to, int64_t size_bytes) = 0;
   virtual absl::Status Synchronize() = 0;
+  // CUDA's own stream, a cudaStream_t, for a library that enqueues work.
+  virtual void* native() = 0;
 };
 
 // Host memory that the GPU reads and writes directly; 64-byte aligned, not initialised, freed by the destructor.

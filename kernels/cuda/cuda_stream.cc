@@ -26,6 +26,12 @@ class OwnedCudaEvent : public CudaEvent {
     const CudaWatch::Call call(watch_, kWaitingForEvent);
     return CudaStatus(cudaEventSynchronize(event_), kWaitingForEvent);
   }
+  absl::StatusOr<bool> HasPassed() override {
+    const cudaError_t error = cudaEventQuery(event_);
+    if (error == cudaErrorNotReady) return false;
+    RETURN_IF_ERROR(CudaStatus(error, kWaitingForEvent));
+    return true;
+  }
   cudaEvent_t get() const { return event_; }
 
  private:

@@ -29,6 +29,8 @@ class OwnedCudaStream : public CudaStream {
   absl::Status CopyOnDevice(const void* from, void* to, int64_t size_bytes) override;
   absl::Status Synchronize() override;
 
+  void* native() override { return stream_; }
+
   cudaStream_t get() const { return stream_; }
   absl::Status BeginCapture();
   absl::StatusOr<cudaGraph_t> EndCapture();  // the caller destroys it

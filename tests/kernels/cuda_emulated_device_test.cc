@@ -91,6 +91,8 @@ TEST_F(CreateCudaDeviceTest, FindsEveryGpu) {
   EXPECT_EQ((*devices)[1].name, "emulated GPU");
   EXPECT_EQ((*devices)[1].compute_major, 9);
   EXPECT_EQ((*devices)[1].memory_bytes, int64_t{2} << 30);
+  EXPECT_EQ((*devices)[1].uuid.size(), 16u);
+  EXPECT_NE((*devices)[0].uuid, (*devices)[1].uuid);
 }
 
 TEST_F(CreateCudaDeviceTest, GivesAllItsMemoryBack) {

@@ -121,6 +121,8 @@ TEST_P(CudaDeviceTest, AnotherStreamWaitsForAnEventAndCopiesToPinnedMemory) {
   auto event = device()->CreateEvent();
   auto pinned = device()->AllocatePinned(400);
   ASSERT_TRUE(stream.ok() && event.ok() && pinned.ok());
+  EXPECT_TRUE((*event)->HasPassed().value()) << "there was no Record";
+  EXPECT_NE((*stream)->native(), device()->stream()->native());
   EXPECT_EQ((*pinned)->size_bytes(), 400);
   EXPECT_EQ(reinterpret_cast<uintptr_t>((*pinned)->data()) % 64, 0u);
   const std::vector<float> x_host = RandomFloats(1, 100);
@@ -131,6 +133,7 @@ TEST_P(CudaDeviceTest, AnotherStreamWaitsForAnEventAndCopiesToPinnedMemory) {
   EXPECT_TRUE((*stream)->CopyToHost(y.data(), (*pinned)->data(), 400).ok());
   EXPECT_TRUE((*stream)->Record(event->get()).ok());
   EXPECT_TRUE((*event)->Wait().ok());
+  EXPECT_TRUE((*event)->HasPassed().value());
   const auto* const got = static_cast<const float*>((*pinned)->data());
   for (size_t i = 0; i < 100; ++i) ASSERT_EQ(got[i], 2 * x_host[i]);
   // And back.

@@ -98,7 +98,7 @@ std::map<std::string, std::string> DecidingValues(const WorkerOptions& worker, c
   std::map<std::string, std::string> values;
   for (auto& [flag, value] : ResumedFlags(WorkerFlags(), &worker)) values.insert_or_assign(flag, value);
   for (auto& [flag, value] : SaidFlags(WorkerFlags(), &worker)) values.insert_or_assign(flag, value);
-  values[kSums] = worker.IsDeterministic() ? "Starring" : "MPI";
+  values[kSums] = worker.IsDeterministic() ? "Starring" : worker.sync == Sync::kNccl ? "NCCL" : "MPI";
   for (const auto& [name, value] : facts) values.insert_or_assign(name, value);
   return values;
 }

@@ -1,6 +1,6 @@
 // Everything between "the gradient of bucket b is complete" and "the new parameters of bucket b are here". There are
 // three implementations: local; star, whose servers are reached over gRPC; and peer, among ranks (the ring, a star with
-// or without servers, MPI's allreduce). README.md in this folder compares them.
+// or without servers, an allreduce of MPI or NCCL). README.md in this folder compares them.
 //
 // A *round* exchanges every bucket once. A run calls Start, then for each round Submit and Await for every bucket, then
 // Finish. After an error of any call, only Abort, Release and destruction may follow. Rounds are numbered without gaps.

@@ -123,6 +123,7 @@ absl::StatusOr<DeviceChoice> ChooseDevice(const LauncherEnvironment& launcher, W
       why = gpu.status();
     }
     if (options->device == DeviceKind::kCuda) return Refuse("device", "cuda", why);
+    if (options->sync == Sync::kNccl) return Refuse("sync", "nccl", why);
     // These two flags ask for what only a GPU has. With --device=auto the CPU would ignore them without a word.
     if (options->math != CudaMath::kFp32) return Refuse("math", NameOf(kMaths, options->math), why);
     if (options->conv == CudaConvolutions::kCudnn) return Refuse("conv", "cudnn", why);

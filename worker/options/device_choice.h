@@ -25,9 +25,9 @@ struct DeviceChoice {
 
 // The GPU whose number is this worker's among those of its machine. --device=auto is resolved in `options`: a GPU where
 // the driver shows one that can be used, else the CPU; and so is --conv=auto: in tf32 and bf16 cudnn where it can be
-// used, else own, and auto on the CPU. InvalidArgument with the reason where --device=cuda, --math or --conv=cudnn
-// cannot be had, and where the machine has more workers than GPUs; with --share_gpus worker r takes GPU r modulo their
-// number.
+// used, else own, and auto on the CPU. InvalidArgument with the reason where --device=cuda, --math, --conv=cudnn or
+// --sync=nccl cannot be had, and where the machine has more workers than GPUs; with --share_gpus worker r takes GPU r
+// modulo their number.
 //
 // Which workers are on this machine: mpirun, srun and deploy/launch tell, and a star started by hand whose servers have
 // loopback addresses is here as a whole. For any other star started by hand it is unknown: then r is the rank, nothing

@@ -410,10 +410,11 @@ absl::Status CheckClipNorm(WorkerOptions& options) {
     return RefuseFlag(
         "clip_norm", value,
         absl::StrCat(WhyNot(cell, Cell::kWholeGradient),
-                     options.elastic                          ? ": drop --elastic"
-                     : cell.same_host == SameHost::kGpuMemory ? ": drop --same_host"
-                                                              : ": leave out --servers and --server_ranks",
-                     ", and give --sync=ring, or a star whose ranks own the parameters"));
+                     options.elastic                          ? ": drop --elastic, and"
+                     : cell.same_host == SameHost::kGpuMemory ? ": drop --same_host, and"
+                     : cell.placement == Placement::kServers  ? ": leave out --servers and --server_ranks, and"
+                                                              : ":",
+                     " give --sync=ring, or a star whose ranks own the parameters"));
   }
   if (options.cuda_aware_mpi == CudaAwareMpi::kOff) return absl::OkStatus();
   return RefuseFlag("clip_norm", value, "the norm is computed in host memory: give --cuda_aware_mpi=off");
@@ -444,6 +445,9 @@ absl::Status CheckDevice(const WorkerOptions& options) {
     return RefuseFlag("isa", InstructionSetName(options.isa), "--device=cuda computes on the GPU: drop one of the two");
   }
   if (options.device != DeviceKind::kCpu) return absl::OkStatus();
+  if (options.sync == Sync::kNccl) {
+    return RefuseFlag("sync", "nccl", "NCCL adds in the memory of GPUs: drop --device=cpu, or give --sync=mpi");
+  }
   if (options.math != CudaMath::kFp32) {
     return RefuseFlag("math", NameOf(kMaths, options.math), "--device=cpu computes in fp32: drop one of the two");
   }

@@ -228,7 +228,7 @@ inline constexpr FlagRow kRows[] = {
     {"sync", "job",
      "how gradients are synchronised; star: by servers, or without them by the ranks themselves; auto: star with "
      "--servers or --server_ranks; with --rendezvous or under mpirun or srun ring or star, whichever takes less time "
-     "at the start; else local; mpi: plain MPI_Allreduce, as a control",
+     "at the start; else local; as controls, mpi: plain MPI_Allreduce, nccl: NCCL's allreduce between GPUs",
      OneOfAt<kSyncs, &W::asked, &Asked::sync>(), kSameOnAllRanks, OneOfAt<kResolvedSyncs, &W::sync>()},
     {"transport", "job",
      "what carries gradients and parameters; auto: grpc with --servers, tcp with --rendezvous, else mpi, which needs "

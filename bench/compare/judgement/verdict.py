@@ -17,6 +17,7 @@ from groups import Group, Row
 from report import labels
 
 NAMES = {**{cell.sync: cell.name for cell in cells.NAMED}, "mpi": "MPI_Allreduce (mpi)", "local": "one process",
+         "nccl": "ncclAllReduce (nccl)",
          "ddp": "PyTorch DDP as it comes", "ddp-tuned": "tuned PyTorch DDP",
          "ddp+star": "tuned PyTorch DDP by our star", "ddp+ring": "tuned PyTorch DDP by our ring"}
 BOTTLENECKS = {"data": "data", "compute": "compute", "exchange": "the exchange", "straggler": "the slowest worker",
@@ -108,7 +109,7 @@ def _known_row(group: Group, sync: str) -> Row:
 def _choice(groups: list[Group]) -> str:
     """The sync that is best, or ties with the best, for the most models. Among equals, the fastest on average.
 
-    mpi is only a control, and its bits depend on the MPI library. It is chosen only if no other sync is as good.
+    mpi and nccl are only controls, and their bits depend on a library. One is chosen only if no other sync is as good.
     """
     syncs = {row["sync"] for group in groups for row in group["rows"]}
 
@@ -120,7 +121,7 @@ def _choice(groups: list[Group]) -> str:
             if row is not None:
                 wins += row is group["rows"][0] or group["rows"][0]["id"] in row["tie_with"]
                 logs.append(math.log(row["to_best"]["value"]) if row["to_best"] else -math.inf)
-        return wins, sync != "mpi", statistics.mean(logs) if logs else -math.inf
+        return wins, sync not in ("mpi", "nccl"), statistics.mean(logs) if logs else -math.inf
 
     return max(sorted(syncs), key=merit)
 

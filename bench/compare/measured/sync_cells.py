@@ -83,10 +83,11 @@ ELASTIC = "star-elastic"
 # ranks, and a cell by messages would be the one in memory.
 WORKER_FLAGS = {cell.sync: ["--same_host=" + ("shared_memory" if cell in IN_MEMORY else "socket")]
                 for cell in NAMED if not cell.has_servers}
-# Our worker also starts these: one process, those rows, and MPI's own allreduce as a control.
-CONTROLS = ("local", *SYNCS_IN_MEMORY, "mpi")
-BY_MPIRUN = (*(cell.sync for cell in NAMED if cell.transport == "mpi"), "mpi")
+# Our worker also starts these: one process, those rows, and as controls the allreduce of MPI, and on GPUs of NCCL.
+CONTROLS = ("local", *SYNCS_IN_MEMORY, "mpi", "nccl")
+BY_MPIRUN = (*(cell.sync for cell in NAMED if cell.transport == "mpi"), "mpi", "nccl")
 BY_RENDEZVOUS = tuple(cell.sync for cell in NAMED if cell.transport == "tcp" and not cell.has_servers)
+# Those that bench/ring_bench measures, in memory of the host.
 WITHOUT_SERVERS = (*(cell.sync for cell in NAMED if not cell.has_servers), "mpi")
 
 

@@ -10,7 +10,8 @@ import sync_cells as cells
 
 from . import units
 
-SYNCS = ("local", *cells.SYNCS, *cells.SYNCS_IN_MEMORY, "mpi", "ddp", "ddp-tuned", "ddp+star", "ddp+ring")
+SYNCS = ("local", *cells.SYNCS, *cells.SYNCS_IN_MEMORY, "mpi", "nccl", "ddp", "ddp-tuned", "ddp+star",
+         "ddp+ring")
 # What is measured alone, or with uneven workers, only. Its colour is that of the sync whose exchange it is.
 ALONE = {"star-own-hosts": "star", cells.ELASTIC: "star", "mpi4py": "mpi", "gloo": "ddp", "horovod": "ddp-tuned"}
 PARTS = ("data_wait", "h2d", "forward", "backward", "exposed_exchange", "optimizer", "other")
@@ -18,13 +19,14 @@ PART_NAMES = {"data_wait": "data wait", "h2d": "H2D", "forward": "forward", "bac
               "exposed_exchange": "exposed exchange", "optimizer": "optimizer", "other": "other"}
 # Markers keep lines apart where colours cannot be told apart.
 MARKERS = {**{cell.sync: cell.marker for cell in cells.NAMED}, "local": ("v", "▼"), "mpi": ("^", "▲"),
+           "nccl": ("1", "⅄"),
            "ddp": ("D", "◆"), "ddp-tuned": ("P", "✚"), "ddp+star": ("8", "⬤"), "ddp+ring": ("+", "+"),
            "star-own-hosts": (">", "▶"), cells.ELASTIC: ("$◎$", "◎"), "mpi4py": ("<", "◀"),
            "gloo": ("D", "◆"), "horovod": ("X", "✖")}
 # Shapes that look larger or smaller than others of their size.
 MARKER_SCALES = {"ddp+star": 0.8, "ddp+ring": 1.5, "star-mpi": 1.3, cells.ELASTIC: 1.5}
 # Syncs whose lines often coincide with another's, or have another's colour.
-DASHED = ("mpi", "mpi4py", "ddp-tuned", "star-own-hosts", "horovod")
+DASHED = ("mpi", "mpi4py", "nccl", "ddp-tuned", "star-own-hosts", "horovod")
 UNKNOWN_MARKER = ("x", "×")
 SHORT_MAX = 30
 

@@ -4,21 +4,15 @@
 #ifndef STARRING_COMMON_TRANSPORT_MPI_MPI_TRANSPORT_H_
 #define STARRING_COMMON_TRANSPORT_MPI_MPI_TRANSPORT_H_
 
-#include <span>
-
-#include "common/transport/transport.h"
+#include "common/transport/allreduce_transport.h"
 
 namespace starring {
 
-class MpiTransport : public Transport {
+class MpiTransport : public AllreduceTransport {
  public:
   // Whether the library claims that the data of sends and receives may be memory of a GPU. The claim may be wrong:
   // cuda_aware/cuda_aware_owner.h tests it.
   virtual bool moves_device_memory() const = 0;
-
-  // sum = element-wise sum over all ranks of `contribution`, in the order that the library chooses. All ranks post
-  // their allreduces in the same order. `contribution` and `sum` do not overlap.
-  virtual void PostAllreduce(std::span<const float> contribution, std::span<float> sum, Token token) = 0;
 };
 
 }  // namespace starring

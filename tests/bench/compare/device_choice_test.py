@@ -1,5 +1,6 @@
 """Tests the choice of a comparison's device, the flags that follow from it, and NVML with a stand-in."""
 
+import dataclasses
 import os
 import time
 import unittest
@@ -80,6 +81,23 @@ class MatrixTest(unittest.TestCase):
         self.assertEqual(gpus.backend(GPU_TORCH, [1, 2]), "nccl 2.20.5, CUDA 12.4")
         self.assertEqual(gpus.backend(GPU_TORCH, [2, 4]), "nccl 2.20.5, gloo for 4 workers, CUDA 12.4")
         self.assertEqual(gpus.backend(GPU_TORCH, [4]), "gloo for 4 workers, CUDA 12.4")
+        newer = dataclasses.replace(GPU_TORCH, nccl="2.30.7")
+        self.assertEqual(gpus.backend(newer, [2, 4, 5]),
+                         "nccl 2.30.7, where 4 workers share GPUs, gloo for 5 workers, CUDA 12.4")
+
+    def test_nccl_needs_gpus(self):
+        device_choice.Device().check(["ring", "mpi"])
+        device_choice.Device("cuda", 2).check(["ring", "nccl"])
+        with self.assertRaisesRegex(programs.ProgramError, "leave it out of --syncs"):
+            device_choice.Device().check(["ring", "nccl"])
+
+    def test_our_worker_may_share_gpus_over_nccl(self):
+        for workers, environment in ((2, {}), (3, {"NCCL_MULTI_RANK_GPU_ENABLE": "1"})):
+            job = jobs.Matrix(options.parse(["--syncs=ring,nccl"]), GPU_TORCH, lambda *_: {},
+                              device_choice.Device("cuda", 2)).job("mlp", "nccl", workers, "weak")
+            command, = job.commands("record", 1)
+            self.assertEqual(command.environment, environment)
+            self.assertIn("--sync=nccl", command.argv)
 
     def test_tolerance(self):
         self.assertEqual(device_choice.Device().tolerance(), 1e-4)

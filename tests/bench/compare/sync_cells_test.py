@@ -43,13 +43,14 @@ class CellsTest(unittest.TestCase):
         self.assertEqual({(row["name"], row["topology"], row["placement"], row["transport"]) for row in rows} -
                          {(cell.sync, cell.topology, cell.placement, cell.transport) for cell in cells.NAMED},
                          {("local", "local", "in each rank", "none"), ("mpi", "mpi", "in each rank", "mpi"),
+                          ("nccl", "nccl", "in each rank", "mpi"), ("nccl-tcp", "nccl", "in each rank", "tcp"),
                           ("ring-tcp-shm", "ring", cells.RANKS, "tcp"), ("star-tcp-shm", "star", cells.RANKS, "tcp"),
                           ("star-mpi-gpu", "star", cells.RANKS, "mpi"), ("star-tcp-gpu", "star", cells.RANKS, "tcp"),
                           ("star-servers-tcp-shm", "star", cells.SERVERS, "tcp"),
                           ("star-shm", "star", cells.SERVERS, "grpc")})
 
     def test_a_row_in_memory_has_its_flags(self):
-        self.assertEqual(cells.CONTROLS, ("local", "ring-shm", "star-mpi-shm", "mpi"))
+        self.assertEqual(cells.CONTROLS, ("local", "ring-shm", "star-mpi-shm", "mpi", "nccl"))
         in_memory = {sync: ["--same_host=shared_memory"] for sync in ("ring-shm", "star-mpi-shm")}
         by_messages = {sync: ["--same_host=socket"] for sync in ("ring", "ring-tcp", "star-mpi", "star-tcp")}
         self.assertEqual(cells.WORKER_FLAGS, {**in_memory, **by_messages})
@@ -64,7 +65,7 @@ class CellsTest(unittest.TestCase):
         self.assertEqual(cells.BY_SYNC["star-servers-tcp"].flags, cells.BY_SYNC["star-tcp"].flags)
 
     def test_who_starts_them(self):
-        self.assertEqual(set(cells.BY_MPIRUN), {"ring", "ring-shm", "star-mpi", "star-mpi-shm", "mpi"})
+        self.assertEqual(set(cells.BY_MPIRUN), {"ring", "ring-shm", "star-mpi", "star-mpi-shm", "mpi", "nccl"})
         self.assertEqual(set(cells.BY_RENDEZVOUS), {"ring-tcp", "star-tcp"})
         self.assertEqual(set(cells.WITHOUT_SERVERS),
                          {"ring", "ring-shm", "ring-tcp", "star-mpi", "star-tcp", "star-mpi-shm", "mpi"})

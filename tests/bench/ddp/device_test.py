@@ -35,8 +35,9 @@ def gpus(count):
     return mock.patch.multiple(torch.cuda, is_available=lambda: count > 0, device_count=lambda: count)
 
 
-def choose(count, *flags, world_size=1, rank=0, nccl=True):
-    with gpus(count), mock.patch.object(torch.distributed, "is_nccl_available", lambda: nccl):
+def choose(count, *flags, world_size=1, rank=0, nccl=True, release=(2, 29, 7)):
+    with gpus(count), mock.patch.object(torch.distributed, "is_nccl_available", lambda: nccl), \
+            mock.patch.object(torch.cuda.nccl, "version", lambda: release):
         return devices.choose(options.parse(flags), world_size, rank, world_size)
 
 
@@ -57,6 +58,18 @@ class ChooseTest(unittest.TestCase):
         self.assertEqual(self.found(2, "--share_gpus", world_size=3, rank=2), ("cuda:0", "gloo"))
         # All ranks must choose alike, also a rank that has a GPU to itself.
         self.assertEqual(self.found(2, "--share_gpus", world_size=3, rank=1), ("cuda:1", "gloo"))
+
+    def test_two_share_a_gpu_over_nccl_from_its_release_2_30_on(self):
+        for workers, release, backend in ((2, (2, 30, 3), "nccl"), (2, (3, 0, 1), "nccl"), (2, (2, 29, 7), "gloo"),
+                                          (3, (2, 30, 3), "gloo")):
+            device = choose(1, "--share_gpus", world_size=workers, release=release)
+            self.assertEqual((device.backend, device.shared), (backend, True), (workers, release))
+            with mock.patch.dict(os.environ), mock.patch.object(torch.distributed, "init_process_group"):
+                device.join(0, "env://", 1)
+                self.assertEqual(os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE"), "1" if backend == "nccl" else None)
+            with mock.patch.object(devices, "nccl_version", lambda: "2.30.3"):
+                self.assertRegex(device.versions()["backend"], f"^{backend}.*, shared GPUs$")
+        self.assertFalse(choose(2, world_size=2).shared)
 
     def test_refuses_what_cannot_be_had_and_says_the_way_out(self):
         for count, flags, words in ((0, ["--device=cuda"], "--device=cpu"), (0, ["--math=tf32"], "drop one"),

@@ -108,6 +108,12 @@ TEST(LauncherEnvironment, SrunSaysThatRanksHaveGpusOfTheirOwn) {
   EXPECT_FALSE(Read(variables).has_own_gpus) << "one task of Slurm's starts all ranks of a node";
 }
 
+TEST(LauncherEnvironment, NcclSharesGpusIfItIsTold) {
+  EXPECT_FALSE(Read({}).nccl_may_share_gpus);
+  EXPECT_FALSE(Read({{"NCCL_MULTI_RANK_GPU_ENABLE", "0"}}).nccl_may_share_gpus);
+  EXPECT_TRUE(Read({{"NCCL_MULTI_RANK_GPU_ENABLE", "1"}}).nccl_may_share_gpus);
+}
+
 TEST(LauncherEnvironment, OutputIsOursUnlessMpirunOrSrunIsBetween) {
   EXPECT_TRUE(Read({}).output_is_ours);
   EXPECT_FALSE(Read({{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "2"}}).output_is_ours);

@@ -66,11 +66,13 @@ TEST(CellsTest, WhatAFewMay) {
   EXPECT_THAT(NamesOf({.may = Cell::kGpuMemory}), ElementsAre("ring", "star-mpi"));
   EXPECT_THAT(NamesOf({.may = Cell::kSiteCertificates}), ElementsAre("star", "star-shm"));
   for (const Cell& cell : Cells()) {
-    EXPECT_EQ(cell.May(Cell::kDeterministic), cell.sync != Sync::kMpi) << cell.name;
+    EXPECT_EQ(cell.May(Cell::kDeterministic), cell.sync != Sync::kMpi && cell.sync != Sync::kNccl) << cell.name;
     // Ranks that own parts of all parameters can cut them anew, but for a step that a GPU has captured.
     const bool on_gpus = cell.same_host == SameHost::kGpuMemory;
     EXPECT_EQ(cell.May(Cell::kAutoBuckets), cell.placement == Placement::kRanks && !on_gpus) << cell.name;
-    EXPECT_EQ(cell.May(Cell::kWholeGradient), cell.placement != Placement::kServers && !on_gpus) << cell.name;
+    EXPECT_EQ(cell.May(Cell::kWholeGradient),
+              cell.placement != Placement::kServers && !on_gpus && cell.sync != Sync::kNccl)
+        << cell.name;
     EXPECT_EQ(cell.May(Cell::kSecret), cell.contact == Contact::kRendezvous || cell.contact == Contact::kServers)
         << cell.name;
   }
@@ -118,8 +120,9 @@ TEST(CellsTest, ATransportThatATopologyLacksIsRefusedWithTheWayOut) {
   EXPECT_EQ(WhyNotOver(Sync::kRing, TransportKind::kGrpc),
             "--sync=ring cannot use it, only a star has it: choose mpi or tcp");
   EXPECT_EQ(WhyNotOver(Sync::kMpi, TransportKind::kTcp),
-            "--sync=mpi is MPI's own allreduce: drop it, or choose ring or star");
+            "--sync=mpi is MPI's own allreduce: drop it, or choose nccl or ring or star");
   EXPECT_EQ(WhyNotOver(Sync::kMpi, TransportKind::kGrpc), "--sync=mpi is MPI's own allreduce: drop it, or choose star");
+  EXPECT_THAT(WhyNotOver(Sync::kNccl, TransportKind::kGrpc), testing::EndsWith("choose mpi or tcp"));
   EXPECT_THAT(WhyNotOver(Sync::kLocal, TransportKind::kMpi), StartsWith("--sync=local exchanges nothing"));
 }
 

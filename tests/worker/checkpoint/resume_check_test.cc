@@ -135,6 +135,9 @@ TEST(ResumeCheckTest, OtherWorkersAreSaidUnlessLeavesCutTheSums) {
   run.options.transport = TransportKind::kMpi;
   EXPECT_THAT(Said(Written(Job()), run),
               ElementsAre(HasSubstr("sums.library MPI, ck/step-000000014 was written with Starring")));
+  run.options.sync = Sync::kNccl;
+  EXPECT_THAT(Said(Written(Job()), run),
+              ElementsAre(HasSubstr("sums.library NCCL, ck/step-000000014 was written with Starring")));
   run.options.sync = Sync::kRing;
   EXPECT_THAT(Said(Written(Job()), run), IsEmpty());
   Checkpoint other_build = Written(Job());

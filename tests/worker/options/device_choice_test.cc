@@ -144,6 +144,13 @@ TEST_F(DeviceChoiceTest, OfAStarOverSeveralMachinesNobodyKnowsWhoIsHere) {
   EXPECT_EQ(choice->note, "note: up to 4 workers share 1 GPU of this machine");
 }
 
+TEST_F(DeviceChoiceTest, NcclIsRefusedWhereThereIsNoGpu) {
+  cuda_emulation::Gpu() = {.driver_version = 0};
+  options_.sync = Sync::kNccl;
+  options_.transport = TransportKind::kMpi;
+  EXPECT_THAT(Refusal(options_), HasSubstr("flag --sync cannot be \"nccl\": "));
+}
+
 TEST_F(DeviceChoiceTest, AutoIsTheCpuWhereThereIsNoGpuAndSaysNothing) {
   cuda_emulation::Gpu() = {.driver_version = 0};
   const auto choice = ChooseDevice({}, &options_);

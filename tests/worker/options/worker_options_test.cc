@@ -196,6 +196,17 @@ TEST(WorkerOptionsTest, AutoChoosesTheTransport) {
   EXPECT_EQ(Parse({"--rendezvous=a:1", "--rank=1", "--world_size=2"})->sync, Sync::kRing);
 }
 
+TEST(WorkerOptionsTest, NcclMeetsOverMpiOrTcp) {
+  EXPECT_EQ(Parse({"--sync=nccl"}, MpirunOf(1, 2))->transport, TransportKind::kMpi);
+  const auto tcp = Parse({"--sync=nccl", "--rendezvous=a:1", "--rank=0", "--world_size=2"});
+  EXPECT_EQ(tcp->transport, TransportKind::kTcp);
+  EXPECT_FALSE(tcp->RanksAreOwners());
+  EXPECT_FALSE(tcp->IsDeterministic());
+  EXPECT_THAT(Refusal({"--sync=nccl", "--device=cpu"}), HasSubstr("drop --device=cpu, or give --sync=mpi"));
+  EXPECT_THAT(Refusal({"--sync=nccl", "--sum_order=tree"}), HasSubstr("leaves the order to NCCL: give --sync=star"));
+  EXPECT_THAT(Refusal({"--sync=nccl", "--clip_norm=1"}), HasSubstr("in host memory: give --sync=ring"));
+}
+
 TEST(WorkerOptionsTest, WhoOwnsTheParameters) {
   EXPECT_TRUE(Parse({"--sync=star"}, MpirunOf(0, 2))->RanksAreOwners());
   EXPECT_TRUE(Parse({"--sync=ring"}, MpirunOf(0, 2))->RanksAreOwners());

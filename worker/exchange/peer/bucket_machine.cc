@@ -15,7 +15,7 @@ AllreduceMachine::AllreduceMachine(const Options& options)
       track_(options.track),
       // The sums have memory of their own: the transport wants arrays that do not overlap, the gradient is the
       // trainer's, and the optimizer still needs the old parameters.
-      sum_(options.parameters.size()),
+      sum_(owner_.Allocate(std::ssize(parameters_))),
       in_flight_(buckets_.bucket_count(), false),
       submitted_ns_(track_ == nullptr ? 0 : buckets_.bucket_count(), 0) {
   CHECK_EQ(buckets_.element_count(), parameters_.size());
@@ -37,7 +37,7 @@ void AllreduceMachine::Submit(int64_t step, int bucket, std::span<const float> g
   counters_.bytes_received += bytes;
   // All ranks submit buckets in ascending order (GradientExchange::Submit). That keeps the rule of the transport, that
   // all ranks post their allreduces in one order.
-  transport_.PostAllreduce(gradient, std::span<float>(sum_).subspan(range.begin, range.size()),
+  transport_.PostAllreduce(gradient, sum_.subspan(range.begin, range.size()),
                            {.poster = this, .operation = static_cast<uint64_t>(bucket)});
 }
 
@@ -51,7 +51,7 @@ void AllreduceMachine::OnCompletion(uint64_t operation) {
   if (track_ != nullptr) AddFlight(track_, "exchange", submitted_ns_[bucket], {.step = found->step, .bucket = bucket});
   // Every rank updates every element from the same sum, so that nothing is sent afterwards. The bucket is ready only
   // when its parameters are the new ones.
-  Apply(*found, std::span<const float>(sum_).subspan(range.begin, range.size()));
+  Apply(*found, sum_.subspan(range.begin, range.size()));
   submitted_.erase(found);
   in_flight_[bucket] = false;
 }

@@ -1,8 +1,8 @@
 // A bucket machine turns submitted gradients into new parameters, bucket by bucket, driven by a transport's
 // completions. There are four: the ring (ring_machine.h); the star over messages, co-located or with servers
 // (star_machine.h); the co-located star in memory that the ranks share (memory_machine.h); and the control (below),
-// which leaves the sum to the library's allreduce. A machine never waits, starts no thread and reads no clock but for
-// traces. Thread safety: none; one thread at a time.
+// which leaves the sum to an allreduce of MPI or NCCL. A machine never waits, starts no thread and reads no clock but
+// for traces. Thread safety: none; one thread at a time.
 #ifndef STARRING_WORKER_EXCHANGE_PEER_BUCKET_MACHINE_H_
 #define STARRING_WORKER_EXCHANGE_PEER_BUCKET_MACHINE_H_
 
@@ -14,7 +14,7 @@
 #include "common/base/check.h"
 #include "common/job/bucket_map.h"
 #include "common/metrics/trace.h"
-#include "common/transport/mpi/mpi_transport.h"
+#include "common/transport/allreduce_transport.h"
 #include "common/transport/transport.h"
 #include "worker/exchange/gradient_exchange.h"
 #include "worker/exchange/slice_owner.h"
@@ -61,16 +61,16 @@ struct RankMachineOptions {
   int groups_in_flight_max = 0;  // 0: as many as limits.h allows
 };
 
-// The control: one MPI_Allreduce per bucket. Every rank owns every element and applies the optimizer to the whole
-// bucket, so nothing is distributed afterwards. The library chooses the algorithm and with it the order of the sum: the
-// parameters are equal on all ranks, but not equal to those of ring and star.
+// The control: one allreduce of the library per bucket. Every rank owns every element and applies the optimizer to the
+// whole bucket, so nothing is distributed afterwards. The library chooses the algorithm and with it the order of the
+// sum: the parameters are equal on all ranks, but not equal to those of ring and star.
 class AllreduceMachine final : public BucketMachine {
  public:
   struct Options {
     const BucketMap* buckets = nullptr;
-    SliceOwner* owner = nullptr;  // owns every bucket as a whole, in host memory
-    std::span<float> parameters;  // the parameter vector
-    MpiTransport* transport = nullptr;
+    SliceOwner* owner = nullptr;  // owns every bucket as a whole, in the memory whose floats the transport adds
+    std::span<float> parameters;  // the parameter vector, in that memory
+    AllreduceTransport* transport = nullptr;
     TraceTrack* track = nullptr;  // the track of the thread that drives the machine; null: there is no trace
   };
   // All pointers outlive the machine.
@@ -90,9 +90,9 @@ class AllreduceMachine final : public BucketMachine {
   const BucketMap& buckets_;
   SliceOwner& owner_;
   const std::span<float> parameters_;
-  MpiTransport& transport_;
+  AllreduceTransport& transport_;
   TraceTrack* const track_;
-  std::vector<float> sum_;             // as long as the parameter vector
+  std::span<float> sum_;               // the owner's, as long as the parameter vector
   std::vector<bool> in_flight_;        // by bucket
   std::deque<InFlight> submitted_;     // oldest first; at most one entry a bucket
   std::vector<int64_t> submitted_ns_;  // by bucket, if there is a track

@@ -16,6 +16,7 @@
 #include "common/job/owned_slices.h"
 #include "common/transport/collectives.h"
 #include "worker/exchange/peer/cuda_aware/cuda_aware_owner.h"
+#include "worker/exchange/peer/cuda_aware/cuda_slice_owner.h"
 #include "worker/exchange/peer/gpu/gpu_slice_owner.h"
 #include "worker/exchange/peer/memory_machine.h"
 #include "worker/exchange/peer/ring_machine.h"
@@ -73,6 +74,7 @@ PeerExchange::PeerExchange(std::unique_ptr<HostTransport> transport, Options opt
       say_(options.stall.say),
       unlocked_transport_(*transport),
       mpi_(options.mpi),
+      nccl_(options.nccl),
       track_(AddTrack(options.trace, {.name = "exchange"})),
       device_(options.device),
       tries_device_memory_(options.tries_device_memory),
@@ -81,7 +83,8 @@ PeerExchange::PeerExchange(std::unique_ptr<HostTransport> transport, Options opt
       // not change.
       pump_(transport.get(), std::move(options.stall), server_count_),
       transport_(std::move(transport)) {
-  CHECK(way_.algorithm != Algorithm::kAllreduce || mpi_ != nullptr) << "only MPI has an allreduce of its own";
+  CHECK(way_.algorithm != Algorithm::kAllreduce || mpi_ != nullptr || nccl_ != nullptr) << "no library adds";
+  CHECK(nccl_ == nullptr || (gpu_ != nullptr && way_.algorithm == Algorithm::kAllreduce));
   CHECK_EQ(way_.algorithm == Algorithm::kDedicated, server_count_ > 0);
   CHECK_LT(pump_.rank(), pump_.worker_count()) << "servers run server/shard/shard_rank.h";
 }
@@ -183,7 +186,19 @@ absl::Status PeerExchange::CreateHostOwner() {
   return absl::OkStatus();
 }
 
+// Each rank updates all parameters on its GPU.
+absl::Status PeerExchange::CreateNcclOwner() {
+  const CollectiveOptions join = {.what = "meeting over NCCL", .deadline = job_.join_deadline};
+  if (const absl::Status met = nccl_->Meet(pump_, join); !met.ok()) return Fail(met);
+  auto owner = CudaSliceOwner::Create(gpu_, OwnerOptions());
+  if (!owner.ok()) return Fail(owner.status());
+  owner_ = *std::move(owner);
+  own_parameters_ = owner_->own_parameters();
+  return absl::OkStatus();
+}
+
 absl::Status PeerExchange::CreateOwner() {
+  if (nccl_ != nullptr) return CreateNcclOwner();
   if (way_.is_on_gpus) {
     auto owner = GpuSliceOwner::Create(gpu_, gpu_memory_.get(), job_.rank, job_.sum_order, OwnerOptions());
     if (!owner.ok()) return Fail(owner.status());
@@ -218,8 +233,9 @@ std::unique_ptr<BucketMachine> PeerExchange::CreateMachine() {
 std::unique_ptr<BucketMachine> PeerExchange::CreateMachine(const Way& way, const BucketMap& buckets, SliceOwner* owner,
                                                            std::span<float> parameters) {
   if (way.algorithm == Algorithm::kAllreduce) {
+    AllreduceTransport* const adds = nccl_ != nullptr ? static_cast<AllreduceTransport*>(nccl_) : mpi_;
     return std::make_unique<AllreduceMachine>(AllreduceMachine::Options{
-        .buckets = &buckets, .owner = owner, .parameters = parameters, .transport = mpi_, .track = track_});
+        .buckets = &buckets, .owner = owner, .parameters = parameters, .transport = adds, .track = track_});
   }
   if (way.shares_memory) {
     return std::make_unique<MemoryMachine>(MemoryMachine::Options{.buckets = &buckets,
@@ -452,12 +468,15 @@ void PeerExchange::Abort(const absl::Status& why) {
 }
 
 // Without an error every operation has completed, because Finish drains. After an error no thread polls any more, and
-// MPI may still write into the receives that were posted.
+// MPI may still write into the receives that were posted. NCCL's kernel may still spin on the GPU, for which the
+// destructors of others would wait: it ends here.
 bool PeerExchange::Release() {
   StopBackground();
   const MutexLock lock(mutex_);
-  // MPI alone writes between polls; any other transport writes in Poll, which nobody calls any more.
-  if (mpi_ == nullptr) return true;
+  const bool has_failed = !pump_.failure().ok() || (owner_ != nullptr && !owner_->status().ok());
+  if (nccl_ != nullptr && has_failed) nccl_->Abort();
+  // MPI and NCCL alone write between polls; any other transport writes in Poll, which nobody calls any more.
+  if (mpi_ == nullptr && nccl_ == nullptr) return true;
   return pump_.failure().ok() && (machine_ == nullptr || machine_->IsIdle());
 }
 

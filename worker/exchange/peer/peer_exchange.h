@@ -1,6 +1,6 @@
-// The exchange among ranks of one world: ring, co-located star and mpi among equals, and the dedicated star over TCP,
-// whose last ranks are servers. A BucketMachine decides what happens to a bucket; this class starts and ends the job
-// with the peers, waits, and decides which thread drives the transport.
+// The exchange among ranks of one world: ring, co-located star, mpi and nccl among equals, and the dedicated star over
+// TCP, whose last ranks are servers. A BucketMachine decides what happens to a bucket; this class starts and ends the
+// job with the peers, waits, and decides which thread drives the transport.
 //
 // Threads. At any time at most one thread posts and polls, and with it is inside MPI: the thread that holds the mutex.
 // In every call, above all in Await, that is the trainer's own thread: it has nothing else to do then, and no result
@@ -11,8 +11,8 @@
 // not wake it.
 //
 // Memory. Gradients and parameters are in host memory, unless all ranks have GPUs and an MPI that moves their memory
-// (cuda_aware/cuda_aware_owner.h). Ranks of one host can share it (common/transport/memory/host_memory.h). memory()
-// says where it is.
+// (cuda_aware/cuda_aware_owner.h), or NCCL adds them (nccl/nccl_transport.h). Ranks of one host can share it
+// (common/transport/memory/host_memory.h). memory() says where it is.
 //
 // Updates. The owner of a slice updates it as soon as its sum is there, and the machine brings the parameters to all
 // ranks. If the job clips (OptimizerConfig::clip_norm), the machine brings sums, and every rank updates all parameters
@@ -52,6 +52,7 @@
 #include "worker/exchange/peer/bucket_machine.h"
 #include "worker/exchange/peer/gpu/gpu_memory.h"
 #include "worker/exchange/peer/machine_trial.h"
+#include "worker/exchange/peer/nccl/nccl_transport.h"
 #include "worker/exchange/slice_owner.h"
 
 namespace starring {
@@ -75,8 +76,10 @@ class PeerExchange final : public GradientExchange {
     bool shares_gpu_memory = false;
     CudaDevice* gpu = nullptr;  // whose memory that is; outlives the exchange. Null: this rank has none
     int server_count = 0;       // kDedicated: the last ranks of the world, at least 1; 0 otherwise
-    // The transport itself if it is MPI's: for the control, and for messages in GPU memory. Null: another transport.
+    // The network if it is MPI's: for the control, and for messages in GPU memory. Null: another network.
     MpiTransport* mpi = nullptr;
+    // kAllreduce on GPUs: the transport itself. Null: MPI adds, in host memory.
+    NcclTransport* nccl = nullptr;
     Trace* trace = nullptr;  // outlives the exchange; null: there is none
     // kRing, kDirect: the GPU whose memory messages leave and enter, if the transport can (cuda_aware/
     // cuda_aware_owner.h). It outlives the exchange, and its thread calls Start. Null: messages are in host memory,
@@ -85,7 +88,8 @@ class PeerExchange final : public GradientExchange {
     bool tries_device_memory = false;  // the transport is tested though it does not say that it can
     StallOptions stall;                // how this rank reports that it is stuck, and what it tells others about itself
   };
-  // REQUIRES: options.mpi is not null if the algorithm is kAllreduce. This rank is a worker.
+  // REQUIRES: options.mpi or options.nccl is not null if the algorithm is kAllreduce; options.gpu is not null if
+  // options.nccl is not. This rank is a worker.
   PeerExchange(std::unique_ptr<Transport> transport, Options options);
   ~PeerExchange() override;
 
@@ -131,6 +135,7 @@ class PeerExchange final : public GradientExchange {
   ExchangeMemory TrainersMemory() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   OwnedSlices::Options OwnerOptions() const;
   absl::Status CreateHostOwner() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CreateNcclOwner() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CreateOwner() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Where the machine brings results, unless that is in shared memory: parameters, or sums.
   std::span<float> Results() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -164,6 +169,7 @@ class PeerExchange final : public GradientExchange {
   std::optional<ExchangeChoice> choice_;  // constant after Start
   HostTransport& unlocked_transport_;     // *transport_, for waits and Wake, which need no lock
   MpiTransport* const mpi_ ABSL_PT_GUARDED_BY(mutex_);
+  NcclTransport* const nccl_ ABSL_PT_GUARDED_BY(mutex_);
   TraceTrack* const track_ ABSL_PT_GUARDED_BY(mutex_);
   CudaDevice* const device_;
   const bool tries_device_memory_;

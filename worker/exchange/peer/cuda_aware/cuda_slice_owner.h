@@ -1,5 +1,6 @@
 // A slice owner whose floats are in the memory of a GPU. It serves a ring or co-located star whose MPI moves such
-// memory itself: gradients, parameters and optimizer state then leave the GPU only for another GPU.
+// memory itself: gradients, parameters and optimizer state then leave the GPU only for another GPU. It also serves NCCL
+// (peer/nccl/nccl_transport.h), with which each rank owns all elements.
 //
 // Every Add and Apply waits for the GPU, because its result is sent next and MPI knows nothing of streams: about ten
 // microseconds for each chunk: of 128 KiB, of 32 KiB with five to eight ranks. Messages of several blocks are not made
