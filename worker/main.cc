@@ -431,7 +431,9 @@ Progress::Style ChooseStyle(const WorkerOptions& options, const LauncherEnvironm
 // The facts about this machine that decide the bits. Ranks on machines of several kinds may train together.
 Facts MachineFacts(const WorkerOptions& options, const DeviceChoice& choice) {
   if (choice.cuda == nullptr) return CpuArithmetic(options.isa.value_or(BestInstructionSet()));
-  return {{"arithmetic.gpu", choice.device()->name()}};
+  // "cuda:1 (NVIDIA H100 ...)": GPUs of one kind compute alike, so the ordinal is left out.
+  const std::string name = choice.device()->name();
+  return {{"arithmetic.gpu", name.substr(name.find('('))}};
 }
 
 // With micro-batches any worker may compute any part of the sum, so the workers compare what they compute.
