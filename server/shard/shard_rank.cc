@@ -240,6 +240,7 @@ absl::Status ShardRank::TakeStart() {
     if ((b + 1) % kShardStartBuckets == 0) RETURN_IF_ERROR(Barrier(pump_, start));
   }
   scratch_ = {};
+  // Receives write into the elements, so the vector has its size before the first one is posted.
   requests_.resize(worker_count());
   for (int rank = 0; rank < worker_count(); ++rank) PostRequest(rank);
   ServeBuckets();
@@ -401,6 +402,7 @@ StarSum ShardRank::SumOf(int64_t step, int bucket) const {
 
 // Submits the sums that follow, each bucket's as soon as the step before is summed.
 void ShardRank::SubmitBuckets() {
+  // The loop ends: without any slice there is no star, and a bucket with a slice waits here until its sum is ready.
   while (next_steps_[submit_bucket_] == submit_step_) {
     const int b = submit_bucket_;
     const StarSum sum = SumOf(submit_step_, b);
