@@ -61,6 +61,7 @@ ShardRank::ShardRank(std::unique_ptr<HostTransport> transport, Options options)
       transport_(std::move(transport)) {
   CHECK_GE(worker_count(), 1);
   CHECK_EQ(pump_.rank(), worker_count() + options_.shard);
+  // A server is in one phase for its whole life: peers only ask whether it responds.
   progress_.Enter(WorkPhase::kExchange, Clock::now());
 }
 
@@ -237,6 +238,7 @@ absl::Status ShardRank::TakeStart() {
     fields.set_kind(ExchangeMessage::INITIAL_PARAMETERS);
     fields.set_vector(0);
     RETURN_IF_ERROR(TakeInitial(fields, SliceOf(b).size()));
+    // At each meeting the deadlines of all ranks begin again, however long rank 0 sends.
     if ((b + 1) % kShardStartBuckets == 0) RETURN_IF_ERROR(Barrier(pump_, start));
   }
   scratch_ = {};

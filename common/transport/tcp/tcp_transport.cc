@@ -340,6 +340,7 @@ void TcpTransport::Watch(Connection& connection) {
   uint32_t events = 0;
   if (!connection.is_for_notices || peers_[connection.peer].notice_count < kTcpNoticesKeptMax) events |= EPOLLIN;
   if (connection.stream.has_unsent()) events |= EPOLLOUT;
+  // Most calls change nothing, and then cost no system call.
   if (std::exchange(connection.events, events) == events) return;
   epoll_event event = {.events = events, .data = {.u32 = connection.number}};
   CHECK(epoll_ctl(epoll_.fd(), EPOLL_CTL_MOD, connection.stream.fd(), &event) == 0) << ErrnoText(errno);
