@@ -138,7 +138,7 @@ std::vector<Contributor> ContributorsOf(std::span<const int> leaf_owners) {
   CollectNodes({0, static_cast<int>(leaf_owners.size())}, leaf_owners, &contributors);
   std::vector<Contributor*> by_share;
   for (Contributor& one : contributors) by_share.push_back(&one);
-  // Of equally large nodes the one with the earlier leaves comes first, because the sort is stable.
+  // The sort is stable, so the earlier leaves decide between equally large nodes.
   std::ranges::stable_sort(by_share, {},
                            [](const Contributor* one) { return std::pair(one->rank, -one->leaves.size()); });
   for (size_t i = 0; i < by_share.size(); ++i) {
