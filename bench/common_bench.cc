@@ -68,6 +68,7 @@ void CoreRoundTrip(benchmark::State& state) {
   }
   if (cores.size() < 2) return state.SkipWithError("there is one core");
   constexpr int64_t kOver = -1;
+  // Two lines each, because a processor may fetch a line together with its neighbour.
   alignas(128) std::atomic<int64_t> there = 0;
   alignas(128) std::atomic<int64_t> back = 0;
   std::thread answers([&] {
@@ -95,6 +96,7 @@ void Sum(benchmark::State& state) {
   std::vector<AlignedFloats> inputs;
   std::vector<const std::byte*> pointers;
   for (int i = 0; i < state.range(1); ++i) {
+    // The 16 floats more are room for the shift.
     inputs.push_back(Filled(count + 16, 1));
     pointers.push_back(reinterpret_cast<const std::byte*>(inputs.back().data()) + shift);
   }

@@ -44,6 +44,7 @@ class Bench {
 
   float* Floats(int64_t count) {
     std::vector<float> host(static_cast<size_t>(count));
+    // Small values of both signs keep sums finite, and take both branches of a ReLU.
     for (size_t i = 0; i < host.size(); ++i) host[i] = static_cast<float>(i * 7 % 13) * 0.01f - 0.06f;
     auto buffer = device_->Allocate(count * static_cast<int64_t>(sizeof(float)));
     CHECK_OK(buffer);

@@ -212,6 +212,7 @@ int WorkerProcess(int rank, int64_t bytes, Place& place, Row* row) {
   const std::vector<std::span<float>>& memories = exchange->memory().gradients;
   const std::span<float> memory = memories.empty() ? std::span<float>() : memories.back();
   const std::span<float> gradient = memory.empty() ? own.span() : memory;
+  // Such a small gradient keeps the parameters finite for thousands of steps.
   std::ranges::fill(gradient, 1e-6f);
 
   const int64_t steps = StepsFor(bytes);
@@ -257,6 +258,7 @@ void PrintJson(int64_t bytes, std::span<const Row> workers, std::span<const Row>
   ExchangeRow printed = {.sync = IsOverTcp() ? "star-servers-tcp" : "star",
                          .workers = absl::GetFlag(FLAGS_workers),
                          .bytes = bytes,
+                         // The computation is no part of the exchange, so its time is taken off.
                          .latency_us = 1e3 * row.p50_ms - static_cast<double>(absl::GetFlag(FLAGS_compute_us)),
                          .p95_us = 1e3 * row.p95_ms,
                          .cost = StepCost(workers, row.steps)};
@@ -300,6 +302,7 @@ Place StartServers(std::span<Row> rows) {
     Fork([&] { return ServerProcess(shard, fds[1], &rows[shard]); });
     close(fds[1]);
     char text[64] = {};
+    // The pipe takes so short a line as a whole, so one read gets all of it.
     CHECK_GE(read(fds[0], text, sizeof(text) - 1), 1);
     close(fds[0]);
     place.addresses.emplace_back(text, std::string(text).find('\n'));
@@ -327,6 +330,7 @@ void Measure(int64_t bytes) {
   if (PrintsJson()) return PrintJson(bytes, workers, servers);
   const Row& row = workers[0];
   const double steps = static_cast<double>(row.steps);
+  // Each byte travels to the servers and back, hence the factor 2.
   std::printf("%12lld %10.3f %10.3f %8.2f %10.3f %10.3f", static_cast<long long>(bytes), row.p50_ms, row.p95_ms,
               2e-6 * static_cast<double>(bytes) / row.p50_ms,
               1e3 * (seconds(after.ru_utime) - seconds(before.ru_utime)) / steps,
@@ -353,6 +357,7 @@ int Main(int argc, char** argv) {
     std::printf("%12s %10s %10s %8s %10s %10s %10s %8s %10s %10s %8s %10s\n", "bytes", "p50 ms", "p95 ms", "GB/s",
                 "cpu user", "cpu system", "worker ms", "sleeps", "gives way", "server ms", "sleeps", "gives way");
   }
+  // Otherwise each forked process would print the buffer's lines again.
   std::fflush(stdout);
   for (const std::string& text : absl::GetFlag(FLAGS_bytes)) {
     int64_t bytes;

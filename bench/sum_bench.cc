@@ -109,6 +109,7 @@ int RankProcess(int rank, int64_t bytes, std::optional<TcpListener>& listener, R
   const std::unique_ptr<Group> group = Join(rank, listener, &messages);
   const ElementType type = TypeOfFlag();
   // Zeros stay zeros, whatever the type and however often they are added.
+  // AlignedFloats counts floats, so the bytes are rounded up to whole ones.
   AlignedFloats array((bytes + 3) / 4);
   const int64_t steps_max = std::max<int64_t>(1, absl::GetFlag(FLAGS_steps_max));
   const int64_t steps = std::min(steps_max, std::max<int64_t>(10, absl::GetFlag(FLAGS_steps_bytes) / bytes));

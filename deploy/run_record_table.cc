@@ -41,6 +41,7 @@ std::string BitsKey(const v1::RunRecord& record, const Struct& config) {
   const std::string sync = Text(config, "sync");
   // The allreduce of MPI or NCCL, and PyTorch, add in orders of their own, so nothing is promised for them.
   if (sync == "ddp" || sync == "mpi" || sync == "nccl" || record.host().versions().contains("torch")) return "";
+  // A build without one of these flags does what the value here says, so its records get that value.
   const std::map<std::string, std::string> before_the_flag = {{"clip_norm", "0"}, {"normalize", "channels"}};
   // Flags that cannot change the bits are left out: sync, servers, bucket size, resuming.
   std::vector<std::string> values;

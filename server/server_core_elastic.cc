@@ -115,6 +115,7 @@ void ParameterServer::Core::Obey(const v1::MemberOrder& order) {
   switch (order.kind()) {
     case v1::MemberOrder::PREPARE:
       if (order.number() <= prepared_) return;
+      // Learn comes first, because SetPrepared reports the snapshots that Learn finds.
       if (const absl::Status status = member_->Learn(order.terms()); !status.ok()) return End(status);
       LeaveGeneration(order.number());
       room_measured_ = {};  // by now the memory of the generation's job is free
@@ -151,6 +152,7 @@ void ParameterServer::Core::LeaveGeneration(int64_t number) {
     lane->id.reset();
     lane->Cancel();
   }
+  // The counts outlive the job, because the next generation's commit needs them.
   if (job_ != nullptr) member_->SetCounted(job_->counted());
   job_.reset();
   UpdateSeatTime();

@@ -126,6 +126,7 @@ const FlagTable& ServerFlags() {
 absl::StatusOr<ServerOptions> ParseServerOptions(int argc, const char* const* argv) {
   ServerOptions options;
   ASSIGN_OR_RETURN(const ParsedFlags flags, ParseFlags(argc, argv, ServerFlags(), &options));
+  // Printing needs no other flag, so no other flag is checked.
   if (options.print_log) {
     if (!options.state_dir.empty()) return options;
     return RefuseFlag("print_log", "true", "it needs --state_dir=folder, where the log is");
@@ -145,6 +146,7 @@ absl::StatusOr<ServerOptions> ParseServerOptions(int argc, const char* const* ar
   }
   RETURN_IF_ERROR(ResolveElastic(flags, options));
   // A generation's workers join by this name and the generation's number behind it.
+  // The slash and the 19 digits that an int64_t has at most.
   constexpr size_t kNumberBytesMax = 20;
   const size_t run_id_max = kRunIdBytesMax - (options.elastic ? kNumberBytesMax : 0);
   if (options.run_id.size() > run_id_max) {

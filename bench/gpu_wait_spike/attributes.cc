@@ -42,8 +42,10 @@ constexpr Attribute kAttributes[] = {
     {CU_DEVICE_ATTRIBUTE_MPS_ENABLED, "contexts are shared through MPS"},
 };
 
+// CUDA encodes 12.4 as 12040.
 std::string VersionText(int version) { return absl::StrCat(version / 1000, ".", version % 1000 / 10); }
 
+// The text has the form of nvidia-smi -L, so that a reader can find the GPU there.
 std::string UuidText(const cudaUUID_t& uuid) {
   std::string text = "GPU";
   for (int i = 0; i < 16; ++i) {
@@ -63,6 +65,8 @@ std::string FirstLineOf(const char* path) {
 
 absl::Status NoteAttributes(Peer& peer) {
   if (peer.index() != 0) return absl::OkStatus();
+  // Without a driver the runtime's calls would fail as Internal. The caller needs Unavailable, which says that there is
+  // no GPU.
   RETURN_IF_ERROR(DriverLibrary::Load().status());
   int driver_version = 0, runtime_version = 0, count = 0;
   RETURN_IF_ERROR(CudaStatus(cudaDriverGetVersion(&driver_version), "cudaDriverGetVersion"));

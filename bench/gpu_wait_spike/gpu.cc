@@ -13,13 +13,16 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// Less than the deadlines of the parts (3 s and 4 s). So Drain still finds the stream idle, and names the kernel.
 constexpr uint64_t kSpinLimitNs = 2'000'000'000;
+// Less than kGrace of pair.cc (2 s), so a process that is told to end still leaves its report before it is killed.
 constexpr std::chrono::milliseconds kReleaseLimit{1500};
 // How long an awaited word keeps each value: some polls over PCIe.
 constexpr std::chrono::microseconds kReleaseHold{100};
 
 template <typename Function>
 absl::Status Find(void* library, const char* name, Function* function) {
+  // POSIX allows this cast of dlsym's result. C++ leaves it to the implementation.
   *function = reinterpret_cast<Function>(dlsym(library, name));
   return *function != nullptr ? absl::OkStatus() : absl::UnavailableError(absl::StrCat("libcuda.so.1 has no ", name));
 }
@@ -69,6 +72,8 @@ absl::StatusOr<std::unique_ptr<Gpu>> Gpu::Open(Peer* peer) {
 
 absl::Status Gpu::Start() {
   RETURN_IF_ERROR(CudaStatus(cudaSetDevice(0), "cudaSetDevice"));
+  // Non-blocking streams are not ordered with the default stream, whose copies would otherwise wait for a waiting
+  // stream.
   RETURN_IF_ERROR(CudaStatus(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags"));
   RETURN_IF_ERROR(
       CudaStatus(cudaStreamCreateWithFlags(&release_stream_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags"));
@@ -103,6 +108,7 @@ absl::StatusOr<void*> Gpu::Allocate(int64_t bytes) {
   void* memory = nullptr;
   RETURN_IF_ERROR(CudaStatus(cudaMalloc(&memory, static_cast<size_t>(bytes)), "cudaMalloc"));
   RETURN_IF_ERROR(CudaStatus(cudaMemset(memory, 0, static_cast<size_t>(bytes)), "cudaMemset"));
+  // The host does not wait for cudaMemset, and stream_ is not ordered with it.
   RETURN_IF_ERROR(CudaStatus(cudaDeviceSynchronize(), "cudaDeviceSynchronize"));
   return memory;
 }
@@ -143,6 +149,7 @@ absl::StatusOr<bool> Gpu::IsIdle() {
 }
 
 absl::Status Gpu::Drain(const std::vector<Word>& awaited, std::chrono::milliseconds deadline) {
+  // Polls, because cudaStreamSynchronize has no deadline.
   const Clock::time_point end = Clock::now() + deadline;
   while (true) {
     ASSIGN_OR_RETURN(const bool idle, IsIdle());
@@ -160,6 +167,7 @@ absl::Status Gpu::Drain(const std::vector<Word>& awaited, std::chrono::milliseco
   uint64_t gave_up = 0;
   RETURN_IF_ERROR(
       CudaStatus(cudaMemcpyAsync(&gave_up, gave_up_, sizeof(gave_up), cudaMemcpyDefault, stream_), "cudaMemcpyAsync"));
+  // The idle stream has this copy alone, so the call needs no deadline.
   RETURN_IF_ERROR(CudaStatus(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"));
   if (gave_up != 0) return absl::DeadlineExceededError("a spinning kernel gave up after 2 s");
   return absl::OkStatus();
@@ -168,6 +176,7 @@ absl::Status Gpu::Drain(const std::vector<Word>& awaited, std::chrono::milliseco
 absl::Status Gpu::Release(const std::vector<Word>& awaited) {
   const Clock::time_point end = Clock::now() + kReleaseLimit;
   while (Clock::now() < end) {
+    // Release does not know at which wait the stream is. Waits compare for equality, so every value is shown in turn.
     for (uint64_t value = 1; value <= kPeriod; ++value) {
       for (const Word& word : awaited) {
         if (word.host != nullptr) {

@@ -31,6 +31,7 @@ absl::StatusOr<cudaIpcMemHandle_t> HandleOf(void* memory) {
 
 absl::StatusOr<char*> OpenHandle(const cudaIpcMemHandle_t& handle) {
   void* memory = nullptr;
+  // CUDA accepts no other value of the flags.
   RETURN_IF_ERROR(
       CudaStatus(cudaIpcOpenMemHandle(&memory, handle, cudaIpcMemLazyEnablePeerAccess), "cudaIpcOpenMemHandle"));
   return static_cast<char*>(memory);
@@ -67,6 +68,7 @@ absl::Status Expect(Gpu& gpu, const void* memory, const Pattern& pattern, const 
 absl::Status ShareMemory(Peer& peer) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Gpu> gpu, Gpu::Open(&peer));
   const auto me = static_cast<uint32_t>(peer.index()), other = 1 - me;
+  // Each process has seeds of its own, so a handle that leads to the reader's own memory shows as differences.
   const auto pattern = [](uint32_t seed) { return Pattern{.count = kBlockBytes / kWordBytes, .seed = seed}; };
   ASSIGN_OR_RETURN(void* const mine, gpu->Allocate(kBlockBytes));
   RETURN_IF_ERROR(Fill(*gpu, mine, pattern(100 + me)));
@@ -76,6 +78,7 @@ absl::Status ShareMemory(Peer& peer) {
   ASSIGN_OR_RETURN(char* const theirs, OpenHandle(their_handle));
   const std::chrono::duration<double, std::milli> took = Clock::now() - begin;
   RETURN_IF_ERROR(Expect(*gpu, theirs, pattern(100 + other), "reading the other process's memory"));
+  // Without this meeting a process could overwrite memory that the other one has not checked yet.
   RETURN_IF_ERROR(peer.Meet());
   RETURN_IF_ERROR(Fill(*gpu, theirs, pattern(200 + me)));
   RETURN_IF_ERROR(peer.Meet());
@@ -102,6 +105,7 @@ absl::Status ShareEvent(Peer& peer) {
     RETURN_IF_ERROR(CudaStatus(cudaIpcOpenEventHandle(&event, handles.event), "cudaIpcOpenEventHandle"));
     ASSIGN_OR_RETURN(char* const memory, OpenHandle(handles.memory));
     RETURN_IF_ERROR(peer.Meet());  // ready
+    // A wait for an event that was never recorded returns at once, so process 0 records it first.
     RETURN_IF_ERROR(peer.Meet());  // recorded
     RETURN_IF_ERROR(CudaStatus(cudaStreamWaitEvent(gpu->stream(), event), "cudaStreamWaitEvent"));
     RETURN_IF_ERROR(Expect(*gpu, memory, pattern, "after the other process's event"));
@@ -113,11 +117,13 @@ absl::Status ShareEvent(Peer& peer) {
   ASSIGN_OR_RETURN(void* const memory, gpu->Allocate(kBlockBytes));
   ASSIGN_OR_RETURN(handles.memory, HandleOf(memory));
   cudaEvent_t event = nullptr;
+  // CUDA refuses an event between processes that takes times.
   RETURN_IF_ERROR(CudaStatus(cudaEventCreateWithFlags(&event, cudaEventInterprocess | cudaEventDisableTiming),
                              "cudaEventCreateWithFlags"));
   RETURN_IF_ERROR(CudaStatus(cudaIpcGetEventHandle(&handles.event, event), "cudaIpcGetEventHandle"));
   RETURN_IF_ERROR(peer.Swap(handles).status());
   RETURN_IF_ERROR(peer.Meet());
+  // The kernels begin when process 1 has opened both handles. Otherwise they could be over before it waits.
   ASSIGN_OR_RETURN(void* const sink, gpu->Allocate(sizeof(float)));
   RETURN_IF_ERROR(CudaStatus(
       Compute(gpu->stream(), {.multiprocessors = gpu->multiprocessors(), .iterations = kIterationsBeforeEvent},
@@ -128,6 +134,7 @@ absl::Status ShareEvent(Peer& peer) {
   RETURN_IF_ERROR(CudaStatus(cudaEventRecord(event, gpu->stream()), "cudaEventRecord"));
   RETURN_IF_ERROR(peer.Meet());
   RETURN_IF_ERROR(gpu->Drain({}, kDrainLimit));
+  // Process 0 frees memory and event by ending, so it stays until process 1 has read them.
   return peer.Meet();
 }
 
@@ -139,6 +146,7 @@ absl::Status ShareInnerMemory(Peer& peer) {
     if (peer.index() == 0) {
       ASSIGN_OR_RETURN(void* const first, gpu->Allocate(place == 0 ? kSmallBytes : kBlockBytes));
       char* memory = static_cast<char*>(first) + kBlockBytes / 2;
+      // CUDA may cut small allocations from one block, and a handle then names the whole block.
       if (place == 0) {
         ASSIGN_OR_RETURN(void* const second, gpu->Allocate(kSmallBytes));
         memory = static_cast<char*>(second);
@@ -146,6 +154,7 @@ absl::Status ShareInnerMemory(Peer& peer) {
             absl::StrCat("two allocations of 256 bytes are ", memory - static_cast<char*>(first), " bytes apart"));
       }
       RETURN_IF_ERROR(Fill(*gpu, memory, pattern));
+      // A refused handle is a result too: process 1 then opens zeros, and notes CUDA's error.
       RETURN_IF_ERROR(peer.Swap(HandleOf(memory).value_or(cudaIpcMemHandle_t{})).status());
       RETURN_IF_ERROR(peer.Meet());
       continue;

@@ -37,6 +37,8 @@ __global__ void SpinKernel(Spin spin) {
   __syncwarp();
 }
 
+// The factor is 2^32 divided by the golden ratio (Knuth's multiplicative hash), so neighbouring words differ in many
+// bits.
 __device__ uint32_t PatternWord(int64_t i, uint32_t seed) { return static_cast<uint32_t>(i) * 2654435761u + seed; }
 
 __global__ void FillKernel(Pattern pattern, uint32_t* words) {
@@ -46,12 +48,14 @@ __global__ void FillKernel(Pattern pattern, uint32_t* words) {
 
 __global__ void CountKernel(Pattern pattern, const uint32_t* words, unsigned* differences) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  // Only a wrong word costs an atomic addition.
   if (i < pattern.count && words[i] != PatternWord(i, pattern.seed)) atomicAdd(differences, 1u);
 }
 
 __global__ void __launch_bounds__(kThreads) ComputeKernel(int64_t iterations, float* sink) {
   float values[8];
   for (int j = 0; j < 8; ++j) values[j] = static_cast<float>(threadIdx.x + j);
+  // x / 2 + 1 tends to 2, so no value overflows or vanishes.
   for (int64_t i = 0; i < iterations; ++i) {
 #pragma unroll
     for (int j = 0; j < 8; ++j) values[j] = values[j] * 0.5f + 1.0f;

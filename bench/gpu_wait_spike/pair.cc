@@ -21,6 +21,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// More meetings than any process makes, so no Meet waits for a process that has ended.
 constexpr uint64_t kEnded = std::numeric_limits<uint64_t>::max();
 constexpr std::chrono::milliseconds kGrace{2000};     // between the abort word and the kill
 constexpr std::chrono::milliseconds kKillWait{5000};  // for a killed process, whose GPU must first be taken from it
@@ -44,8 +45,10 @@ void Copy(absl::string_view text, std::array<char, kSize>* to) {
   report.code = status.raw_code();
   Copy(status.message(), &report.error);
   SharedPages::Arrival& arrival = pages->arrivals[static_cast<size_t>(index)];
+  // `failed` comes first: the other process leaves its loop in Meet by `count`, and then looks at `failed`.
   if (!status.ok()) arrival.failed = true;
   arrival.count = kEnded;
+  // The parent's exit handlers and unwritten output are not the child's to run and write.
   _exit(0);
 }
 
@@ -57,9 +60,11 @@ class Children {
   absl::Status WaitFor(std::chrono::milliseconds deadline) {
     if (WaitUntil(Clock::now() + deadline)) return status_;
     status_ = absl::DeadlineExceededError(absl::StrCat("no end after ", deadline.count(), " ms"));
+    // Word 0 is BoardWord::kAbort.
     std::atomic_ref<uint64_t>(pages_->board.words[0]).store(1);
     if (WaitUntil(Clock::now() + kGrace)) return status_;
     for (const pid_t pid : pids_) {
+      // 0 is a process that was reaped, -1 a failed fork. As arguments of kill both would name groups of processes.
       if (pid > 0) kill(pid, SIGKILL);
     }
     if (!WaitUntil(Clock::now() + kKillWait)) {
@@ -77,6 +82,7 @@ class Children {
         if (pids_[i] <= 0 || waitpid(pids_[i], &wait_status, WNOHANG) != pids_[i]) continue;
         pids_[i] = 0;
         SharedPages::Arrival& arrival = pages_->arrivals[i];
+        // A process that has not set its count itself has died in the middle of its part.
         if (arrival.count != kEnded) {
           if (status_.ok()) {
             status_ = absl::AbortedError(

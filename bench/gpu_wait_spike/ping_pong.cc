@@ -42,12 +42,14 @@ class Rounds {
     // The first chunk loads kernels and uploads the graph: its times are dropped.
     for (int chunk = 0;; ++chunk) {
       const bool more = (chunk - 1) * kChunk < job_.rounds && Clock::now() - begin < kTimeLimit;
+      // Process 0 decides for both, because their clocks may reach the limit in different chunks.
       ASSIGN_OR_RETURN(const bool theirs_more, peer_.Swap(more));
       if (!(peer_.index() == 0 ? more : theirs_more)) break;
       RETURN_IF_ERROR(graph != nullptr ? LaunchChunk(graph) : EnqueueGatedChunk(static_cast<uint64_t>(chunk)));
       RETURN_IF_ERROR(gpu_.Drain({mine_, gate_}, kDrainLimit), "chunk ", chunk);
       if (chunk > 0 && peer_.index() == 0) RETURN_IF_ERROR(AddSamples());
     }
+    // The mapping goes before the meeting, after which the owner of the memory may end.
     if (mapped_ != nullptr) RETURN_IF_ERROR(CudaStatus(cudaIpcCloseMemHandle(mapped_), "cudaIpcCloseMemHandle"));
     return peer_.Meet();
   }
@@ -62,6 +64,8 @@ class Rounds {
       return absl::OkStatus();
     }
     // Each process waits at a word of its own memory.
+    // A handle of a smaller allocation may open at the begin of a shared block (ShareInnerMemory), so this takes a
+    // whole one.
     ASSIGN_OR_RETURN(void* const memory, gpu_.Allocate(kBlockBytes));
     cudaIpcMemHandle_t handle = {};
     RETURN_IF_ERROR(CudaStatus(cudaIpcGetMemHandle(&handle, memory), "cudaIpcGetMemHandle"));
@@ -104,6 +108,7 @@ class Rounds {
         CudaStatus(cudaStreamBeginCapture(gpu_.stream(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture"));
     const absl::Status enqueued = EnqueueChunk();
     cudaGraph_t graph = nullptr;
+    // The capture ends even after an error: a stream in capture refuses all other work.
     const cudaError_t ended = cudaStreamEndCapture(gpu_.stream(), &graph);
     RETURN_IF_ERROR(enqueued, "in a capture");
     RETURN_IF_ERROR(CudaStatus(ended, "cudaStreamEndCapture"));
@@ -120,7 +125,9 @@ class Rounds {
   }
 
   absl::Status EnqueueGatedChunk(uint64_t chunk) {
+    // The gate's last value differs from this one, so the opening for the last chunk does not let this one through.
     const uint64_t opened = 1 + chunk % kPeriod;
+    // Process 1 needs no gate: its first wait is for process 0's word.
     if (peer_.index() == 0) RETURN_IF_ERROR(Wait(gate_, opened));
     if (const absl::Status enqueued = EnqueueChunk(); !enqueued.ok()) {
       gpu_.Drain({mine_, gate_}, std::chrono::milliseconds{0}).IgnoreError();  // else the stream would stay at the gate
@@ -182,6 +189,7 @@ absl::Status RunHostPaced(Peer& peer, Gpu& gpu, const PingPong& job) {
   RETURN_IF_ERROR(peer.Meet());
   const Clock::time_point begin = Clock::now();
   if (peer.index() == 1) {
+    // The board begins with zeros and rounds count from 1, so each change is the next round.
     for (uint64_t round = 0;;) {
       ASSIGN_OR_RETURN(round, WaitForChange(peer, BoardWord::kAwaitedBy1, round));
       if (round == kOver) return peer.Meet();
@@ -197,6 +205,7 @@ absl::Status RunHostPaced(Peer& peer, Gpu& gpu, const PingPong& job) {
     const std::chrono::duration<double, std::micro> took = Clock::now() - start;
     if (round > kHostWarmup) peer.AddSample(0, took.count());
   }
+  // Process 0 may stop early, so process 1 does not count rounds but waits for this value.
   peer.word(BoardWord::kAwaitedBy1).store(kOver);
   return peer.Meet();
 }

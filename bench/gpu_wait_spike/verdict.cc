@@ -16,8 +16,11 @@
 namespace starring::gpu_wait {
 namespace {
 
+// Two processes that share a GPU in equal time slices each take twice as long. Half of that cost counts as a loss, a
+// tenth as noise.
 constexpr double kYieldsRatioMax = 1.1, kKeepsRatioMin = 1.5;
 
+// Medians, so that one disturbed repeat does not decide.
 double Ratio(const YieldTimes& times) { return Percentile(times.waited_for_ms, 50) / Percentile(times.alone_ms, 50); }
 
 std::string Failed(absl::string_view name, const absl::Status& status) {
@@ -30,6 +33,7 @@ double Percentile(std::vector<double> samples, double percent) {
   CHECK(!samples.empty());
   CHECK(percent > 0 && percent <= 100);
   std::sort(samples.begin(), samples.end());
+  // The nearest rank: the least sample that `percent` of all samples do not exceed.
   const auto rank = static_cast<size_t>(std::ceil(percent / 100 * static_cast<double>(samples.size())));
   return samples[std::max<size_t>(rank, 1) - 1];
 }
@@ -90,6 +94,7 @@ MpsDaemon FindMpsDaemon(const std::string& pipe_folder) {
             .text = has_pipe ? absl::StrCat(pipe_folder, " has a pipe, but no ", file)
                              : absl::StrCat("no daemon in ", pipe_folder)};
   }
+  // Signal 0 only asks whether the process exists. EPERM means that the process exists and belongs to another user.
   if (kill(pid, 0) != 0 && errno == ESRCH) {
     return {.runs = false, .text = absl::StrCat("the daemon of ", file, ", process ", pid, ", is gone")};
   }

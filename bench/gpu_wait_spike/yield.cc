@@ -58,6 +58,7 @@ class Kernels {
         ASSIGN_OR_RETURN(const double took_ms, Time(kCount));
         least_ms = std::min(least_ms, took_ms);
       }
+      // From half the wanted time on launches cost little, so the time is proportional to the iterations.
       if (least_ms < kCount * kKernelMs / 2) continue;
       const double factor = kCount * kKernelMs / least_ms;
       computation_.iterations = static_cast<int64_t>(static_cast<double>(computation_.iterations) * factor);
@@ -81,9 +82,11 @@ absl::Status TakePart(Peer& peer, Gpu& gpu, Meanwhile meanwhile, Kernels& kernel
     ASSIGN_OR_RETURN(void* const memory, gpu.Allocate(sizeof(uint64_t)));
     word = {.device = static_cast<uint64_t*>(memory), .host = nullptr};
   }
+  // The stream of `gpu` waits at the word, so another one has to write the word.
   cudaStream_t writer = nullptr;
   RETURN_IF_ERROR(CudaStatus(cudaStreamCreateWithFlags(&writer, cudaStreamNonBlocking), "cudaStreamCreateWithFlags"));
   for (int repeat = 0; repeat < kRepeats; ++repeat) {
+    // The word still has the last repeat's value, so this repeat waits for another one.
     const uint64_t value = 1 + static_cast<uint64_t>(repeat) % kPeriod;
     RETURN_IF_ERROR(peer.Meet());  // process 0 times its kernels alone
     RETURN_IF_ERROR(peer.Meet());
@@ -129,6 +132,7 @@ absl::Status RunYield(Peer& peer, Meanwhile meanwhile) {
   ASSIGN_OR_RETURN(const std::unique_ptr<Gpu> gpu, Gpu::Open(&peer));
   ASSIGN_OR_RETURN(Kernels kernels, Kernels::Create(gpu.get()));
   if (peer.index() == 0) RETURN_IF_ERROR(kernels.Calibrate());
+  // Process 0 calibrates alone on the GPU: process 1 waits in Swap, and then runs kernels of the same length.
   ASSIGN_OR_RETURN(const int64_t theirs, peer.Swap(kernels.iterations()));
   if (peer.index() == 1) {
     kernels.set_iterations(theirs);

@@ -29,6 +29,7 @@ namespace {
 constexpr int64_t kBatch = 64;
 
 void DropFromMemory(int descriptor) {
+  // The advice spares pages that are not written to the disk yet.
   sync();
   posix_fadvise(descriptor, 0, 0, POSIX_FADV_DONTNEED);
 }
@@ -54,6 +55,7 @@ void ReadOneByOne(const Dataset& set, int descriptor, int64_t samples) {
       out += set.image_bytes();
     }
   }
+  // Both loops read whole batches only.
   Print("pread", samples / kBatch * kBatch, absl::Now() - begin);
 }
 
@@ -75,6 +77,7 @@ int Main(int argc, char** argv) {
   const std::string folder = argv[1];
   const auto sets = LoadDataset({.name = "npy", .data_dir = folder});
   CHECK_OK(sets);
+  // The samples of an array that was copied would be in memory already.
   CHECK(sets->train.mapped != nullptr);
   const int descriptor = open((folder + "/train_images.npy").c_str(), O_RDONLY | O_CLOEXEC);
   CHECK_GE(descriptor, 0);

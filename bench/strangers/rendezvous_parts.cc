@@ -45,10 +45,12 @@ using Clock = std::chrono::steady_clock;
 constexpr char kRunId[] = "strangers";
 // More open connections than a stranger has descriptors for would end the flood.
 constexpr size_t kKept = 2000;
+// The clock is read once for so many connections.
 constexpr int kBurst = 40;
 
 volatile sig_atomic_t is_stopped = 0;
 
+// `start` and `hello` share the key, so a recorded hello is one of the job's.
 std::string Key() { return std::string(32, 'k'); }
 
 int Number(const char* text) {
@@ -61,6 +63,7 @@ int Start(const std::string& host, int ranks, int deadline_s) {
   absl::StatusOr<TcpListener> listener = TcpListener::Listen(host + ":0");
   CHECK_OK(listener);
   const std::string address = listener->address();
+  // Rank 0 is a child, which inherits the listener, so no other process can take the port in between.
   listener->KeepInChildren();
   std::printf("%s\n", address.c_str());
   std::fflush(stdout);
@@ -85,6 +88,7 @@ int Start(const std::string& host, int ranks, int deadline_s) {
     std::fflush(stdout);
     _exit(met.ok() ? 0 : 1);
   }
+  // The parent's copy would keep the port open after rank 0 has ended.
   { const TcpListener other = *std::move(listener); }
   bool is_met = true;
   int status = 0;
@@ -136,6 +140,7 @@ int Flood(const std::string& address, int rate, int seconds) {
     }
     for (int i = 0; i < kBurst; ++i, ++count) {
       Socket one(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+      // The results are ignored: a connection that is refused, or still being opened, counts as well.
       connect(one.fd(), reinterpret_cast<const sockaddr*>(&to), sizeof(to));
       if (!said.empty()) send(one.fd(), said.data(), said.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
       kept.push_back(std::move(one));

@@ -8,6 +8,7 @@
 namespace starring {
 namespace {
 
+// Past the end the answer is 0, which continues no character, so a text that was cut fails the same comparisons.
 uint8_t ByteAt(absl::string_view text, size_t i) { return i < text.size() ? static_cast<uint8_t>(text[i]) : 0; }
 
 // The bytes of the character with which `text` begins; 0 if it begins with none. REQUIRES: `text` is not empty.
@@ -17,6 +18,7 @@ size_t CharacterBytes(absl::string_view text) {
   size_t bytes = 0;
   // The second byte's range excludes longer spellings of a character, surrogates, and what is above U+10FFFF.
   uint8_t least = 0x80, most = 0xbf;
+  // 0xc0 and 0xc1 would only begin longer spellings of ASCII.
   if (first >= 0xc2 && first <= 0xdf) {
     bytes = 2;
   } else if (first >= 0xe0 && first <= 0xef) {

@@ -280,6 +280,7 @@ absl::StatusOr<InputFile> OpenVerified(const std::string& folder, const v1::Chec
     return absl::DataLossError(
         absl::StrCat(path, " has ", file.size_bytes(), " bytes, expected ", entry->size_bytes()));
   }
+  // The file may be larger than the memory that is free, so it is read in pieces.
   constexpr int64_t kPieceBytes = 1 << 20;
   std::vector<std::byte> piece(std::min(kPieceBytes, file.size_bytes()));
   uint32_t crc = 0;
@@ -443,6 +444,7 @@ absl::StatusOr<Checkpoint> ReadCheckpoint(const std::string& folder, const Layou
     ASSIGN_OR_RETURN(optimizer, OpenVerified(folder, manifest, kOptimizer));
   }
   Checkpoint checkpoint = HeadOf(manifest);
+  // This check comes before the tensors, whose errors only say which shapes differ.
   if (fits != nullptr) RETURN_IF_ERROR(fits(checkpoint, folder));
   RETURN_IF_ERROR(TakeModel(&model, layout, buffer_sizes, &checkpoint), folder, "/", kModel);
   if (!optimizer.has_value()) return checkpoint;
@@ -505,6 +507,7 @@ absl::StatusOr<Checkpoint> ReadCheckpointHead(const std::string& folder) {
           .mean = {model.mean().begin(), model.mean().end()},
           .deviation = {model.deviation().begin(), model.deviation().end()},
           .class_names = {model.class_names().begin(), model.class_names().end()}};
+  // Inputs are divided by the deviation, and a quotient with a subnormal one may be infinite.
   const auto is_usable = [](float mean, float deviation) {
     return std::isfinite(mean) && std::isnormal(deviation) && deviation > 0;
   };

@@ -44,6 +44,7 @@ int64_t LeastPidsMax(const std::string& root) {
       std::ifstream file(absl::StrCat(mount, path, "/pids.max"));
       std::string word;
       int64_t number;
+      // Without a limit the file says "max", which is no number.
       if (file >> word && absl::SimpleAtoi(word, &number) && (least == 0 || number < least)) least = number;
       if (path.empty()) break;
     }
@@ -59,6 +60,7 @@ int64_t SoftLimit(__rlimit_resource resource) {
 }
 
 [[noreturn]] void Say(const char* what, const std::string& limits) {
+  // _exit writes no buffers, and standard output may have lines for another program.
   std::fflush(stdout);
   std::fprintf(stderr, "%s: error: %s: %s\n", program_name.load(), what, limits.c_str());
   std::fflush(stderr);
@@ -73,6 +75,7 @@ int64_t SoftLimit(__rlimit_resource resource) {
     try {
       std::rethrow_exception(thrown);
     } catch (const std::system_error& error) {
+      // EAGAIN is pthread_create's error where a limit is reached.
       if (error.code() == std::errc::resource_unavailable_try_again) {
         Say("the machine grants no further thread", ThreadLimitsText());
       }
@@ -82,6 +85,7 @@ int64_t SoftLimit(__rlimit_resource resource) {
     }
   }
   handler_before.load()();
+  // The behaviour of a handler that returns is undefined.
   std::abort();
 }
 

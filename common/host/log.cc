@@ -64,6 +64,7 @@ std::string LogLines::Take(absl::string_view line, LogLevel level, absl::Time no
     const char* const times = count_ == 1 ? " more time" : " more times";
     shown = Form(absl::StrCat("the line before came ", count_, times), now);
   }
+  // A line that still repeats after kCountedFor is shown as its count alone.
   if (!is_repeated) absl::StrAppend(&shown, Form(text, now));
   last_ = std::move(text);
   shown_ = now;
@@ -96,6 +97,7 @@ void ClearBeforeLog(const std::string& clear) {
 
 void Log(absl::string_view line, LogLevel level) {
   ProcessLog& log = TheLog();
+  // The lock is held until the line is written, so lines come in the order of their stamps.
   const MutexLock lock(log.mutex);
   const std::string text = log.lines.Take(line, level, Now());
   // One call, so that lines of other processes do not come between.

@@ -263,6 +263,7 @@ absl::Status ParseLeafOwners(const v1::JobAgreement& proto, Agreement* agreement
     agreement->leaf_owners.push_back(owner);
     ++leaf_count[static_cast<size_t>(owner)];
   }
+  // Without a list the leaves are dealt evenly (LeafOwnersOf).
   if (agreement->leaf_owners.empty()) return absl::OkStatus();
   if (std::ssize(agreement->leaf_owners) != agreement->micro_batches || std::ranges::count(leaf_count, 0) > 0 ||
       std::ssize(leaf_count) != proto.world_size()) {
@@ -327,6 +328,7 @@ absl::Status CompareAgreements(int rank_a, const std::string& a, int rank_b, con
                                                    " send agreements that differ in a field this build does not know: "
                                                    "start all processes from the same build"));
   }
+  // The first difference alone is named, because later ones often follow from it.
   return absl::InvalidArgumentError(absl::StrCat("rank ", rank_a, " has ", difference.name, "=", difference.value_a,
                                                  ", rank ", rank_b, " has ", difference.name, "=", difference.value_b,
                                                  ": ", WayOut(difference.name)));

@@ -62,6 +62,7 @@ std::vector<int> ChooseLoads(int leaf_count, std::span<const int> capacities, in
     const int others = fewest[worker + 1][static_cast<size_t>(leaves - load)];
     return others == kNone || NodeCount(load) > nodes_max ? kNone : others + NodeCount(load);
   };
+  // Cost: workers times leaves times the largest capacity.
   for (size_t worker = worker_count; worker-- > 0;) {
     for (int leaves = 1; leaves <= leaf_count; ++leaves) {
       int& best = fewest[worker][static_cast<size_t>(leaves)];
@@ -137,6 +138,7 @@ std::vector<Contributor> ContributorsOf(std::span<const int> leaf_owners) {
   CollectNodes({0, static_cast<int>(leaf_owners.size())}, leaf_owners, &contributors);
   std::vector<Contributor*> by_share;
   for (Contributor& one : contributors) by_share.push_back(&one);
+  // The sort is stable, so the earlier leaves decide between equally large nodes.
   std::ranges::stable_sort(by_share, {},
                            [](const Contributor* one) { return std::pair(one->rank, -one->leaves.size()); });
   for (size_t i = 0; i < by_share.size(); ++i) {

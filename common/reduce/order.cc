@@ -59,6 +59,7 @@ std::optional<int> Order::TakeNext() {
       break;
     }
     case Plan::kTree:
+      // PlaceCount has a place for each of the `window_` arrivals that are taken and not added.
       if (arrival >= added_count_ + window_) return std::nullopt;
       place = tree_->Take();
       break;
@@ -82,11 +83,13 @@ void Order::Put(int arrival, absl::FunctionRef<void(int from, int into)> add) {
 void Order::Add(int arrival, absl::FunctionRef<void(int from, int into)> add) {
   const int place = place_of_[arrival];
   if (plan_ == Plan::kTree) return tree_->Put((options_.rank + 1 + arrival) % options_.rank_count, place, add);
+  // The first arrival is already where the sum will be.
   if (arrival > 0) add(place, 0);
 }
 
 Order::Parts Order::parts() const {
   CHECK(plan_ != Plan::kAll && is_complete());
+  // The chain begins with rank + 1, so the owner's own contribution is its last summand.
   if (plan_ == Plan::kChain) return {.part = 0, .other = kOwn};
   const TreePlaces::Halves halves = tree_->halves();
   return {.part = halves.sum, .other = halves.last};

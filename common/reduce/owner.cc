@@ -15,6 +15,7 @@ std::vector<int> ArrivalsOf(const Owner::Options& options) {
   const std::vector<StarContributor>& contributors = options.contributors;
   const int first = options.owner + (options.contributes ? 1 : 0);
   const auto distance = [&](int contributor) {
+    // `first` may be rank_count, or more at a server, hence its remainder.
     return (contributors[contributor].rank - first % options.rank_count + options.rank_count) % options.rank_count;
   };
   std::vector<int> arrivals;
@@ -83,6 +84,7 @@ Owner::Owner(Options options)
 
 int Owner::WindowOf(const Options& options, int64_t piece_bytes) {
   const int64_t pieces = options.window_bytes / StarMemory::PlaceBytes(piece_bytes);
+  // The upper bound only keeps the number small: PlaceCount takes no more places than there are arrivals.
   return static_cast<int>(std::clamp<int64_t>(pieces, 1, 2 * options.rank_count));
 }
 
@@ -109,9 +111,11 @@ int64_t Owner::SlotBytes(const Options& options, const PieceSizes& sizes) {
 
 int Owner::Begin(const StarPieces& pieces, int64_t stride) {
   CHECK(CanBegin());
+  // Slots begin in turn, because workers take them in the same turn (Star::AskNext).
   const int index = std::exchange(next_slot_, (next_slot_ + 1) % static_cast<int>(slots_.size()));
   Slot& slot = slots_[index];
   slot.is_used = true;
+  // Memory that was freed last may still be in the cache. Shared memory belongs to its slot, where workers look for it.
   if (!options_.is_shared) {
     slot.memory = free_memory_.back();
     free_memory_.pop_back();

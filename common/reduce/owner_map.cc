@@ -68,12 +68,14 @@ ElementRange OwnerMap::RangeOf(const Sum& sum, int owner) const {
   CHECK(cut_ == Cut::kRanges);
   const int64_t count = OwnersOfBytes(sum.elements.size() * element_bytes_);
   // The owners of a sum begin after those of the sum before, so that they take turns.
+  // The number's remainder comes first: numbers have no limit, and a product with one could overflow.
   const int64_t first = sum.number % owner_count_ * count % owner_count_;
   const int64_t part = (owner - first + owner_count_) % owner_count_;
   if (part >= count) return {sum.elements.end, sum.elements.end};
   const int64_t line_elements = kLineBytes / element_bytes_;
   const int64_t lines = LinesOf(sum);
   // A part ends where the next one begins, so the parts cover the sum.
+  // Parts differ by one line at most.
   const auto begin_of = [&](int64_t p) {
     return std::min(sum.elements.begin + lines * p / count * line_elements, sum.elements.end);
   };
@@ -94,6 +96,7 @@ OwnerMap::ChunkRun OwnerMap::ChunksOf(ElementRange block, int owner) const {
   const int count = OwnersOfBlock(block);
   // Chunk c is in part floor(c * count / N), as element e is in chunk floor(e * N / L).
   const int part = owner * count / owner_count_;
+  // The least chunk of part p: the inverse of the formula above.
   const auto first_of = [&](int p) { return (p * owner_count_ + count - 1) / count; };
   const ChunkRun chunks = {first_of(part), first_of(part + 1)};
   // Rank 0 has other things to do, so it is not the first in turn.
@@ -104,6 +107,7 @@ OwnerMap::ChunkRun OwnerMap::ChunksOf(ElementRange block, int owner) const {
 ElementRange OwnerMap::SliceOfBlock(ElementRange block, int owner) const {
   const ChunkRun chunks = ChunksOf(block, owner);
   if (chunks.size() == 0) return {block.begin, block.begin};
+  // The chunks of a run are neighbours, so they are one range.
   return {RingChunk(block, chunks.begin, owner_count_).begin, RingChunk(block, chunks.end - 1, owner_count_).end};
 }
 

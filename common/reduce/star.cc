@@ -136,11 +136,13 @@ Star::InFlight* Star::SumAt(Cursor& cursor) {
 
 int Star::OwnerAt(int i) const {
   if (options_.server_count > 0) return (rank_ + i) % owner_count();
+  // other_owner_count() bounds i, so adding owner_count() once is enough for a remainder of 0 or more.
   return (rank_ - 1 - i + owner_count()) % owner_count();
 }
 
 int Star::PlaceOf(int owner) const {
   const int distance = options_.server_count > 0 ? owner - rank_ : rank_ - 1 - owner;
+  // Adding owner_count() alone would not do: a worker's rank may be many times the number of servers.
   return (distance % owner_count() + owner_count()) % owner_count();
 }
 
@@ -178,6 +180,7 @@ void Star::Ask(int owner) {
   Asked& asked = asked_[owner][slot];
   if (asked.piece.only.size() == 0) asked.packed = PackedOf(owner, slot, asked.piece.bytes);
   asked.unsent = static_cast<int>(own_contributors_.size());
+  // The answer counts from here on, even if its receive is posted later.
   asked.in_flight->unready += asked.unsent + 1;
   // Posted before the contribution leaves: an answer that no receive expects would be copied, or would wait.
   if (asked.packed.empty()) ReceiveAnswer(owner, slot);
@@ -186,6 +189,7 @@ void Star::Ask(int owner) {
     if (!options_.shared.empty()) CopyToOwner(asked, owner, slot, own_contributors_[node], message);
     const int tag = TagOf(*asked.in_flight, slot, Way::kContributions);
     bytes_sent_ += std::ssize(message);
+    // The piece's bytes count, as in OnContributionSent: an encoded message may be shorter.
     if (options_.shared.empty()) asking_bytes_ += asked.piece.bytes;
     Send(RankOf(owner), tag, {.kind = Kind::kContributionSend, .slot = slot, .peer = owner},
          options_.shared.empty() ? message : message.first(0));
@@ -309,6 +313,7 @@ bool Star::BeginNextPiece() {
 
 bool Star::IsRepeated(const InFlight& in_flight) const {
   for (const auto& [id, other] : sums_) {
+    // Sums are in the order of their ids, so the loop sees only earlier ones.
     if (id == in_flight.id) return false;
     if (other.sum.number == in_flight.sum.number) return true;
   }
@@ -396,6 +401,7 @@ void Star::CountReady(InFlight& in_flight) {
 
 void Star::EndIfDone(InFlight& in_flight) {
   if (in_flight.unready > 0 || in_flight.unfinished > 0) return;
+  // The copy outlives the entry, which goes first so that Oldest does not name a sum that is done.
   const StarSum sum = in_flight.sum;
   sums_.erase(in_flight.id);
   sink_.OnDone(sum);
@@ -432,6 +438,7 @@ Transport::Token Star::TokenOf(Operation operation) {
 
 int64_t& Star::PostedNs(Operation operation) {
   if (operation.kind == Kind::kAnswerSend) return answering_[operation.slot].posted_ns[operation.peer];
+  // kAnswerSend, the last kind, is handled above. The three others have the numbers 0 to 2.
   const int64_t kind_and_slot = static_cast<int64_t>(operation.kind) * slot_count_ + operation.slot;
   return posted_ns_[kind_and_slot * (std::ssize(posted_ns_) / (3 * slot_count_)) + operation.peer];
 }

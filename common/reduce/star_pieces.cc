@@ -69,6 +69,7 @@ StarPieces::Piece StarPieces::PieceAt(int64_t stride, int owner) const {
   int count = 0;
   ForEachRange(stride, owner, [&](ElementRange range, int64_t) {
     piece.bytes += range.size() * sum_->element_bytes;
+    // A second range empties `only`, which tells the star to pack the piece.
     piece.only = ++count == 1 ? range : ElementRange();
   });
   return piece;

@@ -69,6 +69,7 @@ std::string Digest(std::string_view text) {
   State state = kInitialState;
   size_t at = 0;
   for (; at + kBlockBytes <= text.size(); at += kBlockBytes) HashBlock(text.data() + at, state);
+  // Only the end of the text is copied, to join the padding.
   const std::string rest = std::string(text.substr(at)) + padding;
   for (at = 0; at < rest.size(); at += kBlockBytes) HashBlock(rest.data() + at, state);
 
@@ -82,6 +83,7 @@ std::string Digest(std::string_view text) {
 }  // namespace
 
 std::string HmacSha256(std::string_view key, std::string_view text) {
+  // RFC 2104: the digest replaces a longer key, and zeros fill a shorter one.
   std::string block = key.size() > kBlockBytes ? Digest(key) : std::string(key);
   block.resize(kBlockBytes, '\0');
   std::string inner = block, outer = block;

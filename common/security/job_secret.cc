@@ -111,6 +111,7 @@ absl::StatusOr<JobSecret> JobSecret::Load(const std::string& path) {
 }
 
 std::string JobSecret::KeyFor(KeyUse use) const {
+  // Each use has a key of its own, so a code that was made for one use proves nothing in the other.
   return HmacSha256(digest_, use == KeyUse::kRequests ? "starring grpc requests" : "starring tcp ranks");
 }
 
@@ -123,6 +124,7 @@ absl::Status CopyJobSecret(const std::string& from, const std::string& to) {
   ASSIGN_OR_RETURN(const std::string content, ReadPemFile(from, FileReaders::kOwnerAndGroup));
   RETURN_IF_ERROR(ParseKeyAndCertificate(content).status(), from);
   const absl::StatusOr<std::string> present = ReadPemFile(to, FileReaders::kOwnerOnly);
+  // A process that starts again finds the copy that it has made before, and WriteSecret would refuse to replace it.
   return present.ok() && *present == content ? absl::OkStatus() : WriteSecret(to, content);
 }
 

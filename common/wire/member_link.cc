@@ -195,6 +195,7 @@ MemberLink::Wish MemberLink::AwaitWish(bool has_reported) {
   const MutexLock lock(mutex_);
   const bool is_stopping = stopping_;  // then the stream is about to end
   const bool is_steady = has_reported && !awaits_order_ && !is_stopping;
+  // A stop that is known already ends no wait: the stream's last events take time, and the loop must not spin.
   woken_.WaitFor(mutex_, is_steady ? kLook : kLookForAwaited,
                  [this, is_stopping]()
                      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return wanted_ || stopping_ != is_stopping; });
@@ -282,6 +283,7 @@ void MemberLink::Run() {
     if (is_over) {
       // A coordinator that waits until all have heard of the end must not be asked again by those that have.
       is_over_for_good = stream->run_has_ended();
+      // Only the loss of a stream that was open counts. Failed attempts after it leave the time as it is.
       int64_t connected = 0;
       disconnected_since_ns_.compare_exchange_strong(connected, NowNs());
       if (!wish.stop && !is_over_for_good) is_over_for_good = IsRefused(*stream);

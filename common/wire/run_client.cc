@@ -28,6 +28,7 @@ RunClient::RunClient(const std::string& coordinator, TransportSecurity security)
 RunClient::~RunClient() = default;
 
 absl::StatusOr<RunStatus> RunClient::Ask(std::chrono::milliseconds deadline) {
+  // gRPC takes deadlines of the system's clock.
   const auto end = std::chrono::system_clock::now() + deadline;
   v1::GetRunRequest request;
   // Made for each question: a proof is for one connection, and gRPC may have made a new one since.

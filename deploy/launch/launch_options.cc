@@ -106,6 +106,7 @@ absl::Status CheckWorkerFlags(const LaunchOptions& options) {
   if (options.metrics_port >= 0 && HasFlag(worker_flags, "metrics_port")) {
     return RefuseFlag("metrics_port", absl::StrCat(options.metrics_port), kAfterToo);
   }
+  // An evaluation saves nothing from which a restart could go on, so it needs no folder.
   const bool restarts = options.restart_count > 0 && !HasFlag(worker_flags, "evaluate");
   if (restarts && !HasFolder(worker_flags)) {
     return RefuseFlag("restarts", absl::StrCat(options.restart_count),

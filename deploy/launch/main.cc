@@ -234,6 +234,7 @@ int Main(int argc, char** argv) {
   OpenStandardStreams();
   ExplainExhaustion("launch");
   EnterUsersFolder("launch");
+  // Launch may refuse the flags, and the refusal then has the time stamp that they ask for.
   NameLog("launch", AskedLogTime(argc, argv));
   const absl::StatusOr<int> exit_code = Launch(argc, argv);
   if (exit_code.ok()) return *exit_code;

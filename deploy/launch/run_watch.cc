@@ -31,6 +31,7 @@ void StuckServers::OnAnswer(const RunStatus& run, Time now) {
 void StuckServers::OnSilence(Time now) {
   // A coordinator that comes back does not know the others at first.
   std::erase_if(seen_, [](const auto& one) { return one.first > 0; });
+  // A coordinator that has never answered may still be starting.
   if (!seen_.contains(0) || now - seen_[0] <= coordinator_silence_) return;
   coordinator_silence_ *= 2;
   Add(0);
@@ -61,6 +62,7 @@ std::vector<StuckServer> RunWatch::Take() {
 
 void RunWatch::Run() {
   while (true) {
+    // The question may take kPatience, so it is asked without the lock.
     const absl::StatusOr<RunStatus> run = client_.Ask(kPatience);
     const auto now = std::chrono::steady_clock::now();
     const MutexLock lock(mutex_);

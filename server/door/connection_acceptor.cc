@@ -255,6 +255,7 @@ int ConnectionAcceptor::CheckStrangersMs() {
 }
 
 bool ConnectionAcceptor::CheckStranger(uint64_t id) {
+  // A stranger's id leaves strangers_ before its entry goes, so the entry is there.
   Connection& connection = connections_[id];
   const int64_t bytes = BytesReceived(connection.fd);
   const auto age = std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - connection.accepted);
@@ -354,6 +355,7 @@ bool ConnectionAcceptor::Seat(int fd) {
 
 bool ConnectionAcceptor::CutOldestStranger() {
   if (strangers_.empty()) return false;
+  // Ids ascend, so the first is that of the oldest connection.
   Cut(*strangers_.begin());
   return true;
 }

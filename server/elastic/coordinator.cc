@@ -40,6 +40,7 @@ Coordinator::Coordinator(Options options)
       last_order_(options_.now),
       kept_since_(options_.now),
       // Workers remember the orders of a coordinator that has had this run before.
+      // Numbers stay distinct while a coordinator asks fewer than 2^20 questions for each generation that it prepares.
       reach_number_(changing_to_ << 20) {
   if (continues_) {
     SetGeneration(*options_.log->last());
@@ -56,6 +57,7 @@ Coordinator::Member* Coordinator::Find(uint64_t member) {
 void Coordinator::SetGeneration(const Generation& generation) {
   generation_ = generation;
   ranks_.clear();
+  // A worker's place in the list is its rank, to which leaf_owners refers.
   for (const uint64_t id : generation.workers) ranks_.emplace(id, static_cast<int>(ranks_.size()));
 }
 
@@ -99,6 +101,7 @@ absl::Status Coordinator::AddShard(uint64_t id, const std::string& name, const S
   member.is_shard = true;
   member.shard.shard = report.shard;
   Heard(member, now);
+  // The shard was not here when the order went to all.
   if (phase_ == Phase::kPrepared) {
     options_.send(id, {.kind = Order::Kind::kPrepare, .generation = {.number = changing_to_}});
   }
@@ -118,6 +121,7 @@ absl::Status Coordinator::AddWorker(uint64_t id, const std::string& name, const 
   }
   const auto [found, is_new] = members_.try_emplace(id);
   Member& member = found->second;
+  // A worker that comes back keeps its place in the order, from which ranks follow.
   if (is_new) {
     member.order_of_joining = joined_count_++;
     member.last_progress = now;
@@ -179,6 +183,7 @@ void Coordinator::OnDisconnect(uint64_t id, Time now) {
   Member* const member = Find(id);
   if (member == nullptr || !std::exchange(member->connected, false)) return;
   member->down_since = now;
+  // A worker that has announced its end and has ended its step does not come back, so its place is not kept.
   if (member->is_shard || !member->worker.leaves || !IsReady(id)) return;
   Say(absl::StrCat(member->name, " has left"));
   members_.erase(id);
@@ -274,6 +279,7 @@ std::string Coordinator::LossOf(uint64_t id, const Member& member, Time now) con
 }
 
 void Coordinator::GiveUpLost(Time now) {
+  // GiveUp erases from members_, so the lost members are collected first.
   std::vector<std::pair<uint64_t, std::string>> lost;
   for (const auto& [id, member] : members_) {
     if (std::string why = LossOf(id, member, now); !why.empty()) lost.emplace_back(id, std::move(why));
@@ -420,6 +426,7 @@ void Coordinator::BeginChange(const std::string& cause, Kind kind, Time now) {
   has_judged_ = false;
   cause_ = cause;
   change_since_ = said_missing_ = last_order_ = now;
+  // The number is above all that a member may have heard of, also those that were prepared and never committed.
   changing_to_ = options_.log->last_number() + 1;
   Prepare(now);
   CommitIfReady(now);

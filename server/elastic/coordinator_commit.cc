@@ -176,6 +176,7 @@ void Coordinator::CommitIfReady(Time now) {
   next.number = changing_to_;
   next.first_step = *first_step;
   next.snapshot_every = SnapshotEvery(next.workers);
+  // The log comes before every order: a generation begins when its commit is on the disk.
   if (!IsLogged(options_.log->Commit(next, ReachedStep(snapshots), Counts()), now)) return;
   kept_ = std::min(kept_, *first_step);
   Begin(next, /*from_snapshot=*/!snapshots.empty(), now);
@@ -194,6 +195,7 @@ void Coordinator::Begin(const Generation& next, bool from_snapshot, Time now) {
                  .ends_run = early_end_ == EarlyEnd::kSaving};
   train_.shards = ShardAddresses();
   train_.cause = cause_;
+  // Shards hear of the generation before the workers that will join them, so fewer workers must try again.
   SendToAll(true, ServeOrder());
   for (const uint64_t id : next.workers) {
     members_.at(id).last_progress = now;

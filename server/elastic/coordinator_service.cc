@@ -142,6 +142,7 @@ void CoordinatorService::ListenForRun() {
 
 // As ParameterServer::Core::OnLaneAccepted.
 void CoordinatorService::OnAccepted(const AttendStream& stream) {
+  // gRPC accepts a stream only for a request that waits, so the next request comes first.
   ListenForMember();
   const std::string peer = stream.peer();
   const auto is_silent = [&](const auto& entry) {

@@ -63,6 +63,7 @@ void Coordinator::FailRefuted(Time now) {
   const std::vector<int64_t> snapshots = CommonSnapshots();
   if (snapshots.empty()) return;
   for (const uint64_t id : ledger_.TakeRefuted(snapshots.back())) {
+    // The worker may have left since it made the claim.
     if (!members_.contains(id)) continue;
     const std::string why = absl::StrCat(members_.at(id).claimed,
                                          "; the other workers have computed the step without that: test the memory and "
@@ -82,6 +83,7 @@ void Coordinator::LeaveOut(uint64_t id, const std::string& why, Time now) {
 void Coordinator::JudgeOnce(Time now) {
   if (!generation_.has_value() || std::exchange(has_judged_, true)) return;
   const std::vector<int64_t> snapshots = CommonSnapshots();
+  // A snapshot after the first step shows that the generation has come further, which ends the doubling of pauses.
   if (!snapshots.empty() && snapshots.back() > generation_->first_step) ledger_.Forgive(generation_->workers);
   const auto reaches = [this](uint64_t id) { return members_.contains(id) && HasReached(members_.at(id)); };
   const std::vector<TroubleLedger::Culprit> culprits = ledger_.Judge(reaches);
@@ -112,6 +114,7 @@ Coordinator::Reach Coordinator::LookAtReach(uint64_t id, Time now) {
   }
   // It is asked again when its pause is over.
   if (has_failed && ledger_.IsLeftOut(id, now)) return Reach::kNo;
+  // A new number tells the answer from a late answer to an earlier question.
   member.reach_asked = ++reach_number_;
   member.reach_places = places_;
   member.reach_since = now;

@@ -20,6 +20,7 @@ bool IsApart(const Deal& deal, const std::vector<uint64_t>& before) {
 
 // The nodes of the shares before, the largest first.
 std::vector<LeafRange> NodesOf(const std::vector<uint64_t>& before) {
+  // ContributorsOf takes ranks, so each worker gets a number.
   std::map<uint64_t, int> numbers;
   std::vector<int> owners;
   for (const uint64_t worker : before) {
@@ -27,6 +28,7 @@ std::vector<LeafRange> NodesOf(const std::vector<uint64_t>& before) {
   }
   std::vector<LeafRange> nodes;
   for (const Contributor& one : ContributorsOf(owners)) nodes.push_back(one.leaves);
+  // Largest first (Graham's rule for the longest processing time, 1969): small nodes then even out the loads.
   std::ranges::stable_sort(nodes, std::greater<>(), &LeafRange::size);
   return nodes;
 }
@@ -46,6 +48,7 @@ Deal DealNodes(const std::vector<uint64_t>& workers, const std::vector<uint64_t>
       best = static_cast<int>(w);
       best_seconds = seconds;
     }
+    // There are two workers or more, and only one of them had this node.
     CHECK_GE(best, 0);
     busy[static_cast<size_t>(best)] = best_seconds;
     std::fill(owners.begin() + node.begin, owners.begin() + node.end, best);

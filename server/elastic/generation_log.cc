@@ -107,6 +107,7 @@ absl::Status Add(const Entry::Commit& commit, RunHistory& history) {
   if (commit.has_counted()) RETURN_IF_ERROR(Add(commit.counted(), history));
   // Members of an earlier generation may still run. With a number for the second time they would be taken for members
   // of the new one.
+  // The last commit counts, and not last_number, which a `prepare` with this generation's own number has raised.
   if (const int64_t last = history.last.has_value() ? history.last->number : 0; commit.generation() <= last) {
     return Wrong("generation ", commit.generation(), " follows generation ", last);
   }
@@ -253,6 +254,7 @@ absl::StatusOr<std::unique_ptr<GenerationLog>> GenerationLog::Open(const std::st
     lock.emplace(std::move(taken));
   }
   const std::string path = PathIn(folder);
+  // O_NOFOLLOW: a link in the folder must not turn the log into another file.
   const int file = open(path.c_str(), O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW, 0666);
   if (file < 0) return FileError("open", path);
   const bool is_locked = held != nullptr ? held->is_held() : lock->is_held();
@@ -356,6 +358,7 @@ absl::Status GenerationLog::Commit(const Generation& generation, int64_t reached
     RETURN_IF_ERROR(WithPath(Count(history_, end, counts, entry.mutable_commit()->mutable_counted()), path_));
   }
   RETURN_IF_ERROR(Write(ToRecord(entry)));
+  // After a failed write the history is still the disk's, and the caller may try again.
   history_.last_number = generation.number;
   history_.counted_end = generation.first_step;
   history_.last = generation;

@@ -25,6 +25,7 @@ absl::Status CheckNumber(const char* name, int64_t value, int64_t max) {
 
 // No step takes longer than the longest deadline of an exchange.
 absl::Status CheckSeconds(const char* name, double value) {
+  // A NaN fails both comparisons, and so is refused.
   if (value >= 0 && value <= kDeadlineSecondsMax) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("a report's ", name, " is ", value, ", not between 0 and ", kDeadlineSecondsMax));
@@ -35,6 +36,7 @@ double Measured(double seconds) { return seconds < kSecondsMin ? 0 : seconds; }
 // Cuts between characters: a message with half a one could not be read.
 std::string Cut(const std::string& text) {
   auto size = std::min(text.size(), static_cast<size_t>(kStatusTextBytesMax));
+  // In UTF-8 a byte 10xxxxxx continues a character.
   while (size > 0 && size < text.size() && (static_cast<unsigned char>(text[size]) & 0xc0) == 0x80) --size;
   return text.substr(0, size);
 }
@@ -74,6 +76,7 @@ absl::StatusOr<ShardReport> ReadShardReport(const v1::MemberReport::Shard& proto
                      .generation = proto.generation(),
                      .trouble = Cut(proto.trouble()),
                      .finished = proto.finished()};
+  // The numbers need no upper limit: the coordinator only compares them.
   RETURN_IF_ERROR(CheckNumber("contributions_max", proto.contributions_max(), std::numeric_limits<int64_t>::max()));
   RETURN_IF_ERROR(CheckNumber("workers_max", proto.workers_max(), std::numeric_limits<int64_t>::max()));
   report.contributions_max = proto.contributions_max();
@@ -104,6 +107,7 @@ absl::StatusOr<WorkerReport> ReadWorkerReport(const v1::MemberReport::Worker& pr
   RETURN_IF_ERROR(CheckNumber("origin_number", proto.origin_number(), kStepMax));
   RETURN_IF_ERROR(CheckNumber("reached", proto.reached(), std::numeric_limits<int64_t>::max()));
   RETURN_IF_ERROR(CheckNumber("unreached", proto.unreached(), std::numeric_limits<int64_t>::max()));
+  // kUnauthenticated is the last of absl's codes.
   const auto last_code = static_cast<int64_t>(absl::StatusCode::kUnauthenticated);
   RETURN_IF_ERROR(CheckNumber("failure_code", proto.failure_code(), last_code));
   WorkerReport report{

@@ -40,6 +40,7 @@ absl::StatusOr<absl::string_view> AfterFirstLine(absl::string_view bytes, const 
   const std::string found =
       absl::StrCat("it begins with \"", absl::CHexEscape(bytes.substr(0, format.line.size())),
                    "\", this program reads and writes \"", absl::StripSuffix(format.line, "\n"), "\"");
+  // The name ends before the version's number, so files of all versions have it.
   const absl::string_view name = format.line.substr(0, format.line.rfind('-') + 1);
   if (!absl::StartsWith(bytes, name) && !absl::StartsWith(bytes, format.first_version)) {
     return absl::DataLossError(found);
@@ -66,6 +67,7 @@ absl::StatusOr<bool> TakeRecord(absl::string_view& rest, google::protobuf::Messa
   if (head.length > kRecordBytesMax) {
     return absl::DataLossError(absl::StrCat("it announces ", head.length, " bytes, at most ", kRecordBytesMax));
   }
+  // The end of the record is missing: a crash cut it off, and that is no damage.
   if (rest.size() - sizeof(head) < head.length) return false;
   const absl::string_view bytes = rest.substr(sizeof(head), head.length);
   if (Crc32c(bytes) != head.crc) return absl::DataLossError("its checksum is wrong");

@@ -27,6 +27,7 @@ ShardMember::ShardMember(Options options)
   report_.set_shard(options_.shard);
   report_.set_address(options_.address);
   link_ = std::make_unique<MemberLink>(
+      // The link's thread calls these. The server's thread takes the orders later, by TakeOrders.
       MemberLink::Options{.coordinator = options_.coordinator,
                           .security = options_.security,
                           .report = [this](v1::MemberReport* report, bool is_first) { Fill(report, is_first); },
@@ -113,6 +114,8 @@ absl::Status ShardMember::Learn(const v1::RunTerms& terms) {
 }
 
 void ShardMember::SetPrepared(int64_t number) {
+  // The coordinator chooses the next first step from the report with `prepared`, which therefore needs the newest
+  // snapshots.
   Tick();
   {
     const MutexLock lock(mutex_);
@@ -177,6 +180,7 @@ void ShardMember::SetFinished() {
 }
 
 void ShardMember::Tick() {
+  // The store may unlink files here, which takes time, so the lock that reports need comes later.
   std::vector<int64_t> durable, held;
   if (snapshots_ != nullptr) {
     durable = snapshots_->durable();

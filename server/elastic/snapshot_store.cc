@@ -130,6 +130,7 @@ absl::StatusOr<std::unique_ptr<SnapshotStore>> SnapshotStore::Open(Options optio
   if (!lock.ok()) return lock.status();
   store->lock_.emplace(*std::move(lock));
   RETURN_IF_ERROR(store->FindFiles());
+  // The thread gets the object's address, because the unique_ptr moves to the caller.
   SnapshotStore* const writing = store.get();
   store->writer_ = std::thread([writing] { writing->WriteInBackground(); });
   return store;
@@ -150,6 +151,7 @@ SnapshotStore::~SnapshotStore() {
     stopping_ = true;
     changed_.NotifyOne();
   }
+  // The thread needs the mutex to end, so the join is outside the lock.
   writer_.join();
 }
 
@@ -164,6 +166,7 @@ absl::Status SnapshotStore::FindFiles() {
   const std::string prefix = absl::StrFormat("snapshot-%dof%d-", options_.shard, options_.shard_count);
   for (fs::directory_iterator entry(options_.folder, error), end; !error && entry != end; entry.increment(error)) {
     const std::string name = entry->path().filename().string();
+    // With the lock held, only a process that has ended can have left such a file.
     if (absl::StartsWith(name, prefix) && absl::EndsWith(name, kUnfinished)) fs::remove(entry->path(), ignored);
     int64_t step = 0;
     if (!absl::StartsWith(name, prefix) || !absl::SimpleAtoi(name.substr(prefix.size()), &step)) continue;
@@ -306,6 +309,7 @@ void SnapshotStore::ThinOut() {
       return std::count_if(in_files_.upper_bound(step), in_files_.end(), stands_in) >= 2;
     });
     if (gone == in_files_.end()) gone = second;
+    // An error is ignored: FindFiles of the next process finds the file again, and until then it costs space alone.
     unlink(PathOf(*gone).c_str());
     in_files_.erase(gone);
   }
@@ -383,6 +387,7 @@ void SnapshotStore::WriteInBackground() {
       if (to_write_ == nullptr) return;  // a waiting snapshot is written, also at the end
       snapshot = writing_ = std::exchange(to_write_, nullptr);
     }
+    // The file is written without the lock: a slow disk must not hold up the server's thread.
     const absl::Status status = WriteFile(*snapshot);
     const MutexLock lock(mutex_);
     writing_ = nullptr;

@@ -68,6 +68,7 @@ grpc::ByteBuffer ExchangeLane::TakeOutgoing() {
   Outgoing& next = outgoing_.front();
   if (next.labels.step >= 0) write_ = {.name = "send", .begin_ns = TraceNow(), .labels = next.labels};
   grpc::ByteBuffer message;
+  // An answer leaves the queue with its last part, so the parts of two answers never mix.
   if (TakePart(&next, &message)) outgoing_.pop_front();
   return message;
 }

@@ -54,6 +54,7 @@ std::vector<ElementRange> OwnedRanges(const ShardJob::Options& options) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ShardJob>> ShardJob::Create(Options options) {
+  // The job keeps its options, which must not keep the memory of a snapshot that has been copied.
   const std::shared_ptr<const Snapshot> start = std::exchange(options.start, nullptr);
   const Agreement& agreement = options.agreement;
   OwnedSlices::Options owned{.element_count = agreement.buckets.element_count(),
@@ -381,11 +382,13 @@ absl::Status ShardJob::FetchState(LaneId from, const ReceivedMessage& message) {
   const auto copy_part = [](std::span<const float> all, int64_t begin, std::span<float> out) {
     std::ranges::copy(all.subspan(static_cast<size_t>(begin), out.size()), out.begin());
   };
+  // `make` may run after this message is gone, so it has copies of the numbers.
   std::function<void(int64_t, std::span<float>)> make = [=, this](int64_t begin, std::span<float> out) {
     copy_part(sums_.owned().state(b, vector), begin, out);
   };
   if (message.fields.step() > 0) {
     RETURN_IF_ERROR(PinSnapshot(message.fields.step()));
+    // In a snapshot's arrays the slices follow each other, bucket after bucket.
     int64_t offset = 0;
     for (int before = 0; before < b; ++before) offset += slices_[before].size();
     make = [=, snapshot = read_snapshot_](int64_t begin, std::span<float> out) {
@@ -471,6 +474,7 @@ absl::Status ShardJob::TakeSideValues(LaneId from, const ReceivedMessage& messag
 
 absl::Status ShardJob::FetchSideValues(LaneId from, const ReceivedMessage& message) {
   const std::span<const double> all = start_side_values_;
+  // The request's `step` is the number of the first value that the worker wants.
   const auto begin = static_cast<size_t>(std::clamp<int64_t>(message.fields.step(), 0, std::ssize(all)));
   // A block begins with the number of all values, by which the worker knows whether to ask for more.
   const auto block = std::make_shared<std::vector<double>>(kSideValuesBlock);  // shared: a keeper is

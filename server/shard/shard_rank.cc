@@ -61,6 +61,7 @@ ShardRank::ShardRank(std::unique_ptr<HostTransport> transport, Options options)
       transport_(std::move(transport)) {
   CHECK_GE(worker_count(), 1);
   CHECK_EQ(pump_.rank(), worker_count() + options_.shard);
+  // A server is in one phase for its whole life: peers only ask whether it responds.
   progress_.Enter(WorkPhase::kExchange, Clock::now());
 }
 
@@ -237,9 +238,11 @@ absl::Status ShardRank::TakeStart() {
     fields.set_kind(ExchangeMessage::INITIAL_PARAMETERS);
     fields.set_vector(0);
     RETURN_IF_ERROR(TakeInitial(fields, SliceOf(b).size()));
+    // At each meeting the deadlines of all ranks begin again, however long rank 0 sends.
     if ((b + 1) % kShardStartBuckets == 0) RETURN_IF_ERROR(Barrier(pump_, start));
   }
   scratch_ = {};
+  // Receives write into the elements, so the vector has its size before the first one is posted.
   requests_.resize(worker_count());
   for (int rank = 0; rank < worker_count(); ++rank) PostRequest(rank);
   ServeBuckets();
@@ -401,6 +404,7 @@ StarSum ShardRank::SumOf(int64_t step, int bucket) const {
 
 // Submits the sums that follow, each bucket's as soon as the step before is summed.
 void ShardRank::SubmitBuckets() {
+  // The loop ends: without any slice there is no star, and a bucket with a slice waits here until its sum is ready.
   while (next_steps_[submit_bucket_] == submit_step_) {
     const int b = submit_bucket_;
     const StarSum sum = SumOf(submit_step_, b);

@@ -11,6 +11,7 @@
 namespace starring {
 namespace {
 
+// The memory is the caller's and may have any type, so reads of 16 bits need the attribute.
 using Bits16 = uint16_t __attribute__((may_alias));
 
 // Elements are added in blocks of this length, so that a sum stays in the L1 cache from the first addition to the
@@ -126,6 +127,7 @@ STARRING_DEFINE_CLONES(kMultiply, MultiplyLoop, DivideArgs);
 bool HasExactReciprocal(float divisor) {
   const auto bits = std::bit_cast<uint32_t>(divisor);
   const uint32_t exponent = bits >> 23 & 0xff;
+  // With a mantissa of 0, exponent 0 is zero and 255 infinity. 254 is 2^127, whose reciprocal is subnormal.
   return (bits & 0x7fffff) == 0 && exponent > 0 && exponent < 254;
 }
 

@@ -8,6 +8,7 @@ namespace starring {
 namespace {
 
 // An operation's number: that of the reduction, and these.
+// Numbers count from 0 and never reach 2^62, so these bits are free.
 constexpr uint64_t kSendsHead = uint64_t{1} << 62;
 constexpr uint64_t kReceivesHead = uint64_t{1} << 63;
 
@@ -21,12 +22,14 @@ ReduceMachine::ReduceMachine(Transport* transport, int server_count)
 
 void ReduceMachine::Begin(const Reduction& reduction) {
   CHECK(in_flight_.empty() || reduction.number > in_flight_.rbegin()->first) << reduction.number;
+  // With nothing in flight before, the time without progress begins here.
   if (in_flight_.empty()) NoteProgress();
   const auto [begun, is_first] =
       in_flight_.emplace(reduction.number, InFlight{.reduction = reduction, .left = {}, .missing = 0});
   // One call is this function's own, so that the reduction does not end before it has begun.
   Expect(reduction.number, 1);
   if (transport_.world_size() == 1) {
+    // A single contribution is divided and rounded like a sum of several.
     const std::byte* const own = reduction.data;
     SumContributions({&own, 1}, reduction.head.count, reduction.head.result(), reduction.data);
   } else {
@@ -39,16 +42,19 @@ void ReduceMachine::Begin(const Reduction& reduction) {
 
 void ReduceMachine::SendHeads(InFlight& in_flight) {
   const int64_t number = in_flight.reduction.number;
+  // The map leaves its entries in place, so the head stays valid until its sends are complete.
   const auto head = std::as_bytes(std::span(&in_flight.reduction.head, 1));
   const Transport::Token sent = {.poster = this, .operation = kSendsHead | static_cast<uint64_t>(number)};
   if (server_count_ > 0) {
     Expect(number, server_count_);
+    // Ranks begin with different servers, so that not all send to one at a time.
     for (int i = 0; i < server_count_; ++i) {
       transport_.PostSend(worker_count() + (rank() + i) % server_count_, kHeadTag, head, sent);
     }
     return;
   }
   Expect(number, 2);
+  // Every rank compares itself with its left neighbour, so a difference between any two ranks is found somewhere.
   const int left = (rank() + worker_count() - 1) % worker_count();
   transport_.PostReceive(left, kHeadTag, std::as_writable_bytes(std::span(&in_flight.left, 1)),
                          {.poster = this, .operation = kReceivesHead | static_cast<uint64_t>(number)});

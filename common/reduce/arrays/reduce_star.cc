@@ -21,6 +21,7 @@ Star::Options StarOptionsOf(const ReduceStarOptions& options, StarSink* sink) {
                         .message_bytes_max = message_bytes,
                         .sizes = {.piece_bytes_max = message_bytes},
                         .slot_count = kReduceStarSlots,
+                        // Without a window an owner that is slow holds up its own pieces alone.
                         .window_bytes = 0,
                         .owners_have_results = options.server_count == 0,
                         // No two reductions have the same number, so no result waits until an earlier one has left.
@@ -64,6 +65,7 @@ void ReduceStar::Start(const Reduction& reduction) {
 void ReduceStar::Advance(uint64_t /*operation*/) { CHECK(false) << "the star posts its operations itself"; }
 
 std::span<const std::byte> ReduceStar::Contribution(const StarSum& sum, int /*node*/, ElementRange range) {
+  // The sum takes the place of the contribution in the caller's array.
   return Result(sum, range);
 }
 

@@ -12,6 +12,7 @@
 namespace starring {
 
 ElementRange SliceOf(const Reduction& reduction, int owner, int owner_count) {
+  // Slices are whole cache lines, so the size of an element decides where they begin.
   return OwnerMap::Ranges(owner_count, ElementBytes(reduction.head.type))
       .RangeOf({.elements = {0, reduction.head.count}, .number = reduction.number}, owner);
 }
@@ -28,6 +29,7 @@ absl::Status CheckHead(const ReductionHead& head) {
     return absl::InvalidArgumentError(
         absl::StrCat("a sum of ", head.count, " elements: at most ", kElementCountMax, " are allowed"));
   }
+  // The head may be another process's, whose field can hold any number.
   const auto type = static_cast<int32_t>(head.type);
   if (type < 0 || type >= kElementTypeCount) {
     return absl::InvalidArgumentError(
@@ -62,6 +64,7 @@ absl::Status CheckSameHead(const RankAndHead& a, const RankAndHead& b) {
                   in_bucket(y, absl::StrFormat("layout %016x", y.layout)),
                   ", for the same parameters in the same order");
   }
+  // HashOf takes the divisor's bits, so equality is that of bits here, too.
   if (std::bit_cast<uint32_t>(x.divisor) != std::bit_cast<uint32_t>(y.divisor)) {
     return differ(in_bucket(x, absl::StrCat("divided by ", x.divisor)),
                   in_bucket(y, absl::StrCat("divided by ", y.divisor)), "");

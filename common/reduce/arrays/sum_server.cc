@@ -31,6 +31,7 @@ void SumServer::OnCompletion(uint64_t operation) {
 absl::Status SumServer::TakeHead(int rank) {
   const ReductionHead head = ranks_[rank].head;
   if (head.kind == ReductionHead::Kind::kEnd) {
+    // No receive is posted, because a rank that has ended sends no further head.
     ++ended_count_;
     return absl::OkStatus();
   }
@@ -38,6 +39,7 @@ absl::Status SumServer::TakeHead(int rank) {
     return absl::InternalError(absl::StrCat("rank ", rank, " has sent what is no sum: ", std::string(valid.message())));
   }
   const int64_t number = ranks_[rank].number++;
+  // The head was copied, so the next one may arrive in its place.
   PostHead(rank);
   const auto [found, is_first] = begun_.emplace(number, Begun{.first = {.rank = rank, .head = head}, .rank_count = 0});
   Begun& begun = found->second;

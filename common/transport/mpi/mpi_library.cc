@@ -69,6 +69,7 @@ int ParentOfProcess(int id) {
 
 // The installation of the program that has started this process, if it is one that starts ranks.
 std::string PrefixOfStarter() {
+  // Process 1 adopts orphans, and says nothing about their launcher.
   int process = getppid();
   for (int i = 0; i < kAncestorsMax && process > 1; ++i, process = ParentOfProcess(process)) {
     const std::string program = ProgramOf(RealPath(absl::StrCat("/proc/", process, "/exe")));
@@ -123,6 +124,7 @@ bool FindHandles(void* library, MpiHandles<OpenMpiAbi>& handles) {
 
 // The handles are numbers, which all libraries with MPICH's ABI share.
 bool FindHandles(void* /*library*/, MpiHandles<MpichAbi>& handles) {
+  // The values are those of mpi.h of MPICH.
   handles = {.world = 0x44000000,
              .byte = 0x4c00010d,
              .float32 = 0x4c00040a,
@@ -156,6 +158,7 @@ absl::StatusOr<MpiLibrary> Fill(void* library, const std::string& file) {
   return Fill<MpichAbi>(library, file);
 }
 
+// The loader may have found a bare name in any folder; dladdr says in which.
 std::string FileOf(void* library) {
   Dl_info info;
   void* const function = dlsym(library, "MPI_Init_thread");

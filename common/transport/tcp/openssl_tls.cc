@@ -102,6 +102,7 @@ const BIO_METHOD* OpensslSession::Method() {
     CHECK(made != nullptr);
     BIO_meth_set_write(made, WriteSealed);
     BIO_meth_set_read(made, ReadSealed);
+    // OpenSSL flushes what it has written, and fails if the method cannot. The bytes leave later, by SendSealed.
     BIO_meth_set_ctrl(made, [](BIO*, int command, long, void*) -> long { return command == BIO_CTRL_FLUSH ? 1 : 0; });
     return made;
   }();
@@ -153,6 +154,7 @@ int OpensslSession::ReceiveSealed(BIO* bio, char* data, size_t size) {
 }
 
 absl::StatusOr<bool> OpensslSession::Handshake() {
+  // SSL_get_error also looks at the thread's queue of errors, in which an earlier failure may be left.
   ERR_clear_error();
   const int result = SSL_do_handshake(ssl_.get());
   const int reason = SSL_get_error(ssl_.get(), result);
@@ -200,6 +202,7 @@ ssize_t OpensslSession::Send(std::span<const iovec> parts) {
   size_t part = 0, begin = 0;  // of the next byte
   ssize_t taken = 0;
   while (left > 0 && !has_unsent()) {
+    // One allocation has room for the records of this call, up to kSealedBytesMax.
     sealed_.reserve(std::min(kSealedBytesMax, left + (1 + left / kRecordBytesMax) * kRecordExtraBytes));
     while (left > 0 && sealed_.size() + kRecordBytesMax + kRecordExtraBytes <= kSealedBytesMax) {
       while (begin == parts[part].iov_len) ++part, begin = 0;
@@ -350,10 +353,12 @@ absl::StatusOr<std::shared_ptr<const TlsContext>> MakeTlsContext(const Transport
                       X509_STORE_add_cert(SSL_CTX_get_cert_store(context.get()), trusted.get()) == 1 &&
                       // The trusted certificate need be no authority's.
                       X509_VERIFY_PARAM_set_flags(SSL_CTX_get0_param(context.get()), X509_V_FLAG_PARTIAL_CHAIN) == 1 &&
+                      // Tickets are for resuming a session, which no rank does.
                       SSL_CTX_set_num_tickets(context.get(), 0) == 1;
   if (!is_set) {
     return absl::InvalidArgumentError(absl::StrCat("OpenSSL cannot use the certificate for TLS: ", OpensslText()));
   }
+  // Without the second flag a side that is dialled would accept a peer that shows no certificate.
   SSL_CTX_set_verify(context.get(), SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
   SSL_CTX_set_session_cache_mode(context.get(), SSL_SESS_CACHE_OFF);
   // Buffers of a thousand idle connections are free.

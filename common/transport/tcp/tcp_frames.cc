@@ -25,6 +25,7 @@ struct Head {
   uint32_t version = kTcpFrameVersion;
   TcpFrameKind kind = TcpFrameKind::kHello;
   uint32_t length = 0;
+  // A field of its own, because padding without a name could be sent uninitialised.
   uint32_t unused = 0;
 };
 static_assert(sizeof(Head) == 24);
@@ -85,6 +86,7 @@ void TcpFrameConnection::Flush() {
     const iovec part = {.iov_base = unsent_.data(), .iov_len = unsent_.size()};
     const ssize_t written = channel_.Send({&part, 1});
     if (written < 0) return;
+    // Frames before the welcome are short, so moving the rest to the front costs little.
     unsent_.erase(0, static_cast<size_t>(written));
   }
 }
@@ -123,6 +125,7 @@ absl::StatusOr<std::optional<TcpFrame>> TcpFrameConnection::Receive(size_t paylo
   Head head;
   ASSIGN_OR_RETURN(const bool has_head, Fill(sizeof(head)));
   if (!has_head) return std::optional<TcpFrame>();
+  // The head stays in received_ until the frame is complete, so a later call reads it again.
   std::memcpy(&head, received_.data(), sizeof(head));
   if (head.magic != kMagic) return absl::InvalidArgumentError("is no rank of a job: it speaks another protocol");
   if (head.version != kTcpFrameVersion) {

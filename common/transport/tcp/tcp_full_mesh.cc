@@ -165,6 +165,7 @@ int TcpFullMesh::PollTimeoutMs() const {
 
 // Waits for an event, and then goes on with every connection that has one.
 absl::Status TcpFullMesh::Round() {
+  // The list is made for each call, because connections come and go. poll itself looks at as many entries.
   std::vector<pollfd> polled = {{.fd = listener_->fd(), .events = POLLIN, .revents = 0}};
   for (Arrival& arrival : arrivals_) polled.push_back(Polled(arrival.door.connection()));
   for (Dialled& dialled : dialled_) polled.push_back(PolledDial(dialled));
@@ -227,6 +228,7 @@ absl::Status TcpFullMesh::OnFrame(int rank, const TcpFrame& frame) {
   }
   if (rank_ != 0 && frame.kind == TcpFrameKind::kTable && phase_ == Phase::kRegister && table_.empty()) {
     std::vector<std::string> table = absl::StrSplit(frame.payload, '\n');
+    // A table of another length goes on to the error below.
     if (std::ssize(table) == world_size_) {
       table_ = std::move(table);
       return absl::OkStatus();

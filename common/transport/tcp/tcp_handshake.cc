@@ -72,6 +72,7 @@ TcpDialer::TcpDialer(Socket socket, const TcpHello& hello, std::string token, co
                           .has_secret = token_.empty() ? 0u : 1u,
                           .has_tls = hello.has_tls ? 1u : 0u};
   DrawBytes(kNonceBytes).copy(payload.nonce, kNonceBytes);
+  // The payload begins as zeros and the CHECKs leave a byte free, so each text ends with a zero byte.
   hello.address.copy(payload.address, kTcpAddressBytesMax);
   hello.run_id.copy(payload.run_id, kRunIdBytesMax);
   hello_.assign(reinterpret_cast<const char*>(&payload), sizeof(payload));
@@ -81,6 +82,7 @@ TcpDialer::TcpDialer(Socket socket, const TcpHello& hello, std::string token, co
 
 absl::StatusOr<bool> TcpDialer::Advance() {
   connection_.Flush();
+  // The loop ends: each kind of frame is taken once, and any other frame is an error (OnFrame).
   while (true) {
     if (is_in_tls_handshake_) {
       ASSIGN_OR_RETURN(const bool is_done, connection_.Handshake());
@@ -193,6 +195,7 @@ absl::Status TcpDoorkeeper::OnHello(const std::string& payload) {
             .has_tls = hello.has_tls != 0,
             .run_id = hello.run_id,
             .address = hello.address};
+  // A side without any secret gets a text of its own, because its way out is another one.
   if ((hello.has_secret != 0) != !token_.empty()) {
     connection_.Refuse(absl::UnauthenticatedError(
         token_.empty() ? "you have a --job_secret, and this rank has none: give every rank the same file"
@@ -206,6 +209,7 @@ absl::Status TcpDoorkeeper::OnHello(const std::string& payload) {
         "you have another job secret: give every rank of the job the same file as --job_secret"));
     return WrongSecret();
   }
+  // The code is known to be a rank's here, so a stranger cannot push the ranks' hellos out of the list.
   // Without a secret everybody can make a fresh one.
   if (!token_.empty() && !heard_->Add(code)) {
     return absl::UnauthenticatedError("has sent a hello that was heard before: it has recorded another rank's");
@@ -216,6 +220,7 @@ absl::Status TcpDoorkeeper::OnHello(const std::string& payload) {
     return absl::OkStatus();
   }
   connection_.Send(TcpFrameKind::kBeginTls, "");
+  // The rest of this frame would be encrypted if TLS began before all of it has left.
   if (connection_.has_unsent()) return absl::UnavailableError("does not read what it is sent");
   connection_.BeginTls(*tls_, TlsContext::Side::kIsDialled);
   is_in_tls_handshake_ = true;

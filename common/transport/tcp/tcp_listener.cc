@@ -107,18 +107,21 @@ absl::StatusOr<TcpListener> TcpListener::Listen(const std::string& address, cons
       fd = Open(place, port);
     }
     if (fd >= 0) return absl::OkStatus();
+    // Saved now, because later calls may change errno.
     const int error = errno;
     const std::string text = absl::StrCat("cannot listen on ", host, ":", port, ": ", ErrnoText(error),
                                           ": is the port taken, or is the host not this machine's?");
     return error == EADDRINUSE ? absl::AlreadyExistsError(text) : absl::InvalidArgumentError(text);
   };
   const absl::Status status = wanted.port == 0 ? ListenInRange(ports, listen_at) : listen_at(wanted.port);
+  // AlreadyExists only tells ListenInRange to go on. For the caller a taken port is a wrong flag.
   if (!status.ok()) return absl::InvalidArgumentError(status.message());
   return TcpListener(Socket(fd), absl::StrCat(host, ":", PortOf(place)));
 }
 
 absl::StatusOr<TcpListener> TcpListener::Adopt(Socket socket, const std::string& address) {
   ASSIGN_OR_RETURN(const HostPort place, ParseHostPort(address));
+  // The process that has made the socket may have set neither flag.
   const int flags = fcntl(socket.fd(), F_GETFL);
   if (flags < 0 || fcntl(socket.fd(), F_SETFL, flags | O_NONBLOCK) != 0 ||
       fcntl(socket.fd(), F_SETFD, FD_CLOEXEC) != 0 || !ListensAt(socket.fd(), place.port)) {

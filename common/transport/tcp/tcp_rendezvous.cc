@@ -59,6 +59,7 @@ absl::Status CheckRendezvousOptions(const TcpRendezvousOptions& options) {
   if (!IsPrintable(options.run_id)) {
     return absl::InvalidArgumentError("--run_id has control characters: choose another one");
   }
+  // A rank that is alone dials no address, so its address may be anything.
   if (options.world_size == 1) return absl::OkStatus();
   RETURN_IF_ERROR(CheckAddress(options));
   // As many as rank 0 needs, which is dialled three times by each rank. Looked at before the first connection, because
@@ -74,12 +75,14 @@ absl::Status CheckRendezvousOptions(const TcpRendezvousOptions& options) {
 }
 
 absl::StatusOr<std::unique_ptr<Transport>> ConnectFullMesh(TcpRendezvousOptions options) {
+  // Only the listener knows a port that the system has chosen.
   if (options.listener.has_value()) options.rendezvous = options.listener->address();
   RETURN_IF_ERROR(CheckRendezvousOptions(options));
   const int rank = options.rank;
   const int server_count = options.server_count;
   int64_t unexpected_bytes_max = options.unexpected_bytes_max;
   const int silence_ms = TcpSilenceMs(options.exchange_deadline);
+  // Links are by rank, so a rank that is alone has one, its own, which stays empty.
   std::vector<TcpTransport::Link> links(1);
   if (options.world_size > 1) {
     TcpFullMesh mesh(std::move(options));

@@ -35,6 +35,7 @@ constexpr size_t kPartsMax = 16;
 // message, small enough that the copied part of a chunk does not count.
 constexpr size_t kStagingBytes = 4096;
 
+// An error is ignored: without an option the stream is slower or notices a lost host later, but works.
 void SetOption(int fd, int level, int name, int value) { setsockopt(fd, level, name, &value, sizeof(value)); }
 
 // Messages about the other end complete a sentence that begins with its name.
@@ -182,6 +183,7 @@ absl::Status TcpStream::BeginMessage(Receiver& receiver) {
   header_bytes_ = 0;
   const bool is_goodbye = header_.tag == kGoodbyeTag && header_.length == 0;
   if (header_.magic != kMagic || (header_.tag < 0 && !is_goodbye) ||
+      // Lengths are int64_t from here on, and a greater one would become negative.
       header_.length > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
     return absl::InternalError(
         absl::StrFormat("has sent a header %08x (tag %d, length %d) instead of %08x: the stream "
@@ -226,6 +228,7 @@ absl::Status TcpStream::WriteError(int error_number) const {
 }
 
 void TcpStream::SayGoodbye() {
+  // Inside a message the goodbye would be taken for the message's bytes.
   if (has_unsent()) return;
   MessageHeader goodbye = {.tag = kGoodbyeTag};
   const iovec part = {.iov_base = &goodbye, .iov_len = sizeof(goodbye)};

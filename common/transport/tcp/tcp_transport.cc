@@ -204,6 +204,8 @@ void TcpTransport::PostReceive(int peer, int tag, std::span<std::byte> data, Tok
   CHECK_NE(tag, kNoticeTag);
   Peer& from = peers_[peer];
   Connection& connection = *from.messages;
+  // The oldest message with the tag comes first: messages of one tag match in order. The list is bounded by
+  // unexpected_bytes_max_, in which an empty message has a cost, too.
   const auto found = std::find_if(from.unexpected.begin(), from.unexpected.end(),
                                   [tag](const Unexpected& message) { return message.tag == tag; });
   if (found == from.unexpected.end()) {
@@ -265,6 +267,7 @@ absl::StatusOr<std::byte*> TcpTransport::BeginMessage(Connection& connection, in
       {.tag = tag, .data = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(length)), .length = length});
   from.unexpected_bytes += from.unexpected.back().cost();
   connection.arriving.reset();
+  // The bytes have memory of their own, so the address stays valid while the list grows.
   return from.unexpected.back().data.get();
 }
 
@@ -288,6 +291,7 @@ void TcpTransport::EndMessage(Connection& connection) {
   } else if (connection.arriving.has_value()) {
     Complete(*std::exchange(connection.arriving, std::nullopt));
   } else {
+    // One message arrives at a time, so it is the one that was kept last.
     from.unexpected.back().complete = true;
   }
 }
@@ -336,6 +340,7 @@ void TcpTransport::Watch(Connection& connection) {
   uint32_t events = 0;
   if (!connection.is_for_notices || peers_[connection.peer].notice_count < kTcpNoticesKeptMax) events |= EPOLLIN;
   if (connection.stream.has_unsent()) events |= EPOLLOUT;
+  // Most calls change nothing, and then cost no system call.
   if (std::exchange(connection.events, events) == events) return;
   epoll_event event = {.events = events, .data = {.u32 = connection.number}};
   CHECK(epoll_ctl(epoll_.fd(), EPOLL_CTL_MOD, connection.stream.fd(), &event) == 0) << ErrnoText(errno);
