@@ -63,6 +63,7 @@ absl::StatusOr<bool> CsvRows::Next(std::vector<absl::string_view>& cells) {
   cells.clear();
   for (const Cell& cell : found_) {
     size_t bytes = cell.end - cell.begin;
+    // Only a whole row is changed. FindCells reads a row that is not whole from its beginning again.
     if (cell.has_quotes) bytes = RemoveDoubledQuotes(pieces_.text().subspan(cell.begin, bytes));
     cells.push_back(text_.substr(cell.begin, bytes));
   }
@@ -103,7 +104,9 @@ absl::StatusOr<bool> CsvRows::FindCells(bool ended) {
       if (line_end == 0) return false;
       row_bytes_ += line_end;
     }
+    // An empty line has no cells. A line of two quotes has one cell, which is empty.
     if (found_.size() == 1 && !quoted && cell.begin == cell.end) found_.clear();
+    // Only quotes can hold line ends, so most rows are not searched for them.
     row_lines_ = any_quoted ? std::count(text_.begin(), text_.begin() + static_cast<int64_t>(row_bytes_), '\n') : 1;
     return true;
   }
