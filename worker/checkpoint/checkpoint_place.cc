@@ -87,6 +87,7 @@ absl::StatusOr<std::string> MakeDefaultCheckpointDir(const std::string& dir, con
 }
 
 void RemoveDefaultCheckpointDir(const std::string& dir) {
+  // A run that has saved keeps its folder. Errors below are ignored, because an empty folder does no harm.
   if (HasCheckpoint(dir)) return;
   unlink(absl::StrCat(dir, "/.lock").c_str());
   // A folder that has anything stays, and so does the one above it: another run may be about to use that.
