@@ -50,6 +50,7 @@ MappedSamples::MappedSamples(const SampleLayout& layout, std::vector<Part> parts
     stored_count_ += part.count;
     decodes_ = decodes_ || !IsAligned(part, layout.value_bytes);
   }
+  // With one file a sample's place is a product, without a search.
   if (parts_.size() == 1) single_ = parts_[0].file->bytes().data() + parts_[0].offset + layout.skipped_bytes;
   if (!may_leave_) return;
   for (const Part& part : parts_) part.file->ExpectRandomReads();
@@ -80,6 +81,7 @@ void MappedSamples::AskAhead(std::span<const int64_t> samples) const {
 }
 
 void MappedSamples::Read(int64_t begin, int64_t count, uint8_t* out) const {
+  // A mapping with MADV_RANDOM would fetch the file page by page, so a file that may leave memory is read by calls.
   if (!may_leave_) {
     for (int64_t i = 0; i < count; ++i) DecodeSample(layout_, Stored(begin + i), out + i * layout_.sample_bytes());
     return;

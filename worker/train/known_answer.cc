@@ -43,6 +43,7 @@ absl::StatusOr<KnownAnswer> ComputeKnownAnswer(const WorkerOptions& worker, cons
                                 .parameters = parameters.span(),
                                 .gradients = gradients.span(),
                                 .added_statistics = added_statistics};
+  // No exchange is under way, so no layer waits for its parameters.
   const auto no_wait = [](int) { return absl::OkStatus(); };
   RETURN_IF_ERROR(network->Forward(work, no_wait));
   RETURN_IF_ERROR(network->Backward(work, no_wait));

@@ -5,6 +5,7 @@
 namespace starring {
 namespace {
 
+// ToValues writes, and FromValues reads, as many values for each epoch and each loss.
 constexpr size_t kEpochValues = 6;
 constexpr size_t kLossValues = 3;
 // Numbers of steps and samples are whole and below 2^53, which float64 holds exactly.

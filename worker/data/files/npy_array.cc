@@ -205,6 +205,7 @@ absl::StatusOr<NpyArray> ReadNpyHeader(ByteStream& stream) {
         stream.path(), " is no array of NumPy: expected the first bytes ", absl::CHexEscape(kMagic), ", found ",
         absl::CHexEscape(magic.substr(0, static_cast<size_t>(read))), ": write it with numpy.save"));
   }
+  // The minor version, which is byte 7, is 0 in all versions.
   const int version = head[6];
   if (version < 1 || version > 3) {
     return absl::DataLossError(
