@@ -112,7 +112,6 @@ absl::Status RunElastic(const ElasticRun& run) {
     RETURN_IF_ERROR(order.status());
     if (!order->has_value()) return absl::OkStatus();
     const GenerationOrder& next = **order;
-    // The trainer reads ranks and servers from the options, as in a run with fixed workers.
     options.rank = next.rank;
     options.world_size = static_cast<int>(next.generation.workers.size());
     options.servers = next.servers;
