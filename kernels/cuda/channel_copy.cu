@@ -18,6 +18,7 @@ struct CopyBody {
     // The cast is safe, and Split exact: the narrow tensor has no more elements than the wide one, below 2^31.
     const auto [pixel, channel] = channels.Split(static_cast<uint32_t>(i));
     const int64_t wide = pixel * wide_channels + offset + channel;
+    // The narrow tensor has no gaps, so both directions walk its elements.
     StorePack(LoadPack<kWidth>(from + (kIntoWide ? i : wide)), to + (kIntoWide ? wide : i));
   }
 };

@@ -144,6 +144,7 @@ __global__ void __launch_bounds__(kBlockThreads)
   if (channel < s.channels) {
     const int64_t group = channel / (s.channels / s.groups);
     for (int64_t row = tile * t.tile_rows + thread / kChannelLanes; row < end; row += kRowLanes) {
+      // Rows of one tile may belong to several images, each with statistics of its own.
       const int64_t statistics = row / s.pixels * s.groups + group;
       const float gradient = dy[row * s.channels + channel];
       sum += double{gradient};

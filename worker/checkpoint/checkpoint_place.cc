@@ -70,6 +70,7 @@ std::string AsPart(const std::string& text) {
 }  // namespace
 
 std::string DefaultCheckpointDir(const WorkerOptions& worker, absl::Time now) {
+  // In UTC the folders of hosts in several time zones sort by time.
   return absl::StrCat(kDefaultCheckpointsDir, "/", AsPart(worker.dataset.name), "-", AsPart(worker.model), "-",
                       absl::FormatTime("%Y%m%d-%H%M%S", now, absl::UTCTimeZone()));
 }

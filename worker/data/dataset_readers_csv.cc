@@ -170,6 +170,7 @@ absl::string_view WayOut(CellKind kind) {
 // The row of the samples' numbers without the label.
 absl::Status ReadNumbers(const std::string& path, int64_t line, const Cells& cells, const Columns& columns,
                          std::vector<float>& row) {
+  // The caller's vector keeps its memory, so a row after the first allocates nothing.
   row.clear();
   for (size_t i = 0; i < cells.size(); ++i) {
     if (i == columns.label) continue;

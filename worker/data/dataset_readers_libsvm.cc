@@ -85,6 +85,7 @@ absl::Status ReadLabel(const std::string& path, const TableFiles& files, absl::s
   const bool is_pair = absl::StrContains(label_text, ':');
   // The first sample decides for the file: a line that begins with a pair has no label.
   if (files.may_lack_labels && set.labelled.count == 0) set.has_labels = !is_pair;
+  // The first word is a pair of the sample, so it goes back onto the line.
   if (!set.has_labels && is_pair) {
     ++set.labelled.count;
     line = whole;

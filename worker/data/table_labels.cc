@@ -50,6 +50,7 @@ std::vector<uint16_t> Rank(const std::vector<Key>& keys, const std::vector<std::
 void LeaveLabelsOut(Dataset& set) {
   set.has_labels = false;
   set.classes = 1;
+  // The loader copies a label of each sample, so every sample has class 0.
   set.labels.resize(static_cast<size_t>(set.count));
 }
 

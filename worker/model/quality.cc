@@ -32,6 +32,7 @@ std::string ToString(const Quality& q) {
 std::string MostConfused(const Quality& quality, const std::vector<std::string>& names) {
   constexpr size_t kShown = 3;
   size_t classes = 0;
+  // At most kConfusionClassesMax turns.
   while (classes * classes < quality.confusion.size()) ++classes;
   std::vector<std::pair<int64_t, size_t>> places;  // minus the samples, and the place in the matrix
   for (size_t i = 0; i < quality.confusion.size(); ++i) {

@@ -244,6 +244,7 @@ class Input {
     Input input(device, model, std::move(model_classes));
     const int64_t values = kPredictionBatch * data.image_values();
     ASSIGN_OR_RETURN(input.images_, device->Allocate(values * static_cast<int64_t>(sizeof(float))), "a batch");
+    // A label is an int32, which has the bytes of a float.
     ASSIGN_OR_RETURN(input.targets_, device->Allocate(kPredictionBatch * kFloatBytes *
                                                       (input.loss_ == LossKind::kSoftmax ? 1 : input.outputs_)));
     return input;

@@ -92,6 +92,7 @@ absl::StatusOr<bool> CsvRows::FindCells(bool ended) {
     if (static_cast<int64_t>(cell.end - cell.begin) > kCellBytesMax) {
       return Error(found_.size(), absl::StrCat("found a cell of more than ", kCellBytesMax, " bytes, the limit"));
     }
+    // The cell may go on in text that has not been read.
     if (at == text_.size() && !ended) return false;
     found_.push_back(cell);
     if (at < text_.size() && text_[at] == ',') {
@@ -136,6 +137,7 @@ absl::StatusOr<size_t> CsvRows::LineEndBytes(size_t at, bool ended) const {
   if (text_[at] == '\n') return 1;
   if (text_[at] == '\r') {
     if (at + 1 < text_.size() && text_[at + 1] == '\n') return 2;
+    // The LF may be the next byte that is read.
     if (at + 1 == text_.size() && !ended) return 0;
     return Error(found_.size() - 1,
                  "expected lines that end with LF or CRLF, found CR alone: save the file with line ends of Unix");

@@ -196,6 +196,7 @@ absl::Status MappedFile::Check() const {
   const int64_t lost = entry_->lost;
   struct stat facts = {};
   if (fstat(descriptor_, &facts) != 0) return absl::ErrnoToStatus(errno, absl::StrCat(path_, " cannot be checked"));
+  // The size comes before a lost byte: a cut explains the loss.
   if (facts.st_size < size_bytes_) {
     return absl::DataLossError(absl::StrCat(path_, " was cut while it was in use: expected ", size_bytes_,
                                             " bytes, found ", facts.st_size,

@@ -56,6 +56,7 @@ class Zip64Field {
     // Fields of an extra part: kind, size, content.
     while (extra.size() >= 4) {
       const size_t size = Number16(extra, 2);
+      // A damaged part ends the search. Take then fails if the entry needs the field.
       if (size > extra.size() - 4) return;
       if (Number16(extra, 0) == kZip64Field) {
         left_ = extra.subspan(4, size);
@@ -158,6 +159,7 @@ class ZipFile::Deflated final : public ByteStream {
     return static_cast<int64_t>(written);
   }
   int64_t size_bytes_max() const override {
+    // A damaged directory may claim any length. The packed bytes bound what can come.
     return std::min(member_.bytes, member_.packed_bytes > std::numeric_limits<int64_t>::max() / kDeflateRatioMax
                                        ? std::numeric_limits<int64_t>::max()
                                        : member_.packed_bytes * kDeflateRatioMax);
