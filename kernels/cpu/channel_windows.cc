@@ -19,6 +19,7 @@
 namespace starring {
 namespace {
 
+// Sixteen floats are one vector of AVX-512 or two of AVX2, and their sums stay in registers.
 constexpr int64_t kLanes = 16;
 
 // [begin, end) of taps or of outputs along one axis.
@@ -37,6 +38,7 @@ struct Range {
 [[gnu::always_inline]] inline Range OutputsThatSee(int64_t at, int64_t stride, int64_t padding, int64_t kernel,
                                                    int64_t out) {
   const int64_t reach = at + padding;
+  // Output o sees the place if o * stride <= reach < o * stride + kernel: two bounds for o.
   const int64_t begin = reach < kernel ? 0 : (reach - kernel) / stride + 1;
   return {begin, std::min(out, reach / stride + 1)};
 }
@@ -45,6 +47,7 @@ struct Range {
 [[gnu::always_inline]] inline Range OutputsInside(int64_t tap, int64_t stride, int64_t padding, int64_t in,
                                                   int64_t out) {
   const int64_t shift = tap - padding;
+  // The tap is inside if 0 <= o * stride + shift < in. The division is of positive numbers, so it may round up.
   const int64_t begin = shift >= 0 ? 0 : (-shift + stride - 1) / stride;
   return {begin, in - 1 < shift ? 0 : std::min(out, (in - 1 - shift) / stride + 1)};
 }
@@ -236,6 +239,7 @@ class CpuDepthwiseConv2d : public LayerOperation {
     if (dx != nullptr) {
       Run(*context_, kDepthwiseInputGradient, {.window = &spec_, .in = dy, .weight = Packed(weight), .out = dx});
     }
+    // dx is complete: the sums overwrite the packed weights, which are in the same scratch memory.
     auto* const sums = reinterpret_cast<double*>(Scratch());
     const auto pass = kWeightGradient[static_cast<int>(context_->instruction_set)];
     ParallelShares(context_->threads, spec_.batch, 1, [&](int share, int64_t begin, int64_t end) {
@@ -244,6 +248,7 @@ class CpuDepthwiseConv2d : public LayerOperation {
     // As many shares as ParallelShares used.
     const int shares = static_cast<int>(std::min<int64_t>(context_->threads, spec_.batch));
     for (int share = 1; share < shares; ++share) {
+      // The loop is serial, because it adds as many numbers as weights for each share, far fewer than the products.
       for (int64_t i = 0; i < SumsCount(); ++i) sums[i] += sums[share * SumsCount() + i];
     }
     for (int64_t c = 0; c < spec_.channels; ++c) {

@@ -15,6 +15,7 @@ class CpuConcatPart : public LayerOperation {
   CpuConcatPart(const CpuContext* context, const ConcatPartSpec& spec) : context_(context), spec_(spec) {}
 
   void Forward(const float* x, const float*, const float*, float* y) override {
+    // Each input of the concat is an operation of its own, and writes only its channels of each pixel.
     ForPixels([&](int64_t p) {
       std::copy_n(x + p * spec_.channels, spec_.channels, y + p * spec_.out_channels + spec_.offset);
     });

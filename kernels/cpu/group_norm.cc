@@ -148,6 +148,7 @@ class CpuGroupNorm : public LayerOperation {
         std::fill(v.mean + first, v.mean + end, means_[image * spec_.groups + group]);
       });
       AddChunks(kGradientSums, args, v);
+      // WeightGradients adds the images in their order, when all threads have finished.
       float* const sums = SumsOf(image);
       for (int64_t c = 0; c < spec_.channels; ++c) {
         sums[c] = static_cast<float>(v.sums[c]);
@@ -218,6 +219,7 @@ class CpuGroupNorm : public LayerOperation {
         product += double{gamma[c]} * v.second[c];
         v.scale[c] = gamma[c] * inverse;
       }
+      // One factor is that of dx, and two belong to (x - mean), which occurs twice without its inverse deviation.
       const double cube = double{inverse} * inverse * inverse;
       std::fill(v.shift + first, v.shift + end, static_cast<float>(sum * inverse / GroupSize()));
       std::fill(v.slope + first, v.slope + end, static_cast<float>(product * cube / GroupSize()));

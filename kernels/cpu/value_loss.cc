@@ -65,6 +65,7 @@ class CpuValueLoss : public Loss {
 
   LossResult RunSample(const float* outputs, const float* targets, float scale, float* doutputs) const {
     const bool is_bce = spec_.kind == LossKind::kBce;
+    // The loss is a mean over the outputs, as PyTorch's, so the derivative is divided by their number too.
     const float factor = scale / static_cast<float>(spec_.outputs);
     double sum = 0;
     bool right = is_bce;

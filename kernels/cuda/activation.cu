@@ -4,6 +4,8 @@
 namespace starring::cuda {
 namespace {
 
+// The function is a constant of the kernel: a switch inside would cost a branch for every element. So each function has
+// two kernels.
 template <ActivationFunction function>
 struct ForwardBody {
   const float* x;
@@ -26,6 +28,7 @@ struct BackwardBody {
   template <int kWidth>
   __device__ void Run(int64_t i) const {
     const Pack<float, kWidth> from = LoadPack<kWidth>(at + i);
+    // dx may alias dy: a thread has loaded its elements before it stores any, and no other thread touches them.
     Pack<float, kWidth> v = LoadPack<kWidth>(dy + i);
 #pragma unroll
     for (int k = 0; k < kWidth; ++k) v.v[k] *= activation::SlopeAt<function>(from.v[k], parameter);

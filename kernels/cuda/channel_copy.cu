@@ -15,14 +15,17 @@ struct CopyBody {
 
   template <int kWidth>
   __device__ void Run(int64_t i) const {
+    // The cast is safe, and Split exact: the narrow tensor has no more elements than the wide one, below 2^31.
     const auto [pixel, channel] = channels.Split(static_cast<uint32_t>(i));
     const int64_t wide = pixel * wide_channels + offset + channel;
+    // The narrow tensor has no gaps, so both directions walk its elements.
     StorePack(LoadPack<kWidth>(from + (kIntoWide ? i : wide)), to + (kIntoWide ? wide : i));
   }
 };
 
 template <bool kIntoWide>
 cudaError_t Copy(cudaStream_t stream, const ChannelPart& p, const float* from, float* to) {
+  // With all three divisible by four, each pack is aligned in both tensors and inside one pixel.
   const bool packs = p.channels % kPackFloats == 0 && p.wide_channels % kPackFloats == 0 &&
                      p.offset % kPackFloats == 0 && AlignedForPacks(from, to);
   return ForEach(stream, p.pixels * p.channels, packs ? Alignment::kPacks : Alignment::kElements,

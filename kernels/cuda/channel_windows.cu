@@ -26,6 +26,7 @@ struct ForwardBody {
     for (int32_t r = 0; r < g.kernel_height_size; ++r) {
       for (int32_t c = 0; c < g.kernel_width_size; ++c) {
         const int32_t h = window.h + r, w = window.w + c;
+        // Padding is 0, so a tap there adds nothing. An average counts the tap all the same.
         if (!IsInside(g, h, w)) continue;
         const auto v = LoadPack<kWidth>(x + InputIndex(g, window.image, h, w) + channel);
         const int32_t tap = r * g.kernel_width_size + c;
@@ -56,6 +57,7 @@ struct BackwardBody {
     Pack<float, kWidth> sum = {};
     for (int32_t r = outputs.rows.begin; r < outputs.rows.end; ++r) {
       for (int32_t c = outputs.columns.begin; c < outputs.columns.end; ++c) {
+        // The loops meet the outputs in row-major order, which is that of the CPU, so the sums have equal bits.
         const auto [output, tap] = OutputAt(g, outputs.pixel, r, c);
         const auto v = LoadPack<kWidth>(dy + output * g.channels_size + channel);
         for (int k = 0; k < kWidth; ++k) {
@@ -68,8 +70,11 @@ struct BackwardBody {
   }
 };
 
+// A warp reads 32 neighbouring channels of a pixel, which is one access of 128 bytes.
 constexpr int kChannelLanes = 32;
 constexpr int kRowLanes = kBlockThreads / kChannelLanes;
+// kTilesMax bounds the partial sums, and the loop of AddTilesKernel. kTileRowsMin gives each thread 16 rows or more,
+// except in the last tile.
 constexpr int64_t kTilesMax = 64;
 constexpr int64_t kTileRowsMin = 16 * kRowLanes;
 
@@ -94,6 +99,7 @@ __global__ void __launch_bounds__(kBlockThreads) WeightGradientKernel(PatchGeome
   const auto [r, c] = g.kernel_width.Split(static_cast<uint32_t>(tap));
   const int64_t end = (tile + 1) * t.tile_rows < rows ? (tile + 1) * t.tile_rows : rows;
   float sum = 0;
+  // Threads of the last group without a channel must not return: all threads meet at the barriers below.
   if (channel < g.channels_size) {
     for (int64_t row = tile * t.tile_rows + thread / kChannelLanes; row < end; row += kRowLanes) {
       const ImagePlace window = WindowOf(g, static_cast<uint32_t>(row));
@@ -103,6 +109,7 @@ __global__ void __launch_bounds__(kBlockThreads) WeightGradientKernel(PatchGeome
     }
   }
   buffer[thread] = sum;
+  // The tree ends at one row of lanes: thread t and thread t + stride have the same channel.
   for (int stride = kBlockThreads / 2; stride >= kChannelLanes; stride /= 2) {
     __syncthreads();
     if (thread < stride) buffer[thread] += buffer[thread + stride];
@@ -117,7 +124,9 @@ __global__ void __launch_bounds__(kBlockThreads)
   const int64_t i = int64_t{blockIdx.x} * kBlockThreads + threadIdx.x;
   if (i >= t.taps * channels) return;
   float sum = 0;
+  // One thread adds all tiles in order, without atomics, so that the bits do not depend on the order of blocks.
   for (int64_t tile = 0; tile < t.tiles; ++tile) sum += partial[tile * t.taps * channels + i];
+  // Partial sums are (tile, tap, channel), and weights (channel, tap), as PyTorch has them.
   dweight[i % channels * t.taps + i / channels] = sum;
 }
 

@@ -63,6 +63,7 @@ class CudaActivation : public LayerOperation {
   void Forward(const float* x, const float*, const float*, float* y) override {
     context_->Keep(cuda::ActivationForward(context_->stream, args_, x, y), "activation");
   }
+  // Some slopes follow from y alone. BackwardReadsInput tells which functions need x.
   void Backward(const float* x, const float*, const float* y, float* dy, float* dx, float*, float*) override {
     // The slope of a scale is constant: any readable number does.
     const float* const at = args_.function == ActivationFunction::kScale ? dy
@@ -76,6 +77,8 @@ class CudaActivation : public LayerOperation {
   const cuda::ActivationArgs args_;
 };
 
+// An average pool is a depthwise convolution with equal weights, so both use one kernel. A null weight chooses the
+// average.
 class CudaAveragePool2d : public LayerOperation {
  public:
   CudaAveragePool2d(CudaContext* context, const AveragePool2dSpec& s)
@@ -110,6 +113,7 @@ class CudaDepthwiseConv2d : public LayerOperation {
                                   .dbias = dbias});
     context_->Keep(cuda::DepthwiseWeightGradient(context_->stream, window_, x, dy, context_->scratch.floats(), dweight),
                    "weight gradient of a depthwise convolution");
+    // The first layer of a network has no use for the gradient of its input.
     if (dx == nullptr) return;
     context_->Keep(cuda::ChannelWindowsBackward(context_->stream, window_, dy, weight, dx),
                    "input gradient of a depthwise convolution");
@@ -240,7 +244,9 @@ class CudaDropout : public Dropout {
               .sample_elements = s.sample_elements,
               .seed = s.seed,
               .stream = s.stream,
+              // A random word has 24 bits that count, so the rate is rounded up to a multiple of 2^-24.
               .threshold = static_cast<uint32_t>(std::ceil(double{s.rate} * 0x1.0p24)),
+              // The scale keeps the expected value of an element.
               .scale = 1.0f / (1.0f - s.rate)} {}
 
   // Philox's counter has 32 bits for the step.

@@ -68,6 +68,7 @@ __global__ void __launch_bounds__(kBlockThreads)
   for (int64_t i = threadIdx.x; i < g.size; i += kBlockThreads) sum += double{x[group.At(i).place]};
   const float mean = static_cast<float>(SumOfBlock(sum, buffer) * g.reciprocal_size);
   for (int64_t i = threadIdx.x; i < g.size; i += kBlockThreads) {
+    // The squares need the mean, which costs another pass. E[x^2] - E[x]^2 would cancel where the mean is large.
     const double distance = double{x[group.At(i).place]} - double{mean};
     squares += distance * distance;
   }
@@ -99,6 +100,8 @@ __global__ void __launch_bounds__(kBlockThreads)
     product += gradient * double{x[place] - mean};
   }
   const double factor = double{inverse};
+  // Let h = (x - mean) * inverse and d = gamma * dy. Then dx = inverse * (d - mean(d) - h * mean(d * h)). `product` is
+  // the sum of d * (x - mean), so `slope` has the factor three times.
   const float shift = static_cast<float>(SumOfBlock(sum, buffer) * factor * g.reciprocal_size);
   const float slope = static_cast<float>(SumOfBlock(product, buffer) * factor * factor * factor * g.reciprocal_size);
   for (int64_t i = threadIdx.x; i < g.size; i += kBlockThreads) {
@@ -108,8 +111,11 @@ __global__ void __launch_bounds__(kBlockThreads)
   }
 }
 
+// A warp reads 32 neighbouring channels of a row, which is one access of 128 bytes.
 constexpr int kChannelLanes = 32;
 constexpr int kRowLanes = kBlockThreads / kChannelLanes;
+// kTilesMax bounds the partial sums, and the loop of AddTilesKernel. kTileRowsMin gives each thread 16 rows or more,
+// except in the last tile.
 constexpr int64_t kTilesMax = 64;
 constexpr int64_t kTileRowsMin = 16 * kRowLanes;
 
@@ -134,9 +140,11 @@ __global__ void __launch_bounds__(kBlockThreads)
   const int64_t channel = block % t.lanes * kChannelLanes + thread % kChannelLanes;
   const int64_t end = (tile + 1) * t.tile_rows < t.rows ? (tile + 1) * t.tile_rows : t.rows;
   double sum = 0, product = 0;
+  // Threads without a channel must not return: all threads meet at the barriers below.
   if (channel < s.channels) {
     const int64_t group = channel / (s.channels / s.groups);
     for (int64_t row = tile * t.tile_rows + thread / kChannelLanes; row < end; row += kRowLanes) {
+      // Rows of one tile may belong to several images, each with statistics of its own.
       const int64_t statistics = row / s.pixels * s.groups + group;
       const float gradient = dy[row * s.channels + channel];
       sum += double{gradient};
@@ -154,6 +162,7 @@ __global__ void __launch_bounds__(kBlockThreads)
     }
   }
   if (thread < kChannelLanes && channel < s.channels) {
+    // A tile's sums are rounded to float once. They are added in double by AddTilesKernel.
     memory.partial[2 * tile * s.channels + channel] = static_cast<float>(sums[thread]);
     memory.partial[(2 * tile + 1) * s.channels + channel] = static_cast<float>(products[thread]);
   }
@@ -189,6 +198,7 @@ cudaError_t GroupNormBackward(cudaStream_t stream, const GroupNormShape& s, cons
                                      memory, g.x, g.gamma, g.dy, g.dx);
     if (error != cudaSuccess) return error;
   }
+  // Gradients of gamma and beta are sums over all images, so their blocks walk rows and not groups.
   const RowTiles tiles(s);
   const cudaError_t error =
       Launch(stream, {.blocks = tiles.tiles * tiles.lanes}, WeightGradientKernel, s, tiles, memory, g.x, g.dy);

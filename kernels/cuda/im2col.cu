@@ -14,6 +14,7 @@ struct Im2colBody {
   template <int kWidth>
   __device__ void Run(int64_t i) const {
     const auto [row, in_patch] = g.patch.Split(static_cast<uint32_t>(i));
+    // A patch has the order of a weight, (row, column, channel), so that a convolution is one matrix product.
     const auto [place, channel] = g.channels.Split(in_patch);
     const auto [kernel_row, kernel_column] = g.kernel_width.Split(place);
     const ImagePlace window = WindowOf(g, row);

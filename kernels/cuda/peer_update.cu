@@ -26,6 +26,7 @@ __device__ inline Pack<float, kWidth> TreeSum(const Pack<float, kWidth>* leaves)
 template <int kRanks>
 __device__ inline int FirstRankOf(const PeerUpdateArgs& g, int64_t e) {
   if (g.tree) return 0;
+  // Chunks of whole blocks have a power of two of elements, and those of the last block a kRanks-th of it.
   const int64_t chunk = e < g.whole_end ? (e >> g.chunk_shift) % kRanks : (e - g.whole_end) * kRanks / g.last_elements;
   return static_cast<int>((chunk + 1) % kRanks);
 }
@@ -42,6 +43,7 @@ __device__ inline void UpdateElements(const PeerUpdateArgs& g, int64_t e) {
     const int rank = first_rank + j < kRanks ? first_rank + j : first_rank + j - kRanks;
     in[j] = LoadPack<kWidth>(g.gradients[rank] + e);
   }
+  // All ranks have equal parameters. The own copy is read, which needs no link.
   const Pack<float, kWidth> before = LoadPack<kWidth>(g.parameters[g.rank] + e);
   const int64_t s = e - g.begin;
   Pack<float, kWidth> out, first = {}, second = {};
@@ -62,6 +64,7 @@ __device__ inline void UpdateElements(const PeerUpdateArgs& g, int64_t e) {
   if constexpr (kUpdate != Update::kSgd) StorePack(first, g.first + s);
   if constexpr (kUpdate == Update::kAdamW) StorePack(second, g.second + s);
 #pragma unroll
+  // The owner writes the result into every rank's vector, so no second exchange gathers parameters.
   for (int rank = 0; rank < kRanks; ++rank) StorePack(out, g.parameters[rank] + e);
 }
 
@@ -101,6 +104,7 @@ cudaError_t Run(cudaStream_t stream, const PeerUpdateArgs& args) {
 
 template <int kRanks>
 cudaError_t RunFor(cudaStream_t stream, const PeerUpdateArgs& args) {
+  // The number of ranks is a constant of the kernel: loops unroll, and `in` of UpdateElements stays in registers.
   if (args.rank_count > kRanks) {
     if constexpr (kRanks < kPeerRanksMax) return RunFor<kRanks + 1>(stream, args);
     return cudaErrorInvalidValue;

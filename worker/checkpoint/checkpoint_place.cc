@@ -70,6 +70,7 @@ std::string AsPart(const std::string& text) {
 }  // namespace
 
 std::string DefaultCheckpointDir(const WorkerOptions& worker, absl::Time now) {
+  // In UTC the folders of hosts in several time zones sort by time.
   return absl::StrCat(kDefaultCheckpointsDir, "/", AsPart(worker.dataset.name), "-", AsPart(worker.model), "-",
                       absl::FormatTime("%Y%m%d-%H%M%S", now, absl::UTCTimeZone()));
 }
@@ -87,6 +88,7 @@ absl::StatusOr<std::string> MakeDefaultCheckpointDir(const std::string& dir, con
 }
 
 void RemoveDefaultCheckpointDir(const std::string& dir) {
+  // A run that has saved keeps its folder. Errors below are ignored, because an empty folder does no harm.
   if (HasCheckpoint(dir)) return;
   unlink(absl::StrCat(dir, "/.lock").c_str());
   // A folder that has anything stays, and so does the one above it: another run may be about to use that.

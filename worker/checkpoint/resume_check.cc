@@ -109,6 +109,7 @@ absl::StatusOr<std::vector<std::string>> CheckResume(const Checkpoint& checkpoin
   std::map<std::string, std::string> written = checkpoint.config;
   AddWhatWasUsual(checkpoint.version, &written);
   std::vector<std::string> said;
+  // A name that only one side has may differ, too: a missing variable of the environment counts as none.
   std::map<std::string, std::string> names = mine;
   names.insert(written.begin(), written.end());
   // Flags come before facts: another --seed explains other synthetic data.

@@ -25,6 +25,7 @@ namespace starring {
 namespace {
 
 constexpr size_t kListedMax = 10;
+// 64 bits suffice to tell files apart that are given by mistake. They are no proof against a forger.
 constexpr size_t kDigestDigits = 16;
 constexpr size_t kPieceBytes = 16 << 20;
 // PyTorch's batch norm counts its batches; ours has no use for the number.
@@ -57,6 +58,7 @@ bool HasShape(const TensorView& found, std::span<const int64_t> shape) {
 
 std::vector<float> ValuesOf(const TensorView& tensor) {
   std::vector<float> values(tensor.bytes.size() / sizeof(float));
+  // A tensor may begin at any byte of the file, where a pointer to float could be misaligned.
   std::memcpy(values.data(), tensor.bytes.data(), tensor.bytes.size());
   return values;
 }
@@ -116,6 +118,7 @@ absl::StatusOr<WarmStart> WarmStart::Load(const std::string& path) {
       return absl::DataLossError(
           absl::StrCat(path, " has more than the ", kWarmStartBytesMax, " bytes that weights to begin with may have"));
     }
+    // The pieces double, so that the string's growth takes time linear in the file's size.
     const size_t piece = std::max(kPieceBytes, read);
     RETURN_IF_ERROR(CheckDataFits(path, static_cast<int64_t>(piece)));
     warm.content_.resize(read + piece);
@@ -131,6 +134,7 @@ absl::StatusOr<WarmStart> WarmStart::Load(const std::string& path) {
                                             "python3 -m starring.weights ",
                                             path, " OUT.safetensors"));
   }
+  // The parse is a check: its views point into `content_`, and Apply makes them again.
   RETURN_IF_ERROR(ParseSafetensors(warm.content_).status(), path);
   warm.sha256_ = Sha256Hex(std::as_bytes(std::span(warm.content_))).substr(0, kDigestDigits);
   return warm;
@@ -154,6 +158,7 @@ absl::StatusOr<std::vector<std::string>> WarmStart::Apply(Network* network, std:
     const TensorView* const view = taker.Take(buffer.name, {&channels, 1}, false);
     if (view != nullptr) buffers.emplace_back(buffer, view);
   }
+  // Nothing has been written so far: a file that is refused leaves the parameters as they are.
   RETURN_IF_ERROR(taker.Finish(path_));
   // A last layer whose weight has another shape and whose bias has not would begin with half of it.
   const bool is_last_own = !taker.other().empty();

@@ -305,6 +305,7 @@ std::string DescribeTargets(const Dataset& set) {
 absl::Status MakeBits(Dataset& set) {
   RETURN_IF_ERROR(CheckDataFits("the labels as bits", set.count * static_cast<int64_t>(sizeof(float))));
   set.targets.assign(set.labels.begin(), set.labels.end());
+  // The bits take the place of the labels, whose memory is given back.
   set.labels.clear();
   set.labels.shrink_to_fit();
   set.classes = 0;
@@ -397,6 +398,7 @@ absl::Status CheckMapped(const Dataset& set) {
 // `whole` has all samples in its training set.
 absl::StatusOr<TrainAndTest> Split(const DatasetOptions& options, const TrainAndTest& whole) {
   const Dataset& all = whole.train;
+  // All ranks compute this product with the same float64 numbers, so all cut at the same sample.
   const auto test_count = static_cast<int64_t>(static_cast<double>(all.count) * options.test_fraction);
   if (test_count < 1 || test_count >= all.count) {
     return absl::InvalidArgumentError(absl::StrCat("--test_fraction=", options.test_fraction, " of ", all.count,

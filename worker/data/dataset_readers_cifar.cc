@@ -92,6 +92,7 @@ absl::StatusOr<MappedFiles> MapFiles(const CifarFiles& files) {
     if (!rest.ok() && files.map == MapData::kAuto && bytes <= files.bytes_max) return MappedFiles();
     RETURN_IF_ERROR(rest.status());
     if (rest->file == nullptr) return MappedFiles();
+    // The division may round down. AppendFile then refuses the file, whose records are not whole.
     const int64_t count = std::ssize(rest->file->bytes()) / layout.record_bytes();
     parts.push_back({.file = rest->file, .offset = 0, .count = count});
     mapped.streams.push_back(std::move(stream));
@@ -154,6 +155,7 @@ absl::StatusOr<Dataset> ReadCifar(const CifarFiles& files) {
     RETURN_IF_ERROR(AppendFile(files, *stream, dataset));
   }
   dataset.count = std::ssize(dataset.labels);
+  // There is a label: AppendFile refuses an empty file, and `paths` has one or more.
   dataset.classes = 1 + int64_t{*std::ranges::max_element(dataset.labels)};
   return dataset;
 }

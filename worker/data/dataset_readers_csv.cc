@@ -65,6 +65,7 @@ absl::StatusOr<size_t> FindLabel(const std::string& path, const TableFiles& file
     const bool is_label = wanted.empty() ? std::ranges::count(kLabelNames, names[i]) > 0 : names[i] == wanted;
     if (is_label) found.push_back(i);
   }
+  // A name goes before a number: a header may call another column "3".
   const bool is_named = found.size() == 1 && !wanted.empty();
   if (!is_named && files.may_lack_labels && std::ssize(first) == files.columns_min) {
     Log(absl::StrCat(path, " is read as samples without labels: it has the model's ", first.size(), " columns"));
@@ -132,6 +133,7 @@ absl::StatusOr<bool> TakeFirstRow(const std::string& path, const TableFiles& fil
                                             show({differ.in1, names.end()}), " from column ",
                                             differ.in1 - names.begin() + 1, " on: write the same columns into both"));
   }
+  // A line of one cell often has semicolons or tabs in the place of commas.
   if (cells.size() < 2 && !(files.may_lack_labels && files.columns_min == 1)) {
     return absl::DataLossError(absl::StrCat(path,
                                             ", line 1: expected a label and one column of numbers or more, with "
@@ -168,6 +170,7 @@ absl::string_view WayOut(CellKind kind) {
 // The row of the samples' numbers without the label.
 absl::Status ReadNumbers(const std::string& path, int64_t line, const Cells& cells, const Columns& columns,
                          std::vector<float>& row) {
+  // The caller's vector keeps its memory, so a row after the first allocates nothing.
   row.clear();
   for (size_t i = 0; i < cells.size(); ++i) {
     if (i == columns.label) continue;
@@ -185,6 +188,7 @@ absl::Status ReadNumbers(const std::string& path, int64_t line, const Cells& cel
 absl::Status AppendSample(const std::string& path, const TableFiles& files, const std::vector<float>& row,
                           Dataset& set) {
   const std::span<const std::byte> bytes = std::as_bytes(std::span(row));
+  // The caller counts the row later, with its label, so the limit is reached at equality.
   if (std::ssize(set.images) + std::ssize(bytes) > files.bytes_max || set.count == kDatasetImagesMax) {
     return absl::DataLossError(absl::StrCat(path, " has more samples than the limits of ", kDatasetImagesMax,
                                             " samples and ", files.bytes_max, " bytes of float32: use fewer"));
@@ -205,6 +209,7 @@ absl::Status ReadRows(const std::string& path, const TableFiles& files, CsvRows&
     ASSIGN_OR_RETURN(const bool any, rows.Next(cells));
     if (!any) break;
     if (cells.empty()) {
+      // Editors leave empty lines at a file's end, which are no error. Only a row after one tells the difference.
       if (empty_line == 0) empty_line = rows.line();
       continue;
     }
@@ -251,6 +256,7 @@ absl::StatusOr<TrainAndTest> ReadCsv(const TableFiles& files) {
   TrainAndTest sets;
   Columns columns;
   TableLabels labels({.numbers = files.numbers, .may_be_rare = files.may_lack_labels || files.labels_may_be_rare});
+  // The training file comes first: its columns and labels are those that the test file is compared with.
   RETURN_IF_ERROR(ReadSet(files.train, files, columns, labels, sets.train));
   if (columns.label == kNoLabel) {
     LeaveLabelsOut(sets.train);

@@ -120,6 +120,7 @@ absl::Status ReadBody(FileStream& stream, const Expected& expected, const Sample
     for (int64_t i = 0; !in_place && i < samples; ++i) {
       DecodeSample(layout, in.data() + i * sample_bytes, out.data() + i * sample_bytes);
     }
+    // The checksum is of decoded samples. Gzipped, mapped and plain files of the same images have the same one.
     file.crc32c = ExtendCrc32c(file.crc32c, std::as_bytes(out));
   }
   // One more byte would mean that header and data do not belong together. The read also checks gzip's checksum, which

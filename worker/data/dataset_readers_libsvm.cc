@@ -61,10 +61,12 @@ absl::StatusOr<Pair> ReadPair(absl::string_view text, int64_t width) {
         absl::StrCat("expected an index from 1 to ", kColumnsMax, ", found ", index,
                      index == 0 ? ": add 1 to all indices, or write the file with zero_based=False" : ""));
   }
+  // Ascending indices also exclude a pair that comes twice, whose second value would win without a word.
   if (index <= width) {
     return absl::DataLossError(absl::StrCat("expected an index above ", width, ", the one before it, found ", index,
                                             ": sort each line by index"));
   }
+  // The cast is safe: the check above bounds the index by kColumnsMax.
   Pair pair{.column = static_cast<uint32_t>(index - 1)};
   const absl::string_view value = text.substr(colon + 1);
   const CellKind kind = ReadCell(value, pair.value);
@@ -81,7 +83,9 @@ absl::Status ReadLabel(const std::string& path, const TableFiles& files, absl::s
   const absl::string_view whole = line;
   const absl::string_view label_text = TakeWord(line);
   const bool is_pair = absl::StrContains(label_text, ':');
+  // The first sample decides for the file: a line that begins with a pair has no label.
   if (files.may_lack_labels && set.labelled.count == 0) set.has_labels = !is_pair;
+  // The first word is a pair of the sample, so it goes back onto the line.
   if (!set.has_labels && is_pair) {
     ++set.labelled.count;
     line = whole;
@@ -131,6 +135,7 @@ absl::StatusOr<bool> TakeLine(const std::string& path, int64_t number, TextPiece
     const size_t end = text.find('\n', searched);
     TextPieces::Grown grown = TextPieces::Grown::kMore;
     if (end == text.npos) {
+      // Text without a line end is searched once, so that a long line costs linear time.
       searched = text.size();
       ASSIGN_OR_RETURN(grown, pieces.Grow());
     }
@@ -155,6 +160,7 @@ absl::Status ReadLines(const std::string& path, const TableFiles& files, TextPie
   for (int64_t number = 1;; ++number) {
     ASSIGN_OR_RETURN(const bool any, TakeLine(path, number, pieces, line, line_bytes));
     if (!any) break;
+    // A line that is a comment alone is neither a sample nor an empty line.
     const absl::string_view sample = TrimCell(line.substr(0, line.find('#')));
     if (TrimCell(line).empty()) {
       if (empty_line == 0) empty_line = number;
@@ -194,6 +200,7 @@ absl::StatusOr<Dataset> Dense(const std::string& path, const TableFiles& files, 
   set.type = FieldType::kNumbers;
   set.height = set.width = 1;
   set.channels = width;
+  // The product does not overflow: a set has fewer than 2^32 samples of at most 2^16 floats.
   const int64_t bytes = set.count * set.image_bytes();
   if (bytes > files.bytes_max) return TooLarge(path, files, set.count, width);
   RETURN_IF_ERROR(CheckDataFits(path, bytes));
@@ -220,6 +227,7 @@ absl::StatusOr<TrainAndTest> ReadLibsvm(const TableFiles& files) {
   if (!files.test.empty()) {
     ASSIGN_OR_RETURN(test, ReadSparse(files.test, files, labels));
   }
+  // An index that only one file uses is a column of both. A model may know columns that neither file uses.
   const int64_t width = std::max({train.width, test.width, files.columns_min});
   if (width == 0)
     return absl::DataLossError(absl::StrCat(files.train, " has labels alone: expected INDEX:VALUE pairs"));

@@ -26,6 +26,7 @@
 namespace starring {
 namespace {
 
+// The size is a multiple of every element's, so a piece ends between elements.
 constexpr int64_t kPieceBytes = 256 << 10;  // fits the second-level cache
 constexpr int64_t kLabelMax = 65535;
 constexpr size_t kNamesShown = 10;
@@ -102,6 +103,7 @@ absl::Status TakeNumbers(const ByteStream& stream, const NpyArray& array, std::s
                          absl::string_view name, int64_t sample_values, uint8_t* out) {
   for (int64_t i = 0; i < std::ssize(piece) / array.element_bytes; ++i) {
     const double number = Number(array, piece.data() + i * array.element_bytes);
+    // The check is of the rounded number: a float64 beyond 3.4e38 is finite before and infinite after.
     const auto rounded = static_cast<float>(number);
     if (!std::isfinite(rounded)) {
       return absl::DataLossError(absl::StrFormat(
@@ -140,6 +142,7 @@ absl::Status ReadValues(ByteStream& stream, MapData map, Dataset& dataset) {
   // The header promises fewer elements than the file has bytes, so the product does not overflow.
   const int64_t bytes = array.element_count() * dataset.value_bytes();
   if (dataset.count <= kDatasetImagesMax) {
+    // The mapping comes before the check of the size: mapped samples take no memory of the process.
     ASSIGN_OR_RETURN(dataset.mapped, MapSamples(stream, LayoutOf(array, dataset), dataset.count, map));
   }
   if (dataset.count > kDatasetImagesMax || (dataset.mapped == nullptr && bytes > kDatasetBytesMax)) {
@@ -150,6 +153,7 @@ absl::Status ReadValues(ByteStream& stream, MapData map, Dataset& dataset) {
     RETURN_IF_ERROR(CheckDataFits(stream.path(), bytes));
     dataset.images.resize(static_cast<size_t>(bytes));
   }
+  // Mapped values are read here for their checksum, and to refuse those that are not finite.
   std::vector<uint8_t> scratch(dataset.mapped == nullptr ? 0 : kPieceBytes * dataset.value_bytes());
   return ForEachPiece(stream, array, [&](std::span<const uint8_t> piece, int64_t first) -> absl::Status {
     const int64_t elements = std::ssize(piece) / array.element_bytes;
@@ -170,6 +174,7 @@ absl::Status ReadValues(ByteStream& stream, MapData map, Dataset& dataset) {
 int64_t Integer(const NpyArray& array, const uint8_t* bytes) {
   uint64_t value = 0;
   for (int i = array.element_bytes; i-- > 0;) value = value << 8 | bytes[i];
+  // The shift up and down again repeats the sign bit in the unused upper bits.
   const int unused = 64 - 8 * array.element_bytes;
   if (array.kind == 'i') return static_cast<int64_t>(value << unused) >> unused;
   return static_cast<int64_t>(value);

@@ -120,8 +120,10 @@ absl::Status Loader::Start() {
 }
 
 absl::StatusOr<const Batch*> Loader::Next() {
+  // After an error no batch is the caller's, and ReplaceMemory refuses.
   taken_ = nullptr;
   ASSIGN_OR_RETURN(const int slot, prefetcher_->Next());
+  // A filler may meet a changed file steps ahead. The error comes with the batch that it may have spoiled.
   RETURN_IF_ERROR(slots_[static_cast<size_t>(slot)].read);
   taken_ = &slots_[static_cast<size_t>(slot)];
   return &taken_->batch;
@@ -264,8 +266,10 @@ absl::StatusOr<std::unique_ptr<Loader>> Loader::Create(const Options& options) {
   if (options.augment == Augment::kCropFlip && options.dataset->height * options.dataset->width == 1) {
     return absl::InvalidArgumentError("crop_flip needs images, the data set has columns: leave --augment out");
   }
+  // Another library may have taken SIGBUS since the file was mapped, as Python's faulthandler does.
   if (options.dataset->mapped != nullptr) MappedFile::CatchBusErrors();
   Options completed = options;
+  // Without micro-batches a step has one part, which is the rank's share.
   if (completed.parts.empty()) completed.parts = {options.sampler.rank};
   std::unique_ptr<Loader> loader(new Loader(completed));
   RETURN_IF_ERROR(loader->Start());

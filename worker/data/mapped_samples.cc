@@ -50,6 +50,7 @@ MappedSamples::MappedSamples(const SampleLayout& layout, std::vector<Part> parts
     stored_count_ += part.count;
     decodes_ = decodes_ || !IsAligned(part, layout.value_bytes);
   }
+  // With one file a sample's place is a product, without a search.
   if (parts_.size() == 1) single_ = parts_[0].file->bytes().data() + parts_[0].offset + layout.skipped_bytes;
   if (!may_leave_) return;
   for (const Part& part : parts_) part.file->ExpectRandomReads();
@@ -57,6 +58,7 @@ MappedSamples::MappedSamples(const SampleLayout& layout, std::vector<Part> parts
 
 const MappedSamples::Part& MappedSamples::PartOf(int64_t& sample) const {
   for (const Part& part : parts_) {
+    // A set has few files, such as CIFAR-10's five, so the search costs a few comparisons.
     if (sample < part.count) return part;
     sample -= part.count;
   }
@@ -79,6 +81,7 @@ void MappedSamples::AskAhead(std::span<const int64_t> samples) const {
 }
 
 void MappedSamples::Read(int64_t begin, int64_t count, uint8_t* out) const {
+  // A mapping with MADV_RANDOM would fetch the file page by page, so a file that may leave memory is read by calls.
   if (!may_leave_) {
     for (int64_t i = 0; i < count; ++i) DecodeSample(layout_, Stored(begin + i), out + i * layout_.sample_bytes());
     return;
@@ -115,6 +118,7 @@ std::shared_ptr<const MappedSamples> MappedSamples::Pick(std::span<const int64_t
   auto picked = std::make_shared<MappedSamples>(layout_, parts_, may_leave_);
   picked->picked_.reserve(samples.size());
   for (const int64_t i : samples) {
+    // The cast is safe: kDatasetImagesMax is 2^32 - 1.
     picked->picked_.push_back(picked_.empty() ? static_cast<uint32_t>(i) : picked_[static_cast<size_t>(i)]);
   }
   return picked;
@@ -135,6 +139,7 @@ absl::StatusOr<std::shared_ptr<const MappedSamples>> MapSamples(const ByteStream
   const std::shared_ptr<const MappedSamples> none;
   const int64_t bytes = count * layout.sample_bytes();
   const bool is_slower = map == MapData::kAuto && layout.order == ValueOrder::kDouble && bytes <= kDatasetBytesMax;
+  // Float64 in memory becomes float32 once. Mapped, each epoch converts it again.
   if (map == MapData::kNever || (is_slower && CheckDataFits(stream.path(), kCopiesThatFit * bytes).ok())) return none;
   absl::StatusOr<MappedRest> rest = stream.MapRest();
   // A file that cannot be mapped may still fit into memory.

@@ -92,6 +92,7 @@ void Prefetcher::RunFiller() {
     const int slot = SlotOf(step);
     // `plan` is called under the lock, which gives its calls their order.
     options_.plan(slot, step);
+    // Filling takes most of the time, and fillers do it at the same time. No other filler has this step or slot.
     mutex_.Unlock();
     options_.fill(slot, step);
     mutex_.Lock();

@@ -29,6 +29,7 @@ std::vector<int64_t> Sampler::ShareSizes() const {
   for (const int64_t batch : {std::min(count, options_.global_batch), count % options_.global_batch}) {
     sizes.insert({(batch + ranks - 1) / ranks, batch / ranks});
   }
+  // A rank without a sample runs no operation, so the size 0 needs no plan.
   sizes.erase(0);
   return {sizes.begin(), sizes.end()};
 }

@@ -36,6 +36,7 @@ std::vector<uint16_t> Rank(const std::vector<Key>& keys, const std::vector<std::
   for (size_t i = 0; i < keys.size(); ++i) first_text.try_emplace(keys[i], i);
   std::map<Key, uint16_t> class_of;
   for (const auto& [key, text] : first_text) {
+    // The cast is safe: Add lets no more than kLabelsMax texts in.
     class_of[key] = static_cast<uint16_t>(names.size());
     names.push_back(texts[text]);
   }
@@ -49,6 +50,7 @@ std::vector<uint16_t> Rank(const std::vector<Key>& keys, const std::vector<std::
 void LeaveLabelsOut(Dataset& set) {
   set.has_labels = false;
   set.classes = 1;
+  // The loader copies a label of each sample, so every sample has class 0.
   set.labels.resize(static_cast<size_t>(set.count));
 }
 
@@ -63,6 +65,7 @@ bool HaveFraction(const std::vector<std::string>& texts) {
 }
 
 absl::StatusOr<uint16_t> TableLabels::Add(absl::string_view text) {
+  // The checks below run once for each distinct text, and not for each sample.
   if (const auto known = numbers_.find(text); known != numbers_.end()) return known->second;
   double value = 0;
   const CellKind kind = ReadCell(text, value);
@@ -85,6 +88,7 @@ absl::StatusOr<uint16_t> TableLabels::Add(absl::string_view text) {
   }
   if (texts_.size() == kLabelsMax)
     return Regression(absl::StrCat("more than ", kLabelsMax, " distinct texts"), absl::StrCat("at most ", kLabelsMax));
+  // The number is below kLabelsMax, which is 2^16.
   const auto number = static_cast<uint16_t>(texts_.size());
   numbers_.emplace(text, number);
   texts_.emplace_back(text);
@@ -99,6 +103,7 @@ absl::StatusOr<std::vector<uint16_t>> TableLabels::Classes(size_t samples, std::
     values.push_back(value);
   }
   const auto is_class = [](double value) { return IsInteger(value) && value >= 0 && value <= kClassMax; };
+  // Such labels keep their values, so that class 7 of a file is output 7 of the model.
   if (std::ranges::all_of(values, is_class)) return std::vector<uint16_t>(values.begin(), values.end());
   std::vector<uint16_t> classes = Rank(values, texts_, names);
   if (std::ranges::all_of(values, IsInteger)) return classes;
@@ -142,9 +147,11 @@ absl::Status TableLabels::Finish(TrainAndTest& sets) const {
   }
   const size_t samples = sets.train.labels.size() + sets.test.labels.size();
   ASSIGN_OR_RETURN(const std::vector<uint16_t> classes, Classes(samples, sets.class_names));
+  // A number below the largest counts as a class even if no sample has it.
   const int64_t count = classes.empty() ? 0 : 1 + int64_t{*std::ranges::max_element(classes)};
   for (Dataset* const set : {&sets.train, &sets.test}) {
     for (uint16_t& label : set->labels) label = classes[label];
+    // The checksum covers classes and not texts: "1" and "1.0" are the same data.
     set->labels_crc32c = ExtendCrc32c(0, std::as_bytes(std::span(set->labels)));
     set->classes = count;
   }

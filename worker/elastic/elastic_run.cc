@@ -42,6 +42,7 @@ absl::StatusOr<std::string> AgreementOf(const ElasticRun& run) {
               .micro_batches = static_cast<int>(options.micro_batches),
               .layout = run.network->layout(),
               .agreed_flags = AgreedWorkerFlags(options)};
+  // The agreement has the curve's number of steps, which follows from the size of the data and from --epochs.
   if (job.schedule.kind == ScheduleKind::kCosine && job.schedule.total_steps == 0) {
     job.schedule.total_steps = StepsPerEpoch(options, run.data->train.count) * options.epochs;
   }

@@ -103,6 +103,7 @@ void WorkerMember::Link::Fill(WorkerMember& member, v1::MemberReport* report, bo
   if (!member.trouble_.ok()) {
     const ErrorOrigin origin = OriginOf(member.trouble_);
     worker->set_trouble(std::string(member.trouble_.message()));
+    // ErrorOrigin::Kind and the message's Origin have the same numbers.
     worker->set_origin(static_cast<v1::MemberReport::Worker::Origin>(origin.kind));
     worker->set_origin_number(origin.number);
   }
@@ -133,6 +134,7 @@ void WorkerMember::Link::Take(WorkerMember& member, const v1::MemberOrder& order
                            .run_id = order.text(),
                            .cause = order.cause()};
       const auto mine = std::ranges::find(next.generation.workers, member.id_);
+      // A generation without this worker asks nothing of it.
       if (mine == next.generation.workers.end()) return;
       next.rank = static_cast<int>(mine - next.generation.workers.begin());
       member.order_ = std::move(next);
@@ -226,6 +228,7 @@ absl::StatusOr<std::optional<GenerationOrder>> WorkerMember::Next(const absl::St
     }
     if (order_.has_value() && order_->generation.number > training_) break;
     ReachIfTold();
+    // A spare knows from the coordinator why it waits, and needs no report of a stall.
     const bool is_long = std::chrono::steady_clock::now() - since >= absl::ToChronoNanoseconds(options_.stall_report);
     if (is_long && !is_spare_ && !report.IsOpen(0)) report.Open(0, since, WaitSentence(since));
     // The last report has said so.
@@ -250,6 +253,7 @@ absl::StatusOr<bool> WorkerMember::AwaitEnd() {
   link_->ReportSoon(MemberLink::Then::kAwaitsOrder);
   const MutexLock lock(mutex_);
   while (!end_.has_value()) {
+    // A generation that comes next goes before an unreachable coordinator: the run has not ended.
     if (superseded()) return false;
     if (link_->disconnected_for() > options_.end_patience) return true;
     changed_.WaitFor(mutex_, kLook,
@@ -260,6 +264,7 @@ absl::StatusOr<bool> WorkerMember::AwaitEnd() {
 }
 
 void WorkerMember::OnStep(int64_t next_step, double step_seconds, double compute_seconds, int leaves) {
+  // Only the training thread uses the deques. The link's thread reads the atomics.
   step_ = next_step;
   step_seconds_ = MedianWith(&all_seconds_, step_seconds);
   seconds_per_leaf_ = MedianWith(&leaf_seconds_, compute_seconds / leaves);
@@ -267,6 +272,7 @@ void WorkerMember::OnStep(int64_t next_step, double step_seconds, double compute
 
 void WorkerMember::Fail(const absl::Status& why) {
   const MutexLock lock(mutex_);
+  // The coordinator answers a failure by ending this worker's part. Without an answer the process ends all the same.
   failure_ = why;
   link_->ReportSoon(MemberLink::Then::kAwaitsOrder);
   changed_.WaitFor(mutex_, kFailurePatience,

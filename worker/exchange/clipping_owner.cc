@@ -34,6 +34,7 @@ void ClippingOwner::Apply(const ApplyArgs& args) {
 
 void ClippingOwner::Update(int64_t round, std::span<float> parameters) {
   CHECK_EQ(parameters.size(), sums_.size());
+  // The caller awaits each bucket of a round. The first call updates all of them.
   if (HasUpdated(round)) return;
   CHECK_EQ(round, next_round_);
   ++next_round_;

@@ -182,6 +182,7 @@ const std::string& LayerFile::text() const { return content_->text; }
 
 std::string LayerFile::Digest(int64_t outputs) const {
   v1::ModelDefinition layers = content_->definition;
+  // The model's name changes nothing that is computed, so files that differ in it alone have one digest.
   layers.clear_name();
   v1::Layer& last = *layers.mutable_layer(layers.layer_size() - 1);
   if (last.has_dense() && last.dense().units() == 0) last.mutable_dense()->set_units(static_cast<int32_t>(outputs));

@@ -141,6 +141,7 @@ void FillFunction(const ActivationSpec& function, GraphLayer* layer) {
   spec.sample_elements = layer->in.elements();
   layer->operations = {spec};
   layer->backward_reads_input = BackwardReadsInput(spec.function);
+  // A function in place overwrites x. That is allowed only where backward does not read x.
   layer->works_in_place = !layer->backward_reads_input;
   layer->backward_reads_output = layer->works_in_place && spec.function != ActivationFunction::kScale;
 }
@@ -374,6 +375,7 @@ absl::Status FillGroupNorm(const LayerFill& at, GraphLayer* layer, std::vector<T
   if (in.flat && in.height * in.width > 1) {
     return at.error("", "group_norm of a flattened image is not supported: put it before flatten");
   }
+  // The check of the file cannot do this, because it does not know the shape of the input.
   if (in.channels % norm.groups() != 0) {
     return at.error("groups", absl::StrCat("groups is ", norm.groups(), ", its input has ", in.channels,
                                            " channels: all groups must have as many"));
@@ -442,6 +444,7 @@ absl::Status FillConcat(const LayerFill& at, GraphLayer* layer, std::vector<Tens
       return at.error("input", absl::StrCat("joins ", ToString(first), " (", at.input_names[0], ") and ", ToString(in),
                                             " (", at.input_names[i], "): ", reason));
     };
+    // The channels of one pixel are neighbours in memory, so inputs are joined pixel by pixel.
     if (in.height != first.height || in.width != first.width) return joins("all must have one height and width");
     if (in.flat != first.flat) {
       return joins(absl::StrCat("all must be flat or none, put a flatten layer after ",

@@ -54,6 +54,7 @@ class Network::Impl {
   }
 
   absl::Status Allocate() {
+    // The arena comes first: plans keep pointers into it.
     ASSIGN_OR_RETURN(arena_, device_->Allocate(arena_bytes()), "activations and gradients of ", file_.file_name());
     RETURN_IF_ERROR(AllocateStatistics());
     // A device that lacks an operation must refuse it now, not after training has begun.

@@ -24,6 +24,7 @@ LayerTensors<T> TensorsOf(const NetworkGraph& graph, int layer, T* vector) {
   const std::vector<Tensor>& tensors = graph.layout().tensors();
   LayerTensors<T> found;
   // A tensor that the layer does not have stays null.
+  // A layer's tensors follow each other in the layout: the weight first, as worker/model/layer_table.cc adds them.
   if (l.tensor_count > 0) found.first = vector + tensors[l.first_tensor].range.begin;
   if (l.tensor_count > 1) found.second = vector + tensors[l.first_tensor + 1].range.begin;
   return found;
@@ -81,6 +82,7 @@ absl::StatusOr<NetworkPlan::Prepared> NetworkPlan::Prepare(int layer) const {
         std::visit(
             [&](auto& s) {
               s.batch = batch_;
+              // Only specs of operations that can save the input gradient have the field.
               if constexpr (requires { s.input_gradient; }) s.input_gradient = InputGradientOf(layer);
             },
             spec);

@@ -32,11 +32,13 @@ std::string ToString(const Quality& q) {
 std::string MostConfused(const Quality& quality, const std::vector<std::string>& names) {
   constexpr size_t kShown = 3;
   size_t classes = 0;
+  // At most kConfusionClassesMax turns.
   while (classes * classes < quality.confusion.size()) ++classes;
   std::vector<std::pair<int64_t, size_t>> places;  // minus the samples, and the place in the matrix
   for (size_t i = 0; i < quality.confusion.size(); ++i) {
     if (i / classes != i % classes && quality.confusion[i] > 0) places.emplace_back(-quality.confusion[i], i);
   }
+  // Equal counts are in the order of the matrix, so the line does not depend on the sort.
   std::ranges::sort(places);
   const auto name = [&](size_t c) { return c < names.size() ? names[c] : absl::StrCat(c); };
   std::string line;
@@ -58,8 +60,10 @@ QualityCounts::QualityCounts(LossKind loss, int64_t outputs, int64_t samples)
     auc_outputs_ = outputs == 2 ? 1 : 0;
   }
   if (loss == LossKind::kBce) auc_outputs_ = outputs;
+  // The division avoids the product, which may overflow.
   if (auc_outputs_ > kAucScoresMax / std::max<int64_t>(1, samples)) auc_outputs_ = 0;
   scores_ = size;
+  // The ranks' exchange sums float64. Counts are whole numbers below 2^53, which float64 holds exactly.
   counts_.resize(size + static_cast<size_t>(2 * samples * auc_outputs_));
 }
 
@@ -78,6 +82,7 @@ void QualityCounts::Add(std::span<const int64_t> samples, std::span<const float>
     counts_[0] += above < kTopClasses ? 1 : 0;
     const auto largest = static_cast<size_t>(std::ranges::max_element(row) - row.begin());
     if (outputs_ <= kConfusionClassesMax) counts_[confusion_ + label * static_cast<size_t>(outputs_) + largest] += 1;
+    // With two classes softmax is a sigmoid of this difference, which has the order of the probabilities.
     if (auc_outputs_ == 1) AddScore(samples[i], 0, double{row[1]} - double{row[0]}, label == 1);
   }
 }
@@ -96,6 +101,7 @@ void QualityCounts::Add(std::span<const int64_t> samples, std::span<const float>
 
 void QualityCounts::AddScore(int64_t sample, int64_t output, double score, bool positive) {
   const auto place = scores_ + static_cast<size_t>(sample * auc_outputs_ + output);
+  // One rank alone writes a sample's places, and others have 0 there: so the ranks' sum is a gather.
   counts_[place] = score;
   counts_[place + static_cast<size_t>(samples_ * auc_outputs_)] = positive ? 1 : 0;
 }
@@ -108,6 +114,7 @@ std::optional<double> QualityCounts::AucOf(int64_t output) const {
     const double* const score = counts_.data() + scores_ + sample * auc_outputs_ + output;
     scores.emplace_back(*score, score[samples_ * auc_outputs_] > 0.5);
   }
+  // The sort makes the cost O(n log n). Every pair of kAucScoresMax scores would be 10^12 comparisons.
   std::ranges::sort(scores);
   double negatives = 0, positives = 0, pairs = 0;
   for (size_t begin = 0, end = 0; begin < scores.size(); begin = end) {
@@ -139,6 +146,7 @@ Quality QualityCounts::Result(double loss_sum, double correct, double target_var
   Quality quality{.loss = loss_, .loss_mean = loss_sum / count, .auc = Auc(), .confusion = {}};
   if (loss_ == LossKind::kMse) {
     quality.rmse = std::sqrt(quality.loss_mean);
+    // loss_mean is the mean squared error, so the quotient is the part of the variance that is left.
     quality.r2 = target_variance > 0 ? 1 - quality.loss_mean / target_variance : 0;
     return quality;
   }

@@ -106,6 +106,7 @@ absl::StatusOr<std::vector<int32_t>> ModelClasses(const Model& model, const Trai
     if (facts.class_names.empty() || c < std::ssize(facts.class_names)) known[name_of(facts.class_names, c)] = c;
   }
   std::vector<int32_t> classes(static_cast<size_t>(data.test.classes));
+  // The loop goes over labels and not classes: a class without a sample in the test set need not be known.
   for (const uint16_t label : data.test.has_labels ? data.test.labels : std::vector<uint16_t>()) {
     const std::string name = name_of(data.class_names, label);
     const auto found = known.find(name);
@@ -122,6 +123,7 @@ absl::StatusOr<std::vector<int32_t>> ModelClasses(const Model& model, const Trai
 
 // Whether the data are those of the training.
 absl::Status CheckData(const Model& model, const PredictOptions& options, std::string* note) {
+  // A file of samples alone has no training set to compare.
   if (options.data->train.count == 0) return absl::OkStatus();
   for (const auto& [name, value] : DatasetFacts(*options.data)) {
     const auto written = model.head.config.find(name);
@@ -139,6 +141,7 @@ absl::Status CheckData(const Model& model, const PredictOptions& options, std::s
 // A digest of all that decides the outputs, besides the arithmetic.
 std::string DigestOf(const TrainedModel& facts, const Checkpoint& checkpoint) {
   Sha256 digest;
+  // The layer file's length precedes it, so that no byte of it can pass for a class name.
   digest.Update(absl::StrCat(facts.height, ",", facts.width, ",", facts.channels, ",", facts.takes_numbers, ",",
                              facts.outputs, ",", facts.layer_file.size(), ",", facts.layer_file));
   digest.Update(absl::StrJoin(facts.class_names, absl::string_view("\0", 1)));
@@ -152,6 +155,7 @@ std::string DigestOf(const TrainedModel& facts, const Checkpoint& checkpoint) {
 // DataLoss if the checkpoint is damaged.
 absl::StatusOr<Model> Load(const std::string& folder, const PredictOptions& options) {
   Model model{.folder = folder};
+  // The head has the layer file. ReadCheckpoint needs the layout of the network that is made from it.
   ASSIGN_OR_RETURN(model.head, ReadCheckpointHead(folder));
   const TrainedModel& facts = model.head.model;
   RETURN_IF_ERROR(CheckFits(facts, options.data->test, folder));
@@ -175,6 +179,7 @@ absl::StatusOr<Model> Load(const std::string& folder, const PredictOptions& opti
   ASSIGN_OR_RETURN(model.parameters, options.device->Allocate(bytes), "the parameters");
   options.device->CopyToDevice(checkpoint.parameters.data(), model.parameters->data(), bytes);
   RETURN_IF_ERROR(options.device->Synchronize());
+  // A process that is alone has no other to compare with, and saves a pass over the parameters.
   if (options.ranks.exchange != nullptr) model.sha256 = DigestOf(facts, checkpoint);
   return model;
 }
@@ -194,6 +199,7 @@ absl::StatusOr<Model> LoadNewest(const PredictOptions& options) {
       absl::StrCat(place, " holds no checkpoint: give a run's --checkpoint_dir, or one of the folders in it"));
   for (const std::string& folder : Candidates(place)) {
     absl::StatusOr<Model> model = Load(folder, options);
+    // Only damage leads to an older checkpoint. Another error, as data of another shape, would come with that one too.
     if (!absl::IsDataLoss(model.status())) return model;
     damage = model.status();
     Log(absl::StrCat("passed over: ", damage.message()), LogLevel::kWarning);
@@ -203,6 +209,7 @@ absl::StatusOr<Model> LoadNewest(const PredictOptions& options) {
 
 void Sigmoid(std::span<float> outputs) {
   for (float& output : outputs) {
+    // The exponent is never positive, so that a large output of either sign does not overflow.
     const float power = std::exp(-std::fabs(output));
     output = output >= 0 ? 1 / (1 + power) : power / (1 + power);
   }
@@ -212,6 +219,7 @@ void Sigmoid(std::span<float> outputs) {
 void Softmax(std::span<float> outputs, int64_t classes) {
   for (; !outputs.empty(); outputs = outputs.subspan(static_cast<size_t>(classes))) {
     const std::span<float> row = outputs.first(static_cast<size_t>(classes));
+    // With the largest output subtracted, the exponents are 0 or below, and the sum is at least 1.
     const float largest = *std::ranges::max_element(row);
     double sum = 0;
     for (float& output : row) sum += output = std::exp(output - largest);
@@ -236,6 +244,7 @@ class Input {
     Input input(device, model, std::move(model_classes));
     const int64_t values = kPredictionBatch * data.image_values();
     ASSIGN_OR_RETURN(input.images_, device->Allocate(values * static_cast<int64_t>(sizeof(float))), "a batch");
+    // A label is an int32, which has the bytes of a float.
     ASSIGN_OR_RETURN(input.targets_, device->Allocate(kPredictionBatch * kFloatBytes *
                                                       (input.loss_ == LossKind::kSoftmax ? 1 : input.outputs_)));
     return input;
@@ -327,6 +336,7 @@ class Ranks {
 
   // The blocks of this rank.
   ElementRange Mine(int64_t block_count) const {
+    // The ranks' ranges follow each other without a gap, and their sizes differ by one block at most.
     const int64_t rank = ranks_.job.rank, world_size = ranks_.job.world_size;
     return {block_count * rank / world_size, block_count * (rank + 1) / world_size};
   }
@@ -381,6 +391,7 @@ class Prediction {
     ASSIGN_OR_RETURN(Input input, Input::Create(options_.device, data_, model_, std::move(model_classes)));
     Evaluation evaluation{.folder = model_.folder, .samples = data_.count, .has_labels = data_.has_labels};
     RETURN_IF_ERROR(CheckData(model_, options_, &evaluation.note));
+    // The ranks compare themselves before they compute: a difference costs no evaluation.
     RETURN_IF_ERROR(Meet());
     ASSIGN_OR_RETURN(file_, CreateFile(options_, model_));
     QualityCounts counts(model_.network->loss(), model_.network->outputs(), data_.count);
@@ -481,6 +492,7 @@ TargetType TargetOf(LossKind loss) {
 ModelInput InputOf(const std::string& checkpoint) {
   for (const std::string& folder : Candidates(checkpoint)) {
     const absl::StatusOr<Checkpoint> head = ReadCheckpointHead(folder);
+    // Predict reports the damage later. An older checkpoint of the run tells the same input.
     if (!head.ok()) continue;
     const TrainedModel& model = head->model;
     const absl::StatusOr<LayerFile> layers = LayerFile::Parse(model.layer_file, "layer file");

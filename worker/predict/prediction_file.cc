@@ -19,6 +19,7 @@ namespace starring {
 namespace {
 
 constexpr absl::string_view kCsv = ".csv", kNpy = ".npy";
+// NumPy itself pads its headers to this multiple, so that a mapped array is aligned for vectors.
 constexpr size_t kNpyAlignment = 64;  // of the first element
 
 // A cell as RFC 4180 has it.
@@ -49,6 +50,7 @@ std::string NpyHeader(const PredictionFile::Options& options) {
   const size_t used = magic.size() + 2 + dictionary.size() + 1;
   dictionary.append((kNpyAlignment - used % kNpyAlignment) % kNpyAlignment, ' ');
   dictionary += '\n';
+  // Version 1.0 has 16 bits, little-endian, for the length. The dictionary has some 100 bytes.
   const std::string length = {static_cast<char>(dictionary.size() & 0xff), static_cast<char>(dictionary.size() >> 8)};
   return absl::StrCat(magic, length, dictionary);
 }
@@ -64,6 +66,7 @@ absl::StatusOr<std::unique_ptr<PredictionFile>> PredictionFile::Create(Options o
         absl::StrCat("--out=", options.path, ": expected a name that ends in ", kCsv, " or ", kNpy));
   }
   std::error_code error;
+  // AtomicFile renames its file to the path, which would replace a link and not the file that it names.
   const std::filesystem::path target = std::filesystem::weakly_canonical(options.path, error);
   const std::string path = error ? options.path : target.string();
   if (std::filesystem::exists(path, error) && !std::filesystem::is_regular_file(path, error)) {
@@ -107,6 +110,7 @@ absl::Status PredictionFile::Append(std::span<const float> values) {
 }
 
 absl::Status PredictionFile::Commit() {
+  // An npy header promises the rows before the first of them is written.
   CHECK_EQ(rows_, options_.samples);
   return NotWritten(file_->Commit(), "the predictions");
 }

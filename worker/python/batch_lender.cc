@@ -39,6 +39,7 @@ bool BatchLender::IsFork() const { return getpid() != process_; }
 
 absl::StatusOr<std::byte*> BatchLender::Allocate(int64_t size_bytes) {
   // All blocks of a loader have one size.
+  // The labels of 64 bits share the block, so one pointer gives the whole batch back.
   labels_offset_ = RoundUp(size_bytes, kCacheLineBytes);
   return TakeBlock();
 }
@@ -75,6 +76,7 @@ absl::StatusOr<LentBatch> BatchLender::Next() {
   // The block comes first: a batch that the loader has handed out could not be given back for want of one.
   ASSIGN_OR_RETURN(std::byte* const fresh, TakeBlock());
   const absl::StatusOr<const Batch*> next = loader_->Next();
+  // The lock is taken after the wait for the loader: other threads give batches back meanwhile.
   const MutexLock lock(mutex_);
   if (!next.ok()) {
     blocks_.at(fresh).holder = Holder::kLender;
@@ -98,6 +100,7 @@ absl::StatusOr<LentBatch> BatchLender::Next() {
     lent.labels = {reinterpret_cast<int64_t*>(memory + labels_offset_), batch.labels.size()};
     std::copy(batch.labels.begin(), batch.labels.end(), lent.labels.begin());
   }
+  // From here on the loader fills `fresh` and leaves the lent block alone.
   loader_->ReplaceMemory(fresh);
   return lent;
 }
@@ -122,6 +125,7 @@ absl::StatusOr<BatchLender::State> BatchLender::GiveBack(std::byte* memory) {
 
 BatchLender::State BatchLender::Close() {
   if (IsFork()) return State::kInUse;
+  // The loader's threads end before the blocks that they fill are erased below.
   loader_.reset();
   const MutexLock lock(mutex_);
   is_closed_ = true;

@@ -58,12 +58,15 @@ std::string Compare(const std::string& name, const GroupAgreement& other, const 
 }  // namespace
 
 int64_t GroupUnexpectedBytesMax(int worker_count) {
+  // A peer sends contributions to this owner, and as an owner results: the factor of 2.
   const int64_t pieces = 2 * kReduceStarSlots * (ReduceStarMessageBytes(worker_count) + kTcpKeptMessageBytes);
   const int64_t heads = kReductionsMax * (static_cast<int64_t>(sizeof(ReductionHead)) + kTcpKeptMessageBytes);
   return std::max(TcpUnexpectedBytesMax(worker_count), kTcpControlBytesMax + pieces) + heads;
 }
 
 absl::StatusOr<std::unique_ptr<Group>> Group::Create(std::unique_ptr<Transport> transport, Options options) {
+  // Agreement comes first: processes with other options would share memory of other sizes. The thread comes last, and
+  // then owns pump and machine.
   std::unique_ptr<Group> group(new Group(std::make_unique<HostTransport>(std::move(transport)), std::move(options)));
   RETURN_IF_ERROR(group->Agree());
   RETURN_IF_ERROR(group->ShareMemory());
@@ -99,6 +102,7 @@ absl::Status Group::Agree() {
   }
   RETURN_IF_ERROR(SendTextFromRoot(pump_, verdict, join));
   if (verdict.empty()) return absl::OkStatus();
+  // All processes have the verdict, so the notices of an Abort would tell them nothing.
   pump_.PeersKnow();
   return absl::InvalidArgumentError(verdict);
 }
@@ -162,6 +166,7 @@ ReduceStarOptions Group::StarOptions() {
 
 void Group::CreateServer() {
   server_ = std::make_unique<SumServer>(StarOptions());
+  // No other thread exists yet: the lock is for the thread-safety analysis. st_serve waits for this ticket.
   const MutexLock lock(mutex_);
   tickets_[kServerTicket] = {};
 }
@@ -191,6 +196,7 @@ Group::~Group() {
 }
 
 void Group::Order() {
+  // The flag is set before the call of Wake, so a thread that wakes sees it.
   has_orders_ = true;
   transport_->Wake();
 }
@@ -205,6 +211,7 @@ absl::StatusOr<int64_t> Group::Begin(const ReductionHead& head, std::byte* data)
         absl::StrCat(tickets_.size(), " sums are begun and not awaited, the most that are allowed: wait for some"));
   }
   const int64_t number = begun_count_++;
+  // Tickets of ranks begin at 1, because kServerTicket is 0.
   tickets_[number + 1] = {};
   orders_.begun.push_back({.number = number, .head = head, .data = data});
   Order();
@@ -225,6 +232,7 @@ std::optional<absl::Status> Group::Wait(int64_t ticket, std::chrono::millisecond
     return absl::InvalidArgumentError(absl::StrCat("unknown or finished ticket ", ticket));
   }
   const absl::Status status = found->second.status;
+  // Each ticket is awaited once, so the map has at most kReductionsMax entries.
   tickets_.erase(found);
   return status;
 }
@@ -256,6 +264,7 @@ void Group::Run() {
   std::fesetenv(FE_DFL_ENV);
   pthread_setname_np(pthread_self(), "starring");
   const absl::Status status = is_server() ? Serve() : Drive();
+  // The call takes up to two seconds, so it comes before the lock: Begin and Wait go on meanwhile.
   if (!status.ok()) pump_.Abort(status);
   const MutexLock lock(mutex_);
   // Nothing touches the data of a reduction any more.
@@ -294,6 +303,7 @@ void Group::EndTickets(const std::vector<int64_t>& numbers) {
   if (numbers.empty()) return;
   if (machine_->IsIdle()) progress_.Enter(WorkPhase::kOutside, ProgressState::Clock::now());
   const MutexLock lock(mutex_);
+  // Every number has a ticket: Wait erases only tickets that have ended.
   for (const int64_t number : numbers) tickets_.at(number + 1).has_ended = true;
   changed_.NotifyAll();
 }

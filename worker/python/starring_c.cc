@@ -113,6 +113,7 @@ absl::Status CheckOptions(const st_options& options, Role role) {
   }
   const int first = role == Role::kRank ? 0 : options.world_size;
   const int count = role == Role::kRank ? options.world_size : options.server_count;
+  // `options.rank - first` cannot overflow: the tests before it exclude a negative result.
   if (options.world_size < 1 || options.server_count < 0 || options.rank < first || options.rank - first >= count) {
     return absl::InvalidArgumentError(absl::StrCat("rank ", options.rank, " of ", options.world_size, " ranks and ",
                                                    options.server_count, " servers after them is no ",
@@ -173,6 +174,7 @@ absl::StatusOr<std::unique_ptr<Group>> Open(const st_options* given, Role role) 
                                                    ": use the starring.h that came with it"));
   }
   const st_options& options = *given;
+  // The socket is owned from here on, so that each error below closes it, as starring.h promises.
   Socket listening(options.listener);
   RETURN_IF_ERROR(CheckOptions(options, role));
   std::function<void(const std::string&)> say;
@@ -208,6 +210,7 @@ absl::StatusOr<std::unique_ptr<Group>> Open(const st_options* given, Role role) 
   }
   absl::StatusOr<std::unique_ptr<Transport>> transport = ConnectFullMesh(std::move(rendezvous));
   if (!transport.ok()) return InWordsOfOptions(transport.status());
+  // join_deadline is one limit for connecting and agreeing, so the time that connecting has taken is subtracted.
   const absl::Duration rest = absl::Floor(group.join_deadline - (SteadyNow() - begin), absl::Milliseconds(100));
   group.join_deadline = std::min(group.join_deadline, std::max(rest, kAgreementDeadlineMin));
   return Group::Create(*std::move(transport), std::move(group));
@@ -219,6 +222,7 @@ absl::StatusOr<std::unique_ptr<Group>> Open(const st_options* given, Role role) 
 int st_open(const st_options* options, st_group** group) {
   return starring::Call([&]() -> absl::Status {
     if (group == nullptr) return absl::InvalidArgumentError("the place for the group is null");
+    // A caller that ignores the code gets null, which every other function refuses or ignores.
     *group = nullptr;
     ASSIGN_OR_RETURN(std::unique_ptr<starring::Group> opened, starring::Open(options, starring::Role::kRank));
     *group = new st_group{.process = getpid(), .group = std::move(opened)};
@@ -231,6 +235,7 @@ int st_serve(const st_options* options) {
     ASSIGN_OR_RETURN(const std::unique_ptr<starring::Group> group, starring::Open(options, starring::Role::kServer));
     // Its ticket ends when the ranks have gone, whenever that is, or when the group breaks.
     std::optional<absl::Status> status;
+    // Wait has a limit for its patience, so an endless wait is a loop.
     while (!status.has_value()) status = group->Wait(starring::Group::kServerTicket, std::chrono::hours(1));
     return *status;
   });
@@ -246,6 +251,7 @@ int st_allreduce(st_group* group, int64_t step, int32_t bucket, uint64_t layout,
                                           .count = count,
                                           .type = static_cast<starring::ElementType>(type),
                                           .divisor = divisor};
+    // ElementBytes needs a known type, so the head is checked before the alignment.
     RETURN_IF_ERROR(starring::CheckHead(head));
     if (ticket == nullptr || (data == nullptr && count > 0)) return absl::InvalidArgumentError("an argument is null");
     if (reinterpret_cast<uintptr_t>(data) % starring::ElementBytes(head.type) != 0) {
@@ -258,6 +264,7 @@ int st_allreduce(st_group* group, int64_t step, int32_t bucket, uint64_t layout,
 }
 
 int st_wait(st_group* group, int64_t ticket, int64_t milliseconds) {
+  // An error of CheckOwner keeps this value, so that its code is returned and not ST_TIMEOUT.
   bool has_ended = true;
   const int code = starring::Call([&]() -> absl::Status {
     RETURN_IF_ERROR(starring::CheckOwner(group));

@@ -33,6 +33,7 @@ struct st_loader {
 namespace starring {
 namespace {
 
+// Each thread has its own sentence, so that another thread's failure cannot replace it before the caller reads it.
 thread_local std::string last_error;
 
 int Fail(int code, std::string sentence) {
@@ -43,6 +44,7 @@ int Fail(int code, std::string sentence) {
 int CodeOf(const absl::Status& status) {
   if (status.ok()) return ST_OK;
   if (absl::IsDeadlineExceeded(status)) return Fail(ST_TIMEOUT, std::string(status.message()));
+  // The caller can mend these by other options or other files. ST_INTERNAL is the code of all other errors.
   const bool is_callers = absl::IsInvalidArgument(status) || absl::IsNotFound(status) || absl::IsDataLoss(status) ||
                           absl::IsFailedPrecondition(status) || absl::IsPermissionDenied(status);
   return Fail(is_callers ? ST_INVALID : ST_INTERNAL, std::string(status.message()));
@@ -96,6 +98,7 @@ std::optional<TargetType> TargetOfCode(int32_t code) {
 }
 
 absl::StatusOr<std::unique_ptr<st_dataset>> OpenDataset(const st_dataset_options& options) {
+  // The size is checked first: a shorter struct of an older header ends before the fields that are read below.
   RETURN_IF_ERROR(CheckSize("st_dataset_options", options.struct_bytes, sizeof options));
   if (options.name == nullptr) return absl::InvalidArgumentError("the data set has no name");
   // The negation also refuses NaN.
@@ -107,6 +110,7 @@ absl::StatusOr<std::unique_ptr<st_dataset>> OpenDataset(const st_dataset_options
   RETURN_IF_ERROR(CheckRange("target", options.target, ST_TARGET_AS_FOUND, ST_TARGET_BITS));
   DatasetOptions dataset{
       .name = options.name, .data_dir = options.data_dir == nullptr ? "" : options.data_dir, .seed = options.seed};
+  // A field of 0 means the default, so a caller in C can leave it out of the initialiser.
   const auto set = [](int64_t given, int64_t* value) { *value = given == 0 ? *value : given; };
   set(options.synthetic_train_count, &dataset.synthetic_train_count);
   set(options.synthetic_test_count, &dataset.synthetic_test_count);
@@ -121,6 +125,7 @@ absl::StatusOr<std::unique_ptr<st_dataset>> OpenDataset(const st_dataset_options
   if (options.cifar100_labels == ST_CIFAR100_COARSE) dataset.cifar100_labels = Cifar100Labels::kCoarse;
   ASSIGN_OR_RETURN(TrainAndTest sets, LoadDataset(dataset));
   auto opened = std::make_unique<st_dataset>();
+  // This pass reads every sample. If the disk fails, a mapped file reads as zeros, which Check reports.
   opened->normalization = NormalizationOf(sets.train);
   if (sets.train.mapped != nullptr) RETURN_IF_ERROR(sets.train.mapped->Check());
   opened->sets = std::make_shared<const TrainAndTest>(std::move(sets));
@@ -133,6 +138,7 @@ absl::Status CheckLoader(const st_loader_options& options) {
   RETURN_IF_ERROR(CheckRange("set", options.set, ST_TRAIN, ST_TEST));
   RETURN_IF_ERROR(CheckRange("augment", options.augment, ST_AUGMENT_NONE, ST_AUGMENT_CROP_FLIP));
   RETURN_IF_ERROR(CheckRange("global_batch", options.global_batch, 1, kGlobalBatchMax));
+  // The rank's limit depends on world_size, which is checked before it.
   RETURN_IF_ERROR(CheckRange("world_size", options.world_size, 1, kWorldSizeMax));
   RETURN_IF_ERROR(CheckRange("rank", options.rank, 0, options.world_size - 1));
   RETURN_IF_ERROR(CheckRange("first_step", options.first_step, 0, kStepCountMax));
@@ -156,6 +162,7 @@ absl::Status CheckLoader(const st_loader_options& options) {
 
 absl::StatusOr<std::unique_ptr<st_loader>> OpenLoader(const st_loader_options& options) {
   RETURN_IF_ERROR(CheckLoader(options));
+  // The reference stays valid after st_dataset_close, because the lender shares `sets`.
   const Dataset& dataset = options.dataset->Of(options.set);
   Normalization normalization = options.dataset->normalization;
   if (options.mean != nullptr) {
@@ -199,6 +206,7 @@ absl::Status Next(st_loader* loader, st_batch* batch) {
 
 absl::Status GiveBack(st_loader* loader, void* memory) {
   ASSIGN_OR_RETURN(const BatchLender::State state, loader->lender->GiveBack(static_cast<std::byte*>(memory)));
+  // The batches outlive st_loader_close. GiveBack or Close tells one caller that the loader has no user left.
   if (state == BatchLender::State::kUnused) delete loader;
   return absl::OkStatus();
 }

@@ -25,7 +25,9 @@ class NodeWalk {
       const auto mine = values_.subspan(next_++ * value_count_, value_count_);
       return {mine.begin(), mine.end()};
     }
+    // The recursion ends: contributors are nodes of this tree, so each of its branches meets one.
     const int middle = TreeMiddle(leaves);
+    // The left half comes first, because `next_` walks the contributors in order.
     std::vector<double> sum = Sum({leaves.begin, middle});
     const std::vector<double> right = Sum({middle, leaves.end});
     for (size_t i = 0; i < sum.size(); ++i) sum[i] += right[i];
@@ -80,6 +82,7 @@ std::span<float> NodeSum::BeginLeaf(int index, int node_size, std::span<float> s
 void NodeSum::AddGradient(ElementRange range) {
   for (int64_t begin = range.begin; ending_ > 0 && begin < range.end; begin += kBlockElements) {
     const auto count = static_cast<size_t>(std::min(kBlockElements, range.end - begin));
+    // `ending_` stays: AddGradient is called for each layer, and AddValues ends the leaf.
     for (size_t depth = depth_; depth > depth_ - static_cast<size_t>(ending_); --depth) {
       const std::span<float> left = GradientAt(depth - 1).subspan(static_cast<size_t>(begin), count);
       const std::span<float> right = GradientAt(depth).subspan(static_cast<size_t>(begin), count);

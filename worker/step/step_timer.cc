@@ -39,6 +39,7 @@ WorkPhase PhaseOf(StepPart part) {
 
 double ProcessSeconds() {
   timespec time = {};
+  // The clock counts all threads of the process, so ProcessorUse::percent may exceed 100.
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }

@@ -29,6 +29,7 @@ bool BucketTrial::AddStep(absl::Duration time) {
   if (std::ssize(steps_) < kStepsPerSize) return false;
   std::vector<absl::Duration> measured(steps_.begin() + kWarmupSteps, steps_.end());
   std::ranges::nth_element(measured, measured.begin() + measured.size() / 2);
+  // The median ignores a step that the system has disturbed.
   step_ms_.push_back(absl::ToDoubleMilliseconds(measured[measured.size() / 2]));
   if (is_measured()) return true;
   ++current_;

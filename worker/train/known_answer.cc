@@ -17,6 +17,7 @@ namespace starring {
 
 absl::StatusOr<KnownAnswer> ComputeKnownAnswer(const WorkerOptions& worker, const TrainAndTest& data,
                                                Network* network) {
+  // The sampler deals a step's samples to ranks. With as many ranks as micro-batches, rank 0 has leaf 0.
   const Sampler::Options sampler{.sample_count = data.train.count,
                                  .global_batch = worker.global_batch,
                                  .world_size = static_cast<int>(worker.micro_batches),
@@ -32,6 +33,7 @@ absl::StatusOr<KnownAnswer> ComputeKnownAnswer(const WorkerOptions& worker, cons
   AlignedFloats parameters(network->layout().element_count());
   AlignedFloats gradients(network->layout().element_count());
   std::vector<float> added_statistics(static_cast<size_t>(network->statistics_size()));
+  // A worker that joins late has the same first parameters, so its answer is comparable with those before.
   network->InitializeParameters(worker.seed, parameters.span());
   const Network::TrainStep work{.input = {.images = leaf->images.data(),
                                           .targets = LossTargets(leaf->target_data()),
@@ -41,6 +43,7 @@ absl::StatusOr<KnownAnswer> ComputeKnownAnswer(const WorkerOptions& worker, cons
                                 .parameters = parameters.span(),
                                 .gradients = gradients.span(),
                                 .added_statistics = added_statistics};
+  // No exchange is under way, so no layer waits for its parameters.
   const auto no_wait = [](int) { return absl::OkStatus(); };
   RETURN_IF_ERROR(network->Forward(work, no_wait));
   RETURN_IF_ERROR(network->Backward(work, no_wait));
@@ -50,6 +53,7 @@ absl::StatusOr<KnownAnswer> ComputeKnownAnswer(const WorkerOptions& worker, cons
                                    .Update(std::as_bytes(std::span(&loss, 1)))
                                    .Update(std::as_bytes(std::span(added_statistics)))
                                    .HexDigest()};
+  // The first pass warms caches and memory. Only a second one takes the time of a leaf in a run.
   const absl::Time begin = SteadyNow();
   RETURN_IF_ERROR(network->Forward(work, no_wait));
   RETURN_IF_ERROR(network->Backward(work, no_wait));

@@ -5,6 +5,7 @@
 namespace starring {
 namespace {
 
+// ToValues writes, and FromValues reads, as many values for each epoch and each loss.
 constexpr size_t kEpochValues = 6;
 constexpr size_t kLossValues = 3;
 // Numbers of steps and samples are whole and below 2^53, which float64 holds exactly.
@@ -36,6 +37,7 @@ absl::StatusOr<RunHistory> FromValues(std::span<const double> values, int64_t st
     return absl::DataLossError(absl::StrCat("a snapshot's ", values.size(), " side values are no history of this run"));
   };
   if (values.size() < kHeadValues) return wrong();
+  // The counts must add up to the values that have come, so a damaged count cannot make `resize` take gigabytes.
   const double counts = values[0] + kEpochValues * values[1] + kLossValues * values[2];
   if (values[0] != static_cast<double>(statistics_size) || values[1] < 0 || values[2] < 0 ||
       counts != static_cast<double>(values.size() - kHeadValues)) {
@@ -47,6 +49,7 @@ absl::StatusOr<RunHistory> FromValues(std::span<const double> values, int64_t st
                      .epoch_seconds = values[6]};
   auto next = values.begin() + kHeadValues;
   for (int64_t i = 0; i < statistics_size; ++i) history.statistics.push_back(static_cast<float>(*next++));
+  // A count that is no whole number is truncated, and the walk ends before the last value.
   history.epochs.resize(static_cast<size_t>(values[1]));
   for (EpochSummary& one : history.epochs) {
     one.epoch = static_cast<int64_t>(*next++);

@@ -315,6 +315,7 @@ absl::Status Trainer::AgreeOnBest() {
 absl::Status Trainer::RestoreHistory() {
   ASSIGN_OR_RETURN(const std::vector<double> values, exchange_.snapshots()->FetchSideValues());
   ASSIGN_OR_RETURN(history_, FromValues(values, network_.statistics_size()));
+  // FromValues has checked that there are as many statistics as the buffers have values.
   std::span<const float> next = history_.statistics;
   for (const NetworkBuffer& buffer : network_.buffers()) {
     RETURN_IF_ERROR(network_.WriteBuffer(buffer, next.first(buffer.values.size())));

@@ -26,6 +26,7 @@ CellKind Read(absl::string_view text, Float& value) {
   if (error == std::errc::invalid_argument || parsed != end) return CellKind::kText;
   if (!std::isfinite(found) && error == std::errc()) return CellKind::kNotFinite;
   if (error == std::errc::result_out_of_range) {
+    // On this error from_chars sets the nearest number: the largest of the type, or one next to 0.
     if (std::abs(found) > 1) return CellKind::kTooLarge;
     found = std::copysign(Float{0}, found);
   }

@@ -63,6 +63,7 @@ absl::StatusOr<bool> CsvRows::Next(std::vector<absl::string_view>& cells) {
   cells.clear();
   for (const Cell& cell : found_) {
     size_t bytes = cell.end - cell.begin;
+    // Only a whole row is changed. FindCells reads a row that is not whole from its beginning again.
     if (cell.has_quotes) bytes = RemoveDoubledQuotes(pieces_.text().subspan(cell.begin, bytes));
     cells.push_back(text_.substr(cell.begin, bytes));
   }
@@ -91,6 +92,7 @@ absl::StatusOr<bool> CsvRows::FindCells(bool ended) {
     if (static_cast<int64_t>(cell.end - cell.begin) > kCellBytesMax) {
       return Error(found_.size(), absl::StrCat("found a cell of more than ", kCellBytesMax, " bytes, the limit"));
     }
+    // The cell may go on in text that has not been read.
     if (at == text_.size() && !ended) return false;
     found_.push_back(cell);
     if (at < text_.size() && text_[at] == ',') {
@@ -103,7 +105,9 @@ absl::StatusOr<bool> CsvRows::FindCells(bool ended) {
       if (line_end == 0) return false;
       row_bytes_ += line_end;
     }
+    // An empty line has no cells. A line of two quotes has one cell, which is empty.
     if (found_.size() == 1 && !quoted && cell.begin == cell.end) found_.clear();
+    // Only quotes can hold line ends, so most rows are not searched for them.
     row_lines_ = any_quoted ? std::count(text_.begin(), text_.begin() + static_cast<int64_t>(row_bytes_), '\n') : 1;
     return true;
   }
@@ -133,6 +137,7 @@ absl::StatusOr<size_t> CsvRows::LineEndBytes(size_t at, bool ended) const {
   if (text_[at] == '\n') return 1;
   if (text_[at] == '\r') {
     if (at + 1 < text_.size() && text_[at + 1] == '\n') return 2;
+    // The LF may be the next byte that is read.
     if (at + 1 == text_.size() && !ended) return 0;
     return Error(found_.size() - 1,
                  "expected lines that end with LF or CRLF, found CR alone: save the file with line ends of Unix");

@@ -18,6 +18,7 @@ int64_t AddressBytesLeft() {
   constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
   rlimit limit = {};
   int64_t pages = 0;
+  // The first number is the process's address space in pages, which RLIMIT_AS limits.
   std::ifstream sizes("/proc/self/statm");
   if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || !(sizes >> pages)) return kNoLimit;
   return std::max<int64_t>(
@@ -36,6 +37,7 @@ absl::Status CheckDataFits(const std::string& path, int64_t bytes, const std::st
                         path, static_cast<double>(bytes) / kMega, static_cast<double>(addresses) / kMega));
   }
   const absl::StatusOr<int64_t> memory = AvailableMemoryBytes(root);
+  // A system that does not tell its memory is no reason to refuse the data.
   if (memory.ok() && bytes > *memory) {
     return absl::ResourceExhaustedError(
         absl::StrFormat("%s needs %.1f MB of memory, and %.1f MB are left to this process by the machine and its "

@@ -22,6 +22,7 @@ constexpr absl::string_view kConvert = "convert it to the data set's own format"
 
 constexpr Kind kKinds[] = {
     {"version https://git-lfs", "a pointer of Git LFS", "fetch the file itself with git lfs pull"},
+    // FileStream has unzipped the file once before its beginning comes here.
     {"\x1f\x8b", "gzipped twice", "gunzip it once"},
     {"PK\x03\x04", "a zip archive", kUnpack},
     {"BZh", "compressed by bzip2", kUnpack},

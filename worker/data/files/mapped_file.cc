@@ -50,6 +50,7 @@ bool PutZeros(const MappedFileEntry& entry, void* address) {
   const uintptr_t in_page = reinterpret_cast<uintptr_t>(address) & (PageBytes() - 1);
   char* const page = static_cast<char*>(address) - in_page;
   const uintptr_t bytes = entry.end - reinterpret_cast<uintptr_t>(page);
+  // POSIX does not list mmap for handlers. On Linux it is a plain system call that takes no lock of the process.
   return mmap(page, bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED;
 }
 
@@ -80,6 +81,7 @@ void OnBusError(int number, siginfo_t* info, void* context) {
   for (MappedFileEntry& entry : g_entries) {
     const uintptr_t begin = entry.begin;
     if (info->si_code <= 0 || begin <= 1 || address < begin || address >= entry.end) continue;
+    // Only the first loss is kept: Check names one byte.
     int64_t none = -1;
     entry.lost.compare_exchange_strong(none, static_cast<int64_t>(address - begin));
     if (!PutZeros(entry, info->si_addr)) break;
@@ -115,6 +117,7 @@ void MappedFile::CatchBusErrors() {
   PageBytes();  // now: a handler must not initialise it
   struct sigaction now = {};
   sigaction(SIGBUS, nullptr, &now);
+  // Otherwise the handler would become its own predecessor, and the true one would be lost.
   if ((now.sa_flags & SA_SIGINFO) != 0 && now.sa_sigaction == OnBusError) return;
   g_before = now;
   struct sigaction ours = {};
@@ -126,6 +129,7 @@ void MappedFile::CatchBusErrors() {
 absl::StatusOr<std::shared_ptr<const MappedFile>> MappedFile::Map(const std::string& path, int descriptor,
                                                                   int64_t size_bytes) {
   struct stat facts = {};
+  // The caller may close its descriptor, while ReadAt and Check use this one until the destructor.
   const int own = fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
   if (own < 0 || fstat(own, &facts) != 0) {
     const int error = errno;
@@ -148,6 +152,7 @@ absl::StatusOr<std::shared_ptr<const MappedFile>> MappedFile::Map(const std::str
     return absl::ResourceExhaustedError(absl::StrCat(path, " cannot be mapped, ", size_bytes, " bytes: ",
                                                      strerror(error), ": raise ulimit -v, or give --map_data=never"));
   }
+  // `begin` is stored last: the handler ignores the entry until then.
   entry->lost = -1;
   entry->end = RoundUpToPage(reinterpret_cast<uintptr_t>(data) + static_cast<uintptr_t>(size_bytes));
   entry->begin = reinterpret_cast<uintptr_t>(data);
@@ -191,6 +196,7 @@ absl::Status MappedFile::Check() const {
   const int64_t lost = entry_->lost;
   struct stat facts = {};
   if (fstat(descriptor_, &facts) != 0) return absl::ErrnoToStatus(errno, absl::StrCat(path_, " cannot be checked"));
+  // The size comes before a lost byte: a cut explains the loss.
   if (facts.st_size < size_bytes_) {
     return absl::DataLossError(absl::StrCat(path_, " was cut while it was in use: expected ", size_bytes_,
                                             " bytes, found ", facts.st_size,

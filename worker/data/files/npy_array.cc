@@ -49,6 +49,7 @@ class Parser {
         break;
       }
     }
+    // All three keys are required, since a default could hide a damaged header. Padding may follow, and nothing else.
     Skip();
     if (!left_.empty() || !has_type_ || !has_order_ || !has_shape_) return Damaged();
     return std::move(array_);
@@ -126,6 +127,7 @@ class Parser {
     RETURN_IF_ERROR(Expect('('));
     while (!Take(')')) {
       Skip();
+      // SimpleAtoi alone would accept a sign and spaces. It refuses an empty text.
       const auto* const end = std::ranges::find_if_not(left_, absl::ascii_isdigit);
       const absl::string_view digits = left_.substr(0, static_cast<size_t>(end - left_.begin()));
       int64_t size = 0;
@@ -156,6 +158,7 @@ class Parser {
 std::optional<int64_t> Product(std::span<const int64_t> shape) {
   int64_t product = 1;
   for (const int64_t size : shape) {
+    // `product` is at least 1, because ReadShape refuses a dimension of 0.
     if (size > std::numeric_limits<int64_t>::max() / product) return std::nullopt;
     product *= size;
   }
@@ -164,6 +167,7 @@ std::optional<int64_t> Product(std::span<const int64_t> shape) {
 
 absl::Status CheckSize(const ByteStream& stream, const NpyArray& array, int64_t header_bytes) {
   const std::optional<int64_t> elements = Product(array.shape);
+  // Readers allocate memory for all elements that the header promises, so the promise is checked before.
   const int64_t possible = stream.size_bytes_max() - header_bytes;
   if (elements.has_value() && *elements <= possible / array.element_bytes) return absl::OkStatus();
   const std::string found = elements.has_value()
@@ -193,6 +197,7 @@ absl::StatusOr<NpyArray> ReadNpyHeader(ByteStream& stream) {
   ASSIGN_OR_RETURN(int64_t read, stream.Read(std::span(head).first(10)));
   const absl::string_view magic(reinterpret_cast<const char*>(head.data()), kMagic.size());
   if (read >= std::ssize(kMagic) && magic != kMagic) {
+    // A known format is named. Other bytes are shown by the message below.
     RETURN_IF_ERROR(RefuseOtherKind(stream.path(), std::span(head).first(static_cast<size_t>(read))));
   }
   if (read < 10 || magic != kMagic) {
@@ -200,6 +205,7 @@ absl::StatusOr<NpyArray> ReadNpyHeader(ByteStream& stream) {
         stream.path(), " is no array of NumPy: expected the first bytes ", absl::CHexEscape(kMagic), ", found ",
         absl::CHexEscape(magic.substr(0, static_cast<size_t>(read))), ": write it with numpy.save"));
   }
+  // The minor version, which is byte 7, is 0 in all versions.
   const int version = head[6];
   if (version < 1 || version > 3) {
     return absl::DataLossError(

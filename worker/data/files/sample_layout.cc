@@ -79,6 +79,7 @@ void TransposeBlock(const uint8_t* in, int64_t in_stride, uint8_t* out, int64_t 
 
 void Transpose(const SampleLayout& layout, const uint8_t* lying, uint8_t* image) {
   const int64_t height = layout.height, width = layout.width;
+  // An image smaller than a block cannot be covered by whole blocks.
   if (height < kBlock || width < kBlock) {
     for (int64_t row = 0; row < height; ++row) {
       for (int64_t column = 0; column < width; ++column) image[row * width + column] = lying[column * height + row];
@@ -154,6 +155,7 @@ __attribute__((target("avx2"))) void InterleaveByVectors(const uint8_t* planes, 
     _mm256_storeu_si256(out + 1, _mm256_blend_epi32(lane[2], lane[0], 0xf0));
     _mm256_storeu_si256(out + 2, _mm256_permute2x128_si256(lane[1], lane[2], 0x31));
   }
+  // A load of 32 bytes beyond the plane could leave the file's mapping, so the rest goes pixel by pixel.
   InterleaveEach(planes, pixels, image, whole);
 }
 
@@ -204,6 +206,7 @@ float FromHalf(uint16_t bits) {
   const int leading = exponent == 0 ? 0 : 1 << kFractionBits;
   constexpr int kFloatFractionBits = 23, kFloatBias = 127;
   const int power = std::max(exponent, 1) - kBias - kFractionBits;
+  // The power is from -24 to 5, so the bits are those of a normal float, and the product is exact.
   const auto scale = std::bit_cast<float>(static_cast<uint32_t>(power + kFloatBias) << kFloatFractionBits);
   return sign * static_cast<float>(leading + fraction) * scale;
 }

@@ -36,6 +36,7 @@ void TextPieces::Consume(size_t bytes) {
 absl::StatusOr<TextPieces::Grown> TextPieces::Grow() {
   const size_t size = end_ - begin_;
   if (size == bytes_max_) return Grown::kFull;
+  // The rest of a row moves to the front, and may overlap its old place.
   std::memmove(buffer_.data(), buffer_.data() + begin_, size);
   begin_ = 0;
   end_ = size;
@@ -54,6 +55,7 @@ absl::StatusOr<TextPieces::Grown> TextPieces::Grow() {
     }
     if (absl::StartsWith(first, kUtf8Mark)) begin_ += kUtf8Mark.size();
   }
+  // `begin_` counts here, because a mark at the file's beginning is no text for the reader.
   return begin_ + size < end_ ? Grown::kMore : Grown::kEnd;
 }
 

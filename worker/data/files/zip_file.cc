@@ -22,6 +22,7 @@ namespace {
 constexpr uint32_t kLocalHeader = 0x04034b50, kEntry = 0x02014b50, kEnd = 0x06054b50;
 constexpr uint32_t kZip64End = 0x06064b50, kZip64Locator = 0x07064b50;
 constexpr int64_t kLocalHeaderBytes = 30, kEntryBytes = 46, kEndBytes = 22, kZip64EndBytes = 56, kLocatorBytes = 20;
+// The length of the comment is a field of 16 bits.
 constexpr int64_t kCommentBytesMax = 65535;
 constexpr uint32_t kIn64Bits = 0xffffffff;  // the number is in the zip64 field
 constexpr uint16_t kZip64Field = 1;
@@ -55,6 +56,7 @@ class Zip64Field {
     // Fields of an extra part: kind, size, content.
     while (extra.size() >= 4) {
       const size_t size = Number16(extra, 2);
+      // A damaged part ends the search. Take then fails if the entry needs the field.
       if (size > extra.size() - 4) return;
       if (Number16(extra, 0) == kZip64Field) {
         left_ = extra.subspan(4, size);
@@ -93,6 +95,7 @@ class ZipFile::Stored final : public ByteStream {
     crc32_ = static_cast<uint32_t>(crc32_z(crc32_, out.data(), bytes));
     at_ += static_cast<int64_t>(bytes);
     read_ += static_cast<int64_t>(bytes);
+    // A short answer is the member's end. Before that the checksum covers only a part.
     if (bytes < out.size() && crc32_ != member_.crc32) {
       return absl::DataLossError(absl::StrCat(path_, " has the checksum ", absl::Hex(crc32_), ", expected ",
                                               absl::Hex(member_.crc32), ": copy or save the file again"));
@@ -140,7 +143,10 @@ class ZipFile::Deflated final : public ByteStream {
       read_ += static_cast<int64_t>(bytes);
       is_over_ = code == Z_STREAM_END;
       if (code == Z_MEM_ERROR) return absl::ResourceExhaustedError(absl::StrCat(path_, ": no memory to unzip it"));
+      // Where the packed bytes run out, inflate makes no progress and reports Z_BUF_ERROR. Without this test the loop
+      // would not end.
       const bool is_stuck = bytes == 0 && stream_.avail_in == ready && !is_over_;
+      // A member that unpacks to more than the directory promises is refused before the rest is unpacked.
       if ((code != Z_OK && code != Z_BUF_ERROR && !is_over_) || is_stuck || read_ > member_.bytes) {
         return absl::DataLossError(absl::StrCat(path_, " has damaged deflate data: copy or save the file again"));
       }
@@ -153,6 +159,7 @@ class ZipFile::Deflated final : public ByteStream {
     return static_cast<int64_t>(written);
   }
   int64_t size_bytes_max() const override {
+    // A damaged directory may claim any length. The packed bytes bound what can come.
     return std::min(member_.bytes, member_.packed_bytes > std::numeric_limits<int64_t>::max() / kDeflateRatioMax
                                        ? std::numeric_limits<int64_t>::max()
                                        : member_.packed_bytes * kDeflateRatioMax);
@@ -191,6 +198,7 @@ absl::StatusOr<std::unique_ptr<ZipFile>> ZipFile::Open(const std::string& path) 
   if (descriptor < 0) return absl::ErrnoToStatus(errno, absl::StrCat(path, " cannot be opened"));
   struct stat facts {};
   const bool known = fstat(descriptor, &facts) == 0;
+  // From here on the destructor closes the descriptor on every return.
   std::unique_ptr<ZipFile> zip(new ZipFile(path, descriptor, known ? facts.st_size : 0));
   if (!known || !S_ISREG(facts.st_mode)) {
     return absl::InvalidArgumentError(absl::StrCat(path, " is not a regular file: give the data file itself"));
@@ -207,6 +215,7 @@ absl::Status ZipFile::Damaged(absl::string_view what) const {
 absl::Status ZipFile::ReadAt(int64_t offset, std::span<uint8_t> out) const {
   size_t done = 0;
   while (done < out.size()) {
+    // pread moves no file position, so streams of several members can take turns.
     const ssize_t bytes = pread(descriptor_, out.data() + done, out.size() - done, offset + static_cast<int64_t>(done));
     if (bytes < 0 && errno == EINTR) continue;  // a signal to stop interrupts a read
     if (bytes < 0) return absl::ErrnoToStatus(errno, absl::StrCat(path_, " cannot be read"));
@@ -222,6 +231,7 @@ absl::Status ZipFile::ReadDirectory() {
   std::vector<uint8_t> tail(static_cast<size_t>(tail_bytes));
   RETURN_IF_ERROR(ReadAt(file_bytes_ - tail_bytes, tail));
   int64_t end = tail_bytes - kEndBytes;
+  // The comment may contain the record's signature. Only the true record's comment ends with the file.
   while (end >= 0 && (Number32(tail, static_cast<size_t>(end)) != kEnd ||
                       end + kEndBytes + Number16(tail, static_cast<size_t>(end) + 20) != tail_bytes)) {
     --end;
@@ -236,6 +246,7 @@ absl::Status ZipFile::ReadDirectory() {
   int64_t bytes = Number32(record, 12);
   int64_t begin = Number32(record, 16);
   const int64_t end_in_file = file_bytes_ - tail_bytes + end;
+  // A large archive has a locator directly before the record, which leads to the numbers of 64 bits.
   if (std::array<uint8_t, kLocatorBytes> locator{}; end_in_file >= kLocatorBytes) {
     RETURN_IF_ERROR(ReadAt(end_in_file - kLocatorBytes, locator));
     if (Number32(locator, 0) == kZip64Locator) {
@@ -253,6 +264,7 @@ absl::Status ZipFile::ReadDirectory() {
     return Damaged(absl::StrCat("its directory has ", count, " members and ", bytes, " bytes, expected at most ",
                                 kZipMembersMax, " and ", kZipDirectoryBytesMax));
   }
+  // The sum of both numbers could overflow, so the comparison subtracts.
   if (begin > file_bytes_ || bytes > file_bytes_ - begin) return Damaged("its directory is outside the file");
   std::vector<uint8_t> directory(static_cast<size_t>(bytes));
   RETURN_IF_ERROR(ReadAt(begin, directory));
@@ -271,11 +283,13 @@ absl::Status ZipFile::ReadEntries(std::span<const uint8_t> directory, int64_t co
     const auto name = directory.subspan(kEntryBytes, name_bytes);
     member.name.assign(name.begin(), name.end());
     Zip64Field field(directory.subspan(kEntryBytes + name_bytes, extra_bytes));
+    // This is the order of the numbers in the zip64 field (APPNOTE 4.5.3), not of those in the entry.
     if (!field.Take(Number32(directory, 24), &member.bytes) ||
         !field.Take(Number32(directory, 20), &member.packed_bytes) ||
         !field.Take(Number32(directory, 42), &member.header)) {
       return Damaged(absl::StrCat("member ", absl::CHexEscape(member.name), " has no zip64 sizes"));
     }
+    // Another reader might take the other one. The search is linear, and kZipMembersMax bounds its square.
     if (Has(member.name)) return Damaged(absl::StrCat("it has two members ", absl::CHexEscape(member.name)));
     members_.push_back(std::move(member));
     directory = directory.subspan(entry_bytes);
@@ -306,9 +320,11 @@ absl::StatusOr<std::unique_ptr<ByteStream>> ZipFile::OpenMember(absl::string_vie
   std::array<uint8_t, kLocalHeaderBytes> header{};
   RETURN_IF_ERROR(ReadAt(member->header, header));
   if (Number32(header, 0) != kLocalHeader) return damaged("is not where the directory says");
+  // The lengths of name and extra part come from the local header: the directory's extra part may have another length.
   const int64_t begin = member->header + kLocalHeaderBytes + Number16(header, 26) + Number16(header, 28);
   if (begin > file_bytes_ || member->packed_bytes > file_bytes_ - begin) return damaged("is outside the file");
   if (member->method == kStored) {
+    // Stored reads `bytes` bytes, and the check above has covered `packed_bytes`.
     if (member->bytes != member->packed_bytes) return damaged("is stored, and has two sizes");
     return std::make_unique<Stored>(this, member, begin);
   }

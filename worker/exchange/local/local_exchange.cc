@@ -25,6 +25,7 @@ class LocalExchange final : public GradientExchange {
                                                      job.world_size, ": use --sync=star or --sync=ring"));
     }
     CHECK_EQ(parameters.size(), job.layout.element_count());
+    // On a GPU the training step updates the parameters where they are, and this exchange owns no slice.
     if (updates_ == LocalUpdates::kTrainingStep) return absl::OkStatus();
     ASSIGN_OR_RETURN(std::unique_ptr<ClippingOwner> clipping, ClippingOwner::Create(job));
     clipping_ = clipping.get();
@@ -54,6 +55,7 @@ class LocalExchange final : public GradientExchange {
     const ElementRange range = buckets_.bucket(submission.bucket);
     const TraceSpan span(track_, "apply", {.step = submission.round, .bucket = submission.bucket});
     const auto start = std::chrono::steady_clock::now();
+    // With --clip_norm the sums are only kept: the factor needs the norm of all buckets.
     const std::span<float> results = clipping_ == nullptr ? parameters_ : clipping_->sums();
     // The update is in place: no other process reads the old parameters, so Await has nothing to wait for.
     ++submitted_count_;
@@ -68,6 +70,7 @@ class LocalExchange final : public GradientExchange {
 
   absl::Status Await(int64_t round, int) override {
     if (clipping_ == nullptr) return absl::OkStatus();
+    // The norm is that of the whole gradient, so the update of any bucket needs all of them.
     CHECK_EQ(submitted_count_ % buckets_.bucket_count(), 0) << "round " << round << " is not submitted whole";
     const auto start = std::chrono::steady_clock::now();
     clipping_->Update(round, parameters_);

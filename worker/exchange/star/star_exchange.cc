@@ -43,6 +43,7 @@ class StarExchange final : public GradientExchange, private Snapshots {
  public:
   explicit StarExchange(StarOptions options) : options_(std::move(options)) {}
 
+  // The qualified name says that a destructor calls no override. Release always returns true here.
   ~StarExchange() override { (void)StarExchange::Release(); }
 
   absl::Status Start(const JobSpec& job, std::span<float> parameters) override;
@@ -325,6 +326,7 @@ absl::StatusOr<std::vector<double>> StarExchange::FetchSideValues() {
     requests.back()->destination = std::as_writable_bytes(std::span(block));
     client_->Post(std::move(requests));
     RETURN_IF_ERROR(client_->Wait(StarRequest::kNoBucket));
+    // A length that is negative or NaN counts as 0. FromValues then refuses the empty history.
     const auto left = static_cast<size_t>(std::max(0.0, block[0])) - values.size();
     values.insert(values.end(), block.begin() + 1, block.begin() + 1 + std::min(left, block.size() - 1));
   } while (static_cast<double>(values.size()) < block[0]);
@@ -338,6 +340,8 @@ void StarExchange::BeginRead(int64_t step, const std::shared_ptr<std::vector<std
       for (size_t i = 0; i < state->size(); ++i) {
         requests.push_back(MakeRequest(ExchangeMessage::FETCH_STATE, shard, step, b));
         StarRequest& request = *requests.back();
+        // The side values use this lane too, and come to shard 0 first. The shard copies its state for one answer at a
+        // time.
         request.lane = 0;
         request.group = StarRequest::kSnapshot;
         request.fields.set_vector(static_cast<int>(i));
