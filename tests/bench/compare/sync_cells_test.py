@@ -44,6 +44,7 @@ class CellsTest(unittest.TestCase):
                          {(cell.sync, cell.topology, cell.placement, cell.transport) for cell in cells.NAMED},
                          {("local", "local", "in each rank", "none"), ("mpi", "mpi", "in each rank", "mpi"),
                           ("ring-tcp-shm", "ring", cells.RANKS, "tcp"), ("star-tcp-shm", "star", cells.RANKS, "tcp"),
+                          ("ring-mpi-gpu", "ring", cells.RANKS, "mpi"), ("ring-tcp-gpu", "ring", cells.RANKS, "tcp"),
                           ("star-mpi-gpu", "star", cells.RANKS, "mpi"), ("star-tcp-gpu", "star", cells.RANKS, "tcp"),
                           ("star-servers-tcp-shm", "star", cells.SERVERS, "tcp"),
                           ("star-shm", "star", cells.SERVERS, "grpc")})
