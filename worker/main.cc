@@ -284,6 +284,14 @@ struct ExchangeAndStep {
   }
 };
 
+// Null: the exchange takes none.
+ExchangeBytes SharedGpuBytes(const WorkerOptions& options) {
+  if (options.same_host != SameHost::kGpuMemory || options.world_size == 1) return nullptr;
+  return [optimizer = options.optimizer, world_size = options.world_size](int64_t element_count) {
+    return PeerExchange::SharedGpuBytes(optimizer, element_count, world_size);
+  };
+}
+
 // All options but the device and the place of the data set, which depend on the GPU's memory.
 CudaTrainingStepOptions MakeCudaStepOptions(const WorkerOptions& options, const NetworkOptions& shape,
                                             const TrainAndTest& data) {
@@ -461,7 +469,8 @@ std::function<absl::StatusOr<Facts>()> DeviceFactsOf(const TrainOptions& trainin
 absl::Status ReportRun(const JobParts& parts, const ExchangeAndStep& work, const TrainResult& result) {
   const DeviceChoice& choice = *parts.choice;
   WorkerOptions options = parts.options();
-  const std::optional<ExchangeChoice> exchange_choice = work.exchange->facts().choice;
+  const ExchangeFacts exchange_facts = work.exchange->facts();
+  const std::optional<ExchangeChoice>& exchange_choice = exchange_facts.choice;
   if (exchange_choice.has_value()) options.sync = exchange_choice->sync;
   if (result.checkpoint_saved) options.checkpoint_dir = result.checkpoint_dir;
   if (options.rank != 0) return absl::OkStatus();
@@ -489,7 +498,8 @@ absl::Status ReportRun(const JobParts& parts, const ExchangeAndStep& work, const
                          .cpu_quota = parts.launcher->core_limits.quota,
                          .versions = std::move(versions),
                          .engines = std::move(engines),
-                         .sync_reason = exchange_choice.has_value() ? exchange_choice->reason : ""});
+                         .sync_reason = exchange_choice.has_value() ? exchange_choice->reason : "",
+                         .same_host_reason = exchange_facts.same_host_reason});
 }
 
 absl::StatusOr<TrainResult> TrainJob(const JobParts& parts, const Segment& segment) {
@@ -565,7 +575,8 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
   GpuMemoryNeed gpu_memory;
   if (choice.cuda != nullptr) {
     // The plan comes before any allocation on the GPU, so that a training that does not fit is refused with numbers.
-    ASSIGN_OR_RETURN(gpu_memory, PlanGpuMemory(layers, network_options, options.data_on_gpu, *choice.cuda, &cuda_step));
+    ASSIGN_OR_RETURN(gpu_memory, PlanGpuMemory(layers, network_options, options.data_on_gpu, *choice.cuda, &cuda_step,
+                                               SharedGpuBytes(options)));
   }
   absl::StatusOr<std::unique_ptr<Network>> created = Network::Create(layers, network_options, choice.device());
   if (!created.ok()) return choice.cuda == nullptr ? created.status() : RefuseIfOutOfGpuMemory(created.status());

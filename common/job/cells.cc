@@ -23,6 +23,7 @@ constexpr unsigned kOfRanks = Cell::kDeterministic | Cell::kAutoBuckets | Cell::
 constexpr unsigned kStarOfRanks = kOfRanks | Cell::kTree;
 // A star in memory moves fewer bytes, so --sync=auto does not measure the ring there.
 constexpr unsigned kRingInMemory = kOfRanks & ~Cell::kAutoSync;
+constexpr unsigned kRingOnGpus = kRingInMemory & ~(Cell::kWholeGradient | Cell::kAutoBuckets);
 constexpr unsigned kStarOnGpus = kStarOfRanks & ~(Cell::kWholeGradient | Cell::kAutoBuckets);
 constexpr unsigned kStarOfServers = Cell::kDeterministic | Cell::kTree | Cell::kSecret | Cell::kStatus;
 constexpr unsigned kOverGrpc = Cell::kSiteCertificates | Cell::kElastic;
@@ -33,8 +34,10 @@ constexpr Cell kCells[] = {
      Cell::kTree | Cell::kDeterministic | Cell::kUsual | Cell::kWholeGradient},
     {"ring", Sync::kRing, P::kRanks, T::kMpi, kMessages, C::kMpirun, kOfRanks | Cell::kGpuMemory | Cell::kUsual},
     {"ring-shm", Sync::kRing, P::kRanks, T::kMpi, kShared, C::kMpirun, kRingInMemory},
+    {"ring-mpi-gpu", Sync::kRing, P::kRanks, T::kMpi, kOnGpus, C::kMpirun, kRingOnGpus},
     {"ring-tcp", Sync::kRing, P::kRanks, T::kTcp, kMessages, C::kRendezvous, kOfRanks | Cell::kSecret},
     {"ring-tcp-shm", Sync::kRing, P::kRanks, T::kTcp, kShared, C::kRendezvous, kRingInMemory | Cell::kSecret},
+    {"ring-tcp-gpu", Sync::kRing, P::kRanks, T::kTcp, kOnGpus, C::kRendezvous, kRingOnGpus | Cell::kSecret},
     {"star-mpi", Sync::kStar, P::kRanks, T::kMpi, kMessages, C::kMpirun, kStarOfRanks | Cell::kGpuMemory},
     {"star-mpi-shm", Sync::kStar, P::kRanks, T::kMpi, kShared, C::kMpirun, kStarOfRanks},
     {"star-mpi-gpu", Sync::kStar, P::kRanks, T::kMpi, kOnGpus, C::kMpirun, kStarOnGpus},

@@ -34,7 +34,7 @@ enum class Contact {
 
 // How arrays travel between processes of one machine. kSharedMemory, with servers: where memory can be shared with
 // every server, else as kSocket. Without servers the ranks share memory, or refuse to start. kGpuMemory: the ranks map
-// each other's GPU memory, or refuse to start.
+// each other's GPU memory, or refuse to start; with too little of it they go by way of the host.
 enum class SameHost { kSharedMemory, kSocket, kGpuMemory };
 
 struct Cell {

@@ -134,6 +134,10 @@ class CudaVectorMath {
   virtual void ApplyPeerUpdate(const OptimizerConfig& config, const CudaPeerUpdate& update) = 0;
   virtual void CopyToDevice(const void* host, void* device, int64_t size_bytes) = 0;
   virtual void CopyToHost(const void* device, void* host, int64_t size_bytes) = 0;
+  // Between two places that this GPU maps: its own memory, or that of another process (CudaDevice::OpenShared).
+  virtual void CopyOnDevice(const void* from, void* to, int64_t size_bytes) = 0;
+  // `event` is over when all that was queued before is done. Returns the first error of all calls so far.
+  virtual absl::Status Record(CudaEvent* event) = 0;
   // Waits, and returns the first error of all calls so far.
   virtual absl::Status Synchronize() = 0;
   // Makes this GPU the calling thread's current one: MPI asks CUDA for it when it is given device memory.
@@ -147,6 +151,13 @@ class CudaGraph {
   // Enqueues all of it on the device's stream.
   virtual absl::Status Launch() = 0;
 };
+
+// The memory that AllocateShared takes. A handle names the block in which CUDA put an allocation. Allocations of whole
+// units have blocks of their own, so their handles share nothing else.
+inline constexpr int64_t kCudaSharedUnitBytes = int64_t{2} << 20;
+constexpr int64_t CudaSharedBytes(int64_t size_bytes) {
+  return (size_bytes + kCudaSharedUnitBytes - 1) / kCudaSharedUnitBytes * kCudaSharedUnitBytes;
+}
 
 class CudaDevice : public Device {
  public:

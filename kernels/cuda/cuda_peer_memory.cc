@@ -31,7 +31,10 @@ class OpenedMemory final : public DeviceBuffer {
 // A failure has a caller that goes on without shared memory: the next launch must not report it.
 absl::Status StatusOfAttempt(cudaError_t error, const char* what) {
   if (error != cudaSuccess) cudaGetLastError();
-  return CudaStatus(error, what);
+  const absl::Status status = CudaStatus(error, what);
+  // The caller's way out is another one then. Mapping needs memory for tables.
+  if (error == cudaErrorMemoryAllocation) return absl::ResourceExhaustedError(status.message());
+  return status;
 }
 
 }  // namespace

@@ -14,13 +14,6 @@
 
 namespace starring {
 
-// A handle names the block in which CUDA put an allocation. Allocations of whole units have blocks of their own, so
-// their handles share nothing else.
-inline constexpr int64_t kCudaSharedUnitBytes = int64_t{2} << 20;
-constexpr int64_t CudaSharedBytes(int64_t size_bytes) {
-  return (size_bytes + kCudaSharedUnitBytes - 1) / kCudaSharedUnitBytes * kCudaSharedUnitBytes;
-}
-
 // CudaDevice::Export and OpenShared for the current GPU.
 [[nodiscard]] absl::StatusOr<std::string> ExportCudaMemory(void* data);
 [[nodiscard]] absl::StatusOr<std::unique_ptr<DeviceBuffer>> OpenCudaMemory(const std::string& handle,

@@ -106,6 +106,13 @@ class CudaVectorMathOnStream final : public CudaVectorMath {
   void CopyToHost(const void* device, void* host, int64_t size_bytes) override {
     Keep(stream_->CopyToHost(device, host, size_bytes));
   }
+  void CopyOnDevice(const void* from, void* to, int64_t size_bytes) override {
+    Keep(stream_->CopyOnDevice(from, to, size_bytes));
+  }
+  absl::Status Record(CudaEvent* event) override {
+    Keep(stream_->Record(event));
+    return first_error_;
+  }
   absl::Status Synchronize() override {
     // This also returns errors of kernels, which CUDA reports at a later call.
     Keep(stream_->Synchronize());

@@ -40,6 +40,7 @@ struct EmulatedGpu {
   enum class Ipc {
     kWorks,
     kNothing,      // no handle is made, and none is opened
+    kFull,         // there is too little memory to open a handle
     kOneWay,       // this process's writes to another's memory stay in this process
     kCorrupt,      // every eighth piece of work that writes to another's memory gets one bit wrong there
     kLateVisible,  // a piece of work's writes to another's memory arrive when three more have ended, or at the close
@@ -61,9 +62,10 @@ struct EmulatedGpu {
 //   EMULATED_GPU_DEADLINE_MS=45000
 //   EMULATED_GPU_DIES_AT_LAUNCH=n     the process kills itself at the n-th launch of a graph
 //   EMULATED_GPU_HANGS_AT_LAUNCH=n    Hangs() is true from the n-th launch of a graph on
-//   EMULATED_GPU_IPC=nothing, one_way, corrupt or late_visible
+//   EMULATED_GPU_IPC=nothing, full, one_way, corrupt or late_visible
 //   EMULATED_GPU_PEERS=no             no GPU accesses another's memory
 //   EMULATED_GPU_REGISTERS=nothing or writable
+//   EMULATED_GPU_SAYS_BYTES=yes       the process ends with a line that says how many bytes of its GPU it has not freed
 //   EMULATED_GPU_STREAMS=late, async or async:7, whose number is the seed
 EmulatedGpu& Gpu();
 

@@ -333,6 +333,7 @@ cudaError_t cudaIpcOpenMemHandle(void** data, cudaIpcMemHandle_t handle, unsigne
   if (IsCapturing()) return cudaErrorStreamCaptureUnsupported;
   if (flags != cudaIpcMemLazyEnablePeerAccess) return cudaErrorInvalidValue;
   if (Gpu().ipc == Ipc::kNothing) return cudaErrorNotSupported;
+  if (Gpu().ipc == Ipc::kFull) return cudaErrorMemoryAllocation;
   Handle h;
   std::memcpy(&h, &handle, sizeof(h));
   if (std::memcmp(h.magic, starring::cuda_emulation::kMagic, sizeof(h.magic)) != 0 ||

@@ -37,9 +37,14 @@ EmulatedGpu::Ipc EnvironmentIpc() {
   using Ipc = EmulatedGpu::Ipc;
   const std::string_view text = EnvironmentText("EMULATED_GPU_IPC");
   if (text == "nothing") return Ipc::kNothing;
+  if (text == "full") return Ipc::kFull;
   if (text == "one_way") return Ipc::kOneWay;
   if (text == "corrupt") return Ipc::kCorrupt;
   return text == "late_visible" ? Ipc::kLateVisible : Ipc::kWorks;
+}
+
+void SayBytes() {
+  std::fprintf(stderr, "emulated GPU: %lld bytes are not freed\n", static_cast<long long>(DeviceBytes()));
 }
 
 struct ErrorText {
@@ -103,6 +108,7 @@ EmulatedGpu& Gpu() {
                         .async = streams.starts_with("async"),
                         .ipc = EnvironmentIpc(),
                         .accesses_peers = EnvironmentText("EMULATED_GPU_PEERS") != "no"};
+    if (EnvironmentText("EMULATED_GPU_SAYS_BYTES") == "yes") std::atexit(SayBytes);
     machine.wait_deadline_ms = EnvironmentNumber("EMULATED_GPU_DEADLINE_MS", machine.wait_deadline_ms);
     if (streams.starts_with("async:")) {
       machine.async_seed = std::strtoull(streams.substr(std::strlen("async:")).data(), nullptr, 10);

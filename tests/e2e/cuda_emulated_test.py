@@ -19,7 +19,7 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
 
     def test_gpu_memory_that_does_not_serve(self):
         # A GPU has no IPC, one rank cannot map the other's memory, or what is written there arrives damaged.
-        job = self.job_command("star/tcp", 2, flags=["--device=cuda", *cuda_jobs.MLP, "--epochs=1",
+        job = self.job_command("ring/tcp", 2, flags=["--device=cuda", *cuda_jobs.MLP, "--epochs=1",
                                                      "--same_host=gpu_memory"],
                                launch_flags=["--worker_binary=" + self.worker])
         damaged = "(finds|has written|cannot map) "
@@ -29,37 +29,73 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
             self.assertEqual(refused.returncode, 2, (fault, refused.output))
             self.assertRegex(refused.output, "--same_host=gpu_memory: rank .*" + why + ".*give --same_host=auto")
 
+    def test_too_little_gpu_memory_to_share_is_no_end(self):
+        # The ranks agree, and go by way of memory of the host.
+        flags = [*cuda_jobs.MLP, "--epochs=1"]
+        for sync in ("ring/tcp", "star/tcp"):
+            record = self.path("record." + sync.replace("/", "."))
+            job = self.job_command(sync, 2, flags=["--device=cuda", *flags, "--same_host=gpu_memory",
+                                                   "--record=" + record],
+                                   launch_flags=["--worker_binary=" + self.worker])
+            done = self.run_to_end(["env", "EMULATED_GPU_IPC=full", *job])
+            self.assertEqual(done.returncode, 0, done.output)
+            why = "rank 0 cannot map the GPU memory of rank 1: .*out of memory"
+            self.assertRegex(done.output, "worker 0: .*--same_host=gpu_memory: arrays go through memory of the host: " +
+                             why)
+            with open(record) as file:
+                other = json.load(file)
+            self.assertEqual(other["config"]["same_host"], "shared_memory")
+            self.assertRegex(other["config"]["same_host_reason"], "GPU memory: " + why + ".*; shared memory: ")
+            self.assertEqual(other["parameter_sha256"], self.cuda("star/tcp", 2, flags=flags)["parameter_sha256"])
+
     def test_gpu_memory_while_work_waits(self):
         # Streams that go on by themselves, each at its own pace: a wait that is missing shows.
         flags = [*cuda_jobs.MLP, "--epochs=1"]
-        digest = self.cuda("star/tcp", 2, flags=flags)["parameter_sha256"]
-        for seed in (1, 2):
+        digest = self.cuda("star/tcp", 3, flags=flags)["parameter_sha256"]
+        for seed, sync in ((1, "star/tcp"), (2, "star/tcp"), (3, "ring/tcp"), (4, "ring/tcp")):
             more = ["--same_host=gpu_memory", *(["--nocuda_graph"] if seed % 2 else [])]
-            self.assertEqual(self.digest_on("EMULATED_GPU_STREAMS=async:%d" % seed, "star/tcp", 2, [*flags, *more]),
+            self.assertEqual(self.digest_on("EMULATED_GPU_STREAMS=async:%d" % seed, sync, 3, [*flags, *more]),
                              digest, seed)
 
-    def test_a_rank_that_dies_with_shared_gpu_memory_is_named(self):
-        flags = cuda_jobs.without(cuda_jobs.MLP, "progress")
-        job = self.job_command("star/tcp", 2, flags=["--device=cuda", *flags, "--epochs=1000", "--progress=plain",
-                                                     "--same_host=gpu_memory"],
-                               launch_flags=["--worker_binary=" + self.worker])
-        running = self.start(job)
-        self.wait_for_output(running, "epoch 1/1000")
-        children = subprocess.run(["pgrep", "-P", str(running.pid), "-f", "--", "--rank=1"], capture_output=True,
-                                  text=True, check=True).stdout.split()
-        os.kill(int(children[0]), signal.SIGKILL)
-        done = self.finish(running, deadline_s=60)
-        self.assertNotEqual(done.returncode, 0)
-        self.assertRegex(done.output, "worker 0: error: .*rank 1")
+    def test_gpu_memory_is_freed_at_the_end(self):
+        for sync in ("ring/tcp", "star/tcp"):
+            job = self.job_command(sync, 2, flags=["--device=cuda", *cuda_jobs.DATA, "--model=lenet5", "--epochs=1",
+                                                   "--optimizer=adamw", "--same_host=gpu_memory"],
+                                   launch_flags=["--worker_binary=" + self.worker])
+            done = self.run_to_end(["env", "EMULATED_GPU_SAYS_BYTES=yes", *job])
+            self.assertEqual(done.returncode, 0, done.output)
+            self.assertEqual(re.findall(r"emulated GPU: (\d+) bytes are not freed", done.output), ["0", "0"])
+
+    def test_a_rank_that_stops_or_dies_with_shared_gpu_memory_is_named(self):
+        flags = [*cuda_jobs.without(cuda_jobs.MLP, "progress"), "--epochs=1000", "--progress=plain",
+                 "--same_host=gpu_memory", "--exchange_deadline_s=3"]
+        sentence = {signal.SIGKILL: "worker 0: error: .*rank 1",
+                    signal.SIGSTOP: r"worker 0: error: .*did not come within 3s \(oldest in flight: step \d+, bucket "
+                                    r"\d+\): .*rank 1"}
+        for sync, number in (("star/tcp", signal.SIGKILL), ("ring/tcp", signal.SIGKILL), ("ring/tcp", signal.SIGSTOP)):
+            job = self.job_command(sync, 2, flags=["--device=cuda", *flags],
+                                   launch_flags=["--worker_binary=" + self.worker])
+            running = self.start(job)
+            self.wait_for_output(running, "epoch 1/1000")
+            children = subprocess.run(["pgrep", "-P", str(running.pid), "-f", "--", "--rank=1"], capture_output=True,
+                                      text=True, check=True).stdout.split()
+            os.kill(int(children[0]), number)
+            done = self.finish(running, deadline_s=60)
+            self.assertNotEqual(done.returncode, 0)
+            self.assertRegex(done.output, sentence[number])
 
     def test_gpu_memory_resumes_what_another_began(self):
         flags = [*cuda_jobs.without(self.everything(), "epochs"), "--total_steps=100", "--checkpoint_every_epochs=1"]
         whole = self.cuda("ring", 3, flags=[*flags, "--epochs=2"])
-        for first, then in (("gpu_memory", "socket"), ("socket", "gpu_memory")):
-            folder = ["--checkpoint_dir=" + self.path("saved." + first), "--resume"]
-            self.cuda("star/tcp", 3, flags=[*flags, *folder, "--epochs=1", "--same_host=" + first])
-            again = self.cuda("star/mpi", 3, flags=[*flags, *folder, "--epochs=2", "--same_host=" + then])
-            self.assertEqual(again["parameter_sha256"], whole["parameter_sha256"])
+        for number, (first, then) in enumerate((
+                (("star/tcp", "gpu_memory"), ("star/mpi", "socket")),
+                (("star/tcp", "socket"), ("ring", "gpu_memory")),
+                (("ring/tcp", "gpu_memory"), ("star/mpi", "gpu_memory")),
+                (("ring/tcp", "gpu_memory"), ("ring", "shared_memory")))):
+            folder = ["--checkpoint_dir=" + self.path("saved.%d" % number), "--resume"]
+            self.cuda(first[0], 3, flags=[*flags, *folder, "--epochs=1", "--same_host=" + first[1]])
+            again = self.cuda(then[0], 3, flags=[*flags, *folder, "--epochs=2", "--same_host=" + then[1]])
+            self.assertEqual(again["parameter_sha256"], whole["parameter_sha256"], (first, then))
 
     def test_cuda_aware_mpi_gives_the_same_bits(self):
         for model, variants in (([*cuda_jobs.MLP, "--epochs=2"],
@@ -161,7 +197,9 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
         self.assertEqual(self.digest_on(late, "ring", 2, [*flags, "--cuda_aware_mpi=auto"]), digest)
 
     def test_gradients_that_are_not_finite_are_refused_by_name(self):
-        for sync, workers, more in (("local", 1, []), ("ring", 2, []), ("ring", 2, ["--cuda_aware_mpi=auto"])):
+        for sync, workers, more in (("local", 1, []), ("ring", 2, []), ("ring", 2, ["--cuda_aware_mpi=auto"]),
+                                    ("ring/tcp", 2, ["--same_host=gpu_memory"]),
+                                    ("star/tcp", 2, ["--same_host=gpu_memory"])):
             done = self.run_to_end(
                 self.job_command(sync, workers, flags=[*cuda_jobs.DATA, "--model=logreg", "--epochs=2", "--device=cuda",
                                                        "--schedule=constant", "--learning_rate=1e38", *more],

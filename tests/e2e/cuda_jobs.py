@@ -77,18 +77,38 @@ class CudaJobs(JobTest):
         self.assertFalse(plain["config"]["cuda_graph"])
         self.assertEqual(plain["parameter_sha256"], digest)
 
+    def assert_mapped_memory_gives(self, sync: str, workers: int, flags: list[str], digest: str) -> None:
+        """Ranks that map each other's GPU memory end with this digest."""
+        mapped = self.cuda(sync, workers, flags=[*flags, "--same_host=gpu_memory"])
+        self.assertEqual(mapped["config"]["same_host"], "gpu_memory", (workers, sync))
+        self.assertEqual(mapped["config"]["same_host_reason"], "GPU memory: asked for")
+        self.assertEqual(mapped["exchange"]["gpu_transfer"], "gpu-memory")
+        self.assertEqual(mapped["parameter_sha256"], digest, (workers, flags, sync))
+
     def test_gpus_that_map_each_others_memory(self) -> None:
         flags = [*MLP, "--epochs=1"]
-        for workers, orders in ((2, ["chain"]), (3, ["chain", "tree"])):
-            for order in orders:
-                job = [*flags, "--sum_order=" + order]
-                digest = self.cuda("star/tcp", workers, flags=job)["parameter_sha256"]
-                for sync, more in (("star/mpi", ["--same_host=gpu_memory"]),
-                                   ("star/tcp", ["--same_host=gpu_memory", "--nocuda_graph"])):
-                    mapped = self.cuda(sync, workers, flags=[*job, *more])
-                    self.assertEqual(mapped["config"]["same_host"], "gpu_memory", (workers, order, sync))
-                    self.assertEqual(mapped["exchange"]["gpu_transfer"], "gpu-memory")
-                    self.assertEqual(mapped["parameter_sha256"], digest, (workers, order, sync))
+        variants: tuple[tuple[str, list[str]], ...] = (
+            ("star/mpi", []), ("star/tcp", ["--nocuda_graph"]), ("ring", ["--nocuda_graph"]), ("ring/tcp", []))
+        for workers in (2, 3):
+            digest = self.cuda("ring/tcp", workers, flags=[*flags, "--same_host=socket"])["parameter_sha256"]
+            for sync, more in variants:
+                self.assert_mapped_memory_gives(sync, workers, [*flags, *more], digest)
+        auto = self.cuda("ring/tcp", 2, flags=[*flags, "--same_host=auto"])["config"]
+        self.assertEqual(auto["same_host"], "shared_memory")
+        self.assertRegex(auto["same_host_reason"],
+                         "GPU memory: not tried by itself until .*--same_host=gpu_memory.*; shared memory: ")
+        flags += ["--sum_order=tree"]
+        tree = self.cuda("star/tcp", 3, flags=flags)["parameter_sha256"]
+        for sync in ("star/mpi", "star/tcp"):
+            self.assert_mapped_memory_gives(sync, 3, flags, tree)
+
+    def test_many_gpus_that_map_each_others_memory(self) -> None:
+        flags = [*DATA, "--model=lenet5", "--epochs=1", "--momentum=0.9", "--nesterov", "--weight_decay=0.01",
+                 "--schedule=cosine", "--warmup_steps=2", "--learning_rate=0.05"]
+        for workers in (4, 8):
+            digest = self.cuda("ring", workers, flags=[*flags, "--same_host=socket"])["parameter_sha256"]
+            for sync in ("ring", "star/tcp"):
+                self.assert_mapped_memory_gives(sync, workers, flags, digest)
 
     def assert_shared_memory_gives(self, sync: str, flags: list[str], digest: str) -> None:
         """Three ranks that share memory, on GPUs, end with this digest."""

@@ -61,6 +61,8 @@ struct ExchangeMemory {
 struct ExchangeFacts {
   OwnerMap owners;                       // of the elements of a bucket: servers, or ranks
   std::optional<ExchangeChoice> choice;  // empty: there was nothing to choose
+  // Which way arrays travel inside the host, and why no better one, for people. Empty: there was nothing to choose.
+  std::string same_host_reason;
 };
 
 // One gradient of one bucket.

@@ -6,6 +6,7 @@
 #ifndef STARRING_WORKER_EXCHANGE_SLICE_OWNER_H_
 #define STARRING_WORKER_EXCHANGE_SLICE_OWNER_H_
 
+#include <atomic>
 #include <cstdint>
 #include <span>
 #include <utility>
@@ -28,9 +29,12 @@ class SliceOwner {
   // Both have completed when they return, so that the result may be sent, or read by the training step, at once.
   virtual void Add(std::span<const float> own, std::span<float> sum) = 0;  // sum += own
   virtual void Apply(const ApplyArgs& args) = 0;                           // as OwnedSlices::Apply
-  // Adds the gradients of all ranks to this rank's slice of `bucket` and updates its parameters on all ranks, if the
-  // owner maps the memory of all of them (peer/gpu/gpu_slice_owner.h). False: it does not, and has done nothing.
-  virtual bool UpdateFromAll(int64_t /*step*/, int /*bucket*/) { return false; }
+  // Begins to add the gradients of all ranks to this rank's slice of `bucket` and to update its parameters on all
+  // ranks, if the owner maps the memory of all of them (peer/gpu/gpu_slice_owner.h). Returns the number that
+  // *finished() reaches when that is done; it stays below after an error. 0: the owner maps no such memory, and has
+  // done nothing.
+  virtual int64_t BeginUpdateFromAll(int64_t /*step*/, int /*bucket*/) { return 0; }
+  virtual const std::atomic<int64_t>* finished() const { return nullptr; }
   // The first error of all calls. After an error no result may be used.
   virtual absl::Status status() const = 0;
 

@@ -380,6 +380,8 @@ absl::Status ResolveSecurity(const LauncherEnvironment& launcher, WorkerOptions&
 // worker that needs the rest is then late in every step. And the last bucket's parameters leave when its gradient has
 // arrived, while links are idle. An elastic run does not know its servers yet.
 int64_t DefaultBucketBytes(const WorkerOptions& options) {
+  // On a GPU a bucket costs two wake-ups, and a kernel that reads another GPU is best when it is long.
+  if (options.same_host == SameHost::kGpuMemory) return 4 << 20;
   const bool shares = options.JobIsHere() && options.ServerCount() > 0 && options.same_host == SameHost::kSharedMemory;
   if (options.JobIsHere() || options.ServerCount() == 0 || options.elastic) return shares ? 4 << 20 : 1 << 20;
   return std::min<int64_t>(int64_t{options.ServerCount()} << 17, 1 << 20);

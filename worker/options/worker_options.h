@@ -265,12 +265,13 @@ inline constexpr FlagRow kRows[] = {
     {"lanes", "exchange", "star: lanes, each a TCP connection, to each server", WholeAt<&W::lanes>(1, kLanesMax)},
     {"same_host", "exchange",
      "ring, star: how arrays travel inside one machine; auto: in shared memory, with --servers for those that are "
-     "here, with ranks if all are, else by --transport; --sync=auto measures both; gpu_memory: a star of ranks on GPUs "
-     "that map each other's memory; does not change the bits",
+     "here, with ranks if all are, else by --transport; --sync=auto measures both; gpu_memory: ranks on GPUs that map "
+     "each other's memory; does not change the bits",
      OneOfAt<kSameHosts, &W::asked, &Asked::same_host>(), 0, OneOfAt<kResolvedSameHosts, &W::same_host>()},
     {"bucket_bytes", "exchange",
      "unit of exchange, in whole blocks; does not change the bits; 0: 4 MiB if a star's servers have loopback "
-     "addresses and share memory, 128 KiB a server, at most 1 MiB, if they are elsewhere, else 1 MiB; auto: the "
+     "addresses and share memory, or with --same_host=gpu_memory, 128 KiB a server, at most 1 MiB, if they are "
+     "elsewhere, else 1 MiB; auto: the "
      "fastest of 256 KiB, 1 MiB and 4 MiB in the first 30 steps, on CPUs, by ring and co-located star",
      WholeOrAutoAt<&W::asked, &Asked::bucket_bytes>(0, kBucketBytesMax), kInJobSpec,
      WholeAt<&W::bucket_bytes>(1, kBucketBytesMax)},

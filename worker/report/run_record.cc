@@ -58,6 +58,7 @@ std::map<std::string, std::string> ConfigFacts(const RunFacts& facts) {
   }
   config["deterministic"] = options.IsDeterministic() ? "true" : "false";
   config["sync_reason"] = text(facts.sync_reason);
+  config["same_host_reason"] = text(facts.same_host_reason);
   config["generation"] = absl::StrCat(facts.result->generation);
   if (!cell.Exchanges()) config["transport"] = text("");
   if (options.device == DeviceKind::kCuda) {

@@ -32,6 +32,7 @@ struct RunFacts {
   std::map<std::string, std::string> versions;  // of what decides bits and speed
   std::map<std::string, std::string> engines;   // CudaDevice::engines
   std::string sync_reason;                      // why the ranks chose this --sync; empty if they did not
+  std::string same_host_reason;                 // ExchangeFacts::same_host_reason
 };
 
 // Versions of what decides bits and speed, as built or as running, by name: starring, compiler, kernel, protobuf.

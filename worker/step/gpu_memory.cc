@@ -24,13 +24,15 @@ std::string Parts(const GpuMemoryNeed& need) {
   if (need.optimizer_bytes > 0) absl::StrAppend(&parts, ", optimizer ", Text(need.optimizer_bytes));
   absl::StrAppend(&parts, ", batches ", Text(need.batches_bytes));
   if (need.data_bytes > 0) absl::StrAppend(&parts, ", data set ", Text(need.data_bytes));
+  if (need.exchange_bytes > 0) absl::StrAppend(&parts, ", exchange ", Text(need.exchange_bytes));
   return parts;
 }
 
 }  // namespace
 
 absl::StatusOr<GpuMemoryNeed> GpuMemoryNeedOf(const LayerFile& file, const NetworkOptions& network,
-                                              const CudaTrainingStepOptions& step) {
+                                              const CudaTrainingStepOptions& step,
+                                              const ExchangeBytes& exchange_bytes) {
   // Each part is computed next to the code that will allocate it, from the same options, and without a device.
   ASSIGN_OR_RETURN(const NetworkSize size, Network::SizeOf(file, network));
   return GpuMemoryNeed{.activations_bytes = size.arena_bytes,
@@ -39,7 +41,9 @@ absl::StatusOr<GpuMemoryNeed> GpuMemoryNeedOf(const LayerFile& file, const Netwo
                                               ? CudaLocalOptimizer::StateBytes(*step.optimizer, size.element_count)
                                               : 0,
                        .batches_bytes = CudaBatchesBytes(step),
-                       .data_bytes = CudaDataBytes(step)};
+                       .data_bytes = CudaDataBytes(step),
+                       // The step frees its own vectors only when it has those of the exchange, so both count.
+                       .exchange_bytes = exchange_bytes == nullptr ? 0 : exchange_bytes(size.element_count)};
 }
 
 absl::Status CheckGpuMemory(const GpuMemoryNeed& need, const CudaDevice& device) {
@@ -51,15 +55,17 @@ absl::Status CheckGpuMemory(const GpuMemoryNeed& need, const CudaDevice& device)
   return absl::InvalidArgumentError(absl::StrCat(
       "GPU ", gpu.ordinal, " (", gpu.name, ") has too little memory: ", Text(need.total_bytes()), " are needed (",
       Parts(need), "), ", Text(free_bytes), " of ", Text(gpu.memory_bytes), " are free: give ",
-      need.data_bytes > 0 ? "--data_on_gpu=off, " : "", "a smaller --global_batch, more GPUs or --device=cpu"));
+      need.data_bytes > 0 ? "--data_on_gpu=off, " : "", need.exchange_bytes > 0 ? "--same_host=auto, " : "",
+      "a smaller --global_batch, more GPUs or --device=cpu"));
 }
 
 absl::StatusOr<GpuMemoryNeed> PlanGpuMemory(const LayerFile& file, const NetworkOptions& network, DataOnGpu data_on_gpu,
-                                            const CudaDevice& device, CudaTrainingStepOptions* step) {
+                                            const CudaDevice& device, CudaTrainingStepOptions* step,
+                                            const ExchangeBytes& exchange_bytes) {
   // kOn and kAuto are computed with the data set on the GPU first. It changes more than one part: batches then hold
   // samples' numbers instead of values.
   step->data_on_gpu = data_on_gpu != DataOnGpu::kOff;
-  ASSIGN_OR_RETURN(GpuMemoryNeed need, GpuMemoryNeedOf(file, network, *step));
+  ASSIGN_OR_RETURN(GpuMemoryNeed need, GpuMemoryNeedOf(file, network, *step, exchange_bytes));
   if (data_on_gpu == DataOnGpu::kAuto) {
     ASSIGN_OR_RETURN(const int64_t free_bytes, device.FreeBytes());
     // The other half is for libraries and graphs, which allocate later, and for the next process on this GPU.
@@ -67,7 +73,7 @@ absl::StatusOr<GpuMemoryNeed> PlanGpuMemory(const LayerFile& file, const Network
     if (need.data_bytes > left_bytes / 2) {
       // The need is computed again and not only corrected by data_bytes, since batches now hold values.
       step->data_on_gpu = false;
-      ASSIGN_OR_RETURN(need, GpuMemoryNeedOf(file, network, *step));
+      ASSIGN_OR_RETURN(need, GpuMemoryNeedOf(file, network, *step, exchange_bytes));
     }
   }
   // kOn that does not fit is refused here, with the advice to give --data_on_gpu=off.

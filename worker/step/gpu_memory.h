@@ -6,6 +6,7 @@
 #define STARRING_WORKER_STEP_GPU_MEMORY_H_
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -24,17 +25,22 @@ struct GpuMemoryNeed {
   int64_t optimizer_bytes = 0;
   int64_t batches_bytes = 0;  // batches in slots, and the normalised one
   int64_t data_bytes = 0;     // the data set, if it is on the GPU
+  int64_t exchange_bytes = 0;
 
   int64_t total_bytes() const {
-    return activations_bytes + parameters_bytes + optimizer_bytes + batches_bytes + data_bytes;
+    return activations_bytes + parameters_bytes + optimizer_bytes + batches_bytes + data_bytes + exchange_bytes;
   }
 };
+
+// The GPU memory that an exchange takes for so many parameters; null: none.
+using ExchangeBytes = std::function<int64_t(int64_t element_count)>;
 
 // The memory that a training takes with these options. Fails as Network::Create does.
 // Not counted: the memory that operations allocate when they are made (CudaDevice::operations_bytes), and that of a
 // CUDA-aware ring, which goes by way of host memory if there is too little.
 absl::StatusOr<GpuMemoryNeed> GpuMemoryNeedOf(const LayerFile& file, const NetworkOptions& network,
-                                              const CudaTrainingStepOptions& step);
+                                              const CudaTrainingStepOptions& step,
+                                              const ExchangeBytes& exchange_bytes = nullptr);
 
 // InvalidArgument if more memory is needed than is free; the message gives the need by parts, the free memory, and the
 // way out.
@@ -44,7 +50,8 @@ absl::Status CheckGpuMemory(const GpuMemoryNeed& need, const CudaDevice& device)
 // data set goes to the GPU, and sets step->data_on_gpu: with kAuto, if it takes at most half of the memory that
 // everything else leaves free.
 absl::StatusOr<GpuMemoryNeed> PlanGpuMemory(const LayerFile& file, const NetworkOptions& network, DataOnGpu data_on_gpu,
-                                            const CudaDevice& device, CudaTrainingStepOptions* step);
+                                            const CudaDevice& device, CudaTrainingStepOptions* step,
+                                            const ExchangeBytes& exchange_bytes = nullptr);
 
 // A line to print when everything is allocated: "GPU memory: 1.2 of 139.8 GiB (activations 1.0 GiB, ...)".
 std::string DescribeGpuMemory(const GpuMemoryNeed& need, const CudaDevice& device);

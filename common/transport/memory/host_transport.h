@@ -39,7 +39,8 @@ class HostTransport final : public Transport {
   void Attach(HostBoard* board);
   void Detach();
 
-  // The operation completes when `count` is at least `target`. One of the board's counts.
+  // The operation completes when `count` is at least `target`. One of the board's counts, or one of this process, whose
+  // writer rings for this rank afterwards (HostBoard::Ring).
   void PostWait(const std::atomic<int64_t>& count, int64_t target, Token token);
 
   // Between the two, the thread that holds the lock of Poll polls without long pauses, but for those in Wait. No other
@@ -113,7 +114,7 @@ class HostTransport final : public Transport {
   HostBoard* board_ = nullptr;
   bool is_looking_ = false;
   int looks_per_poll_ = 0;
-  std::vector<CountWait> waits_;   // in the order posted; at most two for each bucket
+  std::vector<CountWait> waits_;   // in the order posted; at most three for each bucket
   std::vector<Receive> receives_;  // in the order posted
   std::vector<Message> arrived_;   // before their receives were posted, in order
   std::deque<Message> unsent_;     // their queues were full

@@ -45,6 +45,7 @@ class CellsTest(unittest.TestCase):
                          {("local", "local", "in each rank", "none"), ("mpi", "mpi", "in each rank", "mpi"),
                           ("nccl", "nccl", "in each rank", "mpi"), ("nccl-tcp", "nccl", "in each rank", "tcp"),
                           ("ring-tcp-shm", "ring", cells.RANKS, "tcp"), ("star-tcp-shm", "star", cells.RANKS, "tcp"),
+                          ("ring-mpi-gpu", "ring", cells.RANKS, "mpi"), ("ring-tcp-gpu", "ring", cells.RANKS, "tcp"),
                           ("star-mpi-gpu", "star", cells.RANKS, "mpi"), ("star-tcp-gpu", "star", cells.RANKS, "tcp"),
                           ("star-servers-tcp-shm", "star", cells.SERVERS, "tcp"),
                           ("star-shm", "star", cells.SERVERS, "grpc")})

@@ -50,6 +50,8 @@ TEST(CellsTest, FindsByAllThatIsAsked) {
   EXPECT_THAT(NamesOf({.sync = Sync::kRing, .same_host = SameHost::kSocket}), ElementsAre("ring", "ring-tcp"));
   EXPECT_THAT(NamesOf({.sync = Sync::kRing, .same_host = SameHost::kSharedMemory}),
               ElementsAre("ring-shm", "ring-tcp-shm"));
+  EXPECT_THAT(NamesOf({.sync = Sync::kRing, .same_host = SameHost::kGpuMemory}),
+              ElementsAre("ring-mpi-gpu", "ring-tcp-gpu"));
   EXPECT_THAT(NamesOf({.server_count = 3, .same_host = SameHost::kSocket}), ElementsAre("star-servers-tcp", "star"));
   EXPECT_THAT(NamesOf({.sync = Sync::kStar, .server_count = 0, .transport = TransportKind::kTcp}),
               ElementsAre("star-tcp", "star-tcp-shm", "star-tcp-gpu"));

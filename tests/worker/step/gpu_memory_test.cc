@@ -70,6 +70,25 @@ TEST_F(GpuMemoryTest, WithSeveralWorkersTheOptimizerIsTheExchanges) {
   EXPECT_EQ(several.parameters_bytes, one.parameters_bytes);
 }
 
+TEST_F(GpuMemoryTest, AnExchangeInGpuMemoryCounts) {
+  const auto device = CreateCudaDevice({}).value();
+  const GpuMemoryNeed without = NeedOf(64, std::nullopt);
+  int64_t elements = 0;
+  CudaTrainingStepOptions step = StepOf(64, std::nullopt);
+  const auto plan = [&] {
+    return PlanGpuMemory(LayerFile::Load("lenet5").value(), ShapeOf(64), DataOnGpu::kOff, *device, &step,
+                         [&](int64_t element_count) {
+                           elements = element_count;
+                           return int64_t{6} << 20;
+                         });
+  };
+  EXPECT_EQ(plan().value().total_bytes(), without.total_bytes() + (int64_t{6} << 20));
+  EXPECT_EQ(elements * 8, without.parameters_bytes);  // parameters and gradients
+  cuda_emulation::Gpu().memory_bytes = cuda_emulation::DeviceBytes() + without.total_bytes();
+  EXPECT_THAT(std::string(plan().status().message()),
+              MatchesRegex(".*, exchange 6.0 MiB\\), .* are free: give --same_host=auto, a smaller --global_batch.*"));
+}
+
 TEST_F(GpuMemoryTest, WhatDoesNotFitIsRefusedWithNumbersAndTheWayOut) {
   const auto device = CreateCudaDevice({}).value();
   const GpuMemoryNeed need = NeedOf(4096);

@@ -1,8 +1,9 @@
 // A bucket machine turns submitted gradients into new parameters, bucket by bucket, driven by a transport's
-// completions. There are four: the ring (ring_machine.h); the star over messages, co-located or with servers
-// (star_machine.h); the co-located star in memory that the ranks share (memory_machine.h); and the control (below),
-// which leaves the sum to an allreduce of MPI or NCCL. A machine never waits, starts no thread and reads no clock but
-// for traces. Thread safety: none; one thread at a time.
+// completions. There are five: the ring (ring_machine.h), and that of ranks that map each other's GPU memory
+// (gpu_ring_machine.h); the star over messages, co-located or with servers (star_machine.h); the co-located star in
+// memory that the ranks share (memory_machine.h); and the control (below), which leaves the sum to an allreduce of MPI
+// or NCCL. A machine never waits, starts no thread and reads no clock but for traces. Thread safety: none; one thread
+// at a time.
 #ifndef STARRING_WORKER_EXCHANGE_PEER_BUCKET_MACHINE_H_
 #define STARRING_WORKER_EXCHANGE_PEER_BUCKET_MACHINE_H_
 

@@ -12,12 +12,13 @@
 namespace starring {
 namespace {
 
-// An operation's number: bucket << 1 | which count.
+// An operation's number: bucket << 2 | which count.
 constexpr uint64_t kArrivals = 0;
 constexpr uint64_t kUpdates = 1;
+constexpr uint64_t kOwner = 2;  // what an owner that works by itself has done
 
 Transport::Token TokenOf(Transport::Poster* poster, int bucket, uint64_t count) {
-  return {.poster = poster, .operation = static_cast<uint64_t>(bucket) << 1 | count};
+  return {.poster = poster, .operation = static_cast<uint64_t>(bucket) << 2 | count};
 }
 
 // The longest piece of a bucket between two looks at the board and the network: 128 KiB of each gradient.
@@ -96,14 +97,33 @@ void MemoryMachine::RingOwners(int bucket) {
 }
 
 void MemoryMachine::OnCompletion(uint64_t operation) {
-  const int bucket = static_cast<int>(operation >> 1);
+  const int bucket = static_cast<int>(operation >> 2);
   // A process that writes wrong counts on the board must not end this one.
   if (!state_[bucket].in_flight) return;
-  if ((operation & 1) == kArrivals) {
-    UpdatePiece(bucket);
-  } else {
-    FinishBucket(bucket);
+  switch (operation & 3) {
+    case kArrivals:
+      return BeginUpdate(bucket);
+    case kOwner:
+      return EndUpdate(bucket);
+    default:
+      return FinishBucket(bucket);
   }
+}
+
+void MemoryMachine::BeginUpdate(int bucket) {
+  Bucket& state = state_[bucket];
+  // An owner that does not work by itself has done nothing, each time that it is asked.
+  const int64_t number = options_.owner->BeginUpdateFromAll(state.step, bucket);
+  if (number == 0) return UpdatePiece(bucket);
+  state.update_began_ns = TraceNow();
+  transport_.PostWait(*options_.owner->finished(), number, TokenOf(this, bucket, kOwner));
+}
+
+void MemoryMachine::EndUpdate(int bucket) {
+  const Bucket& state = state_[bucket];
+  counters_.optimizer_seconds += static_cast<double>(TraceNow() - state.update_began_ns) * 1e-9;
+  AddFlight(options_.track, "apply", state.update_began_ns, {.step = state.step, .bucket = bucket});
+  FinishUpdate(bucket);
 }
 
 void MemoryMachine::UpdatePiece(int bucket) {
@@ -111,17 +131,11 @@ void MemoryMachine::UpdatePiece(int bucket) {
   const ElementRange slice = SliceOf(bucket);
   const TraceSpan span(options_.track, "apply", {.step = state.step, .bucket = bucket});
   const auto start = std::chrono::steady_clock::now();
-  if (options_.owner->UpdateFromAll(state.step, bucket)) {
-    state.updated_end = slice.end;
-  } else {
-    const ElementRange piece = {state.updated_end, std::min(state.updated_end + kPieceElements, slice.end)};
-    ForEachRun(piece, buckets_.element_count(), {.order = options_.sum_order, .world_size = worker_count_},
-               [&](ElementRange run, int first_rank) { UpdateRun(state, bucket, run, first_rank); });
-    state.updated_end = piece.end;
-  }
+  const ElementRange piece = {state.updated_end, std::min(state.updated_end + kPieceElements, slice.end)};
+  ForEachRun(piece, buckets_.element_count(), {.order = options_.sum_order, .world_size = worker_count_},
+             [&](ElementRange run, int first_rank) { UpdateRun(state, bucket, run, first_rank); });
+  state.updated_end = piece.end;
   counters_.optimizer_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  // Nobody may use what a GPU has not written.
-  if (!options_.owner->status().ok()) return;
   if (state.updated_end == slice.end) return FinishUpdate(bucket);
   // The arrivals are complete, so the next Poll returns this one, after other operations that have completed.
   transport_.PostWait(board_.arrivals(bucket), state.submit_count * worker_count_, TokenOf(this, bucket, kArrivals));

@@ -16,8 +16,8 @@
 // writes the next step's gradient after the last update, when no owner reads the old one any more.
 //
 // On GPUs. Where the ranks map each other's GPU memory (gpu/gpu_memory.h), the arrays are there, and a vector of
-// parameters is on each GPU. The board is the host's all the same, so no GPU waits for another rank: the owner's thread
-// waits for its kernel, and counts its update then.
+// parameters is on each GPU. The board is the host's all the same, so no GPU waits for another rank: an owner begins
+// its kernel, and counts its update when the kernel has ended. No thread waits for it with the machine's lock.
 //
 // Cost: with N workers, each owner reads its slice of N gradients and moves no other byte. Two wake-ups follow one
 // after the other: the last worker wakes the owners, and the last owner wakes the workers.
@@ -77,12 +77,15 @@ class MemoryMachine final : public BucketMachine {
     int64_t submit_count = 0;
     int64_t updated_end = 0;  // of the slice, in the parameter vector: what is before it has been updated
     int64_t submitted_ns = 0;
+    int64_t update_began_ns = 0;  // of an owner that works by itself
   };
 
   // This rank's; empty if servers are the owners.
   ElementRange SliceOf(int bucket) const;
   void RingOwners(int bucket);
+  void BeginUpdate(int bucket);
   void UpdatePiece(int bucket);
+  void EndUpdate(int bucket);
   void UpdateRun(const Bucket& state, int bucket, ElementRange run, int first_rank);
   void FinishUpdate(int bucket);
   void FinishBucket(int bucket);

@@ -17,7 +17,7 @@
 #include "common/transport/collectives.h"
 #include "worker/exchange/peer/cuda_aware/cuda_aware_owner.h"
 #include "worker/exchange/peer/cuda_aware/cuda_slice_owner.h"
-#include "worker/exchange/peer/gpu/gpu_slice_owner.h"
+#include "worker/exchange/peer/gpu_ring_machine.h"
 #include "worker/exchange/peer/memory_machine.h"
 #include "worker/exchange/peer/ring_machine.h"
 #include "worker/exchange/peer/server_ranks.h"
@@ -199,13 +199,7 @@ absl::Status PeerExchange::CreateNcclOwner() {
 
 absl::Status PeerExchange::CreateOwner() {
   if (nccl_ != nullptr) return CreateNcclOwner();
-  if (way_.is_on_gpus) {
-    auto owner = GpuSliceOwner::Create(gpu_, gpu_memory_.get(), job_.rank, job_.sum_order, OwnerOptions());
-    if (!owner.ok()) return Fail(owner.status());
-    owner_ = *std::move(owner);
-    own_parameters_ = owner_->own_parameters();
-    return absl::OkStatus();
-  }
+  if (way_.is_on_gpus) return absl::OkStatus();  // ShareGpuMemory has created it
   const bool sends_to_ranks = way_.algorithm == Algorithm::kRing || way_.algorithm == Algorithm::kDirect;
   if (sends_to_ranks && !way_.shares_memory && job_.optimizer.clip_norm == 0) {
     const CollectiveOptions join = {.what = "the self-test of CUDA-aware MPI", .deadline = job_.join_deadline};
@@ -236,6 +230,14 @@ std::unique_ptr<BucketMachine> PeerExchange::CreateMachine(const Way& way, const
     AllreduceTransport* const adds = nccl_ != nullptr ? static_cast<AllreduceTransport*>(nccl_) : mpi_;
     return std::make_unique<AllreduceMachine>(AllreduceMachine::Options{
         .buckets = &buckets, .owner = owner, .parameters = parameters, .transport = adds, .track = track_});
+  }
+  if (way.is_on_gpus && way.algorithm == Algorithm::kRing) {
+    return std::make_unique<GpuRingMachine>(GpuRingMachine::Options{.buckets = &buckets,
+                                                                    .hops = ring_hops_,
+                                                                    .own_gradient = arrays_.own_gradients.back(),
+                                                                    .board = memory_->board(),
+                                                                    .transport = transport_.get(),
+                                                                    .track = track_});
   }
   if (way.shares_memory) {
     return std::make_unique<MemoryMachine>(MemoryMachine::Options{.buckets = &buckets,
@@ -321,7 +323,7 @@ OwnerMap PeerExchange::OwnersOf(const Way& way) const {
   if (way.algorithm == Algorithm::kDedicated) return OwnerMap::ShardRanges(server_count_);
   // With one rank, or if each rank owns every element, blocks have no meaning.
   if (way.algorithm == Algorithm::kAllreduce || rank_count == 1) return OwnerMap();
-  if (way.shares_memory) return OwnerMap::Ranges(rank_count);
+  if (way.shares_memory && way.algorithm != Algorithm::kRing) return OwnerMap::Ranges(rank_count);
   return way.algorithm == Algorithm::kDirect ? OwnerMap::JoinedChunks(rank_count) : OwnerMap::SplitChunks(rank_count);
 }
 
@@ -492,11 +494,7 @@ absl::Status PeerExchange::Finish() {
     // The servers answer when all workers have finished, which is a barrier too.
     const CollectiveOptions end = {.what = "the end of the job", .deadline = job_.exchange_deadline};
     RETURN_IF_ERROR(way_.algorithm == Algorithm::kDedicated ? FinishAtServers(pump_, job_) : Barrier(pump_, end));
-    if (gpu_memory_ != nullptr) {
-      gpu_memory_->CloseOthers();
-      RETURN_IF_ERROR(Barrier(pump_, end));
-      gpu_memory_->AllHaveClosed();
-    }
+    if (gpu_memory_ != nullptr) RETURN_IF_ERROR(gpu_memory_->Disband(pump_, end));
   }
   StopBackground();
   return absl::OkStatus();

@@ -12,7 +12,7 @@
 //
 // Memory. Gradients and parameters are in host memory, unless all ranks have GPUs and an MPI that moves their memory
 // (cuda_aware/cuda_aware_owner.h), or NCCL adds them (nccl/nccl_transport.h). Ranks of one host can share it
-// (common/transport/memory/host_memory.h). memory() says where it is.
+// (common/transport/memory/host_memory.h), or that of their GPUs (gpu/gpu_memory.h). memory() says where it is.
 //
 // Updates. The owner of a slice updates it as soon as its sum is there, and the machine brings the parameters to all
 // ranks. If the job clips (OptimizerConfig::clip_norm), the machine brings sums, and every rank updates all parameters
@@ -51,6 +51,7 @@
 #include "worker/exchange/gradient_exchange.h"
 #include "worker/exchange/peer/bucket_machine.h"
 #include "worker/exchange/peer/gpu/gpu_memory.h"
+#include "worker/exchange/peer/gpu/ring_hops.h"
 #include "worker/exchange/peer/machine_trial.h"
 #include "worker/exchange/peer/nccl/nccl_transport.h"
 #include "worker/exchange/slice_owner.h"
@@ -71,8 +72,9 @@ class PeerExchange final : public GradientExchange {
   struct Options {
     Algorithm algorithm = Algorithm::kRing;
     HostSharing sharing = HostSharing::kNever;  // kAllreduce ignores it
-    // kDirect: gradients go through GPU memory that all ranks map (gpu/gpu_memory.h), or Start fails with
-    // InvalidArgument. The same on all ranks, those without a GPU too.
+    // kDirect, kRing: gradients go through GPU memory that all ranks map (gpu/gpu_memory.h), or Start fails with
+    // InvalidArgument. If there is too little of it, they go as with kIfPossible. The same on all ranks, those without
+    // a GPU too.
     bool shares_gpu_memory = false;
     CudaDevice* gpu = nullptr;  // whose memory that is; outlives the exchange. Null: this rank has none
     int server_count = 0;       // kDedicated: the last ranks of the world, at least 1; 0 otherwise
@@ -109,8 +111,12 @@ class PeerExchange final : public GradientExchange {
   ExchangeFacts facts() const override {
     const MutexLock lock(mutex_);
     // Each rank updates all of a clipped gradient.
-    return {.owners = clipping_ == nullptr ? OwnersOf(way_) : OwnerMap(), .choice = choice_};
+    return {.owners = clipping_ == nullptr ? OwnersOf(way_) : OwnerMap(),
+            .choice = choice_,
+            .same_host_reason = SameHostReason()};
   }
+  // The GPU memory that `shares_gpu_memory` takes of a rank, besides that of the training step.
+  static int64_t SharedGpuBytes(const OptimizerConfig& optimizer, int64_t element_count, int world_size);
 
  private:
   // Locks the mutex for the trainer's thread and keeps the background thread from asking for it.
@@ -127,7 +133,10 @@ class PeerExchange final : public GradientExchange {
   absl::Status Agree() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status ShareMemory() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status ShareGpuMemory() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CreateGpuOwner(HostBoard* board, const CollectiveOptions& join, absl::Status* error)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status RefuseSharing(const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::string SameHostReason() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status ChooseFastest() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<std::string> TimeWays(const std::vector<std::pair<std::string, Way>>& ways)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -166,6 +175,7 @@ class PeerExchange final : public GradientExchange {
   const std::chrono::milliseconds stall_report_;
   const std::function<void(const std::string&)> say_;
   std::string not_shared_;                // why the ranks cannot share memory; empty: they can, or need not
+  std::string not_on_gpus_;               // why they do not share that of the GPUs, though they were to
   std::optional<ExchangeChoice> choice_;  // constant after Start
   HostTransport& unlocked_transport_;     // *transport_, for waits and Wake, which need no lock
   MpiTransport* const mpi_ ABSL_PT_GUARDED_BY(mutex_);
@@ -187,6 +197,7 @@ class PeerExchange final : public GradientExchange {
   std::unique_ptr<MachineTrial> trial_ ABSL_GUARDED_BY(mutex_);  // during Start, and after an error in it
   std::unique_ptr<SliceOwner> owner_ ABSL_GUARDED_BY(mutex_);
   ClippingOwner* clipping_ ABSL_GUARDED_BY(mutex_) = nullptr;  // the owner, if the job clips
+  RingHops* ring_hops_ ABSL_GUARDED_BY(mutex_) = nullptr;      // the owner, with the memory of GPUs
   std::unique_ptr<BucketMachine> machine_ ABSL_GUARDED_BY(mutex_);
   ExchangeCounters earlier_ ABSL_GUARDED_BY(mutex_);    // of the machines before machine_, and of clipping_
   std::vector<float> scratch_ ABSL_GUARDED_BY(mutex_);  // optimizer state on its way, at start and at checkpoints

@@ -12,6 +12,9 @@
 #include "common/base/status.h"
 #include "common/job/leaf_shares.h"
 #include "common/transport/collectives.h"
+#include "worker/exchange/peer/gpu/gpu_memory.h"
+#include "worker/exchange/peer/gpu/gpu_slice_owner.h"
+#include "worker/exchange/peer/gpu_ring_machine.h"
 #include "worker/exchange/peer/machine_trial.h"
 #include "worker/exchange/peer/peer_exchange.h"
 #include "worker/exchange/peer/ring_machine.h"
@@ -40,32 +43,101 @@ absl::Status PeerExchange::RefuseSharing(const std::string& why) {
                    shares_gpu_memory_ ? "auto, which sends arrays through memory of the host" : "socket"));
 }
 
-// The board is in memory of the host, and the arrays in that of the GPUs.
+int64_t PeerExchange::SharedGpuBytes(const OptimizerConfig& optimizer, int64_t element_count, int world_size) {
+  return GpuMemory::Bytes(element_count) + GpuSliceOwner::StateBytes(optimizer, element_count, world_size);
+}
+
+// *error: the same on all ranks, which have all owners or none.
+absl::Status PeerExchange::CreateGpuOwner(HostBoard* board, const CollectiveOptions& join, absl::Status* error) {
+  auto owner = GpuSliceOwner::Create({.device = gpu_,
+                                      .memory = gpu_memory_.get(),
+                                      .rank = job_.rank,
+                                      .order = job_.sum_order,
+                                      .owned = OwnerOptions(),
+                                      .ring = [board, rank = job_.rank] { board->Ring(rank); }});
+  if (!owner.ok()) {
+    *error = absl::Status(owner.status().code(),
+                          absl::StrCat("rank ", job_.rank, ": ", std::string(owner.status().message())));
+  }
+  RETURN_IF_ERROR(AgreeOnFirstError(pump_, join, error));
+  if (!error->ok()) return absl::OkStatus();
+  ring_hops_ = owner->get();
+  owner_ = *std::move(owner);
+  own_parameters_ = owner_->own_parameters();
+  return absl::OkStatus();
+}
+
+// The board is in memory of the host, and the arrays in that of the GPUs. Too little memory of a GPU is no error: then
+// nothing is shared when this returns.
 absl::Status PeerExchange::ShareGpuMemory() {
   const CollectiveOptions join = {.what = "sharing GPU memory with the other ranks", .deadline = job_.join_deadline};
-  ASSIGN_OR_RETURN(HostMemory::Outcome board, HostMemory::Meet(pump_,
-                                                               {.bytes = [](int) { return int64_t{0}; },
-                                                                .bucket_count = job_.buckets.bucket_count(),
-                                                                .layout = "GPU memory"},
-                                                               join));
+  const int bucket_count = job_.buckets.bucket_count();
+  const bool is_ring = way_.algorithm == Algorithm::kRing;
+  ASSIGN_OR_RETURN(
+      HostMemory::Outcome board,
+      HostMemory::Meet(
+          pump_,
+          {.bytes = [](int) { return int64_t{0}; },
+           .bucket_count = is_ring ? GpuRingMachine::BoardBuckets(bucket_count, job_.world_size) : bucket_count,
+           .layout = "GPU memory"},
+          join));
   if (board.memory == nullptr) return RefuseSharing(board.refusal);
   ASSIGN_OR_RETURN(GpuMemory::Outcome outcome, GpuMemory::Meet(pump_, gpu_, job_.layout.element_count(), join));
-  if (outcome.memory == nullptr) return RefuseSharing(outcome.refusal);
+  absl::Status why = outcome.refusal;
+  if (outcome.memory != nullptr) {
+    gpu_memory_ = std::move(outcome.memory);
+    way_.shares_memory = true;
+    way_.is_on_gpus = true;
+    RETURN_IF_ERROR(CreateGpuOwner(board.memory->board(), join, &why));
+    if (!why.ok()) {
+      way_.shares_memory = false;
+      way_.is_on_gpus = false;
+      RETURN_IF_ERROR(gpu_memory_->Disband(pump_, join));
+      gpu_memory_ = nullptr;
+    }
+  }
+  if (!why.ok()) {
+    if (!absl::IsResourceExhausted(why)) return RefuseSharing(std::string(why.message()));
+    not_on_gpus_ = std::string(why.message());
+    if (pump_.rank() == 0 && say_) {
+      say_(absl::StrCat("--same_host=gpu_memory: arrays go through memory of the host: ", not_on_gpus_));
+    }
+    return absl::OkStatus();
+  }
   memory_ = std::move(board.memory);
-  gpu_memory_ = std::move(outcome.memory);
   transport_->Attach(memory_->board());
   for (int rank = 0; rank < job_.world_size; ++rank) arrays_.gradients.emplace_back(gpu_memory_->gradients(rank));
   arrays_.own_gradients = {gpu_memory_->gradients(job_.rank)};
   arrays_.parameters = gpu_memory_->parameters(job_.rank);
-  way_.shares_memory = true;
-  way_.is_on_gpus = true;
   return absl::OkStatus();
+}
+
+// For people: which way arrays travel inside the host, and why no better one.
+std::string PeerExchange::SameHostReason() const {
+  if (way_.is_on_gpus) return "GPU memory: asked for";
+  if (sharing_ == HostSharing::kRequired) return "shared memory: asked for";
+  std::string reason;
+  if (!not_on_gpus_.empty()) {
+    reason = absl::StrCat("GPU memory: ", not_on_gpus_, "; ");
+  } else if (sharing_ == HostSharing::kNever) {
+    return "";
+  } else if (gpu_ != nullptr && way_.algorithm != Algorithm::kDedicated) {
+    reason = "GPU memory: not tried by itself until real GPUs have run it, --same_host=gpu_memory asks for it; ";
+  }
+  if (memory_ != nullptr) return absl::StrCat(reason, "shared memory: all are on one host");
+  if (!not_shared_.empty()) return absl::StrCat(reason, "messages: no shared memory: ", not_shared_);
+  return choice_.has_value() ? absl::StrCat(reason, "messages: ", choice_->reason) : "";
 }
 
 // The outcome is the same on all ranks, so they agree on what follows.
 absl::Status PeerExchange::ShareMemory() {
-  if (shares_gpu_memory_ && pump_.world_size() > 1) return ShareGpuMemory();
-  if (sharing_ == HostSharing::kNever || way_.algorithm == Algorithm::kAllreduce || pump_.world_size() == 1) {
+  HostSharing sharing = sharing_;
+  if (shares_gpu_memory_ && pump_.world_size() > 1) {
+    RETURN_IF_ERROR(ShareGpuMemory());
+    if (way_.is_on_gpus) return absl::OkStatus();
+    sharing = HostSharing::kIfPossible;
+  }
+  if (sharing == HostSharing::kNever || way_.algorithm == Algorithm::kAllreduce || pump_.world_size() == 1) {
     return absl::OkStatus();
   }
   const bool has_servers = way_.algorithm == Algorithm::kDedicated;
@@ -88,7 +160,7 @@ absl::Status PeerExchange::ShareMemory() {
   ASSIGN_OR_RETURN(HostMemory::Outcome outcome, HostMemory::Meet(pump_, options, join));
   if (outcome.memory == nullptr) {
     not_shared_ = std::move(outcome.refusal);
-    return sharing_ == HostSharing::kIfPossible ? absl::OkStatus() : RefuseSharing(not_shared_);
+    return sharing == HostSharing::kIfPossible ? absl::OkStatus() : RefuseSharing(not_shared_);
   }
   memory_ = std::move(outcome.memory);
   transport_->Attach(memory_->board());

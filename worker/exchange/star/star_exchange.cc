@@ -56,7 +56,7 @@ class StarExchange final : public GradientExchange, private Snapshots {
   [[nodiscard]] bool Release() override;
   absl::Status Finish() override;
   ExchangeCounters counters() const override;
-  ExchangeFacts facts() const override { return {.owners = owners(), .choice = {}}; }
+  ExchangeFacts facts() const override { return {.owners = owners(), .choice = {}, .same_host_reason = {}}; }
   Snapshots* snapshots() override { return this; }
 
  private:

@@ -6,9 +6,11 @@
 
 #include "absl/memory/memory.h"
 #include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "common/arithmetic/optimizer.h"
 #include "common/arithmetic/reduction_order.h"
 #include "common/base/check.h"
@@ -27,17 +29,6 @@ int64_t StrideOf(int64_t element_count) {
   return (element_count + kStrideElements - 1) / kStrideElements * kStrideElements;
 }
 
-// The first text that is not empty, in the order of ranks, on all ranks.
-absl::StatusOr<std::string> FirstOf(MessagePump& pump, const std::string& mine, const CollectiveOptions& join) {
-  ASSIGN_OR_RETURN(const std::vector<std::string> all, GatherTextToRoot(pump, mine, join));
-  std::string first;
-  for (const std::string& text : all) {
-    if (first.empty()) first = text;
-  }
-  RETURN_IF_ERROR(SendTextFromRoot(pump, first, join));
-  return first;
-}
-
 // The ranks update a vector together as in a training, and in each round each rank has another part of it. So kernels
 // read what kernels of this and of other ranks have written. The numbers are integers, whose sums are exact. A rank
 // that reads a gradient before it is there finds NaN, or that of the round before.
@@ -53,11 +44,16 @@ class SelfTest {
         host_(static_cast<size_t>(count_), std::numeric_limits<float>::quiet_NaN()),
         expected_(static_cast<size_t>(count_), 0.0f) {}
 
-  // Why the memory does not serve; empty: it does. A rank that has found an error goes on, because others wait for it.
-  absl::StatusOr<std::string> Run(const CollectiveOptions& join) {
+  absl::Status Allocate() {
     ASSIGN_OR_RETURN(math_, device_.CreateVectorMath());
     ASSIGN_OR_RETURN(pattern_, device_.Allocate(count_ * kFloatBytes));
     ASSIGN_OR_RETURN(zeros_, device_.Allocate(count_ * kFloatBytes));
+    return absl::OkStatus();
+  }
+
+  // Why the memory does not serve; empty: it does. A rank that has found an error goes on, because others wait for it.
+  // REQUIRES: all ranks have allocated.
+  absl::StatusOr<std::string> Run(const CollectiveOptions& join) {
     math_->CopyToDevice(host_.data(), Gradients(rank_), count_ * kFloatBytes);
     math_->CopyToDevice(expected_.data(), Parameters(rank_), count_ * kFloatBytes);
     const auto own = static_cast<float>(rank_);
@@ -94,7 +90,8 @@ class SelfTest {
   std::string CheckNames() {
     for (int other = 0; other < ranks_; ++other) {
       float found = -1;
-      math_->CopyToHost(Gradients(other), &found, kFloatBytes);
+      math_->CopyOnDevice(Gradients(other), pattern_->data(), kFloatBytes);  // as a ring copies
+      math_->CopyToHost(pattern_->data(), &found, kFloatBytes);
       if (std::string error = WaitForGpu(); !error.empty()) return error;
       if (found != static_cast<float>(other)) {
         return absl::StrCat("rank ", rank_, " finds ", found, " in the GPU memory of rank ", other,
@@ -154,10 +151,19 @@ class SelfTest {
 };
 
 // Said by a rank before it allocates.
-std::string WhyNot(const MessagePump& pump, const CudaDevice* device) {
-  if (device == nullptr) return absl::StrCat("rank ", pump.rank(), " does not compute on a GPU");
-  if (pump.world_size() <= kPeerRanksMax) return "";
-  return absl::StrCat(pump.world_size(), " ranks are more than the ", kPeerRanksMax, " that may share GPU memory");
+absl::Status WhyNot(const MessagePump& pump, const CudaDevice* device) {
+  if (device == nullptr) {
+    return absl::UnavailableError(absl::StrCat("rank ", pump.rank(), " does not compute on a GPU"));
+  }
+  if (pump.world_size() <= kPeerRanksMax) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat(pump.world_size(), " ranks are more than the ", kPeerRanksMax, " that may share GPU memory"));
+}
+
+// "rank 1 WHAT: MESSAGE", with the code.
+absl::Status OfRank(int rank, absl::string_view what, const absl::Status& status) {
+  if (status.ok()) return status;
+  return absl::Status(status.code(), absl::StrCat("rank ", rank, " ", what, ": ", std::string(status.message())));
 }
 
 }  // namespace
@@ -171,7 +177,14 @@ GpuMemory::~GpuMemory() {
   if (!may_free_) static_cast<void>(own_.release());
 }
 
-void GpuMemory::CloseOthers() { others_.clear(); }
+int64_t GpuMemory::Bytes(int64_t element_count) { return CudaSharedBytes(2 * StrideOf(element_count) * kFloatBytes); }
+
+absl::Status GpuMemory::Disband(MessagePump& pump, const CollectiveOptions& end) {
+  others_.clear();
+  RETURN_IF_ERROR(Barrier(pump, end));
+  may_free_ = true;
+  return absl::OkStatus();
+}
 
 absl::StatusOr<std::string> GpuMemory::Allocate() {
   ASSIGN_OR_RETURN(own_, device_.AllocateShared(2 * stride_ * kFloatBytes));
@@ -185,13 +198,31 @@ absl::Status GpuMemory::Open(const std::vector<std::string>& pieces, int rank) {
   for (int other = 0; other < std::ssize(pieces); ++other) {
     if (other == rank) continue;
     auto opened = device_.OpenShared(absl::HexStringToBytes(pieces[other]), own_->size_bytes());
-    if (!opened.ok()) {
-      return absl::UnavailableError(absl::StrCat("rank ", rank, " cannot map the GPU memory of rank ", other, ": ",
-                                                 std::string(opened.status().message())));
-    }
+    RETURN_IF_ERROR(OfRank(rank, absl::StrCat("cannot map the GPU memory of rank ", other), opened.status()));
     others_.push_back(*std::move(opened));
     floats_[other] = others_.back()->floats();
   }
+  return absl::OkStatus();
+}
+
+absl::Status AgreeOnFirstError(MessagePump& pump, const CollectiveOptions& join, absl::Status* error) {
+  // "CODE<tab>MESSAGE", or nothing.
+  const std::string text =
+      error->ok() ? "" : absl::StrCat(static_cast<int>(error->code()), "\t", std::string(error->message()));
+  ASSIGN_OR_RETURN(const std::vector<std::string> all, GatherTextToRoot(pump, text, join));
+  std::string first;
+  for (const std::string& one : all) {
+    if (first.empty()) first = one;
+  }
+  RETURN_IF_ERROR(SendTextFromRoot(pump, first, join));
+  *error = absl::OkStatus();
+  if (first.empty()) return absl::OkStatus();
+  const size_t tab = first.find('\t');
+  int code = 0;
+  if (tab == std::string::npos || !absl::SimpleAtoi(first.substr(0, tab), &code) || code == 0) {
+    return absl::InternalError(absl::StrCat("\"", first, "\" is no error: all ranks must run the same build"));
+  }
+  *error = absl::Status(static_cast<absl::StatusCode>(code), first.substr(tab + 1));
   return absl::OkStatus();
 }
 
@@ -199,19 +230,16 @@ absl::StatusOr<GpuMemory::Outcome> GpuMemory::Meet(MessagePump& pump, CudaDevice
                                                    const CollectiveOptions& join) {
   CHECK_GE(pump.world_size(), 2);
   Outcome outcome;
-  ASSIGN_OR_RETURN(outcome.refusal, FirstOf(pump, WhyNot(pump, device), join));
-  if (!outcome.refusal.empty()) return outcome;
+  outcome.refusal = WhyNot(pump, device);
+  RETURN_IF_ERROR(AgreeOnFirstError(pump, join, &outcome.refusal));
+  if (!outcome.refusal.ok()) return outcome;
   auto memory = absl::WrapUnique(new GpuMemory(device, element_count));
   const absl::StatusOr<std::string> name = memory->Allocate();
   // A rank with an error goes on: all must take part in all messages.
-  ASSIGN_OR_RETURN(outcome.refusal,
-                   FirstOf(pump,
-                           name.ok() ? ""
-                                     : absl::StrCat("rank ", pump.rank(), " cannot share memory of its GPU: ",
-                                                    std::string(name.status().message())),
-                           join));
-  if (!outcome.refusal.empty()) {
-    memory->AllHaveClosed();  // no rank has mapped it
+  outcome.refusal = OfRank(pump.rank(), "cannot share memory of its GPU", name.status());
+  RETURN_IF_ERROR(AgreeOnFirstError(pump, join, &outcome.refusal));
+  if (!outcome.refusal.ok()) {
+    memory->may_free_ = true;  // no rank has mapped it
     return outcome;
   }
   ASSIGN_OR_RETURN(const std::vector<std::string> all, GatherTextToRoot(pump, absl::BytesToHexString(*name), join));
@@ -221,19 +249,22 @@ absl::StatusOr<GpuMemory::Outcome> GpuMemory::Meet(MessagePump& pump, CudaDevice
   if (std::ssize(pieces) != pump.world_size()) {
     return absl::InternalError(absl::StrCat(pieces.size(), " places of GPU memory for ", pump.world_size(), " ranks"));
   }
-  const absl::Status opened = memory->Open(pieces, pump.rank());
-  ASSIGN_OR_RETURN(outcome.refusal, FirstOf(pump, std::string(opened.message()), join));
-  if (outcome.refusal.empty()) {
-    ASSIGN_OR_RETURN(const std::string error, SelfTest(pump, *device, *memory).Run(join));
-    ASSIGN_OR_RETURN(outcome.refusal, FirstOf(pump, error, join));
+  outcome.refusal = memory->Open(pieces, pump.rank());
+  {
+    SelfTest test(pump, *device, *memory);
+    if (outcome.refusal.ok()) outcome.refusal = OfRank(pump.rank(), "cannot test shared GPU memory", test.Allocate());
+    RETURN_IF_ERROR(AgreeOnFirstError(pump, join, &outcome.refusal));
+    if (outcome.refusal.ok()) {
+      ASSIGN_OR_RETURN(const std::string error, test.Run(join));
+      if (!error.empty()) outcome.refusal = absl::UnavailableError(error);
+      RETURN_IF_ERROR(AgreeOnFirstError(pump, join, &outcome.refusal));
+    }
   }
-  if (outcome.refusal.empty()) {
+  if (outcome.refusal.ok()) {
     outcome.memory = std::move(memory);
     return outcome;
   }
-  memory->CloseOthers();
-  RETURN_IF_ERROR(Barrier(pump, join));
-  memory->AllHaveClosed();
+  RETURN_IF_ERROR(memory->Disband(pump, join));
   return outcome;
 }
 

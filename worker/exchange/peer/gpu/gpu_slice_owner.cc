@@ -1,5 +1,8 @@
 #include "worker/exchange/peer/gpu/gpu_slice_owner.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "absl/memory/memory.h"
 #include "common/arithmetic/optimizer.h"
 #include "common/base/check.h"
@@ -9,61 +12,103 @@
 namespace starring {
 namespace {
 
+int64_t Aligned(int64_t elements) {
+  return (elements + Layout::kAlignmentElements - 1) / Layout::kAlignmentElements * Layout::kAlignmentElements;
+}
+
 int64_t BytesOf(std::span<const float> floats) { return static_cast<int64_t>(floats.size_bytes()); }
 
 }  // namespace
 
-GpuSliceOwner::GpuSliceOwner(const GpuMemory* memory, int rank, SumOrder order, const OwnedSlices::Options& options)
-    : memory_(*memory), rank_(rank), order_(order), options_(options) {
-  for (const std::vector<ElementRange>& slice : options_.slices) {
-    CHECK_LE(slice.size(), size_t{1});
-    state_offsets_.push_back(state_elements_);
-    // A slice's state is aligned as its parameters are.
-    const int64_t size = slice.empty() ? 0 : slice.front().size();
-    state_elements_ +=
-        (size + Layout::kAlignmentElements - 1) / Layout::kAlignmentElements * Layout::kAlignmentElements;
+GpuSliceOwner::GpuSliceOwner(Options options) : options_(std::move(options)), memory_(*options_.memory) {
+  for (const std::vector<ElementRange>& slice : options_.owned.slices) {
+    std::vector<Part>& parts = parts_.emplace_back();
+    for (const ElementRange& range : slice) {
+      parts.push_back({.range = range, .state_begin = state_elements_});
+      // State is aligned as its parameters are.
+      state_elements_ += Aligned(range.size());
+    }
   }
 }
 
-absl::StatusOr<std::unique_ptr<GpuSliceOwner>> GpuSliceOwner::Create(CudaDevice* device, const GpuMemory* memory,
-                                                                     int rank, SumOrder order,
-                                                                     const OwnedSlices::Options& options) {
-  auto owner = absl::WrapUnique(new GpuSliceOwner(memory, rank, order, options));
-  for (int i = 0; i < StateVectorCount(options.optimizer); ++i) {
-    ASSIGN_OR_RETURN(owner->state_.emplace_back(),
-                     device->Allocate(owner->state_elements_ * static_cast<int64_t>(sizeof(float))), "optimizer state");
+absl::StatusOr<std::unique_ptr<GpuSliceOwner>> GpuSliceOwner::Create(Options options) {
+  CudaDevice& device = *options.device;
+  auto owner = absl::WrapUnique(new GpuSliceOwner(std::move(options)));
+  for (int i = 0; i < StateVectorCount(owner->options_.owned.optimizer); ++i) {
+    ASSIGN_OR_RETURN(owner->state_.emplace_back(), device.Allocate(owner->state_elements_ * kFloatBytes),
+                     "optimizer state");
   }
-  ASSIGN_OR_RETURN(owner->math_, device->CreateVectorMath());
+  ASSIGN_OR_RETURN(owner->math_, device.CreateVectorMath());
+  // A bucket has one piece of work under way, and there may be no bucket.
+  const int in_flight_max = std::max(1, static_cast<int>(owner->parts_.size()));
+  ASSIGN_OR_RETURN(owner->completions_, GpuCompletions::Create(&device, in_flight_max, owner->options_.ring));
   return owner;
 }
 
-ElementRange GpuSliceOwner::SliceOf(int bucket) const {
-  const std::vector<ElementRange>& slice = options_.slices[static_cast<size_t>(bucket)];
-  return slice.empty() ? ElementRange{} : slice.front();
+int64_t GpuSliceOwner::StateBytes(const OptimizerConfig& optimizer, int64_t element_count, int rank_count) {
+  return StateVectorCount(optimizer) * Aligned((element_count + rank_count - 1) / rank_count) * kFloatBytes;
 }
 
-std::span<float> GpuSliceOwner::State(int bucket, int vector) const {
+std::span<float> GpuSliceOwner::State(const Part& part, int vector) const {
   const std::span<float> all(state_[static_cast<size_t>(vector)]->floats(), static_cast<size_t>(state_elements_));
-  return all.subspan(static_cast<size_t>(state_offsets_[static_cast<size_t>(bucket)]),
-                     static_cast<size_t>(SliceOf(bucket).size()));
+  return all.subspan(static_cast<size_t>(part.state_begin), static_cast<size_t>(part.range.size()));
 }
 
-bool GpuSliceOwner::UpdateFromAll(int64_t step, int bucket) {
-  const int ranks = memory_.rank_count();
-  CudaPeerUpdate update = {.range = SliceOf(bucket),
-                           .element_count = options_.element_count,
-                           .reduction = {.order = order_, .world_size = ranks},
-                           .rank = rank_,
-                           .learning_rate = LearningRateAt(options_.schedule, step),
+CudaPeerUpdate GpuSliceOwner::UpdateOf(int64_t step, const Part& part) const {
+  CudaPeerUpdate update = {.range = part.range,
+                           .element_count = options_.owned.element_count,
+                           .learning_rate = LearningRateAt(options_.owned.schedule, step),
                            .update = step + 1};
-  for (int rank = 0; rank < ranks; ++rank) {
-    update.gradients[rank] = memory_.gradients(rank).data();
-    update.parameters[rank] = memory_.parameters(rank).data();
+  for (int i = 0; i < std::ssize(state_); ++i) update.state.push_back(State(part, i));
+  return update;
+}
+
+int64_t GpuSliceOwner::BeginUpdateFromAll(int64_t step, int bucket) {
+  const int ranks = memory_.rank_count();
+  for (const Part& part : parts_[static_cast<size_t>(bucket)]) {
+    CudaPeerUpdate update = UpdateOf(step, part);
+    update.reduction = {.order = options_.order, .world_size = ranks};
+    update.rank = options_.rank;
+    for (int rank = 0; rank < ranks; ++rank) {
+      update.gradients[rank] = memory_.gradients(rank).data();
+      update.parameters[rank] = memory_.parameters(rank).data();
+    }
+    math_->ApplyPeerUpdate(options_.owned.optimizer, update);
   }
-  for (int i = 0; i < std::ssize(state_); ++i) update.state.push_back(State(bucket, i));
-  math_->ApplyPeerUpdate(options_.optimizer, update);
-  Wait();
-  return true;
+  return completions_->Follow(*math_);
+}
+
+const float* GpuSliceOwner::Left(From from) const {
+  return from == From::kGradient ? memory_.gradients(left()).data() : memory_.parameters(left()).data();
+}
+
+int64_t GpuSliceOwner::BeginAdd(std::span<const ElementRange> ranges, From from) {
+  const float* const gradient = memory_.gradients(options_.rank).data();
+  for (const ElementRange& range : ranges) {
+    math_->Add(Left(from) + range.begin, gradient + range.begin, own_parameters().data() + range.begin, range.size());
+  }
+  return completions_->Follow(*math_);
+}
+
+// To the kernel there are two ranks, with this rank's parameters alone. The order of a sum of two does not matter.
+int64_t GpuSliceOwner::BeginUpdate(int64_t step, int bucket, From from) {
+  for (const Part& part : parts_[static_cast<size_t>(bucket)]) {
+    CudaPeerUpdate update = UpdateOf(step, part);
+    update.reduction = {.order = SumOrder::kChain, .world_size = 2};
+    update.gradients[0] = Left(from);
+    update.gradients[1] = memory_.gradients(options_.rank).data();
+    update.parameters[0] = update.parameters[1] = own_parameters().data();
+    math_->ApplyPeerUpdate(options_.owned.optimizer, update);
+  }
+  return completions_->Follow(*math_);
+}
+
+int64_t GpuSliceOwner::BeginCopy(std::span<const ElementRange> ranges) {
+  for (const ElementRange& range : ranges) {
+    math_->CopyOnDevice(memory_.parameters(left()).data() + range.begin, own_parameters().data() + range.begin,
+                        range.size() * kFloatBytes);
+  }
+  return completions_->Follow(*math_);
 }
 
 void GpuSliceOwner::CopyParametersIn(std::span<const float> parameters) {
@@ -73,18 +118,23 @@ void GpuSliceOwner::CopyParametersIn(std::span<const float> parameters) {
 }
 
 void GpuSliceOwner::CopyState(int bucket, int vector, std::span<float> out) {
-  const std::span<float> state = State(bucket, vector);
-  CHECK_EQ(out.size(), state.size());
-  math_->CopyToHost(state.data(), out.data(), BytesOf(state));
+  int64_t at = 0;
+  for (const Part& part : parts_[static_cast<size_t>(bucket)]) {
+    math_->CopyToHost(State(part, vector).data(), out.data() + at, BytesOf(State(part, vector)));
+    at += part.range.size();
+  }
+  CHECK_EQ(at, std::ssize(out));
   Wait();
 }
 
 void GpuSliceOwner::CopyStateOut(std::span<const std::span<float>> whole) {
   CHECK_EQ(whole.size(), state_.size());
   for (int i = 0; i < std::ssize(whole); ++i) {
-    for (int b = 0; b < std::ssize(options_.slices); ++b) {
-      const std::span<float> state = State(b, i);
-      math_->CopyToHost(state.data(), whole[static_cast<size_t>(i)].data() + SliceOf(b).begin, BytesOf(state));
+    for (const std::vector<Part>& parts : parts_) {
+      for (const Part& part : parts) {
+        const std::span<float> state = State(part, i);
+        math_->CopyToHost(state.data(), whole[static_cast<size_t>(i)].data() + part.range.begin, BytesOf(state));
+      }
     }
   }
   Wait();
@@ -93,9 +143,11 @@ void GpuSliceOwner::CopyStateOut(std::span<const std::span<float>> whole) {
 void GpuSliceOwner::CopyStateIn(std::span<const std::span<const float>> whole) {
   CHECK_LE(whole.size(), state_.size());
   for (int i = 0; i < std::ssize(whole); ++i) {
-    for (int b = 0; b < std::ssize(options_.slices); ++b) {
-      const std::span<float> state = State(b, i);
-      math_->CopyToDevice(whole[static_cast<size_t>(i)].data() + SliceOf(b).begin, state.data(), BytesOf(state));
+    for (const std::vector<Part>& parts : parts_) {
+      for (const Part& part : parts) {
+        const std::span<float> state = State(part, i);
+        math_->CopyToDevice(whole[static_cast<size_t>(i)].data() + part.range.begin, state.data(), BytesOf(state));
+      }
     }
   }
   Wait();

@@ -1,13 +1,17 @@
-// A slice owner among ranks that map each other's GPU memory (gpu_memory.h). One kernel adds the gradients of all ranks
-// to an element where they are, updates, and writes the parameter into the memory of each rank.
+// A slice owner among ranks that map each other's GPU memory (gpu_memory.h). In a star, one kernel adds the gradients
+// of all ranks to an element where they are, updates, and writes the parameter into the memory of each rank. In a ring
+// (ring_hops.h), a rank reads the memory of its left neighbour and writes its own.
 //
-// Each rank has the optimizer's state of its own slices and of no others.
+// Each rank has the optimizer's state of its own slices and of no others. Calls that begin work do not wait for the
+// GPU. Copies do, and they must not be called while such work is under way.
 //
 // Thread safety: one thread at a time, any thread; Create on the device's.
 #ifndef STARRING_WORKER_EXCHANGE_PEER_GPU_GPU_SLICE_OWNER_H_
 #define STARRING_WORKER_EXCHANGE_PEER_GPU_GPU_SLICE_OWNER_H_
 
+#include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -16,23 +20,40 @@
 #include "common/arithmetic/reduction_order.h"
 #include "common/job/owned_slices.h"
 #include "kernels/cuda/cuda_device.h"
+#include "worker/exchange/peer/gpu/gpu_completions.h"
 #include "worker/exchange/peer/gpu/gpu_memory.h"
+#include "worker/exchange/peer/gpu/ring_hops.h"
 #include "worker/exchange/slice_owner.h"
 
 namespace starring {
 
-class GpuSliceOwner final : public SliceOwner {
+class GpuSliceOwner final : public SliceOwner, public RingHops {
  public:
+  struct Options {
+    CudaDevice* device = nullptr;
+    const GpuMemory* memory = nullptr;
+    int rank = 0;
+    SumOrder order = SumOrder::kChain;
+    OwnedSlices::Options owned;
+    std::function<void()> ring;  // called by a thread of the owner when work that was begun has ended
+  };
   // `device` and `memory` outlive the owner. Optimizer state starts at zero. ResourceExhausted with the number of
-  // bytes. REQUIRES: each slice has at most one range (OwnerMap::Ranges).
-  static absl::StatusOr<std::unique_ptr<GpuSliceOwner>> Create(CudaDevice* device, const GpuMemory* memory, int rank,
-                                                               SumOrder order, const OwnedSlices::Options& options);
+  // bytes.
+  static absl::StatusOr<std::unique_ptr<GpuSliceOwner>> Create(Options options);
+  // About the GPU memory of an owner of an equal share.
+  static int64_t StateBytes(const OptimizerConfig& optimizer, int64_t element_count, int rank_count);
 
-  bool UpdateFromAll(int64_t step, int bucket) override;
-  std::span<float> own_parameters() override { return memory_.parameters(rank_); }
+  int64_t BeginUpdateFromAll(int64_t step, int bucket) override;
+  const std::atomic<int64_t>* finished() const override { return &completions_->finished(); }
+  int64_t BeginAdd(std::span<const ElementRange> ranges, From from) override;
+  int64_t BeginUpdate(int64_t step, int bucket, From from) override;
+  int64_t BeginCopy(std::span<const ElementRange> ranges) override;
+  const std::atomic<int64_t>& hops_finished() const override { return completions_->finished(); }
+
+  std::span<float> own_parameters() override { return memory_.parameters(options_.rank); }
   void CopyParametersIn(std::span<const float> parameters) override;
   void EnterThread() override { status_.Update(math_->MakeCurrent()); }
-  absl::Status status() const override { return status_; }
+  absl::Status status() const override { return status_.ok() ? completions_->status() : status_; }
   void CopyState(int bucket, int vector, std::span<float> out) override;
   void CopyStateOut(std::span<const std::span<float>> whole) override;
   void CopyStateIn(std::span<const std::span<const float>> whole) override;
@@ -43,21 +64,30 @@ class GpuSliceOwner final : public SliceOwner {
   void Apply(const ApplyArgs& args) override;
 
  private:
-  GpuSliceOwner(const GpuMemory* memory, int rank, SumOrder order, const OwnedSlices::Options& options);
-  ElementRange SliceOf(int bucket) const;
-  // The state of the bucket's slice.
-  std::span<float> State(int bucket, int vector) const;
+  // A range of a bucket's slice, and where its state begins in each state vector.
+  struct Part {
+    ElementRange range;
+    int64_t state_begin = 0;
+  };
+
+  explicit GpuSliceOwner(Options options);
+  int left() const { return (options_.rank + memory_.rank_count() - 1) % memory_.rank_count(); }
+  // The left neighbour's array, as a whole vector.
+  const float* Left(From from) const;
+  std::span<float> State(const Part& part, int vector) const;
+  // The arguments of an update of `part` but for gradients and parameters.
+  CudaPeerUpdate UpdateOf(int64_t step, const Part& part) const;
   void Wait() { status_.Update(math_->Synchronize()); }
 
+  const Options options_;
   const GpuMemory& memory_;
-  const int rank_;
-  const SumOrder order_;
-  const OwnedSlices::Options options_;
-  std::vector<int64_t> state_offsets_;  // by bucket: of its slice in each state vector
-  int64_t state_elements_ = 0;
+  std::vector<std::vector<Part>> parts_;  // by bucket
+  int64_t state_elements_ = 0;            // of each state vector
   std::vector<std::unique_ptr<DeviceBuffer>> state_;
   std::unique_ptr<CudaVectorMath> math_;
   absl::Status status_;
+  // Last, so that its thread ends before what the GPU's work uses.
+  std::unique_ptr<GpuCompletions> completions_;
 };
 
 }  // namespace starring

@@ -1,0 +1,73 @@
+#include "worker/exchange/peer/gpu/gpu_completions.h"
+
+#include <utility>
+
+#include "absl/memory/memory.h"
+#include "common/base/check.h"
+#include "common/base/status.h"
+
+namespace starring {
+
+absl::StatusOr<std::unique_ptr<GpuCompletions>> GpuCompletions::Create(CudaDevice* device, int in_flight_max,
+                                                                       std::function<void()> ring) {
+  CHECK_GE(in_flight_max, 1);
+  std::vector<std::unique_ptr<CudaEvent>> events;
+  for (int i = 0; i < in_flight_max; ++i) {
+    ASSIGN_OR_RETURN(events.emplace_back(), device->CreateEvent());
+  }
+  return absl::WrapUnique(new GpuCompletions(std::move(events), std::move(ring)));
+}
+
+GpuCompletions::GpuCompletions(std::vector<std::unique_ptr<CudaEvent>> events, std::function<void()> ring)
+    : events_(std::move(events)), ring_(std::move(ring)), thread_([this] { Run(); }) {}
+
+GpuCompletions::~GpuCompletions() {
+  {
+    const MutexLock lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.NotifyOne();
+  thread_.join();
+}
+
+int64_t GpuCompletions::Follow(CudaVectorMath& math) {
+  int64_t number = 0;
+  {
+    const MutexLock lock(mutex_);
+    number = begun_ + 1;
+    // The event of this number was that of an earlier one, which has ended.
+    CHECK_LE(number - finished_.load(), std::ssize(events_));
+    status_.Update(math.Record(&EventOf(number)));
+    begun_ = number;
+  }
+  changed_.NotifyOne();
+  return number;
+}
+
+absl::Status GpuCompletions::status() const {
+  if (!failed_.load()) return absl::OkStatus();
+  const MutexLock lock(mutex_);
+  return status_;
+}
+
+// Work of one stream ends in its order, so one thread waits for all of it.
+void GpuCompletions::Run() {
+  const MutexLock lock(mutex_);
+  for (int64_t number = 1; status_.ok(); ++number) {
+    changed_.Wait(mutex_, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return begun_ >= number || stopping_; });
+    if (begun_ < number) return;
+    mutex_.Unlock();
+    const absl::Status done = EventOf(number).Wait();
+    mutex_.Lock();
+    // An event that could not be recorded is over at once.
+    status_.Update(done);
+    if (status_.ok()) {
+      finished_.store(number);
+    } else {
+      failed_.store(true);
+    }
+    ring_();
+  }
+}
+
+}  // namespace starring
