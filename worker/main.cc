@@ -27,6 +27,7 @@
 #include "common/host/host_identity.h"
 #include "common/host/launcher_environment.h"
 #include "common/host/log.h"
+#include "common/host/machine_limits.h"
 #include "common/host/standard_streams.h"
 #include "common/job/bucket_map.h"
 #include "common/job/cells.h"
@@ -219,6 +220,15 @@ PeerExchange::HostSharing SharingOf(const WorkerOptions& options) {
   return may ? PeerExchange::HostSharing::kIfPossible : PeerExchange::HostSharing::kNever;
 }
 
+// A rank whose own threads leave cores idle sums with them, too. The cores are this rank's own, or its part of the
+// machine's.
+int UpdateThreadsOf(const WorkerOptions& options) {
+  constexpr int kThreadsMax = 4;  // more do not read memory faster
+  const int ranks = std::max(1, options.world_size);
+  const int cores = std::min(CountedCores(ReadCoreLimits()), static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)) / ranks);
+  return std::clamp(cores - options.threads - options.loader_threads, 1, kThreadsMax);
+}
+
 absl::StatusOr<std::unique_ptr<GradientExchange>> CreateExchange(const JobParts& parts, const Segment& segment,
                                                                  StallOptions stall) {
   const WorkerOptions& options = parts.options();
@@ -248,6 +258,7 @@ absl::StatusOr<std::unique_ptr<GradientExchange>> CreateExchange(const JobParts&
                             .sharing = SharingOf(options),
                             .shares_gpu_memory = options.same_host == SameHost::kGpuMemory,
                             .gpu = cuda,
+                            .update_threads = UpdateThreadsOf(options),
                             .server_count = options.server_ranks,
                             .mpi = peers.mpi,
                             .nccl = peers.nccl,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <utility>
 
@@ -79,9 +80,6 @@ void OwnedSlices::Update(const SlicePiece& piece) {
   CHECK(piece.offset >= 0 && piece.offset + count <= slice_count) << piece.offset << " in bucket " << piece.bucket;
   CHECK_EQ(std::ssize(piece.parameters_in), count);
   CHECK_EQ(std::ssize(piece.parameters_out), count);
-  // Elements are not marked one by one, so only a sum that exceeds the slice shows that a piece came twice.
-  bucket.updated_count += count;
-  CHECK_LE(bucket.updated_count, slice_count) << "a piece of bucket " << piece.bucket << " was applied twice";
   std::array<std::span<float>, 2> part;  // of each state vector; an array, because this runs thousands of times a step
   CHECK_LE(state_.size(), part.size());
   for (size_t i = 0; i < state_.size(); ++i) {
@@ -94,7 +92,11 @@ void OwnedSlices::Update(const SlicePiece& piece) {
                                       .parameters_out = piece.parameters_out,
                                       .state = std::span(part).first(state_.size())});
   // Pieces come in any order, and there may be one or thousands of them, so their lengths tell when the step is over.
-  if (bucket.updated_count < slice_count) return;
+  // The thread of the last piece ends it: the others have looked at the step before.
+  const int64_t updated = std::atomic_ref(bucket.updated_count).fetch_add(count, std::memory_order_acq_rel) + count;
+  // Elements are not marked one by one, so only a sum that exceeds the slice shows that a piece came twice.
+  CHECK_LE(updated, slice_count) << "a piece of bucket " << piece.bucket << " was applied twice";
+  if (updated < slice_count) return;
   bucket.updated_count = 0;
   ++bucket.step;
 }

@@ -4,7 +4,7 @@
 // Every bucket advances alone: there is no barrier over buckets. A bucket's *step in progress* is the step whose update
 // is not complete yet; it starts at Options::first_step.
 //
-// Thread safety: one thread at a time.
+// Thread safety: one thread at a time; pieces of one bucket's step may be updated by several threads at the same time.
 #ifndef STARRING_COMMON_JOB_OWNED_SLICES_H_
 #define STARRING_COMMON_JOB_OWNED_SLICES_H_
 

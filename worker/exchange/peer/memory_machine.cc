@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "absl/container/inlined_vector.h"
 #include "common/arithmetic/sum_in_order.h"
 #include "common/base/check.h"
 #include "common/base/copy_array.h"
@@ -34,8 +35,7 @@ MemoryMachine::MemoryMachine(const Options& options)
       rank_(transport_.rank()),
       worker_count_(transport_.world_size() - options.server_count),
       owners_(options.server_count > 0 ? OwnerMap::ShardRanges(options.server_count) : OwnerMap::Ranges(worker_count_)),
-      state_(buckets_.bucket_count()),
-      terms_(options_.arrays.gradients.size()) {
+      state_(buckets_.bucket_count()) {
   CHECK_GE(transport_.world_size(), 2);
   const std::vector<Contributor> contributors = ContributorsOf(DealLeavesEvenly(options_.micro_batches, worker_count_));
   CHECK_EQ(options_.arrays.gradients.size(), contributors.size());
@@ -131,21 +131,34 @@ void MemoryMachine::UpdatePiece(int bucket) {
   const ElementRange slice = SliceOf(bucket);
   const TraceSpan span(options_.track, "apply", {.step = state.step, .bucket = bucket});
   const auto start = std::chrono::steady_clock::now();
-  const ElementRange piece = {state.updated_end, std::min(state.updated_end + kPieceElements, slice.end)};
-  ForEachRun(piece, buckets_.element_count(), {.order = options_.sum_order, .world_size = worker_count_},
-             [&](ElementRange run, int first_rank) { UpdateRun(state, bucket, run, first_rank); });
-  state.updated_end = piece.end;
+  const int64_t begin = state.updated_end;
+  state.updated_end = std::min(begin + options_.update_threads * kPieceElements, slice.end);
+  const int64_t parts = (state.updated_end - begin + kPieceElements - 1) / kPieceElements;
+#pragma omp parallel for num_threads(options_.update_threads) if (parts > 1)
+  for (int64_t part = 0; part < parts; ++part) {
+    const int64_t part_begin = begin + part * kPieceElements;
+    UpdateRange(state, bucket, {part_begin, std::min(part_begin + kPieceElements, state.updated_end)});
+  }
   counters_.optimizer_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (state.updated_end == slice.end) return FinishUpdate(bucket);
   // The arrivals are complete, so the next Poll returns this one, after other operations that have completed.
   transport_.PostWait(board_.arrivals(bucket), state.submit_count * worker_count_, TokenOf(this, bucket, kArrivals));
 }
 
+void MemoryMachine::UpdateRange(const Bucket& state, int bucket, ElementRange range) {
+  absl::InlinedVector<const std::byte*, 16> terms(options_.arrays.gradients.size());  // of a sum, in its order
+  ForEachRun(range, buckets_.element_count(), {.order = options_.sum_order, .world_size = worker_count_},
+             [&](ElementRange run, int first_rank) {
+               UpdateRun(state, bucket, run, first_rank, std::span(terms.data(), terms.size()));
+             });
+}
+
 // A pass over memory in pieces whose sum stays in the L1 cache, where the optimizer reads it. The last contribution of
 // a chain is added by the optimizer itself; so two ranks, whose chain and tree are alike, need no sum of their own.
-void MemoryMachine::UpdateRun(const Bucket& state, int bucket, ElementRange run, int first_rank) {
+void MemoryMachine::UpdateRun(const Bucket& state, int bucket, ElementRange run, int first_rank,
+                              std::span<const std::byte*> terms) {
   alignas(64) float sum[OwnedSlices::kPassElements];
-  const int contributor_count = static_cast<int>(terms_.size());
+  const int contributor_count = static_cast<int>(terms.size());
   const bool is_tree = options_.sum_order == SumOrder::kTree && contributor_count > 2;
   const int term_count = is_tree ? contributor_count : contributor_count - 1;
   const int64_t pass = contributor_count == 2 ? run.size() : OwnedSlices::kPassElements;
@@ -155,14 +168,14 @@ void MemoryMachine::UpdateRun(const Bucket& state, int bucket, ElementRange run,
     std::span<const float> partial = Contribution(first_rank, range);
     if (contributor_count > 2) {
       for (int i = 0; i < term_count; ++i) {
-        terms_[i] = std::as_bytes(Contribution((first_rank + i) % contributor_count, range)).data();
+        terms[i] = std::as_bytes(Contribution((first_rank + i) % contributor_count, range)).data();
       }
       const std::span<float> out(sum, range.size());
-      const std::span<const std::byte* const> terms(terms_.data(), term_count);
+      const std::span<const std::byte* const> added = terms.first(term_count);
       if (is_tree) {
-        SumAsTree(terms, out, BestInstructionSet(), leaves_);
+        SumAsTree(added, out, BestInstructionSet(), leaves_);
       } else {
-        SumInOrder(terms, out);
+        SumInOrder(added, out);
       }
       partial = out;
     }

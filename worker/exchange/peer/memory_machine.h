@@ -8,7 +8,7 @@
 //   submit   A worker counts its arrival.
 //   update   When all workers have arrived, each owner adds the contributions to its slice in the order of
 //            reduction_order.h, applies the optimizer and writes the new parameters in their place; then it counts its
-//            update. A rank works in pieces, and returns to the transport after each.
+//            update. A rank works in pieces, several threads on each, and returns to the transport after each.
 //   ready    When all owners have updated, the bucket is ready on all workers.
 //
 // Writes: the parameters of a bucket are written between its last arrival and its last update. No worker reads them
@@ -55,6 +55,7 @@ class MemoryMachine final : public BucketMachine {
     SumOrder sum_order = SumOrder::kChain;
     int micro_batches = 0;        // JobSpec::micro_batches
     int server_count = 0;         // the last ranks of the world; 0: the ranks are the owners
+    int update_threads = 1;       // of a piece; does not change the bits
     TraceTrack* track = nullptr;  // the track of the thread that drives the machine; null: there is no trace
   };
   // All pointers and arrays outlive the machine. REQUIRES: two processes or more.
@@ -86,7 +87,8 @@ class MemoryMachine final : public BucketMachine {
   void BeginUpdate(int bucket);
   void UpdatePiece(int bucket);
   void EndUpdate(int bucket);
-  void UpdateRun(const Bucket& state, int bucket, ElementRange run, int first_rank);
+  void UpdateRange(const Bucket& state, int bucket, ElementRange range);
+  void UpdateRun(const Bucket& state, int bucket, ElementRange run, int first_rank, std::span<const std::byte*> terms);
   void FinishUpdate(int bucket);
   void FinishBucket(int bucket);
   std::span<const float> Contribution(int contributor, ElementRange range) const {
@@ -100,10 +102,9 @@ class MemoryMachine final : public BucketMachine {
   const int rank_;
   const int worker_count_;
   const OwnerMap owners_;
-  std::vector<Bucket> state_;            // by bucket
-  std::deque<InFlight> submitted_;       // oldest first; at most one entry a bucket
-  std::vector<int> leaves_;              // by contributor, with micro-batches
-  std::vector<const std::byte*> terms_;  // of a sum, in its order
+  std::vector<Bucket> state_;       // by bucket
+  std::deque<InFlight> submitted_;  // oldest first; at most one entry a bucket
+  std::vector<int> leaves_;         // by contributor, with micro-batches
   ExchangeCounters counters_;
 };
 

@@ -67,6 +67,7 @@ PeerExchange::PeerExchange(std::unique_ptr<Transport> transport, Options options
 
 PeerExchange::PeerExchange(std::unique_ptr<HostTransport> transport, Options options)
     : server_count_(options.server_count),
+      update_threads_(options.update_threads),
       way_{.algorithm = options.algorithm},
       sharing_(options.sharing),
       shares_gpu_memory_(options.shares_gpu_memory),
@@ -248,6 +249,7 @@ std::unique_ptr<BucketMachine> PeerExchange::CreateMachine(const Way& way, const
                                                                   .sum_order = job_.sum_order,
                                                                   .micro_batches = job_.micro_batches,
                                                                   .server_count = server_count_,
+                                                                  .update_threads = update_threads_,
                                                                   .track = track_});
   }
   const RankMachineOptions options = {.buckets = &buckets,

@@ -77,6 +77,7 @@ class PeerExchange final : public GradientExchange {
     // a GPU too.
     bool shares_gpu_memory = false;
     CudaDevice* gpu = nullptr;  // whose memory that is; outlives the exchange. Null: this rank has none
+    int update_threads = 1;     // with shared memory: of this rank's part of a sum; does not change the bits
     int server_count = 0;       // kDedicated: the last ranks of the world, at least 1; 0 otherwise
     // The network if it is MPI's: for the control, and for messages in GPU memory. Null: another network.
     MpiTransport* mpi = nullptr;
@@ -169,6 +170,7 @@ class PeerExchange final : public GradientExchange {
   void StopBackground();
 
   const int server_count_;
+  const int update_threads_;
   Way way_;  // constant after Start; before it, the algorithm may be kFastest
   const HostSharing sharing_;
   const bool shares_gpu_memory_;

@@ -47,7 +47,7 @@ struct Shared {
 
 class Rank {
  public:
-  Rank(const ExampleJob& job, int rank, Shared& shared)
+  Rank(const ExampleJob& job, int rank, Shared& shared, int update_threads = 1)
       : buckets_(shared.buckets),
         board_(std::as_writable_bytes(std::span(shared.board)),
                {.rank = rank, .world_size = job.world_size, .bucket_count = buckets_.bucket_count()}),
@@ -72,7 +72,8 @@ class Rank {
                                                                       .arrays = std::move(arrays),
                                                                       .board = &board_,
                                                                       .transport = &transport_,
-                                                                      .sum_order = job.sum_order});
+                                                                      .sum_order = job.sum_order,
+                                                                      .update_threads = update_threads});
   }
 
   void Submit(int64_t step, std::span<const float> gradient) {
@@ -103,9 +104,12 @@ class Rank {
 };
 
 // Runs `work` for every rank on a thread of its own.
-void RunRanks(const ExampleJob& job, Shared& shared, const std::function<void(int rank, Rank& it)>& work) {
+void RunRanks(const ExampleJob& job, Shared& shared, const std::function<void(int rank, Rank& it)>& work,
+              int update_threads = 1) {
   std::vector<std::unique_ptr<Rank>> ranks;
-  for (int rank = 0; rank < job.world_size; ++rank) ranks.push_back(std::make_unique<Rank>(job, rank, shared));
+  for (int rank = 0; rank < job.world_size; ++rank) {
+    ranks.push_back(std::make_unique<Rank>(job, rank, shared, update_threads));
+  }
   std::vector<std::thread> threads;
   for (int rank = 0; rank < job.world_size; ++rank) threads.emplace_back([&, rank] { work(rank, *ranks[rank]); });
   for (std::thread& thread : threads) thread.join();
@@ -154,6 +158,27 @@ TEST_P(MemoryMachineRanks, GivesTheReferencesBits) {
       }
     });
     EXPECT_EQ(equal, std::vector<int>(world_size, kSteps));
+  }
+}
+
+// Pieces of 32,768 elements by three threads: the slice ends inside one of them, and steps follow each other.
+TEST(MemoryMachine, SeveralThreadsGiveTheReferencesBits) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "ThreadSanitizer does not see the barriers of GCC's OpenMP";
+#endif
+  for (const int world_size : {2, 3}) {
+    const ExampleJob job = {.element_count = 400'007, .bucket_bytes = 1 << 20, .world_size = world_size};
+    Shared shared(job);
+    RunRanks(
+        job, shared,
+        [&](int rank, Rank& it) {
+          for (int step = 0; step < 3; ++step) {
+            it.Submit(step, job.Gradient(rank, step));
+            it.AwaitAll();
+          }
+        },
+        3);
+    EXPECT_EQ(shared.parameters, job.Reference(3)) << world_size << " ranks";
   }
 }
 
