@@ -272,7 +272,7 @@ void WorkerMember::OnStep(int64_t next_step, double step_seconds, double compute
 
 void WorkerMember::Fail(const absl::Status& why) {
   const MutexLock lock(mutex_);
-  // The coordinator answers a failure by ending this worker's part. Without an answer the process ends all the same.
+  // END from the coordinator shows that the report has arrived. Without it the worker leaves after kFailurePatience.
   failure_ = why;
   link_->ReportSoon(MemberLink::Then::kAwaitsOrder);
   changed_.WaitFor(mutex_, kFailurePatience,
