@@ -314,6 +314,7 @@ class Training {
 };
 
 double ThreadSeconds() {
+  // Time of this thread: a step does not seem longer because another process had the core.
   timespec now = {};
   CHECK_EQ(clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now), 0);
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);

@@ -23,6 +23,7 @@ int64_t GroupElements(const Ring::Options& options) {
   const int rank_count = options.transport->world_size();
   const int64_t block_elements = ReductionBlockElements(rank_count);
   const int64_t blocks = std::max<int64_t>(options.message_bytes_max / ChunkBytesFor(rank_count), 1);
+  // A group longer than the longest sum would only take more memory.
   const int64_t blocks_of_sum = (options.sum_elements_max + block_elements - 1) / block_elements;
   return block_elements * std::min(blocks, std::max<int64_t>(blocks_of_sum, 1));
 }
@@ -93,6 +94,7 @@ void Ring::StartGroups() {
     group.is_packed = group.range.size() > block_elements_;
     // The sends of the gather phase are left out: they read results, which the sink's user only reads as well. So are
     // the sends of partial sums.
+    // All receives count, and the send of the own contribution, whose array may be overwritten afterwards.
     group.before_ready = 2 * hop_count() + 1;
     group.before_free = 4 * hop_count();
     in_flight.next_begin = group.range.end;

@@ -52,8 +52,10 @@ absl::Status ExecError(const std::string& path, int error) {
 // Runs in the child until the child becomes the program. If exec fails, writes errno to `error_pipe`. Between fork and
 // exec only system calls are safe in a process that had threads, hence no Status here.
 [[noreturn]] void BecomeChild(const ChildSpec& spec, pid_t parent, int error_pipe) {
+  // The launcher signals this group, and so reaches the program and all processes that it starts.
   setpgid(0, 0);
   PinAndDieWithParent(spec.cores, spec.death_signal, parent);
+  // No child reads the launcher's input, which it would share with all others.
   const int null = open("/dev/null", O_RDONLY | O_CLOEXEC);
   dup2(null, STDIN_FILENO);
   // Both are copied before either is placed: stderr_fd may be 1, which the first dup2 would overwrite.
@@ -97,6 +99,7 @@ CorePlan PlanCores(std::span<const int> allowed, const CoreDemand& demand) {
     plan.workers.push_back(Take(allowed, worker * per_worker, per_worker));
     for (const int core : plan.workers.back()) left.erase(core);
   }
+  // Servers take the last cores, so they share cores with workers only where there are too few.
   const std::vector<int> backwards(allowed.rbegin(), allowed.rend());
   for (int server = 0; server < demand.server_count; ++server) {
     if (demand.cores_per_server > 0) {

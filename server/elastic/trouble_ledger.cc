@@ -12,6 +12,7 @@ using Kind = ErrorOrigin::Kind;
 void TroubleLedger::Begin(const Generation& generation) {
   before_ = {generation_.workers.begin(), generation_.workers.end()};
   generation_ = generation;
+  // A generation that begins after a claim's step does not compute that step again.
   std::erase_if(claims_, [&](const Claim& claim) { return claim.claim.number < generation.first_step; });
   if (claims_.empty()) avoided_.clear();
   named_.clear();
