@@ -220,12 +220,14 @@ PeerExchange::HostSharing SharingOf(const WorkerOptions& options) {
   return may ? PeerExchange::HostSharing::kIfPossible : PeerExchange::HostSharing::kNever;
 }
 
-// A rank whose own threads leave cores idle sums with them, too. The cores are this rank's own, or its part of the
-// machine's.
-int UpdateThreadsOf(const WorkerOptions& options) {
+// While a GPU computes, most cores of a rank are idle: several threads then add the gradients that come into memory of
+// the host. A CPU's ranks have use for all cores. Ranks that share memory are all on this host, so each has its part of
+// the cores, unless the launcher has given it some of its own.
+int UpdateThreadsOf(const WorkerOptions& options, const LauncherEnvironment& launcher, const CudaDevice* cuda) {
   constexpr int kThreadsMax = 4;  // more do not read memory faster
-  const int ranks = std::max(1, options.world_size);
-  const int cores = std::min(CountedCores(ReadCoreLimits()), static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)) / ranks);
+  if (cuda == nullptr) return 1;
+  const bool has_own_cores = launcher.launcher == Launcher::kSlurm || !launcher.cores_per_worker.empty();
+  const int cores = CountedCores(launcher.core_limits) / (has_own_cores ? 1 : std::max(1, options.world_size));
   return std::clamp(cores - options.threads - options.loader_threads, 1, kThreadsMax);
 }
 
@@ -258,7 +260,7 @@ absl::StatusOr<std::unique_ptr<GradientExchange>> CreateExchange(const JobParts&
                             .sharing = SharingOf(options),
                             .shares_gpu_memory = options.same_host == SameHost::kGpuMemory,
                             .gpu = cuda,
-                            .update_threads = UpdateThreadsOf(options),
+                            .update_threads = UpdateThreadsOf(options, *parts.launcher, cuda),
                             .server_count = options.server_ranks,
                             .mpi = peers.mpi,
                             .nccl = peers.nccl,

@@ -10,8 +10,11 @@ namespace starring {
 
 absl::Status CudaStatus(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return absl::OkStatus();
-  return absl::InternalError(
-      absl::StrCat(what, ": ", cudaGetErrorString(error), " (CUDA error ", static_cast<int>(error), ")"));
+  // Too little memory is told apart: a smaller batch, or another way between the ranks, needs less.
+  const auto code =
+      error == cudaErrorMemoryAllocation ? absl::StatusCode::kResourceExhausted : absl::StatusCode::kInternal;
+  return absl::Status(
+      code, absl::StrCat(what, ": ", cudaGetErrorString(error), " (CUDA error ", static_cast<int>(error), ")"));
 }
 
 absl::StatusOr<CudaMemory> CudaMemory::Create(int64_t size_bytes, CudaWatch* watch) {

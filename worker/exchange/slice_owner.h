@@ -2,7 +2,8 @@
 // owner of a slice, it also applies the optimizer and keeps the optimizer's state. The floats are in host memory
 // (HostSliceOwner) or in the memory of a GPU (cuda_aware/cuda_aware_owner.h); the bits are the same.
 //
-// Thread safety: one thread at a time, any thread.
+// Thread safety: one thread at a time, any thread; of an owner in host memory, several threads may Apply different
+// pieces of one bucket at the same time.
 #ifndef STARRING_WORKER_EXCHANGE_SLICE_OWNER_H_
 #define STARRING_WORKER_EXCHANGE_SLICE_OWNER_H_
 
@@ -43,6 +44,8 @@ class SliceOwner {
   virtual std::span<float> own_parameters() { return {}; }
   // Copies `parameters` into own_parameters(), if there are any.
   virtual void CopyParametersIn(std::span<const float>) {}
+  // Ends the owner's own threads. Afterwards the device may go, even if the owner stays.
+  virtual void Stop() {}
   // Called on every thread but the one that made the owner, before that thread polls the transport.
   virtual void EnterThread() {}
 

@@ -50,13 +50,14 @@ absl::Status CheckGpuMemory(const GpuMemoryNeed& need, const CudaDevice& device)
   ASSIGN_OR_RETURN(const int64_t free_bytes, device.FreeBytes());
   // This is no promise: another process on this GPU may allocate first, and operations take memory that is not counted.
   // A training that passes here may still end with ResourceExhausted, but one that cannot fit is told so at once.
-  if (need.total_bytes() <= free_bytes) return absl::OkStatus();
+  // Memory that the ranks share is left out: with too little of it, all of them agree to go by way of the host
+  // (worker/exchange/peer/gpu/gpu_memory.h).
+  if (need.total_bytes() - need.exchange_bytes <= free_bytes) return absl::OkStatus();
   const CudaDeviceInfo& gpu = device.info();
   return absl::InvalidArgumentError(absl::StrCat(
       "GPU ", gpu.ordinal, " (", gpu.name, ") has too little memory: ", Text(need.total_bytes()), " are needed (",
       Parts(need), "), ", Text(free_bytes), " of ", Text(gpu.memory_bytes), " are free: give ",
-      need.data_bytes > 0 ? "--data_on_gpu=off, " : "", need.exchange_bytes > 0 ? "--same_host=auto, " : "",
-      "a smaller --global_batch, more GPUs or --device=cpu"));
+      need.data_bytes > 0 ? "--data_on_gpu=off, " : "", "a smaller --global_batch, more GPUs or --device=cpu"));
 }
 
 absl::StatusOr<GpuMemoryNeed> PlanGpuMemory(const LayerFile& file, const NetworkOptions& network, DataOnGpu data_on_gpu,

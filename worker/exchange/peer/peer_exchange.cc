@@ -479,6 +479,7 @@ bool PeerExchange::Release() {
   const MutexLock lock(mutex_);
   const bool has_failed = !pump_.failure().ok() || (owner_ != nullptr && !owner_->status().ok());
   if (nccl_ != nullptr && has_failed) nccl_->Abort();
+  if (owner_ != nullptr) owner_->Stop();
   // MPI and NCCL alone write between polls; any other transport writes in Poll, which nobody calls any more.
   if (mpi_ == nullptr && nccl_ == nullptr) return true;
   return pump_.failure().ok() && (machine_ == nullptr || machine_->IsIdle());

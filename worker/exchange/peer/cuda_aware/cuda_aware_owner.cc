@@ -165,6 +165,9 @@ absl::StatusOr<std::unique_ptr<SliceOwner>> CreateCudaAwareOwner(MessagePump& pu
                              absl::StrCat("the self-test of CUDA-aware MPI: ", std::string(tested.status().message()),
                                           ": start the job with --cuda_aware_mpi=off"));
       pump.Abort(why);
+      // A message may still arrive in this memory. The process is about to end, so it is not freed.
+      for (std::unique_ptr<DeviceBuffer>& buffer : memory.memory) (void)buffer.release();
+      (void)candidate.release();
       return why;
     }
     path = *tested;

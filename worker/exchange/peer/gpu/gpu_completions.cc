@@ -15,19 +15,21 @@ absl::StatusOr<std::unique_ptr<GpuCompletions>> GpuCompletions::Create(CudaDevic
   for (int i = 0; i < in_flight_max; ++i) {
     ASSIGN_OR_RETURN(events.emplace_back(), device->CreateEvent());
   }
-  return absl::WrapUnique(new GpuCompletions(std::move(events), std::move(ring)));
+  return absl::WrapUnique(new GpuCompletions(device->info().ordinal, std::move(events), std::move(ring)));
 }
 
-GpuCompletions::GpuCompletions(std::vector<std::unique_ptr<CudaEvent>> events, std::function<void()> ring)
-    : events_(std::move(events)), ring_(std::move(ring)), thread_([this] { Run(); }) {}
+GpuCompletions::GpuCompletions(int gpu, std::vector<std::unique_ptr<CudaEvent>> events, std::function<void()> ring)
+    : gpu_(gpu), events_(std::move(events)), ring_(std::move(ring)), thread_([this] { Run(); }) {}
 
-GpuCompletions::~GpuCompletions() {
+GpuCompletions::~GpuCompletions() { Stop(); }
+
+void GpuCompletions::Stop() {
   {
     const MutexLock lock(mutex_);
     stopping_ = true;
   }
   changed_.NotifyOne();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
 }
 
 int64_t GpuCompletions::Follow(CudaVectorMath& math) {
@@ -52,7 +54,14 @@ absl::Status GpuCompletions::status() const {
 
 // Work of one stream ends in its order, so one thread waits for all of it.
 void GpuCompletions::Run() {
+  // A new thread has GPU 0, on which a call would make a second context of some 500 MiB.
+  const absl::Status current = MakeCudaDeviceCurrent(gpu_);
   const MutexLock lock(mutex_);
+  status_.Update(current);
+  if (!current.ok()) {
+    failed_.store(true);
+    ring_();
+  }
   for (int64_t number = 1; status_.ok(); ++number) {
     changed_.Wait(mutex_, [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return begun_ >= number || stopping_; });
     if (begun_ < number) return;

@@ -36,16 +36,19 @@ class GpuCompletions {
   // Returns a number that finished() reaches when all that `math` was given before is done. Numbers begin with 1.
   // REQUIRES: always the same `math`, which no other thread uses now.
   int64_t Follow(CudaVectorMath& math);
+  // Waits for what the GPU was given, and ends the thread: from then on the device may go. Follow is not called again.
+  void Stop();
   // Stays where it is after an error.
   const std::atomic<int64_t>& finished() const { return finished_; }
   // The first error of the GPU.
   absl::Status status() const;
 
  private:
-  GpuCompletions(std::vector<std::unique_ptr<CudaEvent>> events, std::function<void()> ring);
+  GpuCompletions(int gpu, std::vector<std::unique_ptr<CudaEvent>> events, std::function<void()> ring);
   CudaEvent& EventOf(int64_t number) const { return *events_[static_cast<size_t>(number) % events_.size()]; }
   void Run();
 
+  const int gpu_;                                         // its ordinal
   const std::vector<std::unique_ptr<CudaEvent>> events_;  // used in turn
   const std::function<void()> ring_;
   std::atomic<int64_t> finished_ = 0;

@@ -53,6 +53,7 @@ class GpuSliceOwner final : public SliceOwner, public RingHops {
   std::span<float> own_parameters() override { return memory_.parameters(options_.rank); }
   void CopyParametersIn(std::span<const float> parameters) override;
   void EnterThread() override { status_.Update(math_->MakeCurrent()); }
+  void Stop() override { completions_->Stop(); }
   absl::Status status() const override { return status_.ok() ? completions_->status() : status_; }
   void CopyState(int bucket, int vector, std::span<float> out) override;
   void CopyStateOut(std::span<const std::span<float>> whole) override;
