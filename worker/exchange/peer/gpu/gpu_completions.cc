@@ -8,18 +8,19 @@
 
 namespace starring {
 
-absl::StatusOr<std::unique_ptr<GpuCompletions>> GpuCompletions::Create(CudaDevice* device, int in_flight_max,
-                                                                       std::function<void()> ring) {
+absl::StatusOr<std::unique_ptr<GpuCompletions>> GpuCompletions::Create(CudaDevice* device, CudaVectorMath* math,
+                                                                       int in_flight_max, std::function<void()> ring) {
   CHECK_GE(in_flight_max, 1);
   std::vector<std::unique_ptr<CudaEvent>> events;
   for (int i = 0; i < in_flight_max; ++i) {
     ASSIGN_OR_RETURN(events.emplace_back(), device->CreateEvent());
   }
-  return absl::WrapUnique(new GpuCompletions(device->info().ordinal, std::move(events), std::move(ring)));
+  return absl::WrapUnique(new GpuCompletions(math, std::move(events), std::move(ring)));
 }
 
-GpuCompletions::GpuCompletions(int gpu, std::vector<std::unique_ptr<CudaEvent>> events, std::function<void()> ring)
-    : gpu_(gpu), events_(std::move(events)), ring_(std::move(ring)), thread_([this] { Run(); }) {}
+GpuCompletions::GpuCompletions(CudaVectorMath* math, std::vector<std::unique_ptr<CudaEvent>> events,
+                               std::function<void()> ring)
+    : math_(*math), events_(std::move(events)), ring_(std::move(ring)), thread_([this] { Run(); }) {}
 
 GpuCompletions::~GpuCompletions() { Stop(); }
 
@@ -32,14 +33,14 @@ void GpuCompletions::Stop() {
   if (thread_.joinable()) thread_.join();
 }
 
-int64_t GpuCompletions::Follow(CudaVectorMath& math) {
+int64_t GpuCompletions::Follow() {
   int64_t number = 0;
   {
     const MutexLock lock(mutex_);
     number = begun_ + 1;
     // The event of this number was that of an earlier one, which has ended.
     CHECK_LE(number - finished_.load(), std::ssize(events_));
-    status_.Update(math.Record(&EventOf(number)));
+    status_.Update(math_.Record(&EventOf(number)));
     begun_ = number;
   }
   changed_.NotifyOne();
@@ -55,7 +56,7 @@ absl::Status GpuCompletions::status() const {
 // Work of one stream ends in its order, so one thread waits for all of it.
 void GpuCompletions::Run() {
   // A new thread has GPU 0, on which a call would make a second context of some 500 MiB.
-  const absl::Status current = MakeCudaDeviceCurrent(gpu_);
+  const absl::Status current = math_.MakeCurrent();
   const MutexLock lock(mutex_);
   status_.Update(current);
   if (!current.ok()) {

@@ -26,16 +26,16 @@ namespace starring {
 class GpuCompletions {
  public:
   // At most `in_flight_max` numbers of Follow are ever above finished(). `ring` is called, by the thread of this
-  // object, after each change of finished() or status(). `device` outlives this object.
-  static absl::StatusOr<std::unique_ptr<GpuCompletions>> Create(CudaDevice* device, int in_flight_max,
-                                                                std::function<void()> ring);
+  // object, after each change of finished() or status(). `device` and `math` outlive this object.
+  static absl::StatusOr<std::unique_ptr<GpuCompletions>> Create(CudaDevice* device, CudaVectorMath* math,
+                                                                int in_flight_max, std::function<void()> ring);
   ~GpuCompletions();
   GpuCompletions(const GpuCompletions&) = delete;
   GpuCompletions& operator=(const GpuCompletions&) = delete;
 
   // Returns a number that finished() reaches when all that `math` was given before is done. Numbers begin with 1.
-  // REQUIRES: always the same `math`, which no other thread uses now.
-  int64_t Follow(CudaVectorMath& math);
+  // REQUIRES: no other thread uses `math` now.
+  int64_t Follow();
   // Waits for what the GPU was given, and ends the thread: from then on the device may go. Follow is not called again.
   void Stop();
   // Stays where it is after an error.
@@ -44,11 +44,11 @@ class GpuCompletions {
   absl::Status status() const;
 
  private:
-  GpuCompletions(int gpu, std::vector<std::unique_ptr<CudaEvent>> events, std::function<void()> ring);
+  GpuCompletions(CudaVectorMath* math, std::vector<std::unique_ptr<CudaEvent>> events, std::function<void()> ring);
   CudaEvent& EventOf(int64_t number) const { return *events_[static_cast<size_t>(number) % events_.size()]; }
   void Run();
 
-  const int gpu_;                                         // its ordinal
+  CudaVectorMath& math_;
   const std::vector<std::unique_ptr<CudaEvent>> events_;  // used in turn
   const std::function<void()> ring_;
   std::atomic<int64_t> finished_ = 0;

@@ -41,7 +41,8 @@ absl::StatusOr<std::unique_ptr<GpuSliceOwner>> GpuSliceOwner::Create(Options opt
   ASSIGN_OR_RETURN(owner->math_, device.CreateVectorMath());
   // A bucket has one piece of work under way, and there may be no bucket.
   const int in_flight_max = std::max(1, static_cast<int>(owner->parts_.size()));
-  ASSIGN_OR_RETURN(owner->completions_, GpuCompletions::Create(&device, in_flight_max, owner->options_.ring));
+  ASSIGN_OR_RETURN(owner->completions_,
+                   GpuCompletions::Create(&device, owner->math_.get(), in_flight_max, owner->options_.ring));
   return owner;
 }
 
@@ -75,7 +76,7 @@ int64_t GpuSliceOwner::BeginUpdateFromAll(int64_t step, int bucket) {
     }
     math_->ApplyPeerUpdate(options_.owned.optimizer, update);
   }
-  return completions_->Follow(*math_);
+  return completions_->Follow();
 }
 
 const float* GpuSliceOwner::Left(From from) const {
@@ -87,7 +88,7 @@ int64_t GpuSliceOwner::BeginAdd(std::span<const ElementRange> ranges, From from)
   for (const ElementRange& range : ranges) {
     math_->Add(Left(from) + range.begin, gradient + range.begin, own_parameters().data() + range.begin, range.size());
   }
-  return completions_->Follow(*math_);
+  return completions_->Follow();
 }
 
 // To the kernel there are two ranks, with this rank's parameters alone. The order of a sum of two does not matter.
@@ -100,7 +101,7 @@ int64_t GpuSliceOwner::BeginUpdate(int64_t step, int bucket, From from) {
     update.parameters[0] = update.parameters[1] = own_parameters().data();
     math_->ApplyPeerUpdate(options_.owned.optimizer, update);
   }
-  return completions_->Follow(*math_);
+  return completions_->Follow();
 }
 
 int64_t GpuSliceOwner::BeginCopy(std::span<const ElementRange> ranges) {
@@ -108,7 +109,7 @@ int64_t GpuSliceOwner::BeginCopy(std::span<const ElementRange> ranges) {
     math_->CopyOnDevice(memory_.parameters(left()).data() + range.begin, own_parameters().data() + range.begin,
                         range.size() * kFloatBytes);
   }
-  return completions_->Follow(*math_);
+  return completions_->Follow();
 }
 
 void GpuSliceOwner::CopyParametersIn(std::span<const float> parameters) {
