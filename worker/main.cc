@@ -504,7 +504,9 @@ absl::Status ReportRun(const JobParts& parts, const ExchangeAndStep& work, const
                          .result = &result,
                          .facts = std::move(facts),
                          .device = choice.device()->name(),
-                         .gpu_transfer = options.sync == Sync::kNccl ? "nccl" : std::string(work.step->transfer()),
+                         .gpu_transfer = options.sync == Sync::kNccl && options.world_size > 1
+                                             ? "nccl"
+                                             : std::string(work.step->transfer()),
                          .data_on_gpu = work.step->batch_format() == Loader::Format::kSamples,
                          .cores_per_worker = parts.launcher->cores_per_worker,
                          .cores_per_server = parts.launcher->cores_per_server,
@@ -757,6 +759,7 @@ int Main(int argc, char** argv) {
   ExplainExhaustion("worker");
   EnterUsersFolder("worker");
   KeepFreedMemory();
+  setenv("NCCL_COMM_BLOCKING", "0", 1);     // it would win over our flag, and calls would wait for other ranks
   setenv("GRPC_VERBOSITY", "NONE", 0);      // our own messages say what gRPC's log would
   setenv("OMP_WAIT_POLICY", "PASSIVE", 0);  // spinning OpenMP threads would take the exchange's core
   InstallStopSignals();

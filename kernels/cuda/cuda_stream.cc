@@ -28,7 +28,10 @@ class OwnedCudaEvent : public CudaEvent {
   }
   absl::StatusOr<bool> HasPassed() override {
     const cudaError_t error = cudaEventQuery(event_);
-    if (error == cudaErrorNotReady) return false;
+    if (error == cudaErrorNotReady) {
+      cudaGetLastError();  // clears the error, which the next launch would report otherwise
+      return false;
+    }
     RETURN_IF_ERROR(CudaStatus(error, kWaitingForEvent));
     return true;
   }

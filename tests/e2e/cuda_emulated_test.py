@@ -109,6 +109,19 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
                 self.assertEqual(straight["exchange"]["gpu_transfer"], "cuda-aware")
                 self.assertEqual(straight["parameter_sha256"], staged["parameter_sha256"])
 
+    def test_two_gpus_evaluate_together(self):
+        folder = self.path("saved")
+        self.cuda("local", flags=[*cuda_jobs.MLP, "--epochs=1", "--checkpoint_dir=" + folder])
+        lines = []
+        for workers in (1, 2):
+            flags = ["--device=cuda", *cuda_jobs.DATA[:3], "--evaluate=" + folder]
+            job = self.job_command("ring/tcp", workers, flags=flags, launch_flags=["--worker_binary=" + self.worker])
+            done = self.run_to_end(job)
+            self.assertEqual(done.returncode, 0, done.output)
+            lines += re.findall("loss .*samples", done.output)
+        self.assertEqual(len(lines), 2)
+        self.assertEqual(lines[0], lines[1])
+
     def test_an_mpi_that_does_not_say_so_is_tried_if_asked(self):
         flags = [*cuda_jobs.MLP, "--epochs=1"]
         os.environ["EMULATED_MPI_IS_AWARE"] = "no"

@@ -181,7 +181,7 @@ class JobTest(unittest.TestCase):
         share = [] if "--share_gpus" in flags or "--noshare_gpus" in flags else ["--share_gpus"]
         # The lines at the end of a job are those of one that saves nothing.
         names = {flag.partition("=")[0] for flag in flags}
-        save = [] if names & {"--checkpoint_dir", "--flagfile"} else ["--checkpoint_dir=none"]
+        save = [] if names & {"--checkpoint_dir", "--evaluate", "--flagfile"} else ["--checkpoint_dir=none"]
         # Ranks of one host would share memory by themselves, and no test would have messages.
         ranks = sync in ("ring", "star") and not has_servers
         send = ["--same_host=socket"] if ranks and not names & {"--same_host", "--cuda_aware_mpi", "--flagfile"} else []

@@ -102,7 +102,7 @@ class NcclJobsTest(jobs.JobTest):
 
     def test_what_it_needs_is_refused_with_the_way_out(self):
         one_gpu = "ranks 0 and 2 compute on one GPU, and NCCL 2.27.5 refuses that: give each rank a GPU, or set " \
-                  "NCCL_MULTI_RANK_GPU_ENABLE=1 with NCCL 2.30.0 or newer"
+                  "NCCL_MULTI_RANK_GPU_ENABLE=1 for all of them with NCCL 2.30.0 or newer"
         self.assert_refused("--sync=nccl: " + one_gpu, *self.job("nccl/tcp", 3))
         self.assert_refused("NCCL 2.8.3 is found, 2.14.0 or newer is expected: install NCCL", "env",
                             "NCCL_STUB_VERSION=2803", *self.job("nccl/tcp", 2))

@@ -192,6 +192,10 @@ absl::Status PeerExchange::CreateNcclOwner() {
   const CollectiveOptions join = {.what = "meeting over NCCL", .deadline = job_.join_deadline};
   if (const absl::Status met = nccl_->Meet(pump_, join); !met.ok()) return Fail(met);
   auto owner = CudaSliceOwner::Create(gpu_, OwnerOptions());
+  if (absl::IsResourceExhausted(owner.status())) {
+    return Fail(absl::InvalidArgumentError(absl::StrCat(std::string(owner.status().message()),
+                                                        ": give a smaller --global_batch, more GPUs or --sync=ring")));
+  }
   if (!owner.ok()) return Fail(owner.status());
   owner_ = *std::move(owner);
   own_parameters_ = owner_->own_parameters();
@@ -480,8 +484,9 @@ bool PeerExchange::Release() {
   const bool has_failed = !pump_.failure().ok() || (owner_ != nullptr && !owner_->status().ok());
   if (nccl_ != nullptr && has_failed) nccl_->Abort();
   if (owner_ != nullptr) owner_->Stop();
-  // MPI and NCCL alone write between polls; any other transport writes in Poll, which nobody calls any more.
-  if (mpi_ == nullptr && nccl_ == nullptr) return true;
+  // MPI and NCCL alone write between polls; any other transport writes in Poll, which nobody calls any more. NCCL that
+  // was ended writes no more, and then the destructor of TCP sends this rank's last words.
+  if (mpi_ == nullptr && (nccl_ == nullptr || has_failed)) return true;
   return pump_.failure().ok() && (machine_ == nullptr || machine_->IsIdle());
 }
 

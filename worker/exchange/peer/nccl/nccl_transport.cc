@@ -53,7 +53,7 @@ std::string NcclTransport::Describe() const {
                         ": install NCCL on every host (a wheel of nvidia-nccl, or libnccl2), or give --sync=star");
   }
   return absl::StrCat(kNoRefusal, nccl::VersionText(options_.library->version), "\t",
-                      absl::BytesToHexString(options_.gpu->info().uuid));
+                      absl::BytesToHexString(options_.gpu->info().uuid), "\t", options_.may_share_gpus ? 1 : 0);
 }
 
 // Rank 0's: a refusal, or the name of the communicator.
@@ -61,19 +61,21 @@ std::string NcclTransport::Answer(const std::vector<std::string>& all) const {
   std::vector<std::vector<std::string>> ranks;
   for (const std::string& text : all) {
     if (!absl::StartsWith(text, kNoRefusal)) return text;
-    ranks.push_back(absl::StrSplit(text, '\t'));  // "", release, GPU
+    ranks.push_back(absl::StrSplit(text, '\t'));  // "", release, GPU, whether it may be shared
   }
-  const bool may_share = options_.may_share_gpus && options_.library->version >= nccl::kVersionOfSharedGpus;
+  const bool can_share = options_.library->version >= nccl::kVersionOfSharedGpus;
   for (size_t rank = 1; rank < ranks.size(); ++rank) {
     if (ranks[rank][1] != ranks[0][1]) {
       return absl::StrCat("rank ", rank, " has NCCL ", ranks[rank][1], ", rank 0 has ", ranks[0][1],
                           ": give all ranks the same release");
     }
     const auto same = std::ranges::find_if(ranks, [&](const auto& other) { return other[2] == ranks[rank][2]; });
+    const bool may_share = can_share && ranks[rank][3] == "1" && (*same)[3] == "1";
     if (same - ranks.begin() == static_cast<ptrdiff_t>(rank) || may_share) continue;
-    return absl::StrCat("ranks ", same - ranks.begin(), " and ", rank, " compute on one GPU, and NCCL ", ranks[0][1],
-                        " refuses that: give each rank a GPU, or set NCCL_MULTI_RANK_GPU_ENABLE=1 with NCCL ",
-                        nccl::VersionText(nccl::kVersionOfSharedGpus), " or newer");
+    return absl::StrCat(
+        "ranks ", same - ranks.begin(), " and ", rank, " compute on one GPU, and NCCL ", ranks[0][1],
+        " refuses that: give each rank a GPU, or set NCCL_MULTI_RANK_GPU_ENABLE=1 for all of them with NCCL ",
+        nccl::VersionText(nccl::kVersionOfSharedGpus), " or newer");
   }
   nccl::UniqueId id;
   const CudaWatch::Call call(options_.watch, "naming NCCL's communicator");

@@ -226,7 +226,7 @@ TEST(NcclTransport, TwoRanksOnOneGpuNeedARelease) {
   training.version = nccl::kVersionOfSharedGpus;
   ExpectRefusal(training,
                 "ranks 0 and 1 compute on one GPU, and NCCL 2.30.0 refuses that: give each rank a GPU, or set "
-                "NCCL_MULTI_RANK_GPU_ENABLE=1 with NCCL 2.30.0 or newer");
+                "NCCL_MULTI_RANK_GPU_ENABLE=1 for all of them with NCCL 2.30.0 or newer");
   training.may_share_gpus = true;
   ExpectReference(training, RunAll(training));
   training.version = nccl::kVersionOfSharedGpus - 1;
