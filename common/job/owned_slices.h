@@ -84,7 +84,7 @@ class OwnedSlices {
   void CopyStateIn(std::span<const std::span<const float>> whole);
 
  private:
-  // Of a bucket.
+  // A bucket's.
   struct Progress {
     int64_t step = 0;           // in progress
     int64_t updated_count = 0;  // elements that are updated already in that step

@@ -19,7 +19,7 @@ class SlicePlaces {
   explicit SlicePlaces(std::span<const std::vector<ElementRange>> slices);
 
   int bucket_count() const { return static_cast<int>(buckets_.size()); }
-  // Of a state vector. A slice begins at a multiple of Layout::kAlignmentElements.
+  // The length of a state vector. A slice begins at a multiple of Layout::kAlignmentElements.
   int64_t element_count() const { return element_count_; }
 
   // All REQUIRE 0 <= bucket < bucket_count().

@@ -14,7 +14,7 @@ import unittest
 from tests.server.server_process import Server, agreement_bytes, digest_of, make_secret, start_worker
 
 STEPS = 3
-WIRE_VERSION = 4  # of common/wire/exchange_message.h, and what this client was written for
+WIRE_VERSION = 5  # of common/wire/exchange_message.h, and what this client was written for
 
 
 def generate_stubs(folder):

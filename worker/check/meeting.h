@@ -85,7 +85,7 @@ class NoteBoard {
   virtual ~NoteBoard() = default;
   // Called once for each stage. Fails if the board cannot be reached.
   virtual absl::Status Put(int stage, const std::string& text) = 0;
-  // Empty if that worker has not put such a note yet. Of several servers one is asked, the next one in the next call.
+  // Empty if that worker has not put such a note yet. A call asks one of several servers, and the next call the next.
   virtual absl::StatusOr<std::optional<std::string>> Get(int rank, int stage) = 0;
 };
 

@@ -231,14 +231,15 @@ TEST(GenerationLogTest, ARefusalNamesTheFirstPartThatDiffers) {
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
     return std::string(status.message());
   };
-  ASSERT_TRUE(GenerationLog::Open(folder, run("ab", "f1", "d1")).ok());
-  EXPECT_TRUE(GenerationLog::Open(folder, run("ab", "f1", "d1")).ok());
-  EXPECT_THAT(refusal(run("cd", "f2", "d2")),
+  ASSERT_TRUE(GenerationLog::Open(folder, run("ab", "f1", "data-1")).ok());
+  EXPECT_TRUE(GenerationLog::Open(folder, run("ab", "f1", "data-1")).ok());
+  EXPECT_THAT(refusal(run("cd", "f2", "data-2")),
               AllOf(HasSubstr("its digest of flags is f1, this run's f2: give the same flags"),
-                    HasSubstr("another --state_dir"), Not(HasSubstr("d2"))));
-  EXPECT_THAT(refusal(run("cd", "f1", "d2")), HasSubstr("its digest of data is d1, this run's d2: give the same f"));
+                    HasSubstr("another --state_dir"), Not(HasSubstr("data-2"))));
+  EXPECT_THAT(refusal(run("cd", "f1", "data-2")),
+              HasSubstr("its digest of data is data-1, this run's data-2: give the same f"));
   // Something else has changed: the parts do not tell.
-  EXPECT_THAT(refusal(run("cd", "f1", "d1")),
+  EXPECT_THAT(refusal(run("cd", "f1", "data-1")),
               AllOf(HasSubstr("flags, model, data, and the instruction set and libraries"), HasSubstr("is ab, this")));
 }
 

@@ -1,5 +1,6 @@
 // Rings and co-located stars whose messages are in GPU memory, and some that must fall back to host memory. The GPUs
 // are emulated, so any transport can move their memory.
+#include <barrier>
 #include <deque>
 #include <memory>
 #include <optional>
@@ -45,6 +46,7 @@ struct Training {
   std::vector<std::vector<float>> state;  // rank 0's optimizer state; empty: zeros
   absl::Duration join_deadline = absl::Seconds(60);
   bool without_claim = false;
+  std::barrier<>* allocated = nullptr;  // where ranks meet that have their device and its buffer
 };
 
 // One rank's training, with gradients and parameters in the memory that the exchange asks for.
@@ -52,6 +54,7 @@ absl::Status RunRank(const Training& training, std::unique_ptr<MpiTransport> tra
   const ExampleJob& job = training.job;
   ASSIGN_OR_RETURN(const auto device, CreateCudaDevice({.ordinal = rank % 2}));
   ASSIGN_OR_RETURN(const auto buffer, device->Allocate(job.element_count * 4));
+  if (training.allocated != nullptr) training.allocated->arrive_and_wait();
   MpiTransport* const mpi = transport.get();
   PeerExchange exchange(std::move(transport), {.algorithm = training.algorithm,
                                                .mpi = mpi,
@@ -334,10 +337,15 @@ TEST(CudaRing, TheThreadThatPollsHasTheGpuOfItsRank) {
 }
 
 TEST(CudaRing, WithoutDeviceMemoryForItGoesByWayOfTheHost) {
-  const Training training = TrainingOf(2);
-  // Enough for the memory that every device allocates and for the gradients, and no more.
+  Training training = TrainingOf(2);
+  // Otherwise the exchange of one rank could take the memory of the other's device.
+  std::barrier<> allocated(2);
+  training.allocated = &allocated;
+  // Enough for the memory that every device allocates and for the gradients, and no more. A test whose rank hung has
+  // left buffers.
   const int64_t vector_bytes = training.job.element_count * 4;
-  cuda_emulation::Gpu().memory_bytes = 2 * ((int64_t{32} << 20) + vector_bytes) + vector_bytes;
+  cuda_emulation::Gpu().memory_bytes =
+      cuda_emulation::DeviceBytes() + 2 * ((int64_t{32} << 20) + vector_bytes) + vector_bytes;
   InMemoryNetwork network(2, 6);
   network.set_moves_device_memory({true, true});
   ExpectReference(training, RunAll(training, network), MemoryPlace::kHost);

@@ -255,7 +255,8 @@ TEST(NcclTransport, ARankThatDoesNotComeEndsTheOthersAtTheDeadline) {
   const std::vector<Outcome> outcomes = RunAll(training);
   EXPECT_FALSE(outcomes[0].status.ok());
   EXPECT_FALSE(outcomes[1].status.ok());
-  EXPECT_FALSE(outcomes[0].was_released);
+  // NCCL is ended before, so nothing writes any more, and the network may send this rank's last words.
+  EXPECT_TRUE(outcomes[0].was_released);
   // A rank that has left would end the wait before the deadline.
   EXPECT_THAT(outcomes[0].needed, testing::ElementsAre(1));
   EXPECT_THAT(std::string(outcomes[0].status.message()), HasSubstr("did not come within 2s"));
