@@ -213,7 +213,7 @@ absl::Status PeerExchange::CreateOwner() {
                                     .pairs = to_neighbours ? CudaAwarePairs::kNeighbours : CudaAwarePairs::kAllRanks,
                                     .without_claim = tries_device_memory_};
     // A rank without a GPU takes part as well: the others cannot know that it has none.
-    ASSIGN_OR_RETURN(owner_, CreateCudaAwareOwner(pump_, device_, OwnerOptions(), aware, join));
+    RETURN_IF_ERROR(CreateCudaAwareOwner(pump_, device_, OwnerOptions(), aware, join, owner_));
   }
   if (owner_ == nullptr) RETURN_IF_ERROR(CreateHostOwner());
   own_parameters_ = owner_->own_parameters();

@@ -163,7 +163,7 @@ TEST_P(MemoryMachineRanks, GivesTheReferencesBits) {
 
 // Pieces of 32,768 elements by three threads: the slice ends inside one of them, and steps follow each other.
 TEST(MemoryMachine, SeveralThreadsGiveTheReferencesBits) {
-#ifdef __SANITIZE_THREAD__
+#ifdef STARRING_TSAN
   GTEST_SKIP() << "ThreadSanitizer does not see the barriers of GCC's OpenMP";
 #endif
   for (const int world_size : {2, 3}) {

@@ -133,10 +133,10 @@ absl::StatusOr<Path> Test(MessagePump& pump, CudaAwarePairs pairs, Round round, 
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<SliceOwner>> CreateCudaAwareOwner(MessagePump& pump, CudaDevice* device,
-                                                                 const OwnedSlices::Options& options,
-                                                                 const CudaAwareOptions& aware,
-                                                                 const CollectiveOptions& collective) {
+absl::Status CreateCudaAwareOwner(MessagePump& pump, CudaDevice* device, const OwnedSlices::Options& options,
+                                  const CudaAwareOptions& aware, const CollectiveOptions& collective,
+                                  std::unique_ptr<SliceOwner>& owner) {
+  owner = nullptr;
   std::unique_ptr<CudaSliceOwner> candidate;
   if (device != nullptr) {
     auto created = CudaSliceOwner::Create(device, options);
@@ -156,7 +156,7 @@ absl::StatusOr<std::unique_ptr<SliceOwner>> CreateCudaAwareOwner(MessagePump& pu
     }
     // The ranks agree before a test as well: a rank that cannot take part would leave its neighbours waiting.
     ASSIGN_OR_RETURN(const Path agreed, Agree(pump, path, collective));
-    if (agreed == Path::kHost) return nullptr;
+    if (agreed == Path::kHost) return absl::OkStatus();
     const absl::StatusOr<Path> tested = Test(pump, aware.pairs, round, *candidate, memory, collective);
     // This is an error, not a wrong value. Operations on device memory may be in flight, so the exchange cannot go on
     // by way of host memory on this transport.
@@ -165,17 +165,17 @@ absl::StatusOr<std::unique_ptr<SliceOwner>> CreateCudaAwareOwner(MessagePump& pu
                              absl::StrCat("the self-test of CUDA-aware MPI: ", std::string(tested.status().message()),
                                           ": start the job with --cuda_aware_mpi=off"));
       pump.Abort(why);
-      // A message may still arrive in this memory. The process is about to end, so it is not freed.
-      for (std::unique_ptr<DeviceBuffer>& buffer : memory.memory) (void)buffer.release();
-      (void)candidate.release();
+      // A message may still arrive in this memory.
+      for (std::unique_ptr<DeviceBuffer>& buffer : memory.memory) candidate->Keep(std::move(buffer));
+      owner = std::move(candidate);
       return why;
     }
     path = *tested;
   }
   // A library may work between two ranks and not between two others, for instance across hosts.
   ASSIGN_OR_RETURN(const Path agreed, Agree(pump, path, collective));
-  if (agreed == Path::kHost) return nullptr;
-  return candidate;
+  if (agreed == Path::kDevice) owner = std::move(candidate);
+  return absl::OkStatus();
 }
 
 }  // namespace starring

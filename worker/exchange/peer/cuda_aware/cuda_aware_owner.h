@@ -12,7 +12,7 @@
 
 #include <memory>
 
-#include "absl/status/statusor.h"
+#include "absl/status/status.h"
 #include "common/job/owned_slices.h"
 #include "common/transport/collectives.h"
 #include "common/transport/message_pump.h"
@@ -35,15 +35,15 @@ struct CudaAwareOptions {
   bool without_claim = false;
 };
 
-// The owner, in GPU memory, of this rank's slices; null on every rank alike if one of them has no GPU, too little
-// memory on it, or a library that cannot move it. Collective over all ranks, those without a GPU too. An error only if
-// a peer is missing or the library fails: then nothing works any more.
+// Sets `owner` to the owner, in GPU memory, of this rank's slices; null on every rank alike if one of them has no GPU,
+// too little memory on it, or a library that cannot move it. Collective over all ranks, those without a GPU too. An
+// error only if a peer is missing or the library fails: then nothing works any more, and `owner` may have memory that a
+// message still reaches.
 //
 // `device` outlives the owner; null: this rank has no GPU.
-absl::StatusOr<std::unique_ptr<SliceOwner>> CreateCudaAwareOwner(MessagePump& pump, CudaDevice* device,
-                                                                 const OwnedSlices::Options& options,
-                                                                 const CudaAwareOptions& aware,
-                                                                 const CollectiveOptions& collective);
+absl::Status CreateCudaAwareOwner(MessagePump& pump, CudaDevice* device, const OwnedSlices::Options& options,
+                                  const CudaAwareOptions& aware, const CollectiveOptions& collective,
+                                  std::unique_ptr<SliceOwner>& owner);
 
 }  // namespace starring
 

@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -34,6 +35,9 @@ class CudaSliceOwner final : public SliceOwner {
   // Copies between host and device; complete on return.
   void CopyToDevice(std::span<const float> host, std::span<float> device);
   void CopyToHost(std::span<const float> device, std::span<float> host);
+
+  // Frees `buffer` with the owner.
+  void Keep(std::unique_ptr<DeviceBuffer> buffer) { buffers_.push_back(std::move(buffer)); }
 
   // Kernels that run while the caller goes on; their result is of no use. Add, Apply and the copies wait for them.
   void QueueKernels(int count);
