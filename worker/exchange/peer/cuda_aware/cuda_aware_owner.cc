@@ -151,8 +151,11 @@ absl::Status CreateCudaAwareOwner(MessagePump& pump, CudaDevice* device, const O
     memory = {};
     if (path == Path::kDevice) {
       auto allocated = Buffers::Allocate(*device);
-      if (allocated.ok()) memory = *std::move(allocated);
-      if (!allocated.ok()) path = Path::kHost;
+      if (allocated.ok()) {
+        memory = *std::move(allocated);
+      } else {
+        path = Path::kHost;
+      }
     }
     // The ranks agree before a test as well: a rank that cannot take part would leave its neighbours waiting.
     ASSIGN_OR_RETURN(const Path agreed, Agree(pump, path, collective));
