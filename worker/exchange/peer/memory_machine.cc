@@ -134,10 +134,16 @@ void MemoryMachine::UpdatePiece(int bucket) {
   const int64_t begin = state.updated_end;
   state.updated_end = std::min(begin + options_.update_threads * kPieceElements, slice.end);
   const int64_t parts = (state.updated_end - begin + kPieceElements - 1) / kPieceElements;
-#pragma omp parallel for num_threads(options_.update_threads) if (parts > 1)
-  for (int64_t part = 0; part < parts; ++part) {
+  const auto update = [&](int64_t part) {
     const int64_t part_begin = begin + part * kPieceElements;
     UpdateRange(state, bucket, {part_begin, std::min(part_begin + kPieceElements, state.updated_end)});
+  };
+  if (parts == 1) {
+    // OpenMP takes a microsecond to begin and end a team, even of one thread: as long as a short piece.
+    update(0);
+  } else {
+#pragma omp parallel for num_threads(options_.update_threads)
+    for (int64_t part = 0; part < parts; ++part) update(part);
   }
   counters_.optimizer_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (state.updated_end == slice.end) return FinishUpdate(bucket);
