@@ -70,66 +70,81 @@ OwnedSlices::OwnedSlices(Options options)
   for (int i = 0; i < StateVectorCount(options_.optimizer); ++i) state_.emplace_back(places_.element_count());
 }
 
-void OwnedSlices::Update(const SlicePiece& piece) {
-  const int64_t count = std::ssize(piece.gradient);
-  const int64_t slice_count = slice_element_count(piece.bucket);
-  Progress& bucket = progress_[piece.bucket];
+OwnedSlices::Piece OwnedSlices::Begin(int64_t step, int bucket, int64_t offset, int64_t count) {
+  const int64_t slice_count = slice_element_count(bucket);
   // The step is checked, though callers count steps themselves: an update with another step's learning rate would go
   // unnoticed.
-  CHECK_EQ(piece.step, bucket.step) << "in bucket " << piece.bucket;
-  CHECK(piece.offset >= 0 && piece.offset + count <= slice_count) << piece.offset << " in bucket " << piece.bucket;
-  CHECK_EQ(std::ssize(piece.parameters_in), count);
-  CHECK_EQ(std::ssize(piece.parameters_out), count);
-  std::array<std::span<float>, 2> part;  // of each state vector; an array, because this runs thousands of times a step
-  CHECK_LE(state_.size(), part.size());
+  CHECK_EQ(step, progress_[bucket].step) << "in bucket " << bucket;
+  CHECK(offset >= 0 && offset + count <= slice_count) << offset << " in bucket " << bucket;
+  Piece piece = {.update = step + 1, .learning_rate = LearningRateAt(options_.schedule, step)};
+  CHECK_LE(state_.size(), piece.state.size());
   for (size_t i = 0; i < state_.size(); ++i) {
-    part[i] = state(piece.bucket, static_cast<int>(i)).subspan(piece.offset, count);
+    piece.state[i] = state(bucket, static_cast<int>(i)).subspan(offset, count);
   }
-  ApplyOptimizer(options_.optimizer, {.learning_rate = LearningRateAt(options_.schedule, piece.step),
-                                      .update = piece.step + 1,
-                                      .gradient = piece.gradient,
-                                      .parameters_in = piece.parameters_in,
-                                      .parameters_out = piece.parameters_out,
+  return piece;
+}
+
+void OwnedSlices::Optimize(const Piece& piece, int64_t begin, std::span<const float> gradient,
+                           std::span<const float> parameters_in, std::span<float> parameters_out) {
+  std::array<std::span<float>, 2> part;
+  for (size_t i = 0; i < state_.size(); ++i) part[i] = piece.state[i].subspan(begin, gradient.size());
+  ApplyOptimizer(options_.optimizer, {.learning_rate = piece.learning_rate,
+                                      .update = piece.update,
+                                      .gradient = gradient,
+                                      .parameters_in = parameters_in,
+                                      .parameters_out = parameters_out,
                                       .state = std::span(part).first(state_.size())});
+}
+
+void OwnedSlices::End(int bucket, int64_t count) {
+  const int64_t slice_count = slice_element_count(bucket);
+  Progress& progress = progress_[bucket];
   // Pieces come in any order, and there may be one or thousands of them, so their lengths tell when the step is over.
   // The thread of the last piece ends it: the others have looked at the step before.
-  const int64_t updated = std::atomic_ref(bucket.updated_count).fetch_add(count, std::memory_order_acq_rel) + count;
+  const int64_t updated = std::atomic_ref(progress.updated_count).fetch_add(count, std::memory_order_acq_rel) + count;
   // Elements are not marked one by one, so only a sum that exceeds the slice shows that a piece came twice.
-  CHECK_LE(updated, slice_count) << "a piece of bucket " << piece.bucket << " was applied twice";
+  CHECK_LE(updated, slice_count) << "a piece of bucket " << bucket << " was applied twice";
   if (updated < slice_count) return;
-  bucket.updated_count = 0;
-  ++bucket.step;
+  progress.updated_count = 0;
+  ++progress.step;
+}
+
+void OwnedSlices::Update(const SlicePiece& piece) {
+  const int64_t count = std::ssize(piece.gradient);
+  CHECK_EQ(std::ssize(piece.parameters_in), count);
+  CHECK_EQ(std::ssize(piece.parameters_out), count);
+  Optimize(Begin(piece.step, piece.bucket, piece.offset, count), 0, piece.gradient, piece.parameters_in,
+           piece.parameters_out);
+  End(piece.bucket, count);
 }
 
 void OwnedSlices::Apply(const ApplyArgs& args) {
-  CHECK_EQ(args.sum.size(), args.range.size());
-  if (!args.last.empty()) CHECK_EQ(args.last.size(), args.range.size());
-  CHECK_EQ(args.parameters.size(), args.range.size());
+  const int64_t count = args.range.size();
+  CHECK_EQ(std::ssize(args.sum), count);
+  if (!args.last.empty()) CHECK_EQ(std::ssize(args.last), count);
+  CHECK_EQ(std::ssize(args.parameters), count);
   const int64_t offset = places_.OffsetOf(args.bucket, args.range);
   CHECK_GE(offset, 0) << "[" << args.range.begin << ", " << args.range.end << ") is not owned in bucket "
                       << args.bucket;
-  const auto update = [&](int64_t begin, std::span<const float> gradient) {
-    const std::span<float> parameters = args.parameters.subspan(begin, gradient.size());
-    Update({.step = args.step,
-            .bucket = args.bucket,
-            .offset = offset + begin,
-            .gradient = gradient,
-            .parameters_in = parameters,
-            .parameters_out = parameters});
-  };
+  const Piece piece = Begin(args.step, args.bucket, offset, count);
+  if (args.last.empty()) {
+    Optimize(piece, 0, args.sum, args.parameters, args.parameters);
+    return End(args.bucket, count);
+  }
   // The last addend is added piece by piece, so that the sum is still in the L1 cache when the optimizer reads it.
-  if (args.last.empty()) return update(0, args.sum);
   alignas(64) float sum[kPassElements];
   // `sum` is on the stack: 4 KiB, which every pass uses again.
-  for (int64_t begin = 0; begin < args.range.size(); begin += kPassElements) {
-    const std::span<float> part(sum, std::min(kPassElements, args.range.size() - begin));
+  for (int64_t begin = 0; begin < count; begin += kPassElements) {
+    const std::span<float> part(sum, std::min(kPassElements, count - begin));
     const std::byte* const inputs[] = {std::as_bytes(args.sum.subspan(begin)).data(),
                                        std::as_bytes(args.last.subspan(begin)).data()};
     // `last` is the right operand: in reduction order an owner's own contribution comes last
     // (common/arithmetic/reduction_order.h).
     SumInOrder(inputs, part);
-    update(begin, part);
+    const std::span<float> parameters = args.parameters.subspan(begin, part.size());
+    Optimize(piece, begin, part, parameters, parameters);
   }
+  End(args.bucket, count);
 }
 
 std::span<float> OwnedSlices::state(int bucket, int vector) {

@@ -8,6 +8,7 @@
 #ifndef STARRING_COMMON_JOB_OWNED_SLICES_H_
 #define STARRING_COMMON_JOB_OWNED_SLICES_H_
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -90,7 +91,20 @@ class OwnedSlices {
     int64_t updated_count = 0;  // elements that are updated already in that step
   };
 
+  // What the passes over a piece share. It is looked up once a piece, because a pass takes a quarter of a microsecond.
+  struct Piece {
+    int64_t update = 0;  // counted from 1
+    float learning_rate = 0;
+    std::array<std::span<float>, 2> state;  // of the piece, from each state vector
+  };
+
   explicit OwnedSlices(Options options);
+  // An update of `count` elements from `offset` in the slice is Begin, Optimize for each pass, and End.
+  Piece Begin(int64_t step, int bucket, int64_t offset, int64_t count);
+  // begin: of the pass in the piece. The spans have the pass's length.
+  void Optimize(const Piece& piece, int64_t begin, std::span<const float> gradient,
+                std::span<const float> parameters_in, std::span<float> parameters_out);
+  void End(int bucket, int64_t count);
 
   Options options_;
   SlicePlaces places_;
