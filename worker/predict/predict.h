@@ -50,6 +50,7 @@ struct PredictOptions {
   bool is_split = false;               // the test set is a part of the training's data (--test_fraction)
   std::string out;                     // of PredictionFile; empty: no file is written, as with several ranks
   Device* device = nullptr;            // outlives the call
+  Element element = Element::kFloat32;  // of activations
   EvaluatingRanks ranks;
   ProgressState* state = nullptr;  // told what this rank is doing, for stall reports; may be null
   std::function<bool()> stop = [] { return false; };
