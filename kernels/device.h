@@ -3,9 +3,9 @@
 // kernels/README.md has the details, and how to add an operation.
 //
 // An operation is created once per shape, which sizes its workspaces and compiles its primitives, and is then run many
-// times without allocating. Activations are NHWC, of a spec's element; dense layers see a flattened sample. Pointers are
-// device pointers, 64-byte aligned unless said otherwise; parameters and their gradients are float32 and point into the
-// flat vectors.
+// times without allocating. Activations are NHWC, of a spec's element; dense layers see a flattened sample. Pointers
+// are device pointers, 64-byte aligned unless said otherwise; parameters and their gradients are float32 and point into
+// the flat vectors.
 //
 // Order: operations run in the order of the calls. On the CPU an operation is done when its call returns. On a GPU it
 // is enqueued on the device's stream, and Synchronize waits for it.
@@ -116,8 +116,8 @@ struct GroupNormSpec {
 using OperationSpec = std::variant<Conv2dSpec, DenseSpec, Pool2dSpec, GlobalAveragePoolSpec, ActivationSpec,
                                    AveragePool2dSpec, DepthwiseConv2dSpec, ConcatPartSpec, GroupNormSpec>;
 
-// Tensors that an operation does not have are null: weight, bias and their gradients of a pool. Weight and bias have the
-// elements that the specs of dense layers and convolutions say; those of other operations are float32.
+// Tensors that an operation does not have are null: weight, bias and their gradients of a pool. Weight and bias have
+// the elements that the specs of dense layers and convolutions say; those of other operations are float32.
 class LayerOperation {
  public:
   virtual ~LayerOperation() = default;

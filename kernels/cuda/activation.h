@@ -24,7 +24,8 @@ struct ActivationArgs {
 // Requires:    count >= 0; 16-byte alignment for the vector path, scalar path otherwise (both tested).
 // Cost:        2 elements moved and up to 40 operations per element: bandwidth-bound.
 // Determinism: bitwise. Reference: the CPU's, tolerance 0.
-[[nodiscard]] cudaError_t ActivationForward(cudaStream_t stream, const ActivationArgs& args, ConstElements x, Elements y);
+[[nodiscard]] cudaError_t ActivationForward(cudaStream_t stream, const ActivationArgs& args, ConstElements x,
+                                            Elements y);
 
 // dx = dy * f'.
 // Shapes:      at, dy, dx: (count), contiguous; dx may alias dy. `at` is x or y, as BackwardReadsInput says.

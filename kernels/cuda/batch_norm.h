@@ -43,9 +43,9 @@ int64_t BatchNormCounters(const BatchNormShape& shape);
 // Writes:      y, mean and inverse_deviation of `memory` (=); running_* in place.
 // Launch:      256 threads a block; statistics: one block per tile, the last of each group merges, 6 KiB of shared
 //              memory (scalar path: 3 KiB); normalise: one thread per 16 bytes.
-// Requires:    16-byte alignment and channels in whole packs of 16 bytes for the vector path, scalar path otherwise (both tested).
-// Cost:        3 elements moved per element: bandwidth-bound.
-// Determinism: bitwise; sums are trees of fixed shape, and atomics only count blocks. Reference: double, tolerance
+// Requires:    16-byte alignment and channels in whole packs of 16 bytes for the vector path, scalar path otherwise
+// (both tested). Cost:        3 elements moved per element: bandwidth-bound. Determinism: bitwise; sums are trees of
+// fixed shape, and atomics only count blocks. Reference: double, tolerance
 //              2e-5.
 struct BatchNormForwardArgs {
   ConstElements x;

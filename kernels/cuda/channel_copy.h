@@ -18,8 +18,8 @@ struct ChannelPart {
 // wide = narrow, in the part; the other channels stay.
 // Shapes:      narrow: (pixels, channels); wide: (pixels, wide_channels), of the same elements.
 // Writes:      the part of wide is overwritten (=).
-// Launch:      256 threads a block, one thread per 16 bytes of neighbouring channels (or per element), no shared memory.
-// Requires:    pixels * wide_channels < 2^31; 16-byte alignment and channels, wide_channels and offset in whole
+// Launch:      256 threads a block, one thread per 16 bytes of neighbouring channels (or per element), no shared
+// memory. Requires:    pixels * wide_channels < 2^31; 16-byte alignment and channels, wide_channels and offset in whole
 //              packs for the vector path, scalar path otherwise (both tested).
 // Cost:        2 elements moved for each: bandwidth-bound.
 // Determinism: copies. Reference: itself, tolerance 0.

@@ -147,8 +147,7 @@ cudaError_t ChannelWindowsForward(cudaStream_t stream, const PatchShape& s, Cons
           return ForEach<kPack>(stream, count, alignment,
                                 ForwardBody<false, T>{PatchGeometry(s), from, nullptr, nullptr, to});
         }
-        return ForEach<kPack>(stream, count, alignment,
-                              ForwardBody<true, T>{PatchGeometry(s), from, weight, bias, to});
+        return ForEach<kPack>(stream, count, alignment, ForwardBody<true, T>{PatchGeometry(s), from, weight, bias, to});
       },
       x.element(), y);
 }

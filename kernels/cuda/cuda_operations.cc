@@ -155,10 +155,10 @@ class CudaGroupNorm : public LayerOperation {
   }
   void Backward(ConstElements x, ConstElements gamma, ConstElements, Elements dy, Elements dx, float* dgamma,
                 float* dbeta) override {
-    context_->Keep(
-        cuda::GroupNormBackward(context_->stream, shape_, Memory(),
-                                {.x = x, .gamma = gamma.floats(), .dy = dy, .dx = dx, .dgamma = dgamma, .dbeta = dbeta}),
-        "group norm backward");
+    context_->Keep(cuda::GroupNormBackward(
+                       context_->stream, shape_, Memory(),
+                       {.x = x, .gamma = gamma.floats(), .dy = dy, .dx = dx, .dgamma = dgamma, .dbeta = dbeta}),
+                   "group norm backward");
   }
 
  private:

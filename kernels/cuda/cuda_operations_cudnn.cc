@@ -28,10 +28,14 @@ std::string ShapeText(const Conv2dSpec& s) {
                       s.element == Element::kBfloat16 ? ", bfloat16" : "");
 }
 
-int64_t WeightElements(const Conv2dSpec& s) { return s.out_channels * s.kernel_height * s.kernel_width * s.in_channels; }
+int64_t WeightElements(const Conv2dSpec& s) {
+  return s.out_channels * s.kernel_height * s.kernel_width * s.in_channels;
+}
 
 // Where a weight gradient goes that is not float32: in the scratch memory, after cuDNN's workspace.
-int64_t RoundedGradientOffset(const CudnnProduct& product) { return RoundUp(product.workspace_bytes(), kCacheLineBytes); }
+int64_t RoundedGradientOffset(const CudnnProduct& product) {
+  return RoundUp(product.workspace_bytes(), kCacheLineBytes);
+}
 const void* RoundedGradient(const CudaContext& context, const CudnnProduct& product) {
   return reinterpret_cast<const char*>(context.scratch.floats()) + RoundedGradientOffset(product);
 }
@@ -93,10 +97,8 @@ class CudnnConv2d : public LayerOperation {
     // The bias is an argument of the fused graph only. The plain graph has no such tensor.
     const bool fuses = products_->fuses, adds_bias = spec_.bias == Bias::kAdded;
     context_->Keep(products_->forward->Run(
-        {.x = x.data(),
-                                             .weight = weight.data(),
-                                             .y = y.data(),
-                                             .bias = fuses && adds_bias ? bias.data() : nullptr}, &forward_));
+        {.x = x.data(), .weight = weight.data(), .y = y.data(), .bias = fuses && adds_bias ? bias.data() : nullptr},
+        &forward_));
     if (fuses || (!adds_bias && spec_.activation == Activation::kNone)) return;
     context_->Keep(cuda::AddBias(context_->stream, {.activation = MaskOf(spec_.activation),
                                                     .rows = Rows(),
@@ -117,8 +119,8 @@ class CudnnConv2d : public LayerOperation {
                                   .dbias = dbias});
     WeightGradient(x, dy, dweight);
     if (dx.is_null()) return;
-    context_->Keep(products_->input_gradient->Run({.x = dx.data(), .weight = weight.data(), .y = dy.data()},
-                                                  &input_gradient_));
+    context_->Keep(
+        products_->input_gradient->Run({.x = dx.data(), .weight = weight.data(), .y = dy.data()}, &input_gradient_));
   }
 
  private:

@@ -220,12 +220,12 @@ absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCudaOperation(CudaContext*
     if (by_cudnn != nullptr) return by_cudnn;
   }
   if (s.element != Element::kFloat32) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("conv2d: ",
-                     context->cudnn_handle == nullptr ? "bfloat16 convolutions are cuDNN's, which is not used"
-                                                      : "cuDNN has no engine for this shape in bfloat16",
-                     ", and our own kernels have none: give --math=tf32",
-                     context->cudnn_handle == nullptr ? ", or --conv=cudnn" : ""));
+    return absl::InvalidArgumentError(absl::StrCat("conv2d: ",
+                                                   context->cudnn_handle == nullptr
+                                                       ? "bfloat16 convolutions are cuDNN's, which is not used"
+                                                       : "cuDNN has no engine for this shape in bfloat16",
+                                                   ", and our own kernels have none: give --math=tf32",
+                                                   context->cudnn_handle == nullptr ? ", or --conv=cudnn" : ""));
   }
   if (ColumnsAreInput(s)) return CudaConv2d::Create(context, s, s.batch);
   const cuda::PatchShape image = PatchesOf(s, 1);

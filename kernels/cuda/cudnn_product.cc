@@ -102,8 +102,7 @@ CudnnDescriptor* CudnnProduct::Add(DescriptorType type) {
 }
 
 // cuDNN names dimensions in the order NCHW; the strides say that memory is in the order NHWC.
-absl::StatusOr<CudnnDescriptor*> CudnnProduct::AddTensor(int64_t id, const std::array<int64_t, 4>& nchw,
-                                                         Where where) {
+absl::StatusOr<CudnnDescriptor*> CudnnProduct::AddTensor(int64_t id, const std::array<int64_t, 4>& nchw, Where where) {
   const auto [n, c, h, w] = nchw;
   CudnnDescriptor* const tensor = Add(DescriptorType::kTensor);
   // Fused operations pass sums on as they are: only what is stored is rounded.
@@ -174,9 +173,11 @@ absl::Status CudnnProduct::BuildGraph(const Conv2dSpec& s, ConvolutionProduct pr
   const bool fuses = product == ConvolutionProduct::kForward && epilogue == Epilogue::kOfTheSpec;
   const bool adds_bias = fuses && s.bias == Bias::kAdded, relu = fuses && s.activation == Activation::kRelu;
   const std::array<int64_t, 4> out = {s.batch, s.out_channels, s.out_height(), s.out_width()};
-  ASSIGN_OR_RETURN(CudnnDescriptor* const x, AddTensor(kX, {s.batch, s.in_channels, s.in_height, s.in_width}, Where::kMemory));
-  ASSIGN_OR_RETURN(CudnnDescriptor* const weight,
-                   AddTensor(kWeight, {s.out_channels, s.in_channels, s.kernel_height, s.kernel_width}, Where::kMemory));
+  ASSIGN_OR_RETURN(CudnnDescriptor* const x,
+                   AddTensor(kX, {s.batch, s.in_channels, s.in_height, s.in_width}, Where::kMemory));
+  ASSIGN_OR_RETURN(
+      CudnnDescriptor* const weight,
+      AddTensor(kWeight, {s.out_channels, s.in_channels, s.kernel_height, s.kernel_width}, Where::kMemory));
   ASSIGN_OR_RETURN(CudnnDescriptor* const y, AddTensor(kY, out, Where::kMemory));
 
   CudnnDescriptor* last = y;  // what the next operation reads

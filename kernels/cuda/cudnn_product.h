@@ -10,9 +10,9 @@
 //   16 bits, sum in less than float32, or transform (Winograd, FFT);
 // - those with a note that this build does not know;
 // - those that are compiled when they are chosen: that takes seconds and needs one more library.
-// Factors of kBfloat16 are stored so, and engines with tensor cores round nothing. No engine converts float32 factors to
-// bfloat16: with kBf16, float32 specs are computed as in tf32. Between a convolution and what is fused to it, values are
-// float32. No engine writes a weight gradient of bfloat16 factors in float32: it is rounded, as PyTorch's is.
+// Factors of kBfloat16 are stored so, and engines with tensor cores round nothing. No engine converts float32 factors
+// to bfloat16: with kBf16, float32 specs are computed as in tf32. Between a convolution and what is fused to it, values
+// are float32. No engine writes a weight gradient of bfloat16 factors in float32: it is rounded, as PyTorch's is.
 //
 // cuDNN's ReLU may turn NaN into 0, as cuBLASLt's may (matrix_product.h).
 //
@@ -54,7 +54,8 @@ class CudnnProduct {
   int64_t workspace_bytes() const { return workspace_bytes_; }
 
   // kForward reads x, weight and bias and writes y; kInputGradient writes x, kWeightGradient writes weight: all
-  // overwrite (=). All have the spec's elements. REQUIRES: 16-byte alignment; bias is null exactly where no bias is applied.
+  // overwrite (=). All have the spec's elements. REQUIRES: 16-byte alignment; bias is null exactly where no bias is
+  // applied.
   struct Tensors {
     const void* x = nullptr;
     const void* weight = nullptr;

@@ -81,8 +81,8 @@ cublasLtEpilogue_t MatrixProduct::Epilogue() const {
 
 absl::Status MatrixProduct::Describe() {
   const CublasLtLibrary& library = context_->cublaslt;
-  RETURN_IF_ERROR(Check(library, library.matmul_desc_create(
-                                     &operation_, ComputeType(context_->math, spec_.factors), CUDA_R_32F),
+  RETURN_IF_ERROR(Check(library,
+                        library.matmul_desc_create(&operation_, ComputeType(context_->math, spec_.factors), CUDA_R_32F),
                         "cublasLtMatmulDescCreate"));
   // Describes a factor as cuBLAS sees it: row_length rows and row_count columns, which are row_length elements apart.
   const auto describe = [&](Stored stored, int64_t op_rows, int64_t op_columns,
@@ -164,10 +164,10 @@ void MatrixProduct::Run(ConstElements a, ConstElements b, ConstElements bias, El
   // elsewhere than at the last call. cuBLASLt takes the bias for one of c's elements.
   if (!bias.is_null() && has_epilogue_) {
     const void* const pointer = bias.data();
-    context_->Keep(Check(library,
-                         library.matmul_desc_set_attribute(operation_, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &pointer,
-                                                           sizeof(pointer)),
-                         "cublasLtMatmulDescSetAttribute"));
+    context_->Keep(Check(
+        library,
+        library.matmul_desc_set_attribute(operation_, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &pointer, sizeof(pointer)),
+        "cublasLtMatmulDescSetAttribute"));
   }
   // Both are in host memory: cuBLASLt reads them when it is called, so a captured graph keeps their values. c is also
   // the matrix that beta multiplies.
@@ -197,18 +197,16 @@ absl::StatusOr<DenseProducts> DenseProducts::Create(CudaContext* context, const 
                                                                 .factors = s.element,
                                                                 .result = s.output}));
   // Rounded factors, and an unrounded gradient of the parameters.
-  ASSIGN_OR_RETURN(products.dweight_, MatrixProduct::Create(context, {.rows = s.out,
-                                                                      .columns = s.in,
-                                                                      .depth = s.batch,
-                                                                      .a = Stored::kTransposed,
-                                                                      .factors = s.element}));
+  ASSIGN_OR_RETURN(
+      products.dweight_,
+      MatrixProduct::Create(
+          context, {.rows = s.out, .columns = s.in, .depth = s.batch, .a = Stored::kTransposed, .factors = s.element}));
   // The first layer makes no dx, and needs no algorithm for it.
   if (s.input_gradient == InputGradient::kNotNeeded) return products;
-  ASSIGN_OR_RETURN(products.dx_, MatrixProduct::Create(context, {.rows = s.batch,
-                                                                 .columns = s.in,
-                                                                 .depth = s.out,
-                                                                 .factors = s.element,
-                                                                 .result = s.element}));
+  ASSIGN_OR_RETURN(
+      products.dx_,
+      MatrixProduct::Create(
+          context, {.rows = s.batch, .columns = s.in, .depth = s.out, .factors = s.element, .result = s.element}));
   return products;
 }
 

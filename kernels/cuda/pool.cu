@@ -192,12 +192,9 @@ cudaError_t AveragePoolForward(cudaStream_t stream, const AveragePoolShape& s, C
 cudaError_t AveragePoolBackward(cudaStream_t stream, const AveragePoolShape& s, ConstElements dy, Elements dx) {
   return WithElement(
       [&]<typename T>() {
-        const AveragePoolBackwardBody<T> body = {Divisor(s.channels),
-                                                 Divisor(s.pixels * s.channels),
-                                                 s.channels,
-                                                 static_cast<float>(s.pixels),
-                                                 dy.As<T>(),
-                                                 dx.As<T>()};
+        const AveragePoolBackwardBody<T> body = {Divisor(s.channels), Divisor(s.pixels * s.channels),
+                                                 s.channels,          static_cast<float>(s.pixels),
+                                                 dy.As<T>(),          dx.As<T>()};
         return ForEach<kPackOf<T>>(stream, s.images * s.pixels * s.channels,
                                    AlignmentOfChannels<kPackOf<T>>(s.channels, body.dy, body.dx), body);
       },

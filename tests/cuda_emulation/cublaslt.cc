@@ -64,7 +64,8 @@ struct Product {
   }
 
   void Run() const {
-    const Stored a_stored = In(a_memory, a_layout), b_stored = In(b_memory, b_layout), d_stored = In(d_memory, d_layout);
+    const Stored a_stored = In(a_memory, a_layout), b_stored = In(b_memory, b_layout),
+                 d_stored = In(d_memory, d_layout);
     const bool adds_bias = (operation.epilogue & CUBLASLT_EPILOGUE_BIAS) != 0;
     const Stored bias(operation.bias, adds_bias ? d_layout.rows : 0, d_layout.type == CUDA_R_16BF);
     const float* const a = a_stored.floats();

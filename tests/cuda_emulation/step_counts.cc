@@ -66,10 +66,7 @@ absl::StatusOr<WorkCounts> Run(const CountedStep& step, const Dataset& images, T
 }  // namespace
 
 absl::StatusOr<WorkCounts> CountStep(const CountedStep& step) {
-  Gpu() = {.memory_bytes = kGpuBytes,
-           .cudnn_version = 91900,
-           .runs_work = false,
-           .counts_bytes = step.counts_bytes};
+  Gpu() = {.memory_bytes = kGpuBytes, .cudnn_version = 91900, .runs_work = false, .counts_bytes = step.counts_bytes};
   const absl::Cleanup restore = [] { Gpu() = {}; };
   ASSIGN_OR_RETURN(const LayerFile layers, LayerFile::Load(step.model));
   ASSIGN_OR_RETURN(const TrainAndTest data, LoadDataset(ImagesOf(step)));

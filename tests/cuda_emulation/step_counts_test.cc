@@ -25,7 +25,8 @@ class StepCountsTest : public testing::TestWithParam<Pinned> {};
 
 TEST_P(StepCountsTest, AStepLaunchesNoMoreThanItDid) {
   const Pinned& want = GetParam();
-  const auto counts = CountStep({.model = want.model, .batch = want.batch, .exchange = want.exchange, .math = want.math});
+  const auto counts =
+      CountStep({.model = want.model, .batch = want.batch, .exchange = want.exchange, .math = want.math});
   ASSERT_TRUE(counts.ok()) << counts.status();
   EXPECT_EQ(counts->kernels, want.kernels);
   EXPECT_EQ(counts->library_calls, want.library_calls);

@@ -266,7 +266,8 @@ class ProgramBuilder {
     }
     // The sum overwrites one of its parts, whichever no other tensor holds. Only if both are held does it need memory.
     int target = gradient;
-    if (holders_[gradient] > 1) target = holders_[sum] == 1 ? sum : NewStorage(graph_.layers()[input].out, ElementOf(sum));
+    if (holders_[gradient] > 1)
+      target = holders_[sum] == 1 ? sum : NewStorage(graph_.layers()[input].out, ElementOf(sum));
     Instruction instruction{.operation = Operation::kSum, .layer = l, .x = sum, .x2 = gradient, .dx = target};
     // The complete sum is masked in the same pass over memory. Masking an earlier sum would leave the parts that follow
     // unmasked.

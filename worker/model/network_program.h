@@ -1,10 +1,10 @@
 // A network as a list of instructions over storages, without a device, a batch size or pointers.
 //
 // Words. A *storage* is a piece of the arena that holds one activation or one gradient. Its offset is counted in bytes
-// per sample: with a batch of n samples, storage s begins at byte n * offset(s). So one program and one memory plan serve
-// every batch size. *Time* is the position of an instruction in the order forward, loss, backward. A
-// storage is alive from the first instruction that touches it to the last; two storages may share memory if they are
-// never alive at the same time.
+// per sample: with a batch of n samples, storage s begins at byte n * offset(s). So one program and one memory plan
+// serve every batch size. *Time* is the position of an instruction in the order forward, loss, backward. A storage is
+// alive from the first instruction that touches it to the last; two storages may share memory if they are never alive
+// at the same time.
 //
 // Three things keep the arena small:
 //   1. relu, dropout, flatten and activations that backward computes from y work in place where no other layer reads

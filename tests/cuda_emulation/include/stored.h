@@ -1,5 +1,5 @@
-// A tensor that an emulated library reads or writes: float32 or bfloat16 in memory, floats for the loops. It has its own
-// rounding, which the tests so compare with that of kernels/cuda/bfloat16.h.
+// A tensor that an emulated library reads or writes: float32 or bfloat16 in memory, floats for the loops. It has its
+// own rounding, which the tests so compare with that of kernels/cuda/bfloat16.h.
 #ifndef STARRING_TESTS_CUDA_EMULATION_INCLUDE_STORED_H_
 #define STARRING_TESTS_CUDA_EMULATION_INCLUDE_STORED_H_
 

@@ -167,16 +167,13 @@ TEST_F(Bfloat16OperationsTest, OperationsStoreTheFloat32ResultRoundedOnce) {
                                       .kernel_width = 3,
                                       .padding_height = 1,
                                       .activation = activation});
-      Check("dense" + of, DenseSpec{.batch = 9,
-                                    .in = 31,
-                                    .out = channels,
-                                    .activation = activation,
-                                    .output = Element::kBfloat16});
+      Check("dense" + of,
+            DenseSpec{.batch = 9, .in = 31, .out = channels, .activation = activation, .output = Element::kBfloat16});
     }
   }
-  for (const ActivationFunction function : {ActivationFunction::kRelu6, ActivationFunction::kSigmoid,
-                                            ActivationFunction::kTanh, ActivationFunction::kGelu,
-                                            ActivationFunction::kSilu, ActivationFunction::kLeakyRelu}) {
+  for (const ActivationFunction function :
+       {ActivationFunction::kRelu6, ActivationFunction::kSigmoid, ActivationFunction::kTanh, ActivationFunction::kGelu,
+        ActivationFunction::kSilu, ActivationFunction::kLeakyRelu}) {
     Check(absl::StrCat("activation ", static_cast<int>(function)),
           ActivationSpec{.batch = 3, .sample_elements = 133, .function = function, .parameter = 0.2f});
   }
@@ -221,9 +218,12 @@ TEST_F(Bfloat16OperationsTest, ADenseLayerWritesFloat32ForTheLoss) {
 
 TEST_F(Bfloat16OperationsTest, ConcatCopies) {
   for (const int64_t channels : {8, 3}) {
-    const ConcatPartSpec spec = {
-        .batch = 2, .pixels = 5, .channels = channels, .out_channels = 4 * channels, .offset = channels,
-        .element = Element::kBfloat16};
+    const ConcatPartSpec spec = {.batch = 2,
+                                 .pixels = 5,
+                                 .channels = channels,
+                                 .out_channels = 4 * channels,
+                                 .offset = channels,
+                                 .element = Element::kBfloat16};
     auto operation = device_->CreateOperation(spec).value();
     const Floats in = Random(10 * channels), wide(static_cast<size_t>(40 * channels), 7.0f);
     DeviceValues x(this, spec.element, in), y(this, spec.element, wide), dx(this, spec.element, in);

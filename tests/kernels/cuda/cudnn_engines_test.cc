@@ -141,10 +141,9 @@ TEST_F(CudnnEnginesTest, EveryProductOfTheShippedModelsHasOne) {
         EXPECT_FALSE(engine.empty());
         with_knobs += engine.ends_with(")") ? 1 : 0;
         EXPECT_EQ(EngineOf(spec, product, math), engine);
-        RecordProperty(
-            absl::StrCat(name, "_", spec.batch, "x", spec.in_height, "x", spec.in_channels, "_to_", spec.out_channels,
-                         "_product_", static_cast<int>(product)),
-            engine);
+        RecordProperty(absl::StrCat(name, "_", spec.batch, "x", spec.in_height, "x", spec.in_channels, "_to_",
+                                    spec.out_channels, "_product_", static_cast<int>(product)),
+                       engine);
       }
     }
   }

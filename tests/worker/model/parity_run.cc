@@ -188,13 +188,13 @@ int main(int argc, char** argv) {
   CHECK_EQ(argc, 8) << "reference|cpu|bf16 MODEL HEIGHT WIDTH CHANNELS SEED FOLDER";
   const std::string kind = argv[1];
   const bool is_bf16 = kind == "bf16";
-  const starring::NetworkOptions options = {.height = std::atoi(argv[3]),
-                                            .width = std::atoi(argv[4]),
-                                            .channels = std::atoi(argv[5]),
-                                            .outputs = 10,
-                                            .batch_max = 5,
-                                            .element =
-                                                is_bf16 ? starring::Element::kBfloat16 : starring::Element::kFloat32};
+  const starring::NetworkOptions options = {
+      .height = std::atoi(argv[3]),
+      .width = std::atoi(argv[4]),
+      .channels = std::atoi(argv[5]),
+      .outputs = 10,
+      .batch_max = 5,
+      .element = is_bf16 ? starring::Element::kBfloat16 : starring::Element::kFloat32};
   std::unique_ptr<starring::Device> device = std::make_unique<starring::ReferenceDevice>();
   if (is_bf16) {
     starring::cuda_emulation::Gpu() = {.cudnn_version = 91900};
