@@ -55,7 +55,7 @@ memory::desc Describe(const memory::dims& dims, Tag tag) { return {dims, memory:
 
 // A dense layer by oneDNN's inner product. The formats are those in which the model keeps its tensors. With others,
 // weights would have to be reordered in every step.
-class OnednnDense : public LayerOperation {
+class OnednnDense : public FloatOperation {
  public:
   OnednnDense(CpuContext* context, const DenseSpec& spec) : context_(context), spec_(spec) {
     const memory::desc x = Describe({spec.batch, spec.in}, Tag::nc), y = Describe({spec.batch, spec.out}, Tag::nc);
@@ -109,7 +109,7 @@ class OnednnDense : public LayerOperation {
 // Batch normalisation by oneDNN, in training only. oneDNN 2.6 wants scale and shift in one array, so both are copied,
 // at most a few hundred floats. It returns the batch's statistics, so moving the running ones is part of the
 // alternative.
-class OnednnBatchNorm : public BatchNorm {
+class OnednnBatchNorm : public FloatBatchNorm {
  public:
   OnednnBatchNorm(CpuContext* context, const BatchNormSpec& spec)
       : context_(context),
@@ -207,16 +207,17 @@ class ComparedDevice : public Device {
     return ours_->CreateDropout(spec);
   }
   absl::StatusOr<std::unique_ptr<Loss>> CreateLoss(const LossSpec& spec) override { return ours_->CreateLoss(spec); }
-  void Relu(const float* x, float* y, int64_t count) override { ours_->Relu(x, y, count); }
-  void ReluBackward(const float* y, const float* dy, float* dx, int64_t count) override {
+  void Relu(ConstElements x, Elements y, int64_t count) override { ours_->Relu(x, y, count); }
+  void ReluBackward(ConstElements y, ConstElements dy, Elements dx, int64_t count) override {
     ours_->ReluBackward(y, dy, dx, count);
   }
-  void Add(const float* a, const float* b, Activation activation, float* y, int64_t count) override {
+  void Add(ConstElements a, ConstElements b, Activation activation, Elements y, int64_t count) override {
     ours_->Add(a, b, activation, y, count);
   }
-  void AddReluBackward(const float* y, const float* a, const float* b, float* dx, int64_t count) override {
+  void AddReluBackward(ConstElements y, ConstElements a, ConstElements b, Elements dx, int64_t count) override {
     ours_->AddReluBackward(y, a, b, dx, count);
   }
+  void Cast(const float* from, Elements to, int64_t count) override { ours_->Cast(from, to, count); }
   void CopyToDevice(const void* host, void* device, int64_t size_bytes) override {
     ours_->CopyToDevice(host, device, size_bytes);
   }

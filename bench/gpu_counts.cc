@@ -1,7 +1,8 @@
 // Counts the work of one training step of the shipped models on the emulated GPU (no GPU is needed): kernels, copies,
 // and bytes that kernels read and write. kernels/cuda/README.md has the table and says how bytes are counted.
 //
-//   bazel run //bench:gpu_counts -- [--bytes] [--host_staged] [MODEL BATCH]...       default: every model, 64 and 512
+//   bazel run //bench:gpu_counts -- [--bytes] [--host_staged] [--math=tf32|bf16] [MODEL BATCH]...
+//                                                                                 default: every model, 64 and 512
 //
 // --bytes runs every kernel of one step: seconds for lenet5 at batch 64, ten minutes for resnet20 at 512.
 #include <cstdint>
@@ -20,7 +21,7 @@ using cuda_emulation::CountedStep;
 using cuda_emulation::WorkCounts;
 
 int Usage() {
-  std::fprintf(stderr, "usage: gpu_counts [--bytes] [--host_staged] [MODEL BATCH]...\n");
+  std::fprintf(stderr, "usage: gpu_counts [--bytes] [--host_staged] [--math=tf32|bf16] [MODEL BATCH]...\n");
   return 2;
 }
 
@@ -36,6 +37,8 @@ int Main(int argc, char** argv) {
       options.counts_bytes = true;
     } else if (flag == "--host_staged") {
       options.exchange = CountedStep::Exchange::kHostStaged;
+    } else if (flag == "--math=tf32" || flag == "--math=bf16") {
+      options.math = flag == "--math=tf32" ? CudaMath::kTf32 : CudaMath::kBf16;
     } else {
       return Usage();
     }

@@ -3,8 +3,9 @@
 // kernels/README.md has the details, and how to add an operation.
 //
 // An operation is created once per shape, which sizes its workspaces and compiles its primitives, and is then run many
-// times without allocating. Activations are NHWC float32; dense layers see a flattened sample. Pointers are device
-// pointers, 64-byte aligned unless said otherwise; parameters and gradients point into the flat vectors.
+// times without allocating. Activations are NHWC, of a spec's element; dense layers see a flattened sample. Pointers
+// are device pointers, 64-byte aligned unless said otherwise; parameters and their gradients are float32 and point into
+// the flat vectors.
 //
 // Order: operations run in the order of the calls. On the CPU an operation is done when its call returns. On a GPU it
 // is enqueued on the device's stream, and Synchronize waits for it.
@@ -24,10 +25,11 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/activation_math.h"
+#include "kernels/element.h"
 
 namespace starring {
 
-inline constexpr int64_t kFloatBytes = sizeof(float);  // every tensor's element but labels and pixels
+inline constexpr int64_t kFloatBytes = sizeof(float);
 
 enum class Activation { kNone, kRelu };
 enum class InputGradient { kNeeded, kNotNeeded };  // the first layer needs none
@@ -41,6 +43,7 @@ struct Conv2dSpec {
   Bias bias = Bias::kAdded;
   Activation activation = Activation::kNone;
   InputGradient input_gradient = InputGradient::kNeeded;
+  Element element = Element::kFloat32;  // of x, weight, bias, y, dy and dx
   int64_t out_height() const { return (in_height + 2 * padding_height - kernel_height) / stride_height + 1; }
   int64_t out_width() const { return (in_width + 2 * padding_width - kernel_width) / stride_width + 1; }
 };
@@ -51,6 +54,8 @@ struct DenseSpec {
   Bias bias = Bias::kAdded;
   Activation activation = Activation::kNone;
   InputGradient input_gradient = InputGradient::kNeeded;
+  Element element = Element::kFloat32;  // of x, weight and dx
+  Element output = Element::kFloat32;   // of y, dy and bias: float32 where the loss reads y
 };
 
 // A max pool. Padding counts as -infinity. Among equal maxima the first in row-major order of the window gets the
@@ -59,6 +64,7 @@ struct Pool2dSpec {
   int64_t batch = 0, in_height = 0, in_width = 0, channels = 0;
   int64_t kernel_height = 2, kernel_width = 2, stride_height = 2, stride_width = 2, padding_height = 0,
           padding_width = 0;
+  Element element = Element::kFloat32;  // of x, y, dy and dx, as in the specs below
   int64_t out_height() const { return (in_height + 2 * padding_height - kernel_height) / stride_height + 1; }
   int64_t out_width() const { return (in_width + 2 * padding_width - kernel_width) / stride_width + 1; }
 };
@@ -76,6 +82,7 @@ struct DepthwiseConv2dSpec : Pool2dSpec {
 // y (batch, channels): the mean over height and width.
 struct GlobalAveragePoolSpec {
   int64_t batch = 0, height = 0, width = 0, channels = 0;
+  Element element = Element::kFloat32;
 };
 
 // y = f(x), element by element. y may alias x, and dx dy, unless BackwardReadsInput(function): backward then reads x,
@@ -84,12 +91,14 @@ struct ActivationSpec {
   int64_t batch = 0, sample_elements = 0;
   ActivationFunction function = ActivationFunction::kRelu6;
   float parameter = 0;
+  Element element = Element::kFloat32;
 };
 
 // One input of a concatenation along the channels: y (batch, pixels, out_channels) has x (batch, pixels, channels) in
 // its channels from `offset` on. Forward leaves the other channels alone.
 struct ConcatPartSpec {
   int64_t batch = 0, pixels = 0, channels = 0, out_channels = 0, offset = 0;
+  Element element = Element::kFloat32;
 };
 
 // Normalises each sample's groups of neighbouring channels by their mean and (biased) variance over all pixels. x and y
@@ -99,6 +108,7 @@ struct GroupNormSpec {
   int64_t groups = 1;  // of channels / groups channels each
   float epsilon = 1e-5f;
   InputGradient input_gradient = InputGradient::kNeeded;
+  Element element = Element::kFloat32;
 };
 
 // A layer's operation that depends on its tensors alone. The worker's table of layers (worker/model/layer_table.h) says
@@ -106,15 +116,16 @@ struct GroupNormSpec {
 using OperationSpec = std::variant<Conv2dSpec, DenseSpec, Pool2dSpec, GlobalAveragePoolSpec, ActivationSpec,
                                    AveragePool2dSpec, DepthwiseConv2dSpec, ConcatPartSpec, GroupNormSpec>;
 
-// Tensors that an operation does not have are null: weight, bias and their gradients of a pool.
+// Tensors that an operation does not have are null: weight, bias and their gradients of a pool. Weight and bias have
+// the elements that the specs of dense layers and convolutions say; those of other operations are float32.
 class LayerOperation {
  public:
   virtual ~LayerOperation() = default;
-  virtual void Forward(const float* x, const float* weight, const float* bias, float* y) = 0;
+  virtual void Forward(ConstElements x, ConstElements weight, ConstElements bias, Elements y) = 0;
   // After Forward. With kRelu dy may be masked in place by y > 0. With kNone it is only read, so it may be the gradient
   // of a second tensor too. dx is null where the spec says kNotNeeded; dbias is null with Bias::kNone.
-  virtual void Backward(const float* x, const float* weight, const float* y, float* dy, float* dx, float* dweight,
-                        float* dbias) = 0;
+  virtual void Backward(ConstElements x, ConstElements weight, ConstElements y, Elements dy, Elements dx,
+                        float* dweight, float* dbias) = 0;
 };
 
 struct BatchNormSpec {
@@ -122,18 +133,19 @@ struct BatchNormSpec {
   Activation activation = Activation::kNone;
   float epsilon = 1e-5f;
   float momentum = 0.1f;  // PyTorch's: running = (1 - momentum) * running + momentum * batch; variance unbiased there
+  Element element = Element::kFloat32;  // statistics are float32
 };
 class BatchNorm {
  public:
   virtual ~BatchNorm() = default;
   // Training: normalises by the batch's mean and (biased) variance, updates the running ones.
-  virtual void Forward(const float* x, const float* gamma, const float* beta, float* running_mean,
-                       float* running_variance, float* y) = 0;
+  virtual void Forward(ConstElements x, const float* gamma, const float* beta, float* running_mean,
+                       float* running_variance, Elements y) = 0;
   // Evaluation: normalises by the running mean and variance.
-  virtual void Infer(const float* x, const float* gamma, const float* beta, const float* running_mean,
-                     const float* running_variance, float* y) = 0;
+  virtual void Infer(ConstElements x, const float* gamma, const float* beta, const float* running_mean,
+                     const float* running_variance, Elements y) = 0;
   // After Forward. dy as a LayerOperation's.
-  virtual void Backward(const float* x, const float* gamma, const float* y, float* dy, float* dx, float* dgamma,
+  virtual void Backward(ConstElements x, const float* gamma, ConstElements y, Elements dy, Elements dx, float* dgamma,
                         float* dbeta) = 0;
 };
 
@@ -142,14 +154,15 @@ struct DropoutSpec {
   float rate = 0.5f;  // the probability that an element is dropped; kept ones are scaled by 1 / (1 - rate)
   uint64_t seed = 0;
   uint32_t stream = 0;  // the layer's number
+  Element element = Element::kFloat32;
 };
 // Philox word (e + p * sample_elements) decides whether element e of the sample at position p of the *global* batch of
 // `step` is kept. So the mask does not depend on the rank that computes it.
 class Dropout {
  public:
   virtual ~Dropout() = default;
-  virtual void Forward(const float* x, int64_t step, int64_t first_sample, float* y) = 0;  // y may alias x
-  virtual void Backward(const float* dy, float* dx) = 0;  // with the last Forward's mask; dx may alias dy
+  virtual void Forward(ConstElements x, int64_t step, int64_t first_sample, Elements y) = 0;  // y may alias x
+  virtual void Backward(ConstElements dy, Elements dx) = 0;  // with the last Forward's mask; dx may alias dy
 };
 
 // The loss of a sample with the outputs y, K of them:
@@ -219,19 +232,69 @@ class Device {
   virtual absl::StatusOr<std::unique_ptr<Dropout>> CreateDropout(const DropoutSpec& spec) = 0;
   virtual absl::StatusOr<std::unique_ptr<Loss>> CreateLoss(const LossSpec& spec) = 0;
 
+  // The tensors of a call have the same elements.
   // y = max(x, 0), and a NaN stays a NaN; y may alias x.
-  virtual void Relu(const float* x, float* y, int64_t count) = 0;
+  virtual void Relu(ConstElements x, Elements y, int64_t count) = 0;
   // dx = dy where y > 0, else 0; dx may alias dy.
-  virtual void ReluBackward(const float* y, const float* dy, float* dx, int64_t count) = 0;
+  virtual void ReluBackward(ConstElements y, ConstElements dy, Elements dx, int64_t count) = 0;
   // y = act(a + b), a residual join; y may alias a or b.
-  virtual void Add(const float* a, const float* b, Activation activation, float* y, int64_t count) = 0;
+  virtual void Add(ConstElements a, ConstElements b, Activation activation, Elements y, int64_t count) = 0;
   // dx = a + b where y > 0, else 0: the gradients of a ReLU's two readers; dx may alias a or b.
-  virtual void AddReluBackward(const float* y, const float* a, const float* b, float* dx, int64_t count) = 0;
+  virtual void AddReluBackward(ConstElements y, ConstElements a, ConstElements b, Elements dx, int64_t count) = 0;
+  // to = from, rounded. REQUIRES: `to` has other elements than floats, as this device's operations may have.
+  virtual void Cast(const float* from, Elements to, int64_t count) = 0;
 
   // Both are done in the order of the operations. On a GPU the host memory must stay, unchanged, until Synchronize.
   virtual void CopyToDevice(const void* host, void* device, int64_t size_bytes) = 0;
   virtual void CopyToHost(const void* device, void* host, int64_t size_bytes) = 0;
   virtual absl::Status Synchronize() = 0;
+};
+
+// The operations of a device that has float32 elements alone.
+class FloatOperation : public LayerOperation {
+ public:
+  void Forward(ConstElements x, ConstElements weight, ConstElements bias, Elements y) final {
+    Forward(x.floats(), weight.floats(), bias.floats(), y.floats());
+  }
+  void Backward(ConstElements x, ConstElements weight, ConstElements y, Elements dy, Elements dx, float* dweight,
+                float* dbias) final {
+    Backward(x.floats(), weight.floats(), y.floats(), dy.floats(), dx.floats(), dweight, dbias);
+  }
+  virtual void Forward(const float* x, const float* weight, const float* bias, float* y) = 0;
+  virtual void Backward(const float* x, const float* weight, const float* y, float* dy, float* dx, float* dweight,
+                        float* dbias) = 0;
+};
+
+class FloatBatchNorm : public BatchNorm {
+ public:
+  void Forward(ConstElements x, const float* gamma, const float* beta, float* running_mean, float* running_variance,
+               Elements y) final {
+    Forward(x.floats(), gamma, beta, running_mean, running_variance, y.floats());
+  }
+  void Infer(ConstElements x, const float* gamma, const float* beta, const float* running_mean,
+             const float* running_variance, Elements y) final {
+    Infer(x.floats(), gamma, beta, running_mean, running_variance, y.floats());
+  }
+  void Backward(ConstElements x, const float* gamma, ConstElements y, Elements dy, Elements dx, float* dgamma,
+                float* dbeta) final {
+    Backward(x.floats(), gamma, y.floats(), dy.floats(), dx.floats(), dgamma, dbeta);
+  }
+  virtual void Forward(const float* x, const float* gamma, const float* beta, float* running_mean,
+                       float* running_variance, float* y) = 0;
+  virtual void Infer(const float* x, const float* gamma, const float* beta, const float* running_mean,
+                     const float* running_variance, float* y) = 0;
+  virtual void Backward(const float* x, const float* gamma, const float* y, float* dy, float* dx, float* dgamma,
+                        float* dbeta) = 0;
+};
+
+class FloatDropout : public Dropout {
+ public:
+  void Forward(ConstElements x, int64_t step, int64_t first_sample, Elements y) final {
+    Forward(x.floats(), step, first_sample, y.floats());
+  }
+  void Backward(ConstElements dy, Elements dx) final { Backward(dy.floats(), dx.floats()); }
+  virtual void Forward(const float* x, int64_t step, int64_t first_sample, float* y) = 0;
+  virtual void Backward(const float* dy, float* dx) = 0;
 };
 
 }  // namespace starring

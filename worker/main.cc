@@ -305,6 +305,11 @@ ExchangeBytes SharedGpuBytes(const WorkerOptions& options) {
   };
 }
 
+// Of activations.
+Element ElementOf(const WorkerOptions& options) {
+  return options.math == CudaMath::kBf16 ? Element::kBfloat16 : Element::kFloat32;
+}
+
 // All options but the device and the place of the data set, which depend on the GPU's memory.
 CudaTrainingStepOptions MakeCudaStepOptions(const WorkerOptions& options, const NetworkOptions& shape,
                                             const TrainAndTest& data) {
@@ -314,6 +319,7 @@ CudaTrainingStepOptions MakeCudaStepOptions(const WorkerOptions& options, const 
   return {.optimizer = step_updates ? std::optional(options.optimizer) : std::nullopt,
           .graphs = options.cuda_graph ? CudaGraphs::kCaptured : CudaGraphs::kNone,
           .data = &data,
+          .element = shape.element,
           .augment = options.augment,
           .seed = options.seed,
           .batch_max = shape.batch_max,
@@ -585,6 +591,7 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
                                        .batch_max = (options.global_batch + part_count - 1) / part_count,
                                        .evaluation_batch_max = kEvaluationBatch,
                                        .seed = options.seed,
+                                       .element = ElementOf(options),
                                        .track = track};
   CudaTrainingStepOptions cuda_step = MakeCudaStepOptions(options, network_options, data);
   GpuMemoryNeed gpu_memory;
@@ -719,6 +726,7 @@ absl::Status PredictJob(WorkerOptions options, const LauncherEnvironment& launch
                                                     .is_split = options.dataset.test_fraction > 0,
                                                     .out = options.out,
                                                     .device = choice.device(),
+                                                    .element = ElementOf(options),
                                                     .ranks = std::move(ranks),
                                                     .state = gpu_hang_watch->state(),
                                                     .stop = StopRequested});

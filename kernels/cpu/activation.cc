@@ -57,7 +57,7 @@ constexpr Clones* kBackward[] = {&kRelu6Backward,    &kSigmoidBackward, &kTanhBa
 constexpr size_t kFunctionCount = static_cast<size_t>(ActivationFunction::kScale) + 1;  // the last one
 static_assert(std::size(kForward) == kFunctionCount && std::size(kBackward) == kFunctionCount);
 
-class CpuActivation : public LayerOperation {
+class CpuActivation : public FloatOperation {
  public:
   CpuActivation(const CpuContext* context, const ActivationSpec& spec) : context_(context), spec_(spec) {}
 

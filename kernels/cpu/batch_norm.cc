@@ -167,7 +167,7 @@ STARRING_DEFINE_CLONES(kInputGradient, InputGradientLoop, Args);
 
 constexpr int64_t kChunkFloats = 4096;  // 16 KiB: half of a first-level cache of 32 KiB
 
-class CpuBatchNorm : public BatchNorm {
+class CpuBatchNorm : public FloatBatchNorm {
  public:
   CpuBatchNorm(const CpuContext* context, const BatchNormSpec& spec)
       : context_(context),

@@ -203,7 +203,7 @@ void Run(const CpuContext& context, const Clones& clones, const Args& whole) {
   });
 }
 
-class CpuAveragePool2d : public LayerOperation {
+class CpuAveragePool2d : public FloatOperation {
  public:
   CpuAveragePool2d(const CpuContext* context, const AveragePool2dSpec& spec) : context_(context), spec_(spec) {}
 
@@ -219,7 +219,7 @@ class CpuAveragePool2d : public LayerOperation {
   const AveragePool2dSpec spec_;
 };
 
-class CpuDepthwiseConv2d : public LayerOperation {
+class CpuDepthwiseConv2d : public FloatOperation {
  public:
   CpuDepthwiseConv2d(CpuContext* context, const DepthwiseConv2dSpec& spec)
       : context_(context), spec_(spec), taps_(spec.kernel_height * spec.kernel_width) {}

@@ -10,7 +10,7 @@ namespace {
 // The smallest share of a thread. Below it, starting a thread costs more than the copy.
 constexpr int64_t kGrainElements = 16384;
 
-class CpuConcatPart : public LayerOperation {
+class CpuConcatPart : public FloatOperation {
  public:
   CpuConcatPart(const CpuContext* context, const ConcatPartSpec& spec) : context_(context), spec_(spec) {}
 

@@ -34,6 +34,11 @@ class CpuBuffer : public DeviceBuffer {
   AlignedMemory memory_;
 };
 
+absl::Status CheckElement(Element element) {
+  if (element == Element::kFloat32) return absl::OkStatus();
+  return absl::InvalidArgumentError("the CPU stores activations in float32: bfloat16 needs a GPU");
+}
+
 class CpuDevice : public Device {
  public:
   explicit CpuDevice(const CpuDeviceOptions& options) {
@@ -63,12 +68,15 @@ class CpuDevice : public Device {
   absl::StatusOr<std::unique_ptr<LayerOperation>> CreateOperation(const OperationSpec& spec) override {
     // The factories rely on this check. oneDNN would refuse a wrong shape too, but without its numbers.
     RETURN_IF_ERROR(CheckShape(spec));
+    RETURN_IF_ERROR(std::visit([](const auto& s) { return CheckElement(s.element); }, spec));
     return std::visit([this](const auto& s) { return Create(s); }, spec);
   }
   absl::StatusOr<std::unique_ptr<BatchNorm>> CreateBatchNorm(const BatchNormSpec& spec) override {
+    RETURN_IF_ERROR(CheckElement(spec.element));
     return CreateCpuBatchNorm(&context_, spec);
   }
   absl::StatusOr<std::unique_ptr<Dropout>> CreateDropout(const DropoutSpec& spec) override {
+    RETURN_IF_ERROR(CheckElement(spec.element));
     return CreateCpuDropout(&context_, spec);
   }
   absl::StatusOr<std::unique_ptr<Loss>> CreateLoss(const LossSpec& spec) override {
@@ -77,16 +85,19 @@ class CpuDevice : public Device {
                                            : CreateCpuValueLoss(&context_, spec);
   }
 
-  void Relu(const float* x, float* y, int64_t count) override { starring::Relu(context_, x, y, count); }
-  void ReluBackward(const float* y, const float* dy, float* dx, int64_t count) override {
-    starring::ReluBackward(context_, y, dy, dx, count);
+  void Relu(ConstElements x, Elements y, int64_t count) override {
+    starring::Relu(context_, x.floats(), y.floats(), count);
   }
-  void Add(const float* a, const float* b, Activation activation, float* y, int64_t count) override {
-    starring::Add(context_, a, b, activation, y, count);
+  void ReluBackward(ConstElements y, ConstElements dy, Elements dx, int64_t count) override {
+    starring::ReluBackward(context_, y.floats(), dy.floats(), dx.floats(), count);
   }
-  void AddReluBackward(const float* y, const float* a, const float* b, float* dx, int64_t count) override {
-    starring::AddReluBackward(context_, y, a, b, dx, count);
+  void Add(ConstElements a, ConstElements b, Activation activation, Elements y, int64_t count) override {
+    starring::Add(context_, a.floats(), b.floats(), activation, y.floats(), count);
   }
+  void AddReluBackward(ConstElements y, ConstElements a, ConstElements b, Elements dx, int64_t count) override {
+    starring::AddReluBackward(context_, y.floats(), a.floats(), b.floats(), dx.floats(), count);
+  }
+  void Cast(const float*, Elements, int64_t) override { CHECK(false) << "this device has float32 elements alone"; }
 
   void CopyToDevice(const void* host, void* device, int64_t size_bytes) override {
     // An empty span may have a null pointer, which memcpy does not allow even for 0 bytes.

@@ -98,7 +98,7 @@ STARRING_DEFINE_CLONES(kApply, ApplyLoop, ApplyArgs);
 constexpr int64_t kGrainGroups = 1024;
 constexpr int64_t kGrainElements = 16384;
 
-class CpuDropout : public Dropout {
+class CpuDropout : public FloatDropout {
  public:
   CpuDropout(const CpuContext* context, const DropoutSpec& spec, AlignedMemory keep)
       : context_(context),

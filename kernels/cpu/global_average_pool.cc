@@ -45,7 +45,7 @@ struct Args {
 STARRING_DEFINE_CLONES(kForward, ForwardLoop, Args);
 STARRING_DEFINE_CLONES(kBackward, BackwardLoop, Args);
 
-class CpuGlobalAveragePool : public LayerOperation {
+class CpuGlobalAveragePool : public FloatOperation {
  public:
   CpuGlobalAveragePool(const CpuContext* context, const GlobalAveragePoolSpec& spec) : context_(context), spec_(spec) {}
 

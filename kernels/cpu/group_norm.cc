@@ -96,7 +96,7 @@ STARRING_DEFINE_CLONES(kInputGradient, InputGradientLoop, Args);
 constexpr int64_t kChunkPixelsMax = 64;
 constexpr int64_t kChunkFloats = 4096;  // 16 KiB: half of a first-level cache of 32 KiB
 
-class CpuGroupNorm : public LayerOperation {
+class CpuGroupNorm : public FloatOperation {
  public:
   CpuGroupNorm(CpuContext* context, const GroupNormSpec& spec)
       : context_(context),

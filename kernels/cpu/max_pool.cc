@@ -124,7 +124,7 @@ STARRING_DEFINE_CLONES(kWordsForward, GeneralForward<int32_t>, WordsArgs);
 STARRING_DEFINE_CLONES(kWordsBackward, GeneralBackward<int32_t>, WordsArgs);
 
 template <typename Index>
-class CpuMaxPool2d : public LayerOperation {
+class CpuMaxPool2d : public FloatOperation {
  public:
   using Clones = void (*const[kInstructionSetCount])(const Args<Index>&);
 
@@ -169,7 +169,7 @@ HalvingPool HalvingPoolOf(const Pool2dSpec& s, InstructionSet instruction_set) {
           .lanes = instruction_set == InstructionSet::kAvx512 ? 16 : 8};
 }
 
-class HalvingMaxPool2d : public LayerOperation {
+class HalvingMaxPool2d : public FloatOperation {
  public:
   HalvingMaxPool2d(const CpuContext* context, const Pool2dSpec& spec, AlignedMemory winners)
       : context_(context),

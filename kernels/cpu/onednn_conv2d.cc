@@ -77,7 +77,7 @@ class Operand {
   int64_t reorder_scratch_ = 0;
 };
 
-class OnednnConv2d : public LayerOperation {
+class OnednnConv2d : public FloatOperation {
  public:
   // Throws dnnl::error when `convolution` cannot do this shape on this CPU.
   OnednnConv2d(CpuContext* context, const Conv2dSpec& spec, algorithm convolution, Tag activations);

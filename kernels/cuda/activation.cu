@@ -1,4 +1,5 @@
 #include "kernels/cuda/activation.h"
+#include "kernels/cuda/bfloat16.h"
 #include "kernels/cuda/launch.h"
 
 namespace starring::cuda {
@@ -6,33 +7,33 @@ namespace {
 
 // The function is a constant of the kernel: a switch inside would cost a branch for every element. So each function has
 // two kernels.
-template <ActivationFunction function>
+template <ActivationFunction function, typename T>
 struct ForwardBody {
-  const float* x;
-  float* y;
+  const T* x;
+  T* y;
   float parameter;
   template <int kWidth>
   __device__ void Run(int64_t i) const {
-    Pack<float, kWidth> v = LoadPack<kWidth>(x + i);
+    Pack<float, kWidth> v = LoadFloats<kWidth>(x + i);
     for (float& e : v.v) e = activation::ValueAt<function>(e, parameter);
-    StorePack(v, y + i);
+    StoreFloats(v, y + i);
   }
 };
 
-template <ActivationFunction function>
+template <ActivationFunction function, typename T>
 struct BackwardBody {
-  const float* at;
-  const float* dy;
-  float* dx;
+  const T* at;
+  const T* dy;
+  T* dx;
   float parameter;
   template <int kWidth>
   __device__ void Run(int64_t i) const {
-    const Pack<float, kWidth> from = LoadPack<kWidth>(at + i);
+    const Pack<float, kWidth> from = LoadFloats<kWidth>(at + i);
     // dx may alias dy: a thread has loaded its elements before it stores any, and no other thread touches them.
-    Pack<float, kWidth> v = LoadPack<kWidth>(dy + i);
+    Pack<float, kWidth> v = LoadFloats<kWidth>(dy + i);
 #pragma unroll
     for (int k = 0; k < kWidth; ++k) v.v[k] *= activation::SlopeAt<function>(from.v[k], parameter);
-    StorePack(v, dx + i);
+    StoreFloats(v, dx + i);
   }
 };
 
@@ -62,17 +63,27 @@ cudaError_t WithFunction(ActivationFunction function, const Visit& visit) {
 
 }  // namespace
 
-cudaError_t ActivationForward(cudaStream_t stream, const ActivationArgs& g, const float* x, float* y) {
-  return WithFunction(g.function, [&]<ActivationFunction function>() {
-    return ForEach(stream, g.count, ForwardBody<function>{x, y, g.parameter}, x, y);
-  });
+cudaError_t ActivationForward(cudaStream_t stream, const ActivationArgs& g, ConstElements x, Elements y) {
+  return WithElement(
+      [&]<typename T>() {
+        return WithFunction(g.function, [&]<ActivationFunction function>() {
+          const ForwardBody<function, T> body = {x.As<T>(), y.As<T>(), g.parameter};
+          return ForEach<kPackOf<T>>(stream, g.count, body, body.x, body.y);
+        });
+      },
+      x.element(), y);
 }
 
-cudaError_t ActivationBackward(cudaStream_t stream, const ActivationArgs& g, const float* at, const float* dy,
-                               float* dx) {
-  return WithFunction(g.function, [&]<ActivationFunction function>() {
-    return ForEach(stream, g.count, BackwardBody<function>{at, dy, dx, g.parameter}, at, dy, dx);
-  });
+cudaError_t ActivationBackward(cudaStream_t stream, const ActivationArgs& g, ConstElements at, ConstElements dy,
+                               Elements dx) {
+  return WithElement(
+      [&]<typename T>() {
+        return WithFunction(g.function, [&]<ActivationFunction function>() {
+          const BackwardBody<function, T> body = {at.As<T>(), dy.As<T>(), dx.As<T>(), g.parameter};
+          return ForEach<kPackOf<T>>(stream, g.count, body, body.at, body.dy, body.dx);
+        });
+      },
+      dy.element(), at, dx);
 }
 
 }  // namespace starring::cuda

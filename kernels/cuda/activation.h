@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "kernels/activation_math.h"
+#include "kernels/element.h"
 
 namespace starring::cuda {
 
@@ -17,23 +18,24 @@ struct ActivationArgs {
 };
 
 // y = f(x).
-// Shapes:      x, y: (count) float32, contiguous; y may alias x.
+// Shapes:      x, y: (count), contiguous; y may alias x.
 // Writes:      y is overwritten (=).
-// Launch:      256 threads a block, one thread per 4 elements, no shared memory.
+// Launch:      256 threads a block, one thread per 16 bytes, no shared memory.
 // Requires:    count >= 0; 16-byte alignment for the vector path, scalar path otherwise (both tested).
-// Cost:        8 bytes moved and up to 40 operations per element: bandwidth-bound.
+// Cost:        2 elements moved and up to 40 operations per element: bandwidth-bound.
 // Determinism: bitwise. Reference: the CPU's, tolerance 0.
-[[nodiscard]] cudaError_t ActivationForward(cudaStream_t stream, const ActivationArgs& args, const float* x, float* y);
+[[nodiscard]] cudaError_t ActivationForward(cudaStream_t stream, const ActivationArgs& args, ConstElements x,
+                                            Elements y);
 
 // dx = dy * f'.
-// Shapes:      at, dy, dx: (count) float32, contiguous; dx may alias dy. `at` is x or y, as BackwardReadsInput says.
+// Shapes:      at, dy, dx: (count), contiguous; dx may alias dy. `at` is x or y, as BackwardReadsInput says.
 // Writes:      dx is overwritten (=).
 // Launch:      as ActivationForward.
 // Requires:    as ActivationForward.
-// Cost:        12 bytes moved and up to 50 operations per element: bandwidth-bound.
+// Cost:        3 elements moved and up to 50 operations per element: bandwidth-bound.
 // Determinism: bitwise. Reference: the CPU's, tolerance 0.
-[[nodiscard]] cudaError_t ActivationBackward(cudaStream_t stream, const ActivationArgs& args, const float* at,
-                                             const float* dy, float* dx);
+[[nodiscard]] cudaError_t ActivationBackward(cudaStream_t stream, const ActivationArgs& args, ConstElements at,
+                                             ConstElements dy, Elements dx);
 
 }  // namespace starring::cuda
 

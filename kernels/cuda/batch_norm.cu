@@ -1,4 +1,5 @@
 #include "kernels/cuda/batch_norm.h"
+#include "kernels/cuda/bfloat16.h"
 #include "kernels/cuda/column_tiles.h"
 #include "kernels/cuda/launch.h"
 
@@ -62,7 +63,7 @@ __device__ inline void MergeStatistics(const ColumnTiles& tiles, const BatchNorm
 // A thread sums distances from its own first value, and their squares. That value is one of those it sums, so no square
 // exceeds the number of values times the sum of squared distances from their mean, and little is lost when the distance
 // from the mean is subtracted. Distances from 0 would lose all digits where the mean is large.
-template <int kWidth>
+template <typename T, int kWidth>
 __global__ void __launch_bounds__(kBlockThreads, kTileBlocksHeld)
     StatisticsKernel(ColumnTiles tiles, BatchNormShape shape, BatchNormMemory memory, BatchNormForwardArgs g) {
   using Floats = Pack<float, kWidth>;
@@ -70,25 +71,27 @@ __global__ void __launch_bounds__(kBlockThreads, kTileBlocksHeld)
   const ColumnPlace<kWidth> at(tiles, blockIdx.x);
   // A thread without a channel or a row sums zeros: it must not leave before the barriers.
   const bool exists = at.has_channel && at.first_row < at.end_row;
-  const Floats first = LoadPackIf<kWidth>(exists, g.x + at.Element(tiles, at.first_row));
+  const T* const all_x = g.x.As<T>();
+  const Pack<T, kWidth> first_pack = LoadPackIf<kWidth>(exists, all_x + at.Element(tiles, at.first_row));
+  const Floats first = FloatsOf(first_pack);
   Floats sum = {}, squares = {};
   float count = 0;
   for (int64_t row = at.first_row; row < at.end_row; row += at.StepRows()) {
-    const float* const x = g.x + at.Element(tiles, row);
+    const T* const x = all_x + at.Element(tiles, row);
     const int packs = at.PacksFrom(row);
     count += static_cast<float>(packs);
-    Floats values[kPacks];
+    Pack<T, kWidth> values[kPacks];
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
       // `first` is taken where there is no value: its distance from `first` is 0.
-      values[i] = first;
+      values[i] = first_pack;
       if (at.has_channel && i < packs) values[i] = LoadPack<kWidth>(x + i * at.pitch);
     }
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
 #pragma unroll
       for (int k = 0; k < kWidth; ++k) {
-        const float distance = values[i].v[k] - first.v[k];
+        const float distance = FloatOf(values[i].v[k]) - first.v[k];
         sum.v[k] += distance;
         squares.v[k] += distance * distance;
       }
@@ -121,39 +124,43 @@ __global__ void __launch_bounds__(kBlockThreads)
   if (c < channels) scale[c] = gamma[c] / sqrtf(variance[c] + epsilon);
 }
 
+template <typename T>
 struct NormaliseArgs {
-  const float* x;
+  const T* x;
   const float* mean;
   const float* scale;
   const float* shift;
-  float* y;
+  T* y;
 };
 
 // y = act((x - mean) * scale + shift), per channel.
-template <Mask kMask>
+template <Mask kMask, typename T>
 struct NormaliseBody {
   Divisor channels;
-  NormaliseArgs g;
+  NormaliseArgs<T> g;
   template <int kWidth>
   __device__ void Run(int64_t i) const {
     const int64_t c = channels.Split(static_cast<uint32_t>(i)).remainder;
-    Pack<float, kWidth> v = LoadPack<kWidth>(g.x + i);
+    Pack<float, kWidth> v = LoadFloats<kWidth>(g.x + i);
     const Pack<float, kWidth> m = LoadPack<kWidth>(g.mean + c), s = LoadPack<kWidth>(g.scale + c);
     const Pack<float, kWidth> b = LoadPack<kWidth>(g.shift + c);
     for (int k = 0; k < kWidth; ++k) {
       const float normal = (v.v[k] - m.v[k]) * s.v[k] + b.v[k];
       v.v[k] = kMask == Mask::kRelu ? ReluOf(normal) : normal;
     }
-    StorePack(v, g.y + i);
+    StoreFloats(v, g.y + i);
   }
 };
 
-cudaError_t Normalise(cudaStream_t stream, const BatchNormShape& s, const NormaliseArgs& g) {
+template <typename T>
+cudaError_t Normalise(cudaStream_t stream, const BatchNormShape& s, const NormaliseArgs<T>& g) {
   const Divisor channels(s.channels);
   const int64_t count = s.rows * s.channels;
-  const Alignment alignment = AlignmentOfChannels(s.channels, g.x, g.mean, g.scale, g.shift, g.y);
-  return s.activation == Mask::kRelu ? ForEach(stream, count, alignment, NormaliseBody<Mask::kRelu>{channels, g})
-                                     : ForEach(stream, count, alignment, NormaliseBody<Mask::kNone>{channels, g});
+  constexpr int kPack = kPackOf<T>;
+  const Alignment alignment = AlignmentOfChannels<kPack>(s.channels, g.x, g.mean, g.scale, g.shift, g.y);
+  return s.activation == Mask::kRelu
+             ? ForEach<kPack>(stream, count, alignment, NormaliseBody<Mask::kRelu, T>{channels, g})
+             : ForEach<kPack>(stream, count, alignment, NormaliseBody<Mask::kNone, T>{channels, g});
 }
 
 // Run by the last block of a group: the gradients of its channels, and the factors that dx needs.
@@ -184,7 +191,7 @@ __device__ inline void MergeGradients(const ColumnTiles& tiles, const BatchNormM
 }
 
 // Fills memory.sums (tiles, 2, channels): the sum of the gradient, then of the gradient times (x - mean).
-template <Mask kMask, int kWidth>
+template <Mask kMask, typename T, int kWidth>
 __global__ void __launch_bounds__(kBlockThreads, kTileBlocksHeld)
     GradientSumsKernel(ColumnTiles tiles, BatchNormMemory memory, BatchNormBackwardArgs g) {
   using Floats = Pack<float, kWidth>;
@@ -192,6 +199,9 @@ __global__ void __launch_bounds__(kBlockThreads, kTileBlocksHeld)
   const ColumnPlace<kWidth> at(tiles, blockIdx.x);
   // The products below are with distances from the mean: sums of gradient * x could be large and cancel.
   const Floats mean = LoadPackIf<kWidth>(at.has_channel, memory.mean + at.channel);
+  const T* const all_x = g.x.As<T>();
+  const T* const all_y = g.y.As<T>();
+  const T* const all_dy = g.dy.As<T>();
   Floats sum = {}, product = {};
   for (int64_t row = at.first_row; row < at.end_row; row += at.StepRows()) {
     const int64_t step = at.Element(tiles, row);
@@ -199,9 +209,11 @@ __global__ void __launch_bounds__(kBlockThreads, kTileBlocksHeld)
 #pragma unroll 2  // not 4: with ReLU each has three loads, whose values are held in registers
     for (int i = 0; i < kPacks; ++i) {
       const int64_t element = step + i * at.pitch;
-      const Floats x = LoadPackIf<kWidth>(i < packs, g.x + element);
-      Floats gradient = LoadPackIf<kWidth>(i < packs, g.dy + element);
-      if (kMask == Mask::kRelu) gradient = ReluGradientOf(LoadPackIf<kWidth>(i < packs, g.y + element), gradient);
+      const Floats x = FloatsOf(LoadPackIf<kWidth>(i < packs, all_x + element));
+      Floats gradient = FloatsOf(LoadPackIf<kWidth>(i < packs, all_dy + element));
+      if (kMask == Mask::kRelu) {
+        gradient = ReluGradientOf(FloatsOf(LoadPackIf<kWidth>(i < packs, all_y + element)), gradient);
+      }
       sum += gradient;
 #pragma unroll
       for (int k = 0; k < kWidth; ++k) product.v[k] += gradient.v[k] * (x.v[k] - mean.v[k]);
@@ -215,7 +227,7 @@ __global__ void __launch_bounds__(kBlockThreads, kTileBlocksHeld)
 }
 
 // dx = scale * (gradient - shift - (x - mean) * slope), per channel.
-template <Mask kMask>
+template <Mask kMask, typename T>
 struct InputGradientBody {
   Divisor channels;
   BatchNormMemory memory;
@@ -223,33 +235,49 @@ struct InputGradientBody {
   template <int kWidth>
   __device__ void Run(int64_t i) const {
     const int64_t c = channels.Split(static_cast<uint32_t>(i)).remainder;
-    Pack<float, kWidth> gradient = LoadPack<kWidth>(g.dy + i);
+    Pack<float, kWidth> gradient = LoadFloats<kWidth>(g.dy.As<T>() + i);
     // The gradient is masked again, because the first kernel has not stored the masked gradient: dy is only read, and
     // dx may be dy.
-    if (kMask == Mask::kRelu) gradient = ReluGradientOf(LoadPack<kWidth>(g.y + i), gradient);
-    const Pack<float, kWidth> x = LoadPack<kWidth>(g.x + i), mean = LoadPack<kWidth>(memory.mean + c);
+    if (kMask == Mask::kRelu) gradient = ReluGradientOf(LoadFloats<kWidth>(g.y.As<T>() + i), gradient);
+    const Pack<float, kWidth> x = LoadFloats<kWidth>(g.x.As<T>() + i), mean = LoadPack<kWidth>(memory.mean + c);
     const Pack<float, kWidth> scale = LoadPack<kWidth>(memory.scale + c), shift = LoadPack<kWidth>(memory.shift + c);
     const Pack<float, kWidth> slope = LoadPack<kWidth>(memory.slope + c);
     for (int k = 0; k < kWidth; ++k) {
       gradient.v[k] = scale.v[k] * (gradient.v[k] - shift.v[k] - (x.v[k] - mean.v[k]) * slope.v[k]);
     }
-    StorePack(gradient, g.dx + i);
+    StoreFloats(gradient, g.dx.As<T>() + i);
   }
 };
 
-template <Mask kMask>
+template <Mask kMask, typename T>
 cudaError_t Backward(cudaStream_t stream, const BatchNormShape& shape, const BatchNormMemory& memory,
                      const BatchNormBackwardArgs& args) {
+  constexpr int kPack = kPackOf<T>;
   const ColumnTiles tiles(shape.rows, shape.channels);
-  const float* const y = kMask == Mask::kRelu ? args.y : nullptr;
-  const Alignment alignment = AlignmentOfChannels(shape.channels, args.x, y, args.dy, args.dx, memory.sums, memory.mean,
-                                                  memory.scale, memory.shift, memory.slope);
-  const auto sums =
-      alignment == Alignment::kPacks ? GradientSumsKernel<kMask, kPackFloats> : GradientSumsKernel<kMask, 1>;
+  const T* const y = kMask == Mask::kRelu ? args.y.As<T>() : nullptr;
+  const auto alignment = [&]<int kWidth>() {
+    return AlignmentOfChannels<kWidth>(shape.channels, args.x.As<T>(), y, args.dy.As<T>(), args.dx.As<T>(), memory.sums,
+                                       memory.mean, memory.scale, memory.shift, memory.slope);
+  };
+  const bool sums_by_packs = alignment.template operator()<kColumnPack>() == Alignment::kPacks;
+  const auto sums = sums_by_packs ? GradientSumsKernel<kMask, T, kColumnPack> : GradientSumsKernel<kMask, T, 1>;
   const cudaError_t error = Launch(stream, tiles.Launch(), sums, tiles, memory, args);
   if (error != cudaSuccess) return error;
-  return ForEach(stream, shape.rows * shape.channels, alignment,
-                 InputGradientBody<kMask>{Divisor(shape.channels), memory, args});
+  return ForEach<kPack>(stream, shape.rows * shape.channels, alignment.template operator()<kPack>(),
+                        InputGradientBody<kMask, T>{Divisor(shape.channels), memory, args});
+}
+
+template <typename T>
+cudaError_t Forward(cudaStream_t stream, const BatchNormShape& shape, const BatchNormMemory& memory,
+                    const BatchNormForwardArgs& args) {
+  const ColumnTiles tiles(shape.rows, shape.channels);
+  const bool by_packs =
+      AlignmentOfChannels<kColumnPack>(shape.channels, args.x.As<T>(), memory.sums) == Alignment::kPacks;
+  const auto statistics = by_packs ? StatisticsKernel<T, kColumnPack> : StatisticsKernel<T, 1>;
+  const cudaError_t error = Launch(stream, tiles.Launch(), statistics, tiles, shape, memory, args);
+  if (error != cudaSuccess) return error;
+  return Normalise(stream, shape,
+                   NormaliseArgs<T>{args.x.As<T>(), memory.mean, memory.scale, args.beta, args.y.As<T>()});
 }
 
 }  // namespace
@@ -262,12 +290,7 @@ int64_t BatchNormCounters(const BatchNormShape& shape) { return ColumnTiles(shap
 
 cudaError_t BatchNormForward(cudaStream_t stream, const BatchNormShape& shape, const BatchNormMemory& memory,
                              const BatchNormForwardArgs& args) {
-  const ColumnTiles tiles(shape.rows, shape.channels);
-  const bool by_packs = AlignmentOfChannels(shape.channels, args.x, memory.sums) == Alignment::kPacks;
-  const auto statistics = by_packs ? StatisticsKernel<kPackFloats> : StatisticsKernel<1>;
-  const cudaError_t error = Launch(stream, tiles.Launch(), statistics, tiles, shape, memory, args);
-  if (error != cudaSuccess) return error;
-  return Normalise(stream, shape, NormaliseArgs{args.x, memory.mean, memory.scale, args.beta, args.y});
+  return WithElement([&]<typename T>() { return Forward<T>(stream, shape, memory, args); }, args.x.element(), args.y);
 }
 
 cudaError_t BatchNormInfer(cudaStream_t stream, const BatchNormShape& shape, const BatchNormMemory& memory,
@@ -275,13 +298,22 @@ cudaError_t BatchNormInfer(cudaStream_t stream, const BatchNormShape& shape, con
   const cudaError_t error = Launch(stream, {.blocks = CeilDivide(shape.channels, kBlockThreads)}, InferenceScaleKernel,
                                    shape.channels, args.gamma, args.running_variance, shape.epsilon, memory.scale);
   if (error != cudaSuccess) return error;
-  return Normalise(stream, shape, NormaliseArgs{args.x, args.running_mean, memory.scale, args.beta, args.y});
+  return WithElement(
+      [&]<typename T>() {
+        return Normalise(stream, shape,
+                         NormaliseArgs<T>{args.x.As<T>(), args.running_mean, memory.scale, args.beta, args.y.As<T>()});
+      },
+      args.x.element(), args.y);
 }
 
 cudaError_t BatchNormBackward(cudaStream_t stream, const BatchNormShape& shape, const BatchNormMemory& memory,
                               const BatchNormBackwardArgs& args) {
-  return shape.activation == Mask::kRelu ? Backward<Mask::kRelu>(stream, shape, memory, args)
-                                         : Backward<Mask::kNone>(stream, shape, memory, args);
+  return WithElement(
+      [&]<typename T>() {
+        return shape.activation == Mask::kRelu ? Backward<Mask::kRelu, T>(stream, shape, memory, args)
+                                               : Backward<Mask::kNone, T>(stream, shape, memory, args);
+      },
+      args.x.element(), args.y, args.dy, args.dx);
 }
 
 }  // namespace starring::cuda

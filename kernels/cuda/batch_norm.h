@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/bias_gradient.h"
+#include "kernels/element.h"
 
 namespace starring::cuda {
 
@@ -38,21 +39,21 @@ int64_t BatchNormCounters(const BatchNormShape& shape);
 
 // y = act((x - mean) * gamma / sqrt(variance + epsilon) + beta) by the batch's mean and biased variance, and
 // running = (1 - momentum) * running + momentum * batch, with the unbiased variance; with one row, the variance stays.
-// Shapes:      x, y: (rows, channels); gamma, beta, running_*: (channels), float32.
+// Shapes:      x, y: (rows, channels), of the same elements; gamma, beta, running_*: (channels), float32.
 // Writes:      y, mean and inverse_deviation of `memory` (=); running_* in place.
 // Launch:      256 threads a block; statistics: one block per tile, the last of each group merges, 6 KiB of shared
-//              memory (scalar path: 3 KiB); normalise: one thread per 4 elements.
-// Requires:    16-byte alignment and channels % 4 == 0 for the vector path, scalar path otherwise (both tested).
-// Cost:        12 bytes moved per element: bandwidth-bound.
-// Determinism: bitwise; sums are trees of fixed shape, and atomics only count blocks. Reference: double, tolerance
+//              memory (scalar path: 3 KiB); normalise: one thread per 16 bytes.
+// Requires:    16-byte alignment and channels in whole packs of 16 bytes for the vector path, scalar path otherwise
+// (both tested). Cost:        3 elements moved per element: bandwidth-bound. Determinism: bitwise; sums are trees of
+// fixed shape, and atomics only count blocks. Reference: double, tolerance
 //              2e-5.
 struct BatchNormForwardArgs {
-  const float* x = nullptr;
+  ConstElements x;
   const float* gamma = nullptr;
   const float* beta = nullptr;
   float* running_mean = nullptr;
   float* running_variance = nullptr;
-  float* y = nullptr;
+  Elements y;
 };
 [[nodiscard]] cudaError_t BatchNormForward(cudaStream_t stream, const BatchNormShape& shape,
                                            const BatchNormMemory& memory, const BatchNormForwardArgs& args);
@@ -60,36 +61,37 @@ struct BatchNormForwardArgs {
 // y = act((x - running_mean) * gamma / sqrt(running_variance + epsilon) + beta).
 // Shapes:      as BatchNormForward.
 // Writes:      y, scale of `memory` (=); nothing else of `memory` is used.
-// Launch:      256 threads a block; the scale: one thread per channel; normalise: one thread per 4 elements; no shared
+// Launch:      256 threads a block; the scale: one thread per channel; normalise: one thread per 16 bytes; no shared
 //              memory.
 // Requires:    as BatchNormForward.
-// Cost:        8 bytes moved per element: bandwidth-bound.
+// Cost:        2 elements moved per element: bandwidth-bound.
 // Determinism: bitwise. Reference: double, tolerance 2e-5.
 struct BatchNormInferArgs {
-  const float* x = nullptr;
+  ConstElements x;
   const float* gamma = nullptr;
   const float* beta = nullptr;
   const float* running_mean = nullptr;
   const float* running_variance = nullptr;
-  float* y = nullptr;
+  Elements y;
 };
 [[nodiscard]] cudaError_t BatchNormInfer(cudaStream_t stream, const BatchNormShape& shape,
                                          const BatchNormMemory& memory, const BatchNormInferArgs& args);
 
 // With g = dy where the activation let y through: dbeta = sum g, dgamma = sum g * xhat,
 // dx = gamma / deviation * (g - mean of g - xhat * mean of g * xhat).
-// Shapes:      x, y, dy, dx: (rows, channels); gamma, dgamma, dbeta: (channels), float32; dx may alias dy.
+// Shapes:      x, y, dy, dx: (rows, channels), of the same elements; gamma, dgamma, dbeta: (channels), float32; dx may
+//              alias dy.
 // Writes:      dx, dgamma, dbeta are overwritten (=).
 // Launch:      as BatchNormForward.
 // Requires:    after BatchNormForward with the same `memory`; y only with kRelu; vector and scalar path as there.
-// Cost:        20 bytes moved per element, 28 with kRelu: bandwidth-bound.
+// Cost:        5 elements moved per element, 7 with kRelu: bandwidth-bound.
 // Determinism: bitwise. Reference: finite differences in double, tolerance 2e-4.
 struct BatchNormBackwardArgs {
-  const float* x = nullptr;
+  ConstElements x;
   const float* gamma = nullptr;
-  const float* y = nullptr;
-  const float* dy = nullptr;
-  float* dx = nullptr;
+  ConstElements y;
+  ConstElements dy;
+  Elements dx;
   float* dgamma = nullptr;
   float* dbeta = nullptr;
 };

@@ -1,3 +1,4 @@
+#include "kernels/cuda/bfloat16.h"
 #include "kernels/cuda/bias_gradient.h"
 #include "kernels/cuda/column_tiles.h"
 #include "kernels/cuda/launch.h"
@@ -24,12 +25,14 @@ __device__ inline void MergeSums(const ColumnTiles& tiles, const float* sums, fl
 }
 
 // sums: (tiles, channels), or dbias itself where there is one tile, which then needs no merge.
-template <Mask kMask, int kWidth>
+template <Mask kMask, typename T, int kWidth>
 __global__ void __launch_bounds__(kBlockThreads, kTileBlocksHeld)
     BiasGradientKernel(ColumnTiles tiles, BiasGradientArgs g, float* sums) {
   using Floats = Pack<float, kWidth>;
   __shared__ Floats buffer[kBlockThreads];
   const ColumnPlace<kWidth> at(tiles, blockIdx.x);
+  const T* const all_y = g.y.As<T>();
+  T* const all_dy = g.dy.As<T>();
   Floats sum = {};
   for (int64_t row = at.first_row; row < at.end_row; row += at.StepRows()) {
     const int64_t step = at.Element(tiles, row);
@@ -37,20 +40,22 @@ __global__ void __launch_bounds__(kBlockThreads, kTileBlocksHeld)
     const int packs = at.has_channel ? at.PacksFrom(row) : 0;
     // All loads come before the first store: the compiler may not move a load past a store that might alias it, so each
     // would wait for the one before.
-    Floats gradients[kPacks];
+    Pack<T, kWidth> gradients[kPacks];
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
       const int64_t element = step + i * at.pitch;
-      gradients[i] = LoadPackIf<kWidth>(i < packs, g.dy + element);
+      gradients[i] = LoadPackIf<kWidth>(i < packs, all_dy + element);
       if (kMask == Mask::kNone) continue;
-      gradients[i] = ReluGradientOf(LoadPackIf<kWidth>(i < packs, g.y + element), gradients[i]);
+      const Floats y = FloatsOf(LoadPackIf<kWidth>(i < packs, all_y + element));
+#pragma unroll
+      for (int k = 0; k < kWidth; ++k) gradients[i].v[k] = y.v[k] > 0.0f ? gradients[i].v[k] : T{};
     }
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
       // dy is masked in place, for the products that read dy next. With kNone dy may be another reader's too, so it is
       // not written.
-      if (kMask == Mask::kRelu && i < packs) StorePack(gradients[i], g.dy + step + i * at.pitch);
-      sum += gradients[i];
+      if (kMask == Mask::kRelu && i < packs) StorePack(gradients[i], all_dy + step + i * at.pitch);
+      sum += FloatsOf(gradients[i]);
     }
   }
   sum = SumOfColumn<kWidth>(sum, tiles, buffer);
@@ -60,38 +65,40 @@ __global__ void __launch_bounds__(kBlockThreads, kTileBlocksHeld)
   MergeSums(tiles, sums, g.dbias);
 }
 
-template <Mask kMask>
+template <Mask kMask, typename T>
 cudaError_t Run(cudaStream_t stream, const BiasGradientArgs& args) {
   const ColumnTiles tiles(args.rows, args.channels);
   // With one tile the sum is the result. `sums` counts for the alignment, because kernels store packs there.
   float* const sums = tiles.tiles > 1 ? args.partial : args.dbias;
-  const float* const y = kMask == Mask::kRelu ? args.y : nullptr;
-  const bool by_packs = AlignmentOfChannels(args.channels, y, args.dy, sums) == Alignment::kPacks;
-  const auto kernel = by_packs ? BiasGradientKernel<kMask, kPackFloats> : BiasGradientKernel<kMask, 1>;
+  const T* const y = kMask == Mask::kRelu ? args.y.As<T>() : nullptr;
+  const bool by_packs = AlignmentOfChannels<kColumnPack>(args.channels, y, args.dy.As<T>(), sums) == Alignment::kPacks;
+  const auto kernel = by_packs ? BiasGradientKernel<kMask, T, kColumnPack> : BiasGradientKernel<kMask, T, 1>;
   return Launch(stream, tiles.Launch(), kernel, tiles, args, sums);
 }
 
-template <Mask kMask>
+template <Mask kMask, typename T>
 struct AddBiasBody {
   Divisor channels;
-  const float* bias;
-  float* y;
+  const T* bias;
+  T* y;
 
   template <int kWidth>
   __device__ void Run(int64_t i) const {
-    auto v = LoadPack<kWidth>(y + i);
-    // A whole pack is within one row, since packs are used only if 4 divides the channels: one division is enough for
-    // four.
-    if (bias != nullptr) v += LoadPack<kWidth>(bias + channels.Split(static_cast<uint32_t>(i)).remainder);
+    auto v = LoadFloats<kWidth>(y + i);
+    // A whole pack is within one row, since packs are used only where channels are whole packs: one division is enough
+    // for all.
+    if (bias != nullptr) v += LoadFloats<kWidth>(bias + channels.Split(static_cast<uint32_t>(i)).remainder);
     for (float& e : v.v) e = kMask == Mask::kRelu ? ReluOf(e) : e;
-    StorePack(v, y + i);
+    StoreFloats(v, y + i);
   }
 };
 
-template <Mask kMask>
+template <Mask kMask, typename T>
 cudaError_t AddBiasTo(cudaStream_t stream, const AddBiasArgs& args) {
-  return ForEach(stream, args.rows * args.channels, AlignmentOfChannels(args.channels, args.bias, args.y),
-                 AddBiasBody<kMask>{Divisor(args.channels), args.bias, args.y});
+  constexpr int kPack = kPackOf<T>;
+  const AddBiasBody<kMask, T> body = {Divisor(args.channels), args.bias.As<T>(), args.y.As<T>()};
+  return ForEach<kPack>(stream, args.rows * args.channels, AlignmentOfChannels<kPack>(args.channels, body.bias, body.y),
+                        body);
 }
 
 }  // namespace
@@ -107,11 +114,20 @@ int64_t BiasGradientCounters(int64_t rows, int64_t channels) {
 }
 
 cudaError_t BiasGradient(cudaStream_t stream, const BiasGradientArgs& args) {
-  return args.mask == Mask::kRelu ? Run<Mask::kRelu>(stream, args) : Run<Mask::kNone>(stream, args);
+  return WithElement(
+      [&]<typename T>() {
+        return args.mask == Mask::kRelu ? Run<Mask::kRelu, T>(stream, args) : Run<Mask::kNone, T>(stream, args);
+      },
+      args.dy.element(), args.y);
 }
 
 cudaError_t AddBias(cudaStream_t stream, const AddBiasArgs& args) {
-  return args.activation == Mask::kRelu ? AddBiasTo<Mask::kRelu>(stream, args) : AddBiasTo<Mask::kNone>(stream, args);
+  return WithElement(
+      [&]<typename T>() {
+        return args.activation == Mask::kRelu ? AddBiasTo<Mask::kRelu, T>(stream, args)
+                                              : AddBiasTo<Mask::kNone, T>(stream, args);
+      },
+      args.y.element(), args.bias);
 }
 
 }  // namespace starring::cuda

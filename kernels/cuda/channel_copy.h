@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "kernels/element.h"
+
 namespace starring::cuda {
 
 // The narrow tensor is channels [offset, offset + channels) of the wide one.
@@ -14,19 +16,19 @@ struct ChannelPart {
 };
 
 // wide = narrow, in the part; the other channels stay.
-// Shapes:      narrow: (pixels, channels); wide: (pixels, wide_channels), float32.
+// Shapes:      narrow: (pixels, channels); wide: (pixels, wide_channels), of the same elements.
 // Writes:      the part of wide is overwritten (=).
-// Launch:      256 threads a block, one thread per 4 neighbouring channels (or per element), no shared memory.
-// Requires:    pixels * wide_channels < 2^31; 16-byte alignment and channels, wide_channels, offset % 4 == 0 for the
-//              vector path, scalar path otherwise (both tested).
-// Cost:        8 bytes moved per element: bandwidth-bound.
+// Launch:      256 threads a block, one thread per 16 bytes of neighbouring channels (or per element), no shared
+// memory. Requires:    pixels * wide_channels < 2^31; 16-byte alignment and channels, wide_channels and offset in whole
+//              packs for the vector path, scalar path otherwise (both tested).
+// Cost:        2 elements moved for each: bandwidth-bound.
 // Determinism: copies. Reference: itself, tolerance 0.
-[[nodiscard]] cudaError_t CopyIntoChannels(cudaStream_t stream, const ChannelPart& part, const float* narrow,
-                                           float* wide);
+[[nodiscard]] cudaError_t CopyIntoChannels(cudaStream_t stream, const ChannelPart& part, ConstElements narrow,
+                                           Elements wide);
 
 // narrow = the part of wide. All else as CopyIntoChannels.
-[[nodiscard]] cudaError_t CopyFromChannels(cudaStream_t stream, const ChannelPart& part, const float* wide,
-                                           float* narrow);
+[[nodiscard]] cudaError_t CopyFromChannels(cudaStream_t stream, const ChannelPart& part, ConstElements wide,
+                                           Elements narrow);
 
 }  // namespace starring::cuda
 

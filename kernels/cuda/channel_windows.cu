@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "kernels/cuda/bfloat16.h"
 #include "kernels/cuda/channel_windows.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/patch_geometry.h"
@@ -8,13 +9,13 @@ namespace starring::cuda {
 namespace {
 
 // One output of kWidth neighbouring channels.
-template <bool kWeighted>
+template <bool kWeighted, typename T>
 struct ForwardBody {
   PatchGeometry g;
-  const float* x;
+  const T* x;
   const float* weight;
   const float* bias;
-  float* y;
+  T* y;
 
   template <int kWidth>
   __device__ void Run(int64_t i) const {
@@ -28,7 +29,7 @@ struct ForwardBody {
         const int32_t h = window.h + r, w = window.w + c;
         // Padding is 0, so a tap there adds nothing. An average counts the tap all the same.
         if (!IsInside(g, h, w)) continue;
-        const auto v = LoadPack<kWidth>(x + InputIndex(g, window.image, h, w) + channel);
+        const auto v = LoadFloats<kWidth>(x + InputIndex(g, window.image, h, w) + channel);
         const int32_t tap = r * g.kernel_width_size + c;
         for (int k = 0; k < kWidth; ++k) {
           sum.v[k] += kWeighted ? v.v[k] * weight[int64_t{channel + k} * taps + tap] : v.v[k];
@@ -37,17 +38,17 @@ struct ForwardBody {
     }
     // A division, as on the CPU: the product with the reciprocal would round twice.
     for (float& v : sum.v) v = kWeighted ? v : v / static_cast<float>(taps);
-    StorePack(sum, y + i);
+    StoreFloats(sum, y + i);
   }
 };
 
 // One element of dx, of kWidth neighbouring channels.
-template <bool kWeighted>
+template <bool kWeighted, typename T>
 struct BackwardBody {
   PatchGeometry g;
-  const float* dy;
+  const T* dy;
   const float* weight;
-  float* dx;
+  T* dx;
 
   template <int kWidth>
   __device__ void Run(int64_t i) const {
@@ -59,14 +60,14 @@ struct BackwardBody {
       for (int32_t c = outputs.columns.begin; c < outputs.columns.end; ++c) {
         // The loops meet the outputs in row-major order, which is that of the CPU, so the sums have equal bits.
         const auto [output, tap] = OutputAt(g, outputs.pixel, r, c);
-        const auto v = LoadPack<kWidth>(dy + output * g.channels_size + channel);
+        const auto v = LoadFloats<kWidth>(dy + output * g.channels_size + channel);
         for (int k = 0; k < kWidth; ++k) {
           sum.v[k] += kWeighted ? v.v[k] * weight[int64_t{channel + k} * taps + tap] : v.v[k];
         }
       }
     }
     for (float& v : sum.v) v = kWeighted ? v : v / static_cast<float>(taps);
-    StorePack(sum, dx + i);
+    StoreFloats(sum, dx + i);
   }
 };
 
@@ -89,8 +90,9 @@ struct OutputTiles {
 };
 
 // A block has one tap, group of channels and tile.
-__global__ void __launch_bounds__(kBlockThreads) WeightGradientKernel(PatchGeometry g, OutputTiles t, int64_t rows,
-                                                                      const float* x, const float* dy, float* partial) {
+template <typename T>
+__global__ void __launch_bounds__(kBlockThreads)
+    WeightGradientKernel(PatchGeometry g, OutputTiles t, int64_t rows, const T* x, const T* dy, float* partial) {
   __shared__ float buffer[kBlockThreads];
   const int64_t block = blockIdx.x;
   const int64_t group = block % t.groups, tap = block / t.groups % t.taps, tile = block / t.groups / t.taps;
@@ -105,7 +107,7 @@ __global__ void __launch_bounds__(kBlockThreads) WeightGradientKernel(PatchGeome
       const ImagePlace window = WindowOf(g, static_cast<uint32_t>(row));
       const int32_t h = window.h + static_cast<int32_t>(r), w = window.w + static_cast<int32_t>(c);
       if (!IsInside(g, h, w)) continue;
-      sum += x[InputIndex(g, window.image, h, w) + channel] * dy[row * g.channels_size + channel];
+      sum += FloatOf(x[InputIndex(g, window.image, h, w) + channel]) * FloatOf(dy[row * g.channels_size + channel]);
     }
   }
   buffer[thread] = sum;
@@ -132,24 +134,39 @@ __global__ void __launch_bounds__(kBlockThreads)
 
 }  // namespace
 
-cudaError_t ChannelWindowsForward(cudaStream_t stream, const PatchShape& s, const float* x, const float* weight,
-                                  const float* bias, float* y) {
+cudaError_t ChannelWindowsForward(cudaStream_t stream, const PatchShape& s, ConstElements x, const float* weight,
+                                  const float* bias, Elements y) {
   const int64_t count = s.rows() * s.channels;
-  const Alignment alignment = AlignmentOfChannels(s.channels, x, bias, y);
-  if (weight == nullptr) {
-    return ForEach(stream, count, alignment, ForwardBody<false>{PatchGeometry(s), x, nullptr, nullptr, y});
-  }
-  return ForEach(stream, count, alignment, ForwardBody<true>{PatchGeometry(s), x, weight, bias, y});
+  return WithElement(
+      [&]<typename T>() {
+        constexpr int kPack = kPackOf<T>;
+        const T* const from = x.As<T>();
+        T* const to = y.As<T>();
+        const Alignment alignment = AlignmentOfChannels<kPack>(s.channels, from, bias, to);
+        if (weight == nullptr) {
+          return ForEach<kPack>(stream, count, alignment,
+                                ForwardBody<false, T>{PatchGeometry(s), from, nullptr, nullptr, to});
+        }
+        return ForEach<kPack>(stream, count, alignment, ForwardBody<true, T>{PatchGeometry(s), from, weight, bias, to});
+      },
+      x.element(), y);
 }
 
-cudaError_t ChannelWindowsBackward(cudaStream_t stream, const PatchShape& s, const float* dy, const float* weight,
-                                   float* dx) {
+cudaError_t ChannelWindowsBackward(cudaStream_t stream, const PatchShape& s, ConstElements dy, const float* weight,
+                                   Elements dx) {
   const int64_t count = s.images * s.in_height * s.in_width * s.channels;
-  const Alignment alignment = AlignmentOfChannels(s.channels, dy, dx);
-  if (weight == nullptr) {
-    return ForEach(stream, count, alignment, BackwardBody<false>{PatchGeometry(s), dy, nullptr, dx});
-  }
-  return ForEach(stream, count, alignment, BackwardBody<true>{PatchGeometry(s), dy, weight, dx});
+  return WithElement(
+      [&]<typename T>() {
+        constexpr int kPack = kPackOf<T>;
+        const T* const from = dy.As<T>();
+        T* const to = dx.As<T>();
+        const Alignment alignment = AlignmentOfChannels<kPack>(s.channels, from, to);
+        if (weight == nullptr) {
+          return ForEach<kPack>(stream, count, alignment, BackwardBody<false, T>{PatchGeometry(s), from, nullptr, to});
+        }
+        return ForEach<kPack>(stream, count, alignment, BackwardBody<true, T>{PatchGeometry(s), from, weight, to});
+      },
+      dy.element(), dx);
 }
 
 int64_t DepthwisePartialFloats(const PatchShape& s) {
@@ -157,12 +174,16 @@ int64_t DepthwisePartialFloats(const PatchShape& s) {
   return tiles.tiles * tiles.taps * s.channels;
 }
 
-cudaError_t DepthwiseWeightGradient(cudaStream_t stream, const PatchShape& s, const float* x, const float* dy,
+cudaError_t DepthwiseWeightGradient(cudaStream_t stream, const PatchShape& s, ConstElements x, ConstElements dy,
                                     float* partial, float* dweight) {
   const OutputTiles tiles(s);
   const LaunchShape all = {.blocks = tiles.groups * tiles.taps * tiles.tiles};
-  const cudaError_t error =
-      Launch(stream, all, WeightGradientKernel, PatchGeometry(s), tiles, s.rows(), x, dy, partial);
+  const cudaError_t error = WithElement(
+      [&]<typename T>() {
+        return Launch(stream, all, WeightGradientKernel<T>, PatchGeometry(s), tiles, s.rows(), x.As<T>(), dy.As<T>(),
+                      partial);
+      },
+      x.element(), dy);
   if (error != cudaSuccess) return error;
   return Launch(stream, {.blocks = CeilDivide(tiles.taps * s.channels, kBlockThreads)}, AddTilesKernel, tiles,
                 s.channels, static_cast<const float*>(partial), dweight);

@@ -1,7 +1,7 @@
 // How blocks walk down the columns of a (rows, channels) matrix, and add up the sums of their threads.
 //
 // Words. A *group* is `lanes` neighbouring channels: a power of two, at most 32. A *tile* is the part that one block
-// treats: a group by `tile_rows` rows. A *pack* is kWidth neighbouring channels: 4, moved by one 16-byte access, or 1
+// treats: a group by `tile_rows` rows. A *pack* is kWidth neighbouring channels: 4, moved by one access, or 1
 // where a row is no whole number of packs. A tile has lanes / kWidth *pack lanes*. Thread t has pack t % pack lanes, in
 // row t / pack lanes and in every (threads / pack lanes)-th row after it, so that a warp reads neighbouring floats
 // whatever the number of channels. A thread takes kPacks of its packs in a *step*. Tiles are the same for both widths.
@@ -24,6 +24,9 @@
 namespace starring::cuda {
 
 inline constexpr int kPacks = 4;
+// kWidth where rows are whole packs, whatever the type in memory: a thread holds several packs as floats, and those of
+// eight would not fit into its registers. Loads of 8 bytes, four at a time, are enough for the memory's bandwidth.
+inline constexpr int kColumnPack = kPackFloats;
 inline constexpr int kStepElements = kPacks * kPackFloats * kBlockThreads;  // of a block, in packs of four
 
 // The most blocks, unless there are more groups. All of them run at a time if each of an H100's 132 multiprocessors

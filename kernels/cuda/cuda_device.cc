@@ -179,18 +179,21 @@ class CudaDeviceOnCublasLt : public CudaDevice {
     return CreateCudaLoss(&context_, spec);
   }
 
-  void Relu(const float* x, float* y, int64_t count) override {
+  void Relu(ConstElements x, Elements y, int64_t count) override {
     context_.Keep(cuda::Relu(context_.stream, x, y, count), "relu");
   }
-  void ReluBackward(const float* y, const float* dy, float* dx, int64_t count) override {
+  void ReluBackward(ConstElements y, ConstElements dy, Elements dx, int64_t count) override {
     context_.Keep(cuda::ReluBackward(context_.stream, y, dy, dx, count), "relu backward");
   }
-  void Add(const float* a, const float* b, Activation activation, float* y, int64_t count) override {
+  void Add(ConstElements a, ConstElements b, Activation activation, Elements y, int64_t count) override {
     const auto add = activation == Activation::kRelu ? cuda::AddRelu : cuda::Add;
     context_.Keep(add(context_.stream, a, b, y, count), "add");
   }
-  void AddReluBackward(const float* y, const float* a, const float* b, float* dx, int64_t count) override {
+  void AddReluBackward(ConstElements y, ConstElements a, ConstElements b, Elements dx, int64_t count) override {
     context_.Keep(cuda::AddReluBackward(context_.stream, y, a, b, dx, count), "add and relu backward");
+  }
+  void Cast(const float* from, Elements to, int64_t count) override {
+    context_.Keep(cuda::Cast(context_.stream, from, to, count), "cast");
   }
   void ApplyOptimizer(const OptimizerConfig& config, const UpdateArgs& args) override {
     context_.Keep(EnqueueUpdate(context_.stream, config, args, context_.bound, context_.bound_result), "optimizer");

@@ -39,8 +39,8 @@ namespace starring {
 
 class CudaWatch;  // kernels/cuda/cuda_watch.h
 
-// The rounding of the inputs of matrix products: none in fp32, to 10 bits of mantissa in tf32, to 7 in bf16. Sums and
-// stored values are always float32.
+// The rounding of the inputs of matrix products: none in fp32, to 10 bits of mantissa in tf32, to 7 in bf16. Sums are
+// always float32. Stored values are of the specs' elements, which are kBfloat16 with kBf16 alone.
 enum class CudaMath { kFp32, kTf32, kBf16 };
 
 // Convolutions by kernels of our own, or by cuDNN where it has engines for the shape. kAuto: by cuDNN if it can be
@@ -230,7 +230,7 @@ class CudaDevice : public Device {
     int64_t count = 0, channels = 0;
     const float* offset = nullptr;  // (channels)
     const float* scale = nullptr;   // (channels)
-    float* out = nullptr;
+    Elements out;
   };
   virtual void NormalizeValues(const Values& values) = 0;
 
@@ -252,7 +252,7 @@ class CudaDevice : public Device {
     int64_t epoch = 0;              // of the random crops, unless step values are bound
     const float* offset = nullptr;  // (channels)
     const float* scale = nullptr;   // (channels)
-    float* out_images = nullptr;    // (batch, height, width, channels)
+    Elements out_images;            // (batch, height, width, channels)
     int32_t* out_labels = nullptr;  // (batch)
     float* out_targets = nullptr;   // (batch, target_values)
   };

@@ -26,10 +26,10 @@ class CudaMaxPool2d : public LayerOperation {
  public:
   CudaMaxPool2d(CudaContext* context, const cuda::PatchShape& window, CudaMemory winners)
       : context_(context), window_(window), winners_(std::move(winners)) {}
-  void Forward(const float* x, const float*, const float*, float* y) override {
+  void Forward(ConstElements x, ConstElements, ConstElements, Elements y) override {
     context_->Keep(cuda::MaxPoolForward(context_->stream, window_, x, y, winners_.data()), "max pool");
   }
-  void Backward(const float*, const float*, const float*, float* dy, float* dx, float*, float*) override {
+  void Backward(ConstElements, ConstElements, ConstElements, Elements dy, Elements dx, float*, float*) override {
     context_->Keep(cuda::MaxPoolBackward(context_->stream, window_, dy, winners_.data(), dx), "max pool backward");
   }
 
@@ -43,10 +43,10 @@ class CudaGlobalAveragePool : public LayerOperation {
  public:
   CudaGlobalAveragePool(CudaContext* context, const GlobalAveragePoolSpec& s)
       : context_(context), shape_{.images = s.batch, .pixels = s.height * s.width, .channels = s.channels} {}
-  void Forward(const float* x, const float*, const float*, float* y) override {
+  void Forward(ConstElements x, ConstElements, ConstElements, Elements y) override {
     context_->Keep(cuda::AveragePoolForward(context_->stream, shape_, x, y), "global average pool");
   }
-  void Backward(const float*, const float*, const float*, float* dy, float* dx, float*, float*) override {
+  void Backward(ConstElements, ConstElements, ConstElements, Elements dy, Elements dx, float*, float*) override {
     context_->Keep(cuda::AveragePoolBackward(context_->stream, shape_, dy, dx), "global average pool backward");
   }
 
@@ -60,15 +60,15 @@ class CudaActivation : public LayerOperation {
   CudaActivation(CudaContext* context, const ActivationSpec& s)
       : context_(context),
         args_{.count = s.batch * s.sample_elements, .function = s.function, .parameter = s.parameter} {}
-  void Forward(const float* x, const float*, const float*, float* y) override {
+  void Forward(ConstElements x, ConstElements, ConstElements, Elements y) override {
     context_->Keep(cuda::ActivationForward(context_->stream, args_, x, y), "activation");
   }
   // Some slopes follow from y alone. BackwardReadsInput tells which functions need x.
-  void Backward(const float* x, const float*, const float* y, float* dy, float* dx, float*, float*) override {
+  void Backward(ConstElements x, ConstElements, ConstElements y, Elements dy, Elements dx, float*, float*) override {
     // The slope of a scale is constant: any readable number does.
-    const float* const at = args_.function == ActivationFunction::kScale ? dy
-                            : BackwardReadsInput(args_.function)         ? x
-                                                                         : y;
+    const ConstElements at = args_.function == ActivationFunction::kScale ? ConstElements(dy)
+                             : BackwardReadsInput(args_.function)         ? x
+                                                                          : y;
     context_->Keep(cuda::ActivationBackward(context_->stream, args_, at, dy, dx), "activation backward");
   }
 
@@ -83,10 +83,10 @@ class CudaAveragePool2d : public LayerOperation {
  public:
   CudaAveragePool2d(CudaContext* context, const AveragePool2dSpec& s)
       : context_(context), window_(cuda::PatchShapeOf(s, s.channels)) {}
-  void Forward(const float* x, const float*, const float*, float* y) override {
+  void Forward(ConstElements x, ConstElements, ConstElements, Elements y) override {
     context_->Keep(cuda::ChannelWindowsForward(context_->stream, window_, x, nullptr, nullptr, y), "average pool");
   }
-  void Backward(const float*, const float*, const float*, float* dy, float* dx, float*, float*) override {
+  void Backward(ConstElements, ConstElements, ConstElements, Elements dy, Elements dx, float*, float*) override {
     context_->Keep(cuda::ChannelWindowsBackward(context_->stream, window_, dy, nullptr, dx), "average pool backward");
   }
 
@@ -99,23 +99,24 @@ class CudaDepthwiseConv2d : public LayerOperation {
  public:
   CudaDepthwiseConv2d(CudaContext* context, const DepthwiseConv2dSpec& s)
       : context_(context), window_(cuda::PatchShapeOf(s, s.channels)) {}
-  void Forward(const float* x, const float* weight, const float* bias, float* y) override {
-    context_->Keep(cuda::ChannelWindowsForward(context_->stream, window_, x, weight, bias, y), "depthwise convolution");
+  void Forward(ConstElements x, ConstElements weight, ConstElements bias, Elements y) override {
+    context_->Keep(cuda::ChannelWindowsForward(context_->stream, window_, x, weight.floats(), bias.floats(), y),
+                   "depthwise convolution");
   }
-  void Backward(const float* x, const float* weight, const float*, float* dy, float* dx, float* dweight,
+  void Backward(ConstElements x, ConstElements weight, ConstElements, Elements dy, Elements dx, float* dweight,
                 float* dbias) override {
     // Before the weight gradient, because both use the scratch memory.
     ActivationGradient(context_, {.rows = window_.rows(),
                                   .channels = window_.channels,
                                   .activation = Activation::kNone,
-                                  .y = nullptr,
+                                  .y = {},
                                   .dy = dy,
                                   .dbias = dbias});
     context_->Keep(cuda::DepthwiseWeightGradient(context_->stream, window_, x, dy, context_->scratch.floats(), dweight),
                    "weight gradient of a depthwise convolution");
     // The first layer of a network has no use for the gradient of its input.
-    if (dx == nullptr) return;
-    context_->Keep(cuda::ChannelWindowsBackward(context_->stream, window_, dy, weight, dx),
+    if (dx.is_null()) return;
+    context_->Keep(cuda::ChannelWindowsBackward(context_->stream, window_, dy, weight.floats(), dx),
                    "input gradient of a depthwise convolution");
   }
 
@@ -131,10 +132,10 @@ class CudaConcatPart : public LayerOperation {
         part_{
             .pixels = s.batch * s.pixels, .channels = s.channels, .wide_channels = s.out_channels, .offset = s.offset} {
   }
-  void Forward(const float* x, const float*, const float*, float* y) override {
+  void Forward(ConstElements x, ConstElements, ConstElements, Elements y) override {
     context_->Keep(cuda::CopyIntoChannels(context_->stream, part_, x, y), "concat");
   }
-  void Backward(const float*, const float*, const float*, float* dy, float* dx, float*, float*) override {
+  void Backward(ConstElements, ConstElements, ConstElements, Elements dy, Elements dx, float*, float*) override {
     context_->Keep(cuda::CopyFromChannels(context_->stream, part_, dy, dx), "concat backward");
   }
 
@@ -148,15 +149,16 @@ class CudaGroupNorm : public LayerOperation {
   // `statistics` holds mean and inverse deviation of each image's groups.
   CudaGroupNorm(CudaContext* context, const cuda::GroupNormShape& shape, CudaMemory statistics)
       : context_(context), shape_(shape), statistics_(std::move(statistics)) {}
-  void Forward(const float* x, const float* gamma, const float* beta, float* y) override {
-    context_->Keep(cuda::GroupNormForward(context_->stream, shape_, Memory(), x, gamma, beta, y), "group norm");
+  void Forward(ConstElements x, ConstElements gamma, ConstElements beta, Elements y) override {
+    context_->Keep(cuda::GroupNormForward(context_->stream, shape_, Memory(), x, gamma.floats(), beta.floats(), y),
+                   "group norm");
   }
-  void Backward(const float* x, const float* gamma, const float*, float* dy, float* dx, float* dgamma,
+  void Backward(ConstElements x, ConstElements gamma, ConstElements, Elements dy, Elements dx, float* dgamma,
                 float* dbeta) override {
-    context_->Keep(
-        cuda::GroupNormBackward(context_->stream, shape_, Memory(),
-                                {.x = x, .gamma = gamma, .dy = dy, .dx = dx, .dgamma = dgamma, .dbeta = dbeta}),
-        "group norm backward");
+    context_->Keep(cuda::GroupNormBackward(
+                       context_->stream, shape_, Memory(),
+                       {.x = x, .gamma = gamma.floats(), .dy = dy, .dx = dx, .dgamma = dgamma, .dbeta = dbeta}),
+                   "group norm backward");
   }
 
  private:
@@ -174,6 +176,7 @@ class CudaGroupNorm : public LayerOperation {
 class CudaBatchNorm : public BatchNorm {
  public:
   // `statistics` holds mean and inverse deviation, each padded to whole packs of four: kernels then move both in packs.
+  // Packs of eight are used only where eight divides the channels.
   CudaBatchNorm(CudaContext* context, const cuda::BatchNormShape& shape, CudaMemory statistics)
       : context_(context), shape_(shape), statistics_(std::move(statistics)) {}
 
@@ -184,8 +187,8 @@ class CudaBatchNorm : public BatchNorm {
     return kFloatBytes * (3 * PaddedChannels(s.channels) + cuda::BatchNormSumsFloats(s));
   }
 
-  void Forward(const float* x, const float* gamma, const float* beta, float* running_mean, float* running_variance,
-               float* y) override {
+  void Forward(ConstElements x, const float* gamma, const float* beta, float* running_mean, float* running_variance,
+               Elements y) override {
     context_->Keep(cuda::BatchNormForward(context_->stream, shape_, Memory(),
                                           {.x = x,
                                            .gamma = gamma,
@@ -196,8 +199,8 @@ class CudaBatchNorm : public BatchNorm {
                    "batch norm");
   }
 
-  void Infer(const float* x, const float* gamma, const float* beta, const float* running_mean,
-             const float* running_variance, float* y) override {
+  void Infer(ConstElements x, const float* gamma, const float* beta, const float* running_mean,
+             const float* running_variance, Elements y) override {
     context_->Keep(cuda::BatchNormInfer(context_->stream, shape_, Memory(),
                                         {.x = x,
                                          .gamma = gamma,
@@ -208,7 +211,7 @@ class CudaBatchNorm : public BatchNorm {
                    "batch norm inference");
   }
 
-  void Backward(const float* x, const float* gamma, const float* y, float* dy, float* dx, float* dgamma,
+  void Backward(ConstElements x, const float* gamma, ConstElements y, Elements dy, Elements dx, float* dgamma,
                 float* dbeta) override {
     context_->Keep(
         cuda::BatchNormBackward(context_->stream, shape_, Memory(),
@@ -250,7 +253,7 @@ class CudaDropout : public Dropout {
               .scale = 1.0f / (1.0f - s.rate)} {}
 
   // Philox's counter has 32 bits for the step.
-  void Forward(const float* x, int64_t step, int64_t first_sample, float* y) override {
+  void Forward(ConstElements x, int64_t step, int64_t first_sample, Elements y) override {
     CHECK(step >= 0 && step <= std::numeric_limits<uint32_t>::max()) << "step " << step;
     CHECK_GE(first_sample, 0);
     // Both ways of passing the step are filled in: the kernel takes that of `bound`, if there is one, when it runs.
@@ -259,7 +262,7 @@ class CudaDropout : public Dropout {
     args_.bound = context_->bound;
     context_->Keep(cuda::ApplyDropout(context_->stream, args_, x, y), "dropout");
   }
-  void Backward(const float* dy, float* dx) override {
+  void Backward(ConstElements dy, Elements dx) override {
     // With a binding the step is read from device memory again, where it must not have changed since Forward.
     context_->Keep(cuda::ApplyDropout(context_->stream, args_, dy, dx), "dropout backward");
   }

@@ -2,16 +2,18 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/memory.h"
 #include "common/base/status.h"
 #include "kernels/cuda/cuda_operations.h"
 #include "kernels/cuda/cudnn_product.h"
+#include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/matrix_product.h"
 
 namespace starring {
 namespace {
 
 // The word in run records, and in the texts that ranks compare, for a shape that our own kernels compute because cuDNN
-// has no engine.
+// has no engine, or refuse.
 constexpr const char* kOwn = "own";
 
 // "64 x 28 x 28 x 1 to 32, kernel 3 x 3, stride 1 x 1, padding 0 x 0, bias, relu".
@@ -22,7 +24,20 @@ std::string ShapeText(const Conv2dSpec& s) {
                       ", kernel ", s.kernel_height, " x ", s.kernel_width, ", stride ", s.stride_height, " x ",
                       s.stride_width, ", padding ", s.padding_height, " x ", s.padding_width,
                       s.bias == Bias::kAdded ? ", bias" : "", s.activation == Activation::kRelu ? ", relu" : "",
-                      s.input_gradient == InputGradient::kNotNeeded ? ", no input gradient" : "");
+                      s.input_gradient == InputGradient::kNotNeeded ? ", no input gradient" : "",
+                      s.element == Element::kBfloat16 ? ", bfloat16" : "");
+}
+
+int64_t WeightElements(const Conv2dSpec& s) {
+  return s.out_channels * s.kernel_height * s.kernel_width * s.in_channels;
+}
+
+// Where a weight gradient goes that is not float32: in the scratch memory, after cuDNN's workspace.
+int64_t RoundedGradientOffset(const CudnnProduct& product) {
+  return RoundUp(product.workspace_bytes(), kCacheLineBytes);
+}
+const void* RoundedGradient(const CudaContext& context, const CudnnProduct& product) {
+  return reinterpret_cast<const char*>(context.scratch.floats()) + RoundedGradientOffset(product);
 }
 
 }  // namespace
@@ -62,6 +77,10 @@ absl::StatusOr<std::shared_ptr<const CudnnProducts>> CreateProducts(CudaContext*
     ASSIGN_OR_RETURN(products->forward, make(ConvolutionProduct::kForward, Epilogue::kNone));
   }
   ASSIGN_OR_RETURN(products->weight_gradient, make(ConvolutionProduct::kWeightGradient, Epilogue::kNone));
+  if (spec.element != Element::kFloat32) {
+    RETURN_IF_ERROR(context->scratch.Reserve(RoundedGradientOffset(*products->weight_gradient) +
+                                             BytesOf(spec.element) * WeightElements(spec)));
+  }
   // An engine that is never run must not refuse the shape.
   if (spec.input_gradient == InputGradient::kNeeded) {
     ASSIGN_OR_RETURN(products->input_gradient, make(ConvolutionProduct::kInputGradient, Epilogue::kNone));
@@ -74,21 +93,22 @@ class CudnnConv2d : public LayerOperation {
   CudnnConv2d(CudaContext* context, const Conv2dSpec& spec, std::shared_ptr<const CudnnProducts> products)
       : context_(context), spec_(spec), products_(std::move(products)) {}
 
-  void Forward(const float* x, const float* weight, const float* bias, float* y) override {
+  void Forward(ConstElements x, ConstElements weight, ConstElements bias, Elements y) override {
     // The bias is an argument of the fused graph only. The plain graph has no such tensor.
     const bool fuses = products_->fuses, adds_bias = spec_.bias == Bias::kAdded;
     context_->Keep(products_->forward->Run(
-        {.x = x, .weight = weight, .y = y, .bias = fuses && adds_bias ? bias : nullptr}, &forward_));
+        {.x = x.data(), .weight = weight.data(), .y = y.data(), .bias = fuses && adds_bias ? bias.data() : nullptr},
+        &forward_));
     if (fuses || (!adds_bias && spec_.activation == Activation::kNone)) return;
     context_->Keep(cuda::AddBias(context_->stream, {.activation = MaskOf(spec_.activation),
                                                     .rows = Rows(),
                                                     .channels = spec_.out_channels,
-                                                    .bias = adds_bias ? bias : nullptr,
+                                                    .bias = adds_bias ? bias : ConstElements(),
                                                     .y = y}),
                    "add bias");
   }
 
-  void Backward(const float* x, const float* weight, const float* y, float* dy, float* dx, float* dweight,
+  void Backward(ConstElements x, ConstElements weight, ConstElements y, Elements dy, Elements dx, float* dweight,
                 float* dbias) override {
     // This comes before both products, which read the masked dy.
     ActivationGradient(context_, {.rows = Rows(),
@@ -97,13 +117,26 @@ class CudnnConv2d : public LayerOperation {
                                   .y = y,
                                   .dy = dy,
                                   .dbias = dbias});
-    context_->Keep(products_->weight_gradient->Run({.x = x, .weight = dweight, .y = dy}, &weight_gradient_));
-    if (dx == nullptr) return;
-    context_->Keep(products_->input_gradient->Run({.x = dx, .weight = weight, .y = dy}, &input_gradient_));
+    WeightGradient(x, dy, dweight);
+    if (dx.is_null()) return;
+    context_->Keep(
+        products_->input_gradient->Run({.x = dx.data(), .weight = weight.data(), .y = dy.data()}, &input_gradient_));
   }
 
  private:
   int64_t Rows() const { return spec_.batch * spec_.out_height() * spec_.out_width(); }
+
+  // cuDNN writes elements of the factors' kind. Gradients of parameters are float32: others are cast there.
+  void WeightGradient(ConstElements x, ConstElements dy, float* dweight) {
+    const CudnnProduct& product = *products_->weight_gradient;
+    if (spec_.element == Element::kFloat32) {
+      context_->Keep(product.Run({.x = x.data(), .weight = dweight, .y = dy.data()}, &weight_gradient_));
+      return;
+    }
+    const ConstElements rounded(spec_.element, RoundedGradient(*context_, product));
+    context_->Keep(product.Run({.x = x.data(), .weight = rounded.data(), .y = dy.data()}, &weight_gradient_));
+    context_->Keep(cuda::Cast(context_->stream, rounded, dweight, WeightElements(spec_)), "widening a gradient");
+  }
 
   CudaContext* const context_;
   const Conv2dSpec spec_;

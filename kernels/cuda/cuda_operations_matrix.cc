@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
 #include "kernels/cuda/cuda_operations.h"
+#include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/im2col.h"
 #include "kernels/cuda/matrix_product.h"
 #include "kernels/cuda/narrow_convolution.h"
@@ -30,21 +31,29 @@ class CudaDense : public LayerOperation {
   CudaDense(CudaContext* context, const DenseSpec& spec, DenseProducts products)
       : context_(context), spec_(spec), products_(std::move(products)) {}
 
-  void Forward(const float* x, const float* weight, const float* bias, float* y) override {
+  void Forward(ConstElements x, ConstElements weight, ConstElements bias, Elements y) override {
     products_.Forward(x, weight, bias, y);
   }
 
-  void Backward(const float* x, const float* weight, const float* y, float* dy, float* dx, float* dweight,
+  void Backward(ConstElements x, ConstElements weight, ConstElements y, Elements dy, Elements dx, float* dweight,
                 float* dbias) override {
     // This comes first, because both products read the masked dy.
     ActivationGradient(
         context_,
         {.rows = spec_.batch, .channels = spec_.out, .activation = spec_.activation, .y = y, .dy = dy, .dbias = dbias});
-    products_.WeightGradient(x, dy, dweight, Write::kOverwrite);
-    if (dx != nullptr) products_.InputGradientOf(dy, weight, dx);
+    // The loss writes dy in float32; the factors of a product have the same elements.
+    const ConstElements factor = spec_.output == spec_.element ? ConstElements(dy) : Rounded(dy);
+    products_.WeightGradient(x, factor, dweight, Write::kOverwrite);
+    if (!dx.is_null()) products_.InputGradientOf(factor, weight, dx);
   }
 
  private:
+  ConstElements Rounded(ConstElements dy) const {
+    const Elements rounded(spec_.element, context_->scratch.floats());
+    context_->Keep(cuda::Cast(context_->stream, dy, rounded, spec_.batch * spec_.out), "rounding a gradient");
+    return rounded;
+  }
+
   CudaContext* const context_;
   const DenseSpec spec_;
   DenseProducts products_;
@@ -63,7 +72,8 @@ bool ColumnsAreInput(const Conv2dSpec& s) {
   return pointwise || (s.kernel_height == s.in_height && s.kernel_width == s.in_width);
 }
 
-void ConvolutionActivationGradient(CudaContext* context, const Conv2dSpec& s, const float* y, float* dy, float* dbias) {
+void ConvolutionActivationGradient(CudaContext* context, const Conv2dSpec& s, ConstElements y, Elements dy,
+                                   float* dbias) {
   ActivationGradient(context, {.rows = s.batch * s.out_height() * s.out_width(),
                                .channels = s.out_channels,
                                .activation = s.activation,
@@ -73,7 +83,7 @@ void ConvolutionActivationGradient(CudaContext* context, const Conv2dSpec& s, co
 }
 
 // By narrow_convolution.h, in fp32.
-class CudaNarrowConv2d : public LayerOperation {
+class CudaNarrowConv2d : public FloatOperation {
  public:
   CudaNarrowConv2d(CudaContext* context, const Conv2dSpec& spec)
       : context_(context), spec_(spec), patches_(PatchesOf(spec, spec.batch)) {}
@@ -110,7 +120,7 @@ class CudaNarrowConv2d : public LayerOperation {
 };
 
 // By columns and cuBLASLt.
-class CudaConv2d : public LayerOperation {
+class CudaConv2d : public FloatOperation {
  public:
   static absl::StatusOr<std::unique_ptr<CudaConv2d>> Create(CudaContext* context, const Conv2dSpec& s,
                                                             int64_t chunk_images) {
@@ -194,6 +204,9 @@ absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCudaOperation(CudaContext*
   ASSIGN_OR_RETURN(DenseProducts products, DenseProducts::Create(context, s));
   // The memory is reserved here and not in Backward, which may be captured.
   RETURN_IF_ERROR(ReserveForActivationGradient(context, s.batch, s.out), "dense");
+  if (s.output != s.element) {
+    RETURN_IF_ERROR(context->scratch.Reserve(BytesOf(s.element) * s.batch * s.out), "dense");
+  }
   return std::make_unique<CudaDense>(context, s, std::move(products));
 }
 
@@ -205,6 +218,14 @@ absl::StatusOr<std::unique_ptr<LayerOperation>> CreateCudaOperation(CudaContext*
   if (context->cudnn_handle != nullptr) {
     ASSIGN_OR_RETURN(std::unique_ptr<LayerOperation> by_cudnn, CreateCudnnConv2d(context, s));
     if (by_cudnn != nullptr) return by_cudnn;
+  }
+  if (s.element != Element::kFloat32) {
+    return absl::InvalidArgumentError(absl::StrCat("conv2d: ",
+                                                   context->cudnn_handle == nullptr
+                                                       ? "bfloat16 convolutions are cuDNN's, which is not used"
+                                                       : "cuDNN has no engine for this shape in bfloat16",
+                                                   ", and our own kernels have none: give --math=tf32",
+                                                   context->cudnn_handle == nullptr ? ", or --conv=cudnn" : ""));
   }
   if (ColumnsAreInput(s)) return CudaConv2d::Create(context, s, s.batch);
   const cuda::PatchShape image = PatchesOf(s, 1);

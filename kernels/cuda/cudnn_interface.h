@@ -104,7 +104,7 @@ enum class AttributeType : int {
   kBehaviorNote = 19,
 };
 
-enum class DataType : int { kFloat = 0 };
+enum class DataType : int { kFloat = 0, kBfloat16 = 9 };
 enum class ConvolutionMode : int { kCrossCorrelation = 1 };
 enum class PointwiseMode : int { kAdd = 0, kReluForward = 100 };
 enum class HeuristicsMode : int { kB = 1, kFallback = 2, kA = 3 };

@@ -85,7 +85,7 @@ absl::StatusOr<std::string> TextOf(const CudnnDescriptor& configuration, int64_t
 
 absl::StatusOr<std::unique_ptr<CudnnProduct>> CudnnProduct::Create(CudaContext* context, const Conv2dSpec& spec,
                                                                    ConvolutionProduct product, Epilogue epilogue) {
-  auto made = absl::WrapUnique(new CudnnProduct(context));
+  auto made = absl::WrapUnique(new CudnnProduct(context, spec.element));
   absl::Status status = made->BuildGraph(spec, product, epilogue);
   if (status.ok()) status = made->ChooseEngine();
   // cuDNN refuses some shapes while the graph is built, others when an engine is asked for: to the caller both mean
@@ -102,17 +102,19 @@ CudnnDescriptor* CudnnProduct::Add(DescriptorType type) {
 }
 
 // cuDNN names dimensions in the order NCHW; the strides say that memory is in the order NHWC.
-absl::StatusOr<CudnnDescriptor*> CudnnProduct::AddTensor(int64_t id, const std::array<int64_t, 4>& nchw,
-                                                         bool is_virtual) {
+absl::StatusOr<CudnnDescriptor*> CudnnProduct::AddTensor(int64_t id, const std::array<int64_t, 4>& nchw, Where where) {
   const auto [n, c, h, w] = nchw;
   CudnnDescriptor* const tensor = Add(DescriptorType::kTensor);
-  tensor->Set<cudnn::DataType>(Attribute::kTensorDataType, AttributeType::kDataType, {cudnn::DataType::kFloat});
+  // Fused operations pass sums on as they are: only what is stored is rounded.
+  const bool is_float = where == Where::kVirtual || element_ == Element::kFloat32;
+  tensor->Set<cudnn::DataType>(Attribute::kTensorDataType, AttributeType::kDataType,
+                               {is_float ? cudnn::DataType::kFloat : cudnn::DataType::kBfloat16});
   tensor->Set<int64_t>(Attribute::kTensorDimensions, AttributeType::kInt64, {n, c, h, w});
   tensor->Set<int64_t>(Attribute::kTensorStrides, AttributeType::kInt64, {h * w * c, 1, w * c, c});
   tensor->Set<int64_t>(Attribute::kTensorUniqueId, AttributeType::kInt64, {id});
   // Every pointer is at least so aligned; what is said here decides which engines may use wide loads.
   tensor->Set<int64_t>(Attribute::kTensorByteAlignment, AttributeType::kInt64, {kAlignmentBytes});
-  if (is_virtual) tensor->Set<bool>(Attribute::kTensorIsVirtual, AttributeType::kBoolean, {true});
+  if (where == Where::kVirtual) tensor->Set<bool>(Attribute::kTensorIsVirtual, AttributeType::kBoolean, {true});
   RETURN_IF_ERROR(tensor->Finalize(), "a tensor");
   return tensor;
 }
@@ -171,23 +173,25 @@ absl::Status CudnnProduct::BuildGraph(const Conv2dSpec& s, ConvolutionProduct pr
   const bool fuses = product == ConvolutionProduct::kForward && epilogue == Epilogue::kOfTheSpec;
   const bool adds_bias = fuses && s.bias == Bias::kAdded, relu = fuses && s.activation == Activation::kRelu;
   const std::array<int64_t, 4> out = {s.batch, s.out_channels, s.out_height(), s.out_width()};
-  ASSIGN_OR_RETURN(CudnnDescriptor* const x, AddTensor(kX, {s.batch, s.in_channels, s.in_height, s.in_width}, false));
-  ASSIGN_OR_RETURN(CudnnDescriptor* const weight,
-                   AddTensor(kWeight, {s.out_channels, s.in_channels, s.kernel_height, s.kernel_width}, false));
-  ASSIGN_OR_RETURN(CudnnDescriptor* const y, AddTensor(kY, out, false));
+  ASSIGN_OR_RETURN(CudnnDescriptor* const x,
+                   AddTensor(kX, {s.batch, s.in_channels, s.in_height, s.in_width}, Where::kMemory));
+  ASSIGN_OR_RETURN(
+      CudnnDescriptor* const weight,
+      AddTensor(kWeight, {s.out_channels, s.in_channels, s.kernel_height, s.kernel_width}, Where::kMemory));
+  ASSIGN_OR_RETURN(CudnnDescriptor* const y, AddTensor(kY, out, Where::kMemory));
 
   CudnnDescriptor* last = y;  // what the next operation reads
   if (adds_bias || relu) {
-    ASSIGN_OR_RETURN(last, AddTensor(kConvolved, out, true));
+    ASSIGN_OR_RETURN(last, AddTensor(kConvolved, out, Where::kVirtual));
   }
   std::vector<cudnn::Descriptor> operations;
   ASSIGN_OR_RETURN(const CudnnDescriptor* const convolution, AddConvolution(s, product, *x, *weight, *last));
   operations.push_back(convolution->get());
   if (adds_bias) {
-    ASSIGN_OR_RETURN(CudnnDescriptor* const bias, AddTensor(kBias, {1, s.out_channels, 1, 1}, false));
+    ASSIGN_OR_RETURN(CudnnDescriptor* const bias, AddTensor(kBias, {1, s.out_channels, 1, 1}, Where::kMemory));
     CudnnDescriptor* biased = y;
     if (relu) {
-      ASSIGN_OR_RETURN(biased, AddTensor(kBiased, out, true));
+      ASSIGN_OR_RETURN(biased, AddTensor(kBiased, out, Where::kVirtual));
     }
     ASSIGN_OR_RETURN(const CudnnDescriptor* const add, AddPointwise(cudnn::PointwiseMode::kAdd, *last, bias, *biased));
     operations.push_back(add->get());

@@ -10,8 +10,9 @@
 //   16 bits, sum in less than float32, or transform (Winograd, FFT);
 // - those with a note that this build does not know;
 // - those that are compiled when they are chosen: that takes seconds and needs one more library.
-// bf16 is computed as tf32: stored values are float32, which cuDNN can convert to fp16 only, and a gradient may be
-// outside fp16's range.
+// Factors of kBfloat16 are stored so, and engines with tensor cores round nothing. No engine converts float32 factors
+// to bfloat16: with kBf16, float32 specs are computed as in tf32. Between a convolution and what is fused to it, values
+// are float32. No engine writes a weight gradient of bfloat16 factors in float32: it is rounded, as PyTorch's is.
 //
 // cuDNN's ReLU may turn NaN into 0, as cuBLASLt's may (matrix_product.h).
 //
@@ -50,14 +51,16 @@ class CudnnProduct {
 
   // "44 (2=4 18=0)": the engine's number and its knobs.
   const std::string& engine() const { return engine_; }
+  int64_t workspace_bytes() const { return workspace_bytes_; }
 
   // kForward reads x, weight and bias and writes y; kInputGradient writes x, kWeightGradient writes weight: all
-  // overwrite (=). REQUIRES: 16-byte alignment; bias is null exactly where no bias is applied.
+  // overwrite (=). All have the spec's elements. REQUIRES: 16-byte alignment; bias is null exactly where no bias is
+  // applied.
   struct Tensors {
-    const float* x = nullptr;
-    const float* weight = nullptr;
-    const float* y = nullptr;
-    const float* bias = nullptr;
+    const void* x = nullptr;
+    const void* weight = nullptr;
+    const void* y = nullptr;
+    const void* bias = nullptr;
     friend bool operator==(const Tensors&, const Tensors&) = default;
   };
   // The arguments of one layer, as cuDNN wants them. Run makes them again only when an argument differs from last time.
@@ -69,10 +72,11 @@ class CudnnProduct {
   [[nodiscard]] absl::Status Run(const Tensors& tensors, Pack* pack) const;
 
  private:
-  explicit CudnnProduct(CudaContext* context) : context_(context) {}
+  CudnnProduct(CudaContext* context, Element element) : context_(context), element_(element) {}
   absl::Status BuildGraph(const Conv2dSpec& spec, ConvolutionProduct product, Epilogue epilogue);
   CudnnDescriptor* Add(cudnn::DescriptorType type);
-  absl::StatusOr<CudnnDescriptor*> AddTensor(int64_t id, const std::array<int64_t, 4>& nchw, bool is_virtual);
+  enum class Where { kMemory, kVirtual };
+  absl::StatusOr<CudnnDescriptor*> AddTensor(int64_t id, const std::array<int64_t, 4>& nchw, Where where);
   absl::StatusOr<CudnnDescriptor*> AddConvolution(const Conv2dSpec& spec, ConvolutionProduct product,
                                                   const CudnnDescriptor& x, const CudnnDescriptor& weight,
                                                   const CudnnDescriptor& y);
@@ -84,6 +88,7 @@ class CudnnProduct {
   absl::Status Prepare(const Tensors& tensors, Pack* pack) const;
 
   CudaContext* const context_;
+  const Element element_;
   std::vector<std::unique_ptr<CudnnDescriptor>> parts_;  // each refers to those before it
   CudnnDescriptor* graph_ = nullptr;
   std::optional<CudnnDescriptor> configuration_, plan_;

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "kernels/cuda/bfloat16.h"
 #include "kernels/cuda/group_norm.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/pack.h"
@@ -59,17 +60,18 @@ __device__ double SumOfBlock(double value, double* buffer) {
   return sum;
 }
 
+template <typename T>
 __global__ void __launch_bounds__(kBlockThreads)
-    ForwardKernel(GroupGeometry g, float epsilon, GroupNormMemory memory, const float* x, const float* gamma,
-                  const float* beta, float* y) {
+    ForwardKernel(GroupGeometry g, float epsilon, GroupNormMemory memory, const T* x, const float* gamma,
+                  const float* beta, T* y) {
   __shared__ double buffer[kBlockThreads];
   const GroupPlace group(g, blockIdx.x);
   double sum = 0, squares = 0;
-  for (int64_t i = threadIdx.x; i < g.size; i += kBlockThreads) sum += double{x[group.At(i).place]};
+  for (int64_t i = threadIdx.x; i < g.size; i += kBlockThreads) sum += double{FloatOf(x[group.At(i).place])};
   const float mean = static_cast<float>(SumOfBlock(sum, buffer) * g.reciprocal_size);
   for (int64_t i = threadIdx.x; i < g.size; i += kBlockThreads) {
     // The squares need the mean, which costs another pass. E[x^2] - E[x]^2 would cancel where the mean is large.
-    const double distance = double{x[group.At(i).place]} - double{mean};
+    const double distance = double{FloatOf(x[group.At(i).place])} - double{mean};
     squares += distance * distance;
   }
   const double variance = SumOfBlock(squares, buffer) * g.reciprocal_size;
@@ -82,22 +84,22 @@ __global__ void __launch_bounds__(kBlockThreads)
   for (int64_t i = threadIdx.x; i < g.size; i += kBlockThreads) {
     const auto [channel, place] = group.At(i);
     const int64_t c = group.first_channel + channel;
-    y[place] = (x[place] - mean) * (gamma[c] * inverse) + beta[c];
+    y[place] = Rounded<T>((FloatOf(x[place]) - mean) * (gamma[c] * inverse) + beta[c]);
   }
 }
 
+template <typename T>
 __global__ void __launch_bounds__(kBlockThreads)
-    InputGradientKernel(GroupGeometry g, GroupNormMemory memory, const float* x, const float* gamma, const float* dy,
-                        float* dx) {
+    InputGradientKernel(GroupGeometry g, GroupNormMemory memory, const T* x, const float* gamma, const T* dy, T* dx) {
   __shared__ double buffer[kBlockThreads];
   const GroupPlace group(g, blockIdx.x);
   const float mean = memory.mean[blockIdx.x], inverse = memory.inverse_deviation[blockIdx.x];
   double sum = 0, product = 0;
   for (int64_t i = threadIdx.x; i < g.size; i += kBlockThreads) {
     const auto [channel, place] = group.At(i);
-    const double gradient = double{gamma[group.first_channel + channel]} * double{dy[place]};
+    const double gradient = double{gamma[group.first_channel + channel]} * double{FloatOf(dy[place])};
     sum += gradient;
-    product += gradient * double{x[place] - mean};
+    product += gradient * double{FloatOf(x[place]) - mean};
   }
   const double factor = double{inverse};
   // Let h = (x - mean) * inverse and d = gamma * dy. Then dx = inverse * (d - mean(d) - h * mean(d * h)). `product` is
@@ -107,7 +109,7 @@ __global__ void __launch_bounds__(kBlockThreads)
   for (int64_t i = threadIdx.x; i < g.size; i += kBlockThreads) {
     const auto [channel, place] = group.At(i);
     const float scale = gamma[group.first_channel + channel] * inverse;
-    dx[place] = dy[place] * scale - shift - (x[place] - mean) * slope;
+    dx[place] = Rounded<T>(FloatOf(dy[place]) * scale - shift - (FloatOf(x[place]) - mean) * slope);
   }
 }
 
@@ -131,8 +133,9 @@ struct RowTiles {
 };
 
 // partial = for each tile the sums of dy, then of dy * (x - mean) / deviation, of each channel.
+template <typename T>
 __global__ void __launch_bounds__(kBlockThreads)
-    WeightGradientKernel(GroupNormShape s, RowTiles t, GroupNormMemory memory, const float* x, const float* dy) {
+    WeightGradientKernel(GroupNormShape s, RowTiles t, GroupNormMemory memory, const T* x, const T* dy) {
   __shared__ double sums[kBlockThreads];
   __shared__ double products[kBlockThreads];
   const int thread = static_cast<int>(threadIdx.x);
@@ -146,9 +149,9 @@ __global__ void __launch_bounds__(kBlockThreads)
     for (int64_t row = tile * t.tile_rows + thread / kChannelLanes; row < end; row += kRowLanes) {
       // Rows of one tile may belong to several images, each with statistics of its own.
       const int64_t statistics = row / s.pixels * s.groups + group;
-      const float gradient = dy[row * s.channels + channel];
+      const float gradient = FloatOf(dy[row * s.channels + channel]);
       sum += double{gradient};
-      product += double{gradient} * double{x[row * s.channels + channel] - memory.mean[statistics]} *
+      product += double{gradient} * double{FloatOf(x[row * s.channels + channel]) - memory.mean[statistics]} *
                  double{memory.inverse_deviation[statistics]};
     }
   }
@@ -181,30 +184,42 @@ __global__ void __launch_bounds__(kBlockThreads)
   dgamma[channel] = static_cast<float>(product);
 }
 
-}  // namespace
-
-int64_t GroupNormPartialFloats(const GroupNormShape& s) { return 2 * RowTiles(s).tiles * s.channels; }
-
-cudaError_t GroupNormForward(cudaStream_t stream, const GroupNormShape& s, const GroupNormMemory& memory,
-                             const float* x, const float* gamma, const float* beta, float* y) {
-  return Launch(stream, {.blocks = s.images * s.groups}, ForwardKernel, GroupGeometry(s), s.epsilon, memory, x, gamma,
-                beta, y);
-}
-
-cudaError_t GroupNormBackward(cudaStream_t stream, const GroupNormShape& s, const GroupNormMemory& memory,
-                              const GroupNormGradients& g) {
-  if (g.dx != nullptr) {
-    const cudaError_t error = Launch(stream, {.blocks = s.images * s.groups}, InputGradientKernel, GroupGeometry(s),
-                                     memory, g.x, g.gamma, g.dy, g.dx);
+template <typename T>
+cudaError_t Backward(cudaStream_t stream, const GroupNormShape& s, const GroupNormMemory& memory,
+                     const GroupNormGradients& g) {
+  const T* const x = g.x.As<T>();
+  const T* const dy = g.dy.As<T>();
+  if (!g.dx.is_null()) {
+    const cudaError_t error = Launch(stream, {.blocks = s.images * s.groups}, InputGradientKernel<T>, GroupGeometry(s),
+                                     memory, x, g.gamma, dy, g.dx.As<T>());
     if (error != cudaSuccess) return error;
   }
   // Gradients of gamma and beta are sums over all images, so their blocks walk rows and not groups.
   const RowTiles tiles(s);
   const cudaError_t error =
-      Launch(stream, {.blocks = tiles.tiles * tiles.lanes}, WeightGradientKernel, s, tiles, memory, g.x, g.dy);
+      Launch(stream, {.blocks = tiles.tiles * tiles.lanes}, WeightGradientKernel<T>, s, tiles, memory, x, dy);
   if (error != cudaSuccess) return error;
   return Launch(stream, {.blocks = CeilDivide(s.channels, kBlockThreads)}, AddTilesKernel, tiles, s.channels,
                 static_cast<const float*>(memory.partial), g.dgamma, g.dbeta);
+}
+
+}  // namespace
+
+int64_t GroupNormPartialFloats(const GroupNormShape& s) { return 2 * RowTiles(s).tiles * s.channels; }
+
+cudaError_t GroupNormForward(cudaStream_t stream, const GroupNormShape& s, const GroupNormMemory& memory,
+                             ConstElements x, const float* gamma, const float* beta, Elements y) {
+  return WithElement(
+      [&]<typename T>() {
+        return Launch(stream, {.blocks = s.images * s.groups}, ForwardKernel<T>, GroupGeometry(s), s.epsilon, memory,
+                      x.As<T>(), gamma, beta, y.As<T>());
+      },
+      x.element(), y);
+}
+
+cudaError_t GroupNormBackward(cudaStream_t stream, const GroupNormShape& s, const GroupNormMemory& memory,
+                              const GroupNormGradients& g) {
+  return WithElement([&]<typename T>() { return Backward<T>(stream, s, memory, g); }, g.x.element(), g.dy, g.dx);
 }
 
 }  // namespace starring::cuda

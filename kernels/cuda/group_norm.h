@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "kernels/element.h"
+
 namespace starring::cuda {
 
 struct GroupNormShape {
@@ -23,21 +25,21 @@ struct GroupNormMemory {
 int64_t GroupNormPartialFloats(const GroupNormShape& shape);
 
 // y = (x - mean) / sqrt(variance + epsilon) * gamma + beta, with mean and variance of each image's group.
-// Shapes:      x, y: (images, pixels, channels); gamma, beta: (channels), float32.
+// Shapes:      x, y: (images, pixels, channels), of the same elements; gamma, beta: (channels), float32.
 // Writes:      y, memory.mean and memory.inverse_deviation are overwritten (=).
 // Launch:      256 threads a block, one block per image and group, 2 KiB of shared memory.
 // Requires:    channels % groups == 0; images * pixels * channels < 2^31.
 // Cost:        x read three times, mostly from the cache, and y written once.
 // Determinism: bitwise; sums are in double, trees of fixed shape. Reference: double, tolerance 2e-5.
 [[nodiscard]] cudaError_t GroupNormForward(cudaStream_t stream, const GroupNormShape& shape,
-                                           const GroupNormMemory& memory, const float* x, const float* gamma,
-                                           const float* beta, float* y);
+                                           const GroupNormMemory& memory, ConstElements x, const float* gamma,
+                                           const float* beta, Elements y);
 
 struct GroupNormGradients {
-  const float* x = nullptr;
+  ConstElements x;
   const float* gamma = nullptr;
-  const float* dy = nullptr;
-  float* dx = nullptr;  // null if not needed
+  ConstElements dy;
+  Elements dx;  // null if not needed
   float* dgamma = nullptr;
   float* dbeta = nullptr;
 };

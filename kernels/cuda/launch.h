@@ -43,27 +43,27 @@ template <typename... Parameters, typename... Arguments>
 }
 
 // A kernel over the elements of flat arrays: body.Run<kWidth>(first) treats elements [first, first + kWidth).
-// Launch: one thread per pack of four; the first threads also take the elements that fill no pack.
-template <typename Body>
+// Launch: one thread per pack of kPack; the first threads also take the elements that fill no pack.
+template <int kPack, typename Body>
 __global__ void __launch_bounds__(kBlockThreads) ForEachKernel(Body body, int64_t packs, int64_t count) {
   const int64_t i = int64_t{blockIdx.x} * kBlockThreads + threadIdx.x;
-  if (i < packs) body.template Run<kPackFloats>(kPackFloats * i);
-  const int64_t single = kPackFloats * packs + i;
+  if (i < packs) body.template Run<kPack>(kPack * i);
+  const int64_t single = kPack * packs + i;
   if (single < count) body.template Run<1>(single);
 }
 
 // kElements: every element alone.
-template <typename Body>
+template <int kPack = kPackFloats, typename Body>
 [[nodiscard]] cudaError_t ForEach(cudaStream_t stream, int64_t count, Alignment alignment, const Body& body) {
-  const int64_t packs = alignment == Alignment::kPacks ? count / kPackFloats : 0;
-  const int64_t threads = std::max(packs, count - kPackFloats * packs);
-  return Launch(stream, {.blocks = CeilDivide(threads, kBlockThreads)}, ForEachKernel<Body>, body, packs, count);
+  const int64_t packs = alignment == Alignment::kPacks ? count / kPack : 0;
+  const int64_t threads = std::max(packs, count - kPack * packs);
+  return Launch(stream, {.blocks = CeilDivide(threads, kBlockThreads)}, ForEachKernel<kPack, Body>, body, packs, count);
 }
 
 // In packs if all `pointers`, which are those that the body uses, allow it.
-template <typename Body, typename... Pointers>
+template <int kPack = kPackFloats, typename Body, typename... Pointers>
 [[nodiscard]] cudaError_t ForEach(cudaStream_t stream, int64_t count, const Body& body, const Pointers*... pointers) {
-  return ForEach(stream, count, AlignedForPacks(pointers...) ? Alignment::kPacks : Alignment::kElements, body);
+  return ForEach<kPack>(stream, count, AlignedForPacks(pointers...) ? Alignment::kPacks : Alignment::kElements, body);
 }
 
 // Whether this block is the last of `count` blocks to call with this counter; the last one sees everything that the

@@ -17,7 +17,9 @@ namespace {
 // The alignment of every pointer. The heuristics look at the alignment of a bias pointer, without reading from it.
 constexpr uint32_t kAlignmentBytes = 16;
 
-cublasComputeType_t ComputeType(CudaMath math) {
+cublasComputeType_t ComputeType(CudaMath math, Element factors) {
+  // The library has nothing left to round.
+  if (factors != Element::kFloat32) return CUBLAS_COMPUTE_32F;
   switch (math) {
     // FAST_ allows the library to round, and does not oblige it: a product in bf16 may have the bits of tf32.
     case CudaMath::kTf32:
@@ -29,6 +31,8 @@ cublasComputeType_t ComputeType(CudaMath math) {
   }
   return CUBLAS_COMPUTE_32F;
 }
+
+cudaDataType_t TypeOf(Element element) { return element == Element::kFloat32 ? CUDA_R_32F : CUDA_R_16BF; }
 
 absl::Status Check(const CublasLtLibrary& library, cublasStatus_t status, const char* what) {
   if (status == CUBLAS_STATUS_SUCCESS) return absl::OkStatus();
@@ -77,9 +81,10 @@ cublasLtEpilogue_t MatrixProduct::Epilogue() const {
 
 absl::Status MatrixProduct::Describe() {
   const CublasLtLibrary& library = context_->cublaslt;
-  RETURN_IF_ERROR(Check(library, library.matmul_desc_create(&operation_, ComputeType(context_->math), CUDA_R_32F),
+  RETURN_IF_ERROR(Check(library,
+                        library.matmul_desc_create(&operation_, ComputeType(context_->math, spec_.factors), CUDA_R_32F),
                         "cublasLtMatmulDescCreate"));
-  // Describes a factor as cuBLAS sees it: row_length rows and row_count columns, which are row_length floats apart.
+  // Describes a factor as cuBLAS sees it: row_length rows and row_count columns, which are row_length elements apart.
   const auto describe = [&](Stored stored, int64_t op_rows, int64_t op_columns,
                             cublasLtMatmulDescAttributes_t attribute, cublasLtMatrixLayout_t* layout) -> absl::Status {
     const bool plain = stored == Stored::kPlain;
@@ -89,7 +94,7 @@ absl::Status MatrixProduct::Describe() {
                           "cublasLtMatmulDescSetAttribute"));
     const int64_t row_length = plain ? op_columns : op_rows, row_count = plain ? op_rows : op_columns;
     return Check(library,
-                 library.matrix_layout_create(layout, CUDA_R_32F, static_cast<uint64_t>(row_length),
+                 library.matrix_layout_create(layout, TypeOf(spec_.factors), static_cast<uint64_t>(row_length),
                                               static_cast<uint64_t>(row_count), row_length),
                  "cublasLtMatrixLayoutCreate");
   };
@@ -97,7 +102,7 @@ absl::Status MatrixProduct::Describe() {
   RETURN_IF_ERROR(describe(spec_.b, spec_.depth, spec_.columns, CUBLASLT_MATMUL_DESC_TRANSA, &b_));
   RETURN_IF_ERROR(describe(spec_.a, spec_.rows, spec_.depth, CUBLASLT_MATMUL_DESC_TRANSB, &a_));
   return Check(library,
-               library.matrix_layout_create(&c_, CUDA_R_32F, static_cast<uint64_t>(spec_.columns),
+               library.matrix_layout_create(&c_, TypeOf(spec_.result), static_cast<uint64_t>(spec_.columns),
                                             static_cast<uint64_t>(spec_.rows), spec_.columns),
                "cublasLtMatrixLayoutCreate");
 }
@@ -148,24 +153,28 @@ absl::Status MatrixProduct::ChooseAlgorithm(cublasLtEpilogue_t epilogue, bool* f
   return Check(library, status, "cublasLtMatmulAlgoGetHeuristic");
 }
 
-void MatrixProduct::Run(const float* a, const float* b, const float* bias, float* c, Write write) {
+void MatrixProduct::Run(ConstElements a, ConstElements b, ConstElements bias, Elements c, Write write) {
   const CublasLtLibrary& library = context_->cublaslt;
   const bool plain = spec_.bias == Bias::kNone && spec_.activation == Activation::kNone;
   CHECK(plain || write == Write::kOverwrite);
-  CHECK_EQ(bias != nullptr, spec_.bias == Bias::kAdded);
+  CHECK_EQ(!bias.is_null(), spec_.bias == Bias::kAdded);
+  CHECK(a.element() == spec_.factors && b.element() == spec_.factors && c.element() == spec_.result);
+  CHECK(bias.is_null() || bias.element() == spec_.result);
   // The bias is an attribute of the description and not an argument of the call. The layer's parameters may be
-  // elsewhere than at the last call.
-  if (bias != nullptr && has_epilogue_) {
+  // elsewhere than at the last call. cuBLASLt takes the bias for one of c's elements.
+  if (!bias.is_null() && has_epilogue_) {
+    const void* const pointer = bias.data();
     context_->Keep(Check(
-        library, library.matmul_desc_set_attribute(operation_, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof(bias)),
+        library,
+        library.matmul_desc_set_attribute(operation_, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &pointer, sizeof(pointer)),
         "cublasLtMatmulDescSetAttribute"));
   }
   // Both are in host memory: cuBLASLt reads them when it is called, so a captured graph keeps their values. c is also
   // the matrix that beta multiplies.
   const float alpha = 1, beta = write == Write::kAdd ? 1 : 0;
   context_->Keep(Check(library,
-                       library.matmul(context_->cublaslt_handle, operation_, &alpha, b, b_, a, a_, &beta, c, c_, c, c_,
-                                      &algorithm_, context_->workspace.data(),
+                       library.matmul(context_->cublaslt_handle, operation_, &alpha, b.data(), b_, a.data(), a_, &beta,
+                                      c.data(), c_, c.data(), c_, &algorithm_, context_->workspace.data(),
                                       static_cast<size_t>(context_->workspace.size_bytes()), context_->stream),
                        "cublasLtMatmul"));
   if (plain || has_epilogue_) return;
@@ -184,13 +193,20 @@ absl::StatusOr<DenseProducts> DenseProducts::Create(CudaContext* context, const 
                                                                 .depth = s.in,
                                                                 .b = Stored::kTransposed,
                                                                 .bias = s.bias,
-                                                                .activation = s.activation}));
+                                                                .activation = s.activation,
+                                                                .factors = s.element,
+                                                                .result = s.output}));
+  // Rounded factors, and an unrounded gradient of the parameters.
   ASSIGN_OR_RETURN(
       products.dweight_,
-      MatrixProduct::Create(context, {.rows = s.out, .columns = s.in, .depth = s.batch, .a = Stored::kTransposed}));
+      MatrixProduct::Create(
+          context, {.rows = s.out, .columns = s.in, .depth = s.batch, .a = Stored::kTransposed, .factors = s.element}));
   // The first layer makes no dx, and needs no algorithm for it.
   if (s.input_gradient == InputGradient::kNotNeeded) return products;
-  ASSIGN_OR_RETURN(products.dx_, MatrixProduct::Create(context, {.rows = s.batch, .columns = s.in, .depth = s.out}));
+  ASSIGN_OR_RETURN(
+      products.dx_,
+      MatrixProduct::Create(
+          context, {.rows = s.batch, .columns = s.in, .depth = s.out, .factors = s.element, .result = s.element}));
   return products;
 }
 

@@ -1,8 +1,8 @@
 // Matrix products of fixed shapes, by cuBLASLt: one product, and the three that a dense layer or a convolution needs.
 //
-// A product is c = activation(op(a) op(b) + bias), or c += op(a) op(b), all row-major float32: op(a) is (rows, depth),
-// op(b) (depth, columns), c (rows, columns), bias (columns). Sums are float32; CudaMath says how the factors are
-// rounded.
+// A product is c = activation(op(a) op(b) + bias), or c += op(a) op(b), all row-major: op(a) is (rows, depth), op(b)
+// (depth, columns), c (rows, columns), bias (columns). Sums are float32. Factors have one kind of element; c and bias
+// have one, float32 or that of the factors. CudaMath says how float32 factors are rounded.
 //
 // Bits: cuBLASLt's heuristics choose the algorithm once, in Create, among those that add in a fixed order. Where none
 // of them also applies bias and activation, a kernel of ours does so afterwards.
@@ -31,6 +31,7 @@ struct MatrixProductSpec {
   Stored a = Stored::kPlain, b = Stored::kPlain;
   Bias bias = Bias::kNone;
   Activation activation = Activation::kNone;
+  Element factors = Element::kFloat32, result = Element::kFloat32;
 };
 
 class MatrixProduct {
@@ -41,7 +42,7 @@ class MatrixProduct {
   ~MatrixProduct();
 
   // REQUIRES: all pointers 16-byte aligned; c overlaps nothing; kAdd only without bias and activation.
-  void Run(const float* a, const float* b, const float* bias, float* c, Write write = Write::kOverwrite);
+  void Run(ConstElements a, ConstElements b, ConstElements bias, Elements c, Write write = Write::kOverwrite);
 
  private:
   MatrixProduct(CudaContext* context, const MatrixProductSpec& spec) : context_(context), spec_(spec) {}
@@ -67,13 +68,13 @@ class DenseProducts {
   [[nodiscard]] static absl::StatusOr<DenseProducts> Create(CudaContext* context, const DenseSpec& spec);
 
   // y = act(x weight^T + bias).
-  void Forward(const float* x, const float* weight, const float* bias, float* y) { y_->Run(x, weight, bias, y); }
-  // dweight = dy^T x, or += with kAdd.
-  void WeightGradient(const float* x, const float* dy, float* dweight, Write write) {
-    dweight_->Run(dy, x, nullptr, dweight, write);
+  void Forward(ConstElements x, ConstElements weight, ConstElements bias, Elements y) { y_->Run(x, weight, bias, y); }
+  // dweight = dy^T x, or += with kAdd. dy has x's elements, here and below, whatever those of y are.
+  void WeightGradient(ConstElements x, ConstElements dy, float* dweight, Write write) {
+    dweight_->Run(dy, x, {}, dweight, write);
   }
   // dx = dy weight. REQUIRES: InputGradient::kNeeded.
-  void InputGradientOf(const float* dy, const float* weight, float* dx) { dx_->Run(dy, weight, nullptr, dx); }
+  void InputGradientOf(ConstElements dy, ConstElements weight, Elements dx) { dx_->Run(dy, weight, {}, dx); }
 
  private:
   std::unique_ptr<MatrixProduct> y_, dweight_, dx_;
@@ -84,8 +85,8 @@ class DenseProducts {
 struct ActivationGradientArgs {
   int64_t rows = 0, channels = 0;
   Activation activation = Activation::kNone;
-  const float* y = nullptr;
-  float* dy = nullptr;
+  ConstElements y;
+  Elements dy;
   float* dbias = nullptr;
 };
 absl::Status ReserveForActivationGradient(CudaContext* context, int64_t rows, int64_t channels);

@@ -11,9 +11,17 @@
 
 namespace starring::cuda {
 
-// kWidth neighbours in memory. REQUIRES: a pointer to one is aligned to sizeof(Pack).
+inline constexpr int kAccessBytes = 16;  // the most that one access moves
+// The elements of such an access: 4 floats.
+template <typename T>
+inline constexpr int kPackOf = kAccessBytes / static_cast<int>(sizeof(T));
+
+constexpr int PackAlignment(int bytes) { return bytes < kAccessBytes ? bytes : kAccessBytes; }
+
+// kWidth neighbours in memory, which several accesses move if they are more than 16 bytes. REQUIRES: a pointer to one
+// is aligned to them, or to 16 bytes.
 template <typename T, int kWidth>
-struct alignas(sizeof(T) * kWidth) Pack {
+struct alignas(PackAlignment(static_cast<int>(sizeof(T)) * kWidth)) Pack {
   T v[kWidth];
 
   __device__ Pack& operator+=(const Pack& other) {
@@ -37,21 +45,20 @@ __device__ inline void StorePack(const Pack<T, kWidth>& pack, T* p) {
   *reinterpret_cast<Pack<T, kWidth>*>(p) = pack;
 }
 
-// Floats of a 16-byte access.
-inline constexpr int kPackFloats = 4;
+inline constexpr int kPackFloats = kPackOf<float>;
 
 enum class Alignment { kPacks, kElements };  // kPacks: 16-byte accesses are legal
 
 template <typename... Pointers>
 bool AlignedForPacks(const Pointers*... pointers) {
-  return ((reinterpret_cast<uintptr_t>(pointers) % (kPackFloats * sizeof(float)) == 0) && ...);
+  return ((reinterpret_cast<uintptr_t>(pointers) % kAccessBytes == 0) && ...);
 }
 
 // As above, in tensors whose last dimension is `channels`: a pack never crosses from the last channel to the first of
 // the next pixel.
-template <typename... Pointers>
+template <int kWidth = kPackFloats, typename... Pointers>
 Alignment AlignmentOfChannels(int64_t channels, const Pointers*... pointers) {
-  return channels % kPackFloats == 0 && AlignedForPacks(pointers...) ? Alignment::kPacks : Alignment::kElements;
+  return channels % kWidth == 0 && AlignedForPacks(pointers...) ? Alignment::kPacks : Alignment::kElements;
 }
 
 __device__ inline bool IsFinite(float x) {

@@ -1,3 +1,4 @@
+#include "kernels/cuda/bfloat16.h"
 #include "kernels/cuda/device_philox.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/pixels.h"
@@ -6,7 +7,7 @@ namespace starring::cuda {
 namespace {
 
 // The CPU's formula. A subtraction and then a multiplication cannot be fused, so the bits are the CPU's too.
-template <typename Value>
+template <typename Value, typename T>
 struct NormalizeBody {
   NormalizeArgs g;
   Divisor channels;
@@ -20,7 +21,7 @@ struct NormalizeBody {
       out.v[k] = (static_cast<float>(in.v[k]) - g.offset[c]) * g.scale[c];
       if (++c == g.channels) c = 0;
     }
-    StorePack(out, g.out + i);
+    StoreFloats(out, g.out.As<T>() + i);
   }
 };
 
@@ -55,7 +56,7 @@ __device__ inline void CopyTarget(const GatherArgs& g, uint32_t sample, int64_t 
 }
 
 // A block treats a piece of one image, so that all of its threads draw the same crop.
-template <typename Value, int kWidth>
+template <typename Value, typename T, int kWidth>
 __global__ void __launch_bounds__(kBlockThreads)
     GatherKernel(GatherArgs g, Divisor pieces, Divisor channels, Divisor width, int64_t image_values) {
   const auto [b, piece] = pieces.Split(blockIdx.x);
@@ -86,40 +87,50 @@ __global__ void __launch_bounds__(kBlockThreads)
     x = 0;
     ++y;
   }
-  StorePack(out, g.out_images + b * image_values + first);
+  StoreFloats(out, g.out_images.As<T>() + b * image_values + first);
 }
 
-template <typename Value, int kWidth>
+template <typename Value, typename T, int kWidth>
 cudaError_t LaunchGather(cudaStream_t stream, const GatherArgs& args) {
   const int64_t values = args.height * args.width * args.channels;
   // No block crosses from one image to the next, so the last block of each image may be partly idle.
   const int64_t pieces = CeilDivide(values, kWidth * kBlockThreads);
-  return Launch(stream, {.blocks = args.batch * pieces}, GatherKernel<Value, kWidth>, args, Divisor(pieces),
+  return Launch(stream, {.blocks = args.batch * pieces}, GatherKernel<Value, T, kWidth>, args, Divisor(pieces),
                 Divisor(args.channels), Divisor(args.width), values);
 }
 
-template <typename Value>
+// Packs have four values, of either type: a thread computes the places of all.
+template <typename Value, typename T>
 cudaError_t Gather(cudaStream_t stream, const GatherArgs& args) {
-  const bool packs = args.height * args.width * args.channels % kPackFloats == 0 && AlignedForPacks(args.out_images);
-  return packs ? LaunchGather<Value, kPackFloats>(stream, args) : LaunchGather<Value, 1>(stream, args);
+  const bool packs =
+      args.height * args.width * args.channels % kPackFloats == 0 && AlignedForPacks(args.out_images.As<T>());
+  return packs ? LaunchGather<Value, T, kPackFloats>(stream, args) : LaunchGather<Value, T, 1>(stream, args);
 }
 
-template <typename Value>
+template <typename Value, typename T>
 cudaError_t Normalize(cudaStream_t stream, const NormalizeArgs& args) {
-  const bool aligned =
-      reinterpret_cast<uintptr_t>(args.values) % (kPackFloats * sizeof(Value)) == 0 && AlignedForPacks(args.out);
+  const bool aligned = reinterpret_cast<uintptr_t>(args.values) % (kPackFloats * sizeof(Value)) == 0 &&
+                       AlignedForPacks(args.out.As<T>());
   return ForEach(stream, args.count, aligned ? Alignment::kPacks : Alignment::kElements,
-                 NormalizeBody<Value>{args, Divisor(args.channels)});
+                 NormalizeBody<Value, T>{args, Divisor(args.channels)});
 }
 
 }  // namespace
 
 cudaError_t GatherSamples(cudaStream_t stream, const GatherArgs& args) {
-  return args.value_bytes == 1 ? Gather<uint8_t>(stream, args) : Gather<float>(stream, args);
+  return WithElement(
+      [&]<typename T>() {
+        return args.value_bytes == 1 ? Gather<uint8_t, T>(stream, args) : Gather<float, T>(stream, args);
+      },
+      args.out_images.element());
 }
 
 cudaError_t NormalizeValues(cudaStream_t stream, const NormalizeArgs& args) {
-  return args.value_bytes == 1 ? Normalize<uint8_t>(stream, args) : Normalize<float>(stream, args);
+  return WithElement(
+      [&]<typename T>() {
+        return args.value_bytes == 1 ? Normalize<uint8_t, T>(stream, args) : Normalize<float, T>(stream, args);
+      },
+      args.out.element());
 }
 
 }  // namespace starring::cuda

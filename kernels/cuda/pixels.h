@@ -1,5 +1,5 @@
-// The values of a data set, uint8 pixels or float32 numbers, to normalised float32: for a batch that the loader filled,
-// or one gathered from a data set on the GPU.
+// The values of a data set, uint8 pixels or float32 numbers, to normalised elements: for a batch that the loader
+// filled, or one gathered from a data set on the GPU.
 #ifndef STARRING_KERNELS_CUDA_PIXELS_H_
 #define STARRING_KERNELS_CUDA_PIXELS_H_
 
@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/step_values.h"
+#include "kernels/element.h"
 
 namespace starring::cuda {
 
@@ -17,7 +18,7 @@ struct NormalizeArgs {
   const void* values = nullptr;
   const float* offset = nullptr;
   const float* scale = nullptr;
-  float* out = nullptr;
+  Elements out;
 };
 
 // out = (value - offset[channel]) * scale[channel]: the formula of worker/data/normalization.h.
@@ -26,7 +27,7 @@ struct NormalizeArgs {
 // Launch:      256 threads a block, one thread per 4 values, no shared memory.
 // Requires:    alignment of values to four of them and 16-byte of out for the vector path, scalar path otherwise (both
 //              tested).
-// Cost:        5 or 8 bytes moved per value: bandwidth-bound.
+// Cost:        a value read and an element written for each: bandwidth-bound.
 // Determinism: bitwise. Reference: Normalizer, tolerance 0.
 [[nodiscard]] cudaError_t NormalizeValues(cudaStream_t stream, const NormalizeArgs& args);
 
@@ -47,7 +48,7 @@ struct GatherArgs {
   const CudaStepValues* bound = nullptr;
   const float* offset = nullptr;  // (channels)
   const float* scale = nullptr;   // (channels)
-  float* out_images = nullptr;
+  Elements out_images;
   int32_t* out_labels = nullptr;
   float* out_targets = nullptr;
 };
@@ -58,9 +59,9 @@ struct GatherArgs {
 //              out_images: (batch, height, width, channels); out_labels: (batch); out_targets: (batch, target_values).
 // Writes:      the outputs are overwritten (=).
 // Launch:      256 threads a block, one block per piece of an image, one thread per 4 values, no shared memory.
-// Requires:    16-byte alignment of out_images and 4 | height * width * channels for 16-byte stores, 4-byte ones
+// Requires:    16-byte alignment of out_images and 4 | height * width * channels for stores of packs, single ones
 //              otherwise (both tested). Values are read one by one, because a crop may begin at any address.
-// Cost:        5 or 8 bytes moved and, with crops, some 30 integer instructions per value: bandwidth-bound.
+// Cost:        a value read, an element written and, with crops, some 30 integer instructions: bandwidth-bound.
 // Determinism: bitwise. Reference: DrawCropFlip, ApplyCropFlip and Normalizer, tolerance 0.
 [[nodiscard]] cudaError_t GatherSamples(cudaStream_t stream, const GatherArgs& args);
 

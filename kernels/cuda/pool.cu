@@ -1,3 +1,4 @@
+#include "kernels/cuda/bfloat16.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/patch_geometry.h"
 #include "kernels/cuda/pool.h"
@@ -8,11 +9,11 @@ namespace starring::cuda {
 namespace {
 
 // One output: walks over its window.
-template <typename Index>
+template <typename T, typename Index>
 struct MaxPoolForwardBody {
   PatchGeometry g;
-  const float* x;
-  float* y;
+  const T* x;
+  T* y;
   Index* winners;
 
   template <int kWidth>
@@ -28,7 +29,7 @@ struct MaxPoolForwardBody {
       for (int32_t c = 0; c < g.kernel_width_size; ++c) {
         const int32_t h = window.h + r, w = window.w + c;
         if (!IsInside(g, h, w)) continue;
-        const auto v = LoadPack<kWidth>(x + InputIndex(g, window.image, h, w) + channel);
+        const auto v = LoadFloats<kWidth>(x + InputIndex(g, window.image, h, w) + channel);
         for (int k = 0; k < kWidth; ++k) {
           // Passes on unless it is greater, so that of equal values the first stays; a NaN, unequal to itself, wins.
           if (!first && !(v.v[k] > best.v[k]) && v.v[k] == v.v[k]) continue;
@@ -38,19 +39,19 @@ struct MaxPoolForwardBody {
         first = false;
       }
     }
-    StorePack(best, y + i);
+    StoreFloats(best, y + i);
     StorePack(winner, winners + i);
   }
 };
 
 // One element of dx: gathers from the windows that see it. Scattering dy to the winners instead would need atomics
 // where windows overlap, whose order, and so whose bits, differ from run to run; and dx would have to be zeroed first.
-template <typename Index>
+template <typename T, typename Index>
 struct MaxPoolBackwardBody {
   PatchGeometry g;
-  const float* dy;
+  const T* dy;
   const Index* winners;
-  float* dx;
+  T* dx;
 
   template <int kWidth>
   __device__ void Run(int64_t i) const {
@@ -63,29 +64,31 @@ struct MaxPoolBackwardBody {
         const auto [output, place] = OutputAt(g, outputs.pixel, r, c);
         const int64_t out = output * g.channels_size + channel;
         const auto winner = LoadPack<kWidth>(winners + out);
-        const auto gradient = LoadPack<kWidth>(dy + out);
+        const auto gradient = LoadFloats<kWidth>(dy + out);
         for (int k = 0; k < kWidth; ++k) {
           if (static_cast<int32_t>(winner.v[k]) == place) sum.v[k] += gradient.v[k];
         }
       }
     }
-    StorePack(sum, dx + i);
+    StoreFloats(sum, dx + i);
   }
 };
 
 constexpr int64_t kBytePlaces = 256;  // places that a byte can number
 
-template <typename Index>
-cudaError_t Forward(cudaStream_t stream, const PatchShape& s, const float* x, float* y, void* winners) {
-  return ForEach(stream, s.rows() * s.channels, AlignmentOfChannels(s.channels, x, y, winners),
-                 MaxPoolForwardBody<Index>{PatchGeometry(s), x, y, static_cast<Index*>(winners)});
+template <typename T, typename Index>
+cudaError_t Forward(cudaStream_t stream, const PatchShape& s, ConstElements x, Elements y, void* winners) {
+  const MaxPoolForwardBody<T, Index> body = {PatchGeometry(s), x.As<T>(), y.As<T>(), static_cast<Index*>(winners)};
+  // Packs of four for both types: eight maxima and eight winners would not fit into the registers.
+  return ForEach(stream, s.rows() * s.channels, AlignmentOfChannels(s.channels, body.x, body.y, winners), body);
 }
 
-template <typename Index>
-cudaError_t Backward(cudaStream_t stream, const PatchShape& s, const float* dy, const void* winners, float* dx) {
-  return ForEach(stream, s.images * s.in_height * s.in_width * s.channels,
-                 AlignmentOfChannels(s.channels, dy, winners, dx),
-                 MaxPoolBackwardBody<Index>{PatchGeometry(s), dy, static_cast<const Index*>(winners), dx});
+template <typename T, typename Index>
+cudaError_t Backward(cudaStream_t stream, const PatchShape& s, ConstElements dy, const void* winners, Elements dx) {
+  const MaxPoolBackwardBody<T, Index> body = {PatchGeometry(s), dy.As<T>(), static_cast<const Index*>(winners),
+                                              dx.As<T>()};
+  return ForEach<kPackOf<T>>(stream, s.images * s.in_height * s.in_width * s.channels,
+                             AlignmentOfChannels<kPackOf<T>>(s.channels, body.dy, winners, body.dx), body);
 }
 
 // A warp sums kWarpPacks packs of y; kPixelLanes of its threads share the pixels of each pack. With one thread for each
@@ -95,19 +98,18 @@ constexpr int kWarpPacks = 8;
 constexpr int kPixelLanes = kWarpThreads / kWarpPacks;
 constexpr int kBlockPacks = kBlockThreads / kPixelLanes;
 
-template <int kWidth>
+template <typename T, int kWidth>
 __global__ void __launch_bounds__(kBlockThreads)
-    AveragePoolForwardKernel(int64_t packs, Divisor channel_packs, int64_t channels, int64_t pixels, const float* x,
-                             float* y) {
+    AveragePoolForwardKernel(int64_t packs, Divisor channel_packs, int64_t channels, int64_t pixels, const T* x, T* y) {
   const int lane = static_cast<int>(threadIdx.x) % kWarpThreads, warp = static_cast<int>(threadIdx.x) / kWarpThreads;
   const int64_t pack = int64_t{blockIdx.x} * kBlockPacks + warp * kWarpPacks + lane % kWarpPacks;
   const int pixel_lane = lane / kWarpPacks;
   // Threads beyond the last pack sum pack 0 and store nothing: all threads of a warp must take part in the shuffles.
   const auto [image, in_image] = channel_packs.Split(static_cast<uint32_t>(pack < packs ? pack : 0));
-  const float* const from = x + image * pixels * channels + in_image * kWidth;
+  const T* const from = x + image * pixels * channels + in_image * kWidth;
   Pack<float, kWidth> sum = {};
 #pragma unroll 4
-  for (int64_t p = pixel_lane; p < pixels; p += kPixelLanes) sum += LoadPack<kWidth>(from + p * channels);
+  for (int64_t p = pixel_lane; p < pixels; p += kPixelLanes) sum += LoadFloats<kWidth>(from + p * channels);
   // Threads of one pack are kWarpPacks lanes apart. A tree by shuffles: the order of the sum is fixed.
   for (int distance = kWarpPacks; distance < kWarpThreads; distance *= 2) {
     for (float& v : sum.v) v += __shfl_xor_sync(0xffffffffu, v, distance);
@@ -115,32 +117,33 @@ __global__ void __launch_bounds__(kBlockThreads)
   // After the shuffles all lanes of a pack have the sum; one stores it.
   if (pack >= packs || pixel_lane != 0) return;
   for (float& v : sum.v) v /= static_cast<float>(pixels);
-  StorePack(sum, y + pack * kWidth);
+  StoreFloats(sum, y + pack * kWidth);
 }
 
-template <int kWidth>
-cudaError_t AverageForward(cudaStream_t stream, const AveragePoolShape& s, const float* x, float* y) {
+template <typename T, int kWidth>
+cudaError_t AverageForward(cudaStream_t stream, const AveragePoolShape& s, const T* x, T* y) {
   const int64_t packs = s.images * s.channels / kWidth;
-  return Launch(stream, {.blocks = CeilDivide(packs, kBlockPacks)}, AveragePoolForwardKernel<kWidth>, packs,
+  return Launch(stream, {.blocks = CeilDivide(packs, kBlockPacks)}, AveragePoolForwardKernel<T, kWidth>, packs,
                 Divisor(s.channels / kWidth), s.channels, s.pixels, x, y);
 }
 
 // Every pixel of an image gets the same gradient: dy is small and comes from the cache.
+template <typename T>
 struct AveragePoolBackwardBody {
   Divisor channels, image_floats;
   int64_t channels_size;
   float pixels;
-  const float* dy;
-  float* dx;
+  const T* dy;
+  T* dx;
 
   template <int kWidth>
   __device__ void Run(int64_t i) const {
     const auto element = static_cast<uint32_t>(i);
     const uint32_t channel = channels.Split(element).remainder;
-    auto v = LoadPack<kWidth>(dy + image_floats.Quotient(element) * channels_size + channel);
+    auto v = LoadFloats<kWidth>(dy + image_floats.Quotient(element) * channels_size + channel);
     // A division, as on the CPU: the product with the reciprocal would round twice.
     for (float& gradient : v.v) gradient /= pixels;
-    StorePack(v, dx + i);
+    StoreFloats(v, dx + i);
   }
 };
 
@@ -153,27 +156,49 @@ int64_t WinnerBytes(const PatchShape& window) {
   return bytes * window.rows() * window.channels;
 }
 
-cudaError_t MaxPoolForward(cudaStream_t stream, const PatchShape& window, const float* x, float* y, void* winners) {
+cudaError_t MaxPoolForward(cudaStream_t stream, const PatchShape& window, ConstElements x, Elements y, void* winners) {
   const bool bytes = window.kernel_height * window.kernel_width <= kBytePlaces;
-  return bytes ? Forward<uint8_t>(stream, window, x, y, winners) : Forward<int32_t>(stream, window, x, y, winners);
+  return WithElement(
+      [&]<typename T>() {
+        return bytes ? Forward<T, uint8_t>(stream, window, x, y, winners)
+                     : Forward<T, int32_t>(stream, window, x, y, winners);
+      },
+      x.element(), y);
 }
 
-cudaError_t MaxPoolBackward(cudaStream_t stream, const PatchShape& window, const float* dy, const void* winners,
-                            float* dx) {
+cudaError_t MaxPoolBackward(cudaStream_t stream, const PatchShape& window, ConstElements dy, const void* winners,
+                            Elements dx) {
   const bool bytes = window.kernel_height * window.kernel_width <= kBytePlaces;
-  return bytes ? Backward<uint8_t>(stream, window, dy, winners, dx)
-               : Backward<int32_t>(stream, window, dy, winners, dx);
+  return WithElement(
+      [&]<typename T>() {
+        return bytes ? Backward<T, uint8_t>(stream, window, dy, winners, dx)
+                     : Backward<T, int32_t>(stream, window, dy, winners, dx);
+      },
+      dy.element(), dx);
 }
 
-cudaError_t AveragePoolForward(cudaStream_t stream, const AveragePoolShape& s, const float* x, float* y) {
-  const bool by_packs = AlignmentOfChannels(s.channels, x, y) == Alignment::kPacks;
-  return by_packs ? AverageForward<kPackFloats>(stream, s, x, y) : AverageForward<1>(stream, s, x, y);
+cudaError_t AveragePoolForward(cudaStream_t stream, const AveragePoolShape& s, ConstElements x, Elements y) {
+  return WithElement(
+      [&]<typename T>() {
+        const T* const from = x.As<T>();
+        T* const to = y.As<T>();
+        const bool by_packs = AlignmentOfChannels<kPackOf<T>>(s.channels, from, to) == Alignment::kPacks;
+        return by_packs ? AverageForward<T, kPackOf<T>>(stream, s, from, to)
+                        : AverageForward<T, 1>(stream, s, from, to);
+      },
+      x.element(), y);
 }
 
-cudaError_t AveragePoolBackward(cudaStream_t stream, const AveragePoolShape& s, const float* dy, float* dx) {
-  const AveragePoolBackwardBody body = {
-      Divisor(s.channels), Divisor(s.pixels * s.channels), s.channels, static_cast<float>(s.pixels), dy, dx};
-  return ForEach(stream, s.images * s.pixels * s.channels, AlignmentOfChannels(s.channels, dy, dx), body);
+cudaError_t AveragePoolBackward(cudaStream_t stream, const AveragePoolShape& s, ConstElements dy, Elements dx) {
+  return WithElement(
+      [&]<typename T>() {
+        const AveragePoolBackwardBody<T> body = {Divisor(s.channels), Divisor(s.pixels * s.channels),
+                                                 s.channels,          static_cast<float>(s.pixels),
+                                                 dy.As<T>(),          dx.As<T>()};
+        return ForEach<kPackOf<T>>(stream, s.images * s.pixels * s.channels,
+                                   AlignmentOfChannels<kPackOf<T>>(s.channels, body.dy, body.dx), body);
+      },
+      dy.element(), dx);
 }
 
 }  // namespace starring::cuda

@@ -20,6 +20,7 @@ KERNELS = [
 
 # Headers that kernels share.
 KERNEL_HDRS = [
+    "bfloat16.h",
     "column_tiles.h",
     "device_philox.h",
     "launch.h",

@@ -6,25 +6,28 @@
 #include "absl/status/statusor.h"
 #include "kernels/cuda/gpu_libraries.h"
 #include "tests/cuda_emulation/emulated_gpu.h"
+#include "tests/cuda_emulation/include/stored.h"
 
 struct CublasLtEmulatedHandle {};
 struct CublasLtEmulatedOperation {
   cublasOperation_t a = CUBLAS_OP_N, b = CUBLAS_OP_N;
   cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
-  const float* bias = nullptr;
+  const void* bias = nullptr;
 };
 struct CublasLtEmulatedLayout {
   int64_t rows, columns, leading_dimension;
+  cudaDataType_t type;
+  int64_t bytes() const { return ElementBytes() * rows * columns; }
+  int64_t ElementBytes() const { return type == CUDA_R_32F ? 4 : 2; }
 };
 struct CublasLtEmulatedPreference {
   uint32_t alignment_bytes[4] = {256, 256, 256, 256};  // what cuBLASLt assumes unless it is told otherwise
 };
 
 using starring::cuda_emulation::Gpu;
+using starring::cuda_emulation::Stored;
 
 namespace {
-
-constexpr int64_t kFloatBytes = sizeof(float);
 
 // The shape of op(m).
 struct Shape {
@@ -37,7 +40,8 @@ Shape After(cublasOperation_t operation, const CublasLtEmulatedLayout& m) {
 bool Fit(const CublasLtEmulatedOperation& operation, const CublasLtEmulatedLayout& a, const CublasLtEmulatedLayout& b,
          const CublasLtEmulatedLayout& d) {
   const Shape left = After(operation.a, a), right = After(operation.b, b);
-  return left.rows == d.rows && right.columns == d.columns && left.columns == right.rows &&
+  const bool types = a.type == b.type && (d.type == CUDA_R_32F || d.type == a.type);
+  return types && left.rows == d.rows && right.columns == d.columns && left.columns == right.rows &&
          a.leading_dimension >= a.rows && b.leading_dimension >= b.rows && d.leading_dimension >= d.rows;
 }
 
@@ -46,18 +50,26 @@ bool Aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % 16 =
 struct Product {
   CublasLtEmulatedOperation operation;
   CublasLtEmulatedLayout a_layout, b_layout, d_layout;
-  const float* a;
-  const float* b;
-  float* d;
+  const void* a_memory;
+  const void* b_memory;
+  void* d_memory;
   float alpha, beta;
 
-  int64_t WrittenBytes() const { return kFloatBytes * d_layout.rows * d_layout.columns; }
-  int64_t ReadBytes() const {
-    const int64_t factors = a_layout.rows * a_layout.columns + b_layout.rows * b_layout.columns;
-    return kFloatBytes * factors + (beta != 0 ? WrittenBytes() : 0);
+  int64_t WrittenBytes() const { return d_layout.bytes(); }
+  int64_t ReadBytes() const { return a_layout.bytes() + b_layout.bytes() + (beta != 0 ? WrittenBytes() : 0); }
+
+  // All of the memory from the matrix's first element to its last.
+  static Stored In(const void* memory, const CublasLtEmulatedLayout& m) {
+    return {memory, (m.columns - 1) * m.leading_dimension + m.rows, m.type == CUDA_R_16BF};
   }
 
   void Run() const {
+    const Stored a_stored = In(a_memory, a_layout), b_stored = In(b_memory, b_layout),
+                 d_stored = In(d_memory, d_layout);
+    const bool adds_bias = (operation.epilogue & CUBLASLT_EPILOGUE_BIAS) != 0;
+    const Stored bias(operation.bias, adds_bias ? d_layout.rows : 0, d_layout.type == CUDA_R_16BF);
+    const float* const a = a_stored.floats();
+    const float* const b = b_stored.floats();
     const int64_t rows = d_layout.rows, columns = d_layout.columns;
     const int64_t depth = After(operation.a, a_layout).columns;
     const bool plain_a = operation.a == CUBLAS_OP_N, plain_b = operation.b == CUBLAS_OP_N;
@@ -70,13 +82,13 @@ struct Product {
         const float* const left = plain_a ? a + k * a_layout.leading_dimension : a + k;
         for (int64_t i = 0; i < rows; ++i) sums[static_cast<size_t>(i)] += left[i * step] * right;
       }
-      float* const column = d + j * d_layout.leading_dimension;
+      const int64_t column = j * d_layout.leading_dimension;
       for (int64_t i = 0; i < rows; ++i) {
         double v = alpha * sums[static_cast<size_t>(i)];
-        if (beta != 0) v += double{beta} * column[i];
-        if ((operation.epilogue & CUBLASLT_EPILOGUE_BIAS) != 0) v += operation.bias[i];
+        if (beta != 0) v += double{beta} * d_stored.floats()[column + i];
+        if (adds_bias) v += bias.floats()[i];
         if ((operation.epilogue & CUBLASLT_EPILOGUE_RELU) != 0 && v < 0) v = 0;
-        column[i] = static_cast<float>(v);
+        d_stored.Write(d_memory, column + i, static_cast<float>(v));
       }
     }
   }
@@ -138,9 +150,10 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t operation, cu
   return CUBLAS_STATUS_INVALID_VALUE;
 }
 
-cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType_t, uint64_t rows,
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType_t type, uint64_t rows,
                                           uint64_t columns, int64_t leading_dimension) {
-  *layout = new CublasLtEmulatedLayout{static_cast<int64_t>(rows), static_cast<int64_t>(columns), leading_dimension};
+  *layout =
+      new CublasLtEmulatedLayout{static_cast<int64_t>(rows), static_cast<int64_t>(columns), leading_dimension, type};
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -208,9 +221,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t operation, 
                            .a_layout = *a_layout,
                            .b_layout = *b_layout,
                            .d_layout = *d_layout,
-                           .a = static_cast<const float*>(a),
-                           .b = static_cast<const float*>(b),
-                           .d = static_cast<float*>(d),
+                           .a_memory = a,
+                           .b_memory = b,
+                           .d_memory = d,
                            .alpha = *static_cast<const float*>(alpha),
                            .beta = *static_cast<const float*>(beta)};
   starring::cuda_emulation::Enqueue(stream, [product] {

@@ -1,4 +1,5 @@
-// The part of cuDNN's backend that kernels/cuda uses, with convolutions of seven loops: NHWC float32, sums in double.
+// The part of cuDNN's backend that kernels/cuda uses, with convolutions of seven loops: NHWC, all tensors in memory
+// float32 or all bfloat16, virtual ones float32, sums in double.
 // It is as strict as the real one: attributes that are missing or of another type, descriptors that are not finalized,
 // and pointers that are not aligned are refused. Every list of its heuristics begins with engines that must not be
 // taken, and that compute wrong results.
@@ -16,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/cuda/gpu_libraries.h"
 #include "tests/cuda_emulation/emulated_gpu.h"
+#include "tests/cuda_emulation/include/stored.h"
 
 namespace starring::cudnn {
 
@@ -29,6 +31,7 @@ namespace starring {
 namespace {
 
 using cuda_emulation::Gpu;
+using cuda_emulation::Stored;
 using cudnn::Attribute;
 using cudnn::AttributeType;
 using cudnn::BehaviorNote;
@@ -53,7 +56,9 @@ struct Engine {
 
 struct TensorShape {
   int64_t id = 0, n = 0, c = 0, h = 0, w = 0;
-  bool is_virtual = false;
+  bool is_virtual = false, is_bfloat16 = false;
+  int64_t elements() const { return n * c * h * w; }
+  int64_t bytes() const { return elements() * (is_bfloat16 ? 2 : 4); }
 };
 
 // The content of an operation graph.
@@ -109,7 +114,10 @@ const Descriptor* Child(const Descriptor& d, Attribute attribute, DescriptorType
 
 // Null unless it is NHWC in memory.
 std::optional<TensorShape> ReadTensor(const Descriptor* d) {
-  if (d == nullptr || !Has<int>(*d, Attribute::kTensorDataType, AttributeType::kDataType, {0})) return std::nullopt;
+  if (d == nullptr) return std::nullopt;
+  // 9: CUDNN_DATA_BFLOAT16.
+  const bool is_bfloat16 = Has<int>(*d, Attribute::kTensorDataType, AttributeType::kDataType, {9});
+  if (!is_bfloat16 && !Has<int>(*d, Attribute::kTensorDataType, AttributeType::kDataType, {0})) return std::nullopt;
   if (!Has<int64_t>(*d, Attribute::kTensorByteAlignment, AttributeType::kInt64, {16})) return std::nullopt;
   const auto* const size = Find<int64_t>(*d, Attribute::kTensorDimensions, AttributeType::kInt64, 4);
   const auto* const id = Find<int64_t>(*d, Attribute::kTensorUniqueId, AttributeType::kInt64, 1);
@@ -120,7 +128,9 @@ std::optional<TensorShape> ReadTensor(const Descriptor* d) {
       .c = size[1],
       .h = size[2],
       .w = size[3],
-      .is_virtual = Find<bool>(*d, Attribute::kTensorIsVirtual, AttributeType::kBoolean, 1) != nullptr};
+      .is_virtual = Find<bool>(*d, Attribute::kTensorIsVirtual, AttributeType::kBoolean, 1) != nullptr,
+      .is_bfloat16 = is_bfloat16};
+  if (t.is_virtual && is_bfloat16) return std::nullopt;  // no product of ours rounds between fused operations
   const std::vector<int64_t> strides = {t.h * t.w * t.c, 1, t.w * t.c, t.c};
   if (!Has(*d, Attribute::kTensorStrides, AttributeType::kInt64, strides)) return std::nullopt;
   return t;
@@ -204,6 +214,12 @@ Status FinalizeGraph(Descriptor* d) {
   }
   if (c.output.is_virtual || c.x.is_virtual || c.weight.is_virtual) return Status::kBadParameter;
   if (c.output.id != c.y.id && !c.y.is_virtual) return Status::kBadParameter;
+  // As cuDNN 9.19: no engine writes another type than it reads, and a bias has that type too.
+  const bool is_bfloat16 = c.x.is_bfloat16;
+  if (c.weight.is_bfloat16 != is_bfloat16 || c.output.is_bfloat16 != is_bfloat16 ||
+      (c.adds_bias && c.bias.is_bfloat16 != is_bfloat16)) {
+    return Status::kNotSupported;
+  }
   d->graph = c;
   return Status::kSuccess;
 }
@@ -275,11 +291,18 @@ Status FinalizePack(const Descriptor& d) {
 struct Work {
   Convolution c;
   Engine engine;
-  float* x = nullptr;
-  float* weight = nullptr;
-  float* output = nullptr;
-  const float* bias = nullptr;
+  void* x_memory = nullptr;
+  void* weight_memory = nullptr;
+  void* output_memory = nullptr;
+  const void* bias_memory = nullptr;
   char* workspace = nullptr;
+
+  bool IsForward() const { return c.kind == DescriptorType::kOperationConvolutionForward; }
+  bool IsData() const { return c.kind == DescriptorType::kOperationConvolutionBackwardData; }
+  int64_t WrittenBytes() const { return (IsForward() ? c.output : IsData() ? c.x : c.weight).bytes(); }
+  int64_t ReadBytes() const {
+    return c.x.bytes() + c.weight.bytes() + c.output.bytes() + (c.adds_bias ? c.bias.bytes() : 0) - WrittenBytes();
+  }
 
   // Visits every pair of a place of y and a place of x that the kernel joins.
   template <typename Visit>
@@ -301,8 +324,14 @@ struct Work {
     std::fill_n(workspace, engine.workspace_bytes, static_cast<char>(0xff));
     const int64_t filter = c.weight.h * c.weight.w * c.x.c;
     const int64_t outputs = c.y.n * c.y.h * c.y.w * c.y.c, inputs = c.x.n * c.x.h * c.x.w * c.x.c;
-    const bool forward = c.kind == DescriptorType::kOperationConvolutionForward;
-    const bool data = c.kind == DescriptorType::kOperationConvolutionBackwardData;
+    const bool forward = IsForward(), data = IsData();
+    const Stored x_stored(x_memory, c.x.elements(), c.x.is_bfloat16);
+    const Stored weight_stored(weight_memory, c.weight.elements(), c.x.is_bfloat16);
+    const Stored output_stored(output_memory, c.output.elements(), c.x.is_bfloat16);
+    const Stored bias(bias_memory, c.adds_bias ? c.bias.elements() : 0, c.x.is_bfloat16);
+    const float* const x = x_stored.floats();
+    const float* const weight = weight_stored.floats();
+    const float* const output = output_stored.floats();
     std::vector<double> sums(static_cast<size_t>(forward ? outputs : data ? inputs : c.y.c * filter));
     ForPairs([&](int64_t to, int64_t from, int64_t place) {
       for (int64_t k = 0; k < c.y.c; ++k) {
@@ -317,12 +346,12 @@ struct Work {
         }
       }
     });
-    float* const result = forward ? output : data ? x : weight;
+    void* const result = forward ? output_memory : data ? x_memory : weight_memory;
     for (size_t i = 0; i < sums.size(); ++i) {
       double value = sums[i] + (engine.is_right ? 0 : 1);
-      if (c.adds_bias) value += bias[static_cast<int64_t>(i) % c.y.c];
+      if (c.adds_bias) value += bias.floats()[static_cast<int64_t>(i) % c.y.c];
       if (c.relu && value < 0) value = 0;
-      result[i] = static_cast<float>(value);
+      x_stored.Write(result, static_cast<int64_t>(i), static_cast<float>(value));
     }
   }
 };
@@ -467,24 +496,27 @@ Status Execute(cudnn::Handle handle, cudnn::Descriptor plan, cudnn::Descriptor v
   }
   const Value& ids = pack.values.at(Attribute::kVariantPackUniqueIds);
   auto* const* const data =
-      reinterpret_cast<float* const*>(pack.values.at(Attribute::kVariantPackDataPointers).bytes.data());
-  std::map<int64_t, float*> pointers;
+      reinterpret_cast<void* const*>(pack.values.at(Attribute::kVariantPackDataPointers).bytes.data());
+  std::map<int64_t, void*> pointers;
   for (int64_t i = 0; i < ids.count; ++i) {
     pointers[reinterpret_cast<const int64_t*>(ids.bytes.data())[i]] = data[i];
   }
   const Work work = {.c = *p.graph,
                      .engine = *p.engine,
-                     .x = pointers[p.graph->x.id],
-                     .weight = pointers[p.graph->weight.id],
-                     .output = pointers[p.graph->output.id],
-                     .bias = p.graph->adds_bias ? pointers[p.graph->bias.id] : nullptr,
+                     .x_memory = pointers[p.graph->x.id],
+                     .weight_memory = pointers[p.graph->weight.id],
+                     .output_memory = pointers[p.graph->output.id],
+                     .bias_memory = p.graph->adds_bias ? pointers[p.graph->bias.id] : nullptr,
                      .workspace = *Find<char*>(pack, Attribute::kVariantPackWorkspace, AttributeType::kVoidPointer, 1)};
   const bool has_workspace = work.workspace != nullptr || work.engine.workspace_bytes == 0;
-  if (work.x == nullptr || work.weight == nullptr || work.output == nullptr || !has_workspace ||
-      (work.c.adds_bias && work.bias == nullptr)) {
+  if (work.x_memory == nullptr || work.weight_memory == nullptr || work.output_memory == nullptr || !has_workspace ||
+      (work.c.adds_bias && work.bias_memory == nullptr)) {
     return Status::kBadParameter;
   }
-  cuda_emulation::Enqueue(handle->stream, [work] { work.Run(); });
+  cuda_emulation::Enqueue(handle->stream, [work] {
+    if (!Gpu().counts_bytes) return work.Run();
+    cuda_emulation::AddTraffic(work.ReadBytes(), work.WrittenBytes());
+  });
   return Status::kSuccess;
 }
 

@@ -66,19 +66,24 @@ absl::StatusOr<WorkCounts> Run(const CountedStep& step, const Dataset& images, T
 }  // namespace
 
 absl::StatusOr<WorkCounts> CountStep(const CountedStep& step) {
-  Gpu() = {.memory_bytes = kGpuBytes, .runs_work = false, .counts_bytes = step.counts_bytes};
+  Gpu() = {.memory_bytes = kGpuBytes, .cudnn_version = 91900, .runs_work = false, .counts_bytes = step.counts_bytes};
   const absl::Cleanup restore = [] { Gpu() = {}; };
   ASSIGN_OR_RETURN(const LayerFile layers, LayerFile::Load(step.model));
   ASSIGN_OR_RETURN(const TrainAndTest data, LoadDataset(ImagesOf(step)));
   const Dataset& images = data.train;
-  ASSIGN_OR_RETURN(const auto device, CreateCudaDevice({}));
+  const Element element = step.math == CudaMath::kBf16 ? Element::kBfloat16 : Element::kFloat32;
+  ASSIGN_OR_RETURN(const auto device,
+                   CreateCudaDevice({.math = step.math,
+                                     .convolutions = step.math == CudaMath::kFp32 ? CudaConvolutions::kOwn
+                                                                                  : CudaConvolutions::kCudnn}));
   ASSIGN_OR_RETURN(const auto network, Network::Create(layers,
                                                        {.height = images.height,
                                                         .width = images.width,
                                                         .channels = images.channels,
                                                         .outputs = images.classes,
                                                         .batch_max = step.batch,
-                                                        .evaluation_batch_max = 1},
+                                                        .evaluation_batch_max = 1,
+                                                        .element = element},
                                                        device.get()));
   const int64_t elements = network->layout().element_count();
   ASSIGN_OR_RETURN(const BucketMap buckets,
@@ -93,6 +98,7 @@ absl::StatusOr<WorkCounts> CountStep(const CountedStep& step) {
                                           {.device = device.get(),
                                            .optimizer = is_local ? std::optional(optimizer) : std::nullopt,
                                            .data = &data,
+                                           .element = element,
                                            .batch_max = step.batch,
                                            .evaluation_batch_max = 1}));
   const JobSpec job{.optimizer = optimizer, .layout = network->layout(), .buckets = buckets};

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "kernels/cuda/cuda_device.h"
 #include "tests/cuda_emulation/counters.h"
 
 namespace starring::cuda_emulation {
@@ -19,6 +20,9 @@ struct CountedStep {
   std::string model;  // a shipped model
   int64_t batch = 0;
   Exchange exchange = Exchange::kLocal;
+  // With kFp32 convolutions are our own, as with --conv=auto; else cuDNN's, whose engines the emulation counts as one
+  // library call each, which reads each tensor once.
+  CudaMath math = CudaMath::kFp32;
   bool counts_bytes = false;  // runs every kernel of the step, but no products; if false, nothing is run
 };
 

@@ -17,6 +17,7 @@ struct Pinned {
   int64_t batch;
   Exchange exchange;
   int64_t kernels, library_calls, copies, events;
+  CudaMath math = CudaMath::kFp32;
 };
 void PrintTo(const Pinned& p, std::ostream* out) { *out << p.model << " at " << p.batch; }
 
@@ -24,7 +25,8 @@ class StepCountsTest : public testing::TestWithParam<Pinned> {};
 
 TEST_P(StepCountsTest, AStepLaunchesNoMoreThanItDid) {
   const Pinned& want = GetParam();
-  const auto counts = CountStep({.model = want.model, .batch = want.batch, .exchange = want.exchange});
+  const auto counts =
+      CountStep({.model = want.model, .batch = want.batch, .exchange = want.exchange, .math = want.math});
   ASSERT_TRUE(counts.ok()) << counts.status();
   EXPECT_EQ(counts->kernels, want.kernels);
   EXPECT_EQ(counts->library_calls, want.library_calls);
@@ -42,7 +44,14 @@ INSTANTIATE_TEST_SUITE_P(Models, StepCountsTest,
                                          Pinned{"mnist_cnn", 64, Exchange::kLocal, 20, 6, 2, 0},
                                          Pinned{"mnist_cnn", 512, Exchange::kLocal, 20, 6, 2, 0},
                                          Pinned{"resnet20", 64, Exchange::kLocal, 187, 18, 2, 0},
-                                         Pinned{"resnet20", 512, Exchange::kLocal, 187, 18, 2, 0}));
+                                         Pinned{"resnet20", 512, Exchange::kLocal, 187, 18, 2, 0},
+                                         // A cast of all parameters at once, or of each layer's where they come by
+                                         // layers; one of each weight gradient of a convolution; one of the loss's
+                                         // gradient.
+                                         Pinned{"mlp", 64, Exchange::kLocal, 8, 8, 2, 0, CudaMath::kBf16},
+                                         Pinned{"mlp", 64, Exchange::kHostStaged, 17, 8, 18, 8, CudaMath::kBf16},
+                                         Pinned{"lenet5", 64, Exchange::kLocal, 16, 14, 2, 0, CudaMath::kBf16},
+                                         Pinned{"resnet20", 64, Exchange::kLocal, 132, 65, 2, 0, CudaMath::kBf16}));
 
 }  // namespace
 }  // namespace starring::cuda_emulation

@@ -152,8 +152,7 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
     def test_cudnn_gives_the_same_bits_in_every_way(self):
         base = [*cuda_jobs.without(self.everything(), "epochs"), "--epochs=2"]
         flags = [*base, "--conv=cudnn"]
-        os.environ["EMULATED_GPU_CUDNN"] = "91900"
-        self.addCleanup(os.environ.pop, "EMULATED_GPU_CUDNN")
+        self.with_cudnn()
         local = self.cuda("local", flags=flags)
         self.assertEqual(local["config"]["conv"], "cudnn")
         self.assertEqual(local["host"]["versions"]["cudnn"], "9.19.0")
@@ -168,6 +167,39 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
         self.assertEqual((own["config"]["conv"], own["host"]["engines"]), ("own", {}))
         self.assert_near(local, own)
         self.assertEqual(self.digest_on("EMULATED_GPU_STREAMS=late", "local", flags=flags), local["parameter_sha256"])
+
+    def with_cudnn(self):
+        os.environ["EMULATED_GPU_CUDNN"] = "91900"
+        self.addCleanup(os.environ.pop, "EMULATED_GPU_CUDNN")
+
+    def test_bf16_has_one_digest_in_every_cell(self):
+        self.with_cudnn()
+        self.check_bf16()
+
+    def test_bf16_is_saved_and_evaluated(self):
+        self.with_cudnn()
+        flags = ["--device=cuda", *cuda_jobs.DATA, "--math=bf16"]
+        folder = self.path("saved")
+        trained = self.cuda("local", flags=[*flags[1:], "--model=lenet5", "--epochs=1", "--checkpoint_dir=" + folder])
+        done = self.run_to_end([self.worker, *flags[:4], "--math=bf16", "--evaluate=" + folder])
+        self.assertEqual(done.returncode, 0, done.output)
+        loss = float(re.search(r"loss ([\d.]+)", done.output)[1])
+        self.assertAlmostEqual(loss, trained["epochs"][-1]["test_loss"], delta=2e-4)
+
+    def test_bf16_that_is_not_there_is_refused_by_name(self):
+        # Without cuDNN, and with our own convolutions; a last layer that cannot write float32.
+        flags = [self.worker, "--device=cuda", *cuda_jobs.DATA, "--epochs=1", "--math=bf16"]
+        done = self.run_to_end([*flags, "--model=lenet5"])
+        self.assertEqual(done.returncode, 2, done.output)
+        self.assertRegex(done.output, "layer .*: conv2d: bfloat16 convolutions are cuDNN's, .*: give --math=tf32, or "
+                                      "--conv=cudnn")
+        self.assertEqual(self.run_to_end([*flags, "--model=mlp"]).returncode, 0)
+        path = self.path("mean.textproto")
+        with open(path, "w") as file:
+            file.write("layer { name: \"fc\" dense { units: 10 } }\nlayer { name: \"last\" scale { factor: 2 } }\n")
+        done = self.run_to_end([*flags, "--model=" + path])
+        self.assertEqual(done.returncode, 2, done.output)
+        self.assertRegex(done.output, "mean.textproto.*last.*the last layer must be dense.*--math=tf32")
 
     def test_ranks_with_other_convolutions_are_refused_by_name(self):
         with_cudnn = "EMULATED_GPU_CUDNN=91900"

@@ -85,6 +85,27 @@ class CudaJobs(JobTest):
         self.assertEqual(mapped["exchange"]["gpu_transfer"], "gpu-memory")
         self.assertEqual(mapped["parameter_sha256"], digest, (workers, flags, sync))
 
+    def check_bf16(self) -> None:
+        """One digest in every cell, of a model with every kind of layer. REQUIRES: cuDNN."""
+        flags = [*without(self.everything(), "epochs"), "--epochs=1", "--math=bf16"]
+        local = self.cuda("local", flags=flags)
+        self.assertEqual((local["config"]["math"], local["config"]["conv"]), ("bf16", "cudnn"))
+        for sync, workers, more in (("local", 1, ["--nocuda_graph"]), ("ring", 1, []),
+                                    ("local", 1, ["--data_on_gpu=off"])):
+            self.assertEqual(self.cuda(sync, workers, flags=[*flags, *more])["parameter_sha256"],
+                             local["parameter_sha256"], (sync, more))
+        ring = self.cuda("ring", 2, flags=flags)
+        cells: tuple[tuple[str, list[str]], ...] = (
+            ("star", []), ("star/tcp", []), ("ring/tcp", ["--nocuda_graph"]), ("star-servers/tcp", []),
+            ("star/tcp", ["--same_host=gpu_memory"]), ("ring/tcp", ["--same_host=shared_memory"]))
+        for sync, more in cells:
+            self.assertEqual(self.cuda(sync, 2, flags=[*flags, *more])["parameter_sha256"], ring["parameter_sha256"],
+                             (sync, more))
+        exact = self.cuda("local", flags=[*without(flags, "math"), "--math=tf32"])
+        self.assertNotEqual(exact["parameter_sha256"], local["parameter_sha256"])
+        for epoch, other in zip(local["epochs"], exact["epochs"]):
+            self.assertAlmostEqual(epoch["test_loss"], other["test_loss"], delta=5e-2 * other["test_loss"])
+
     def test_gpus_that_map_each_others_memory(self) -> None:
         flags = [*MLP, "--epochs=1"]
         variants: tuple[tuple[str, list[str]], ...] = (

@@ -48,6 +48,11 @@ if REASON is None:
             self.assertEqual(self.cuda("local", flags=[*flags, "--conv=own", "--nocuda_graph"])["parameter_sha256"],
                              own["parameter_sha256"])
 
+        def test_bf16_has_one_digest_in_every_cell(self):
+            if self.cuda("local", flags=[*self.everything(), "--math=tf32"])["config"]["conv"] != "cudnn":
+                self.skipTest("NO cuDNN WAS FOUND: it computes all convolutions in bf16")
+            self.check_bf16()
+
         def test_math_changes_the_bits_and_little_else(self):
             flags = [*cuda_jobs.MLP, "--epochs=3"]
             exact = self.cuda("local", flags=flags)

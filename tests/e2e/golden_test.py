@@ -22,7 +22,8 @@ SMALL_IMAGES = ["--synthetic_size=28", "--synthetic_channels=1"]
 COLOUR_IMAGES = ["--synthetic_size=32", "--synthetic_channels=3"]
 IMAGES = {"resnet20": COLOUR_IMAGES}
 ON = {"cpu": (["--device=cpu", "--isa=baseline"], WORKER),
-      "emulated": (["--device=cuda", "--math=fp32", "--conv=own", "--share_gpus"], EMULATED)}
+      "emulated": (["--device=cuda", "--math=fp32", "--conv=own", "--share_gpus"], EMULATED),
+      "emulated_bf16": (["--device=cuda", "--math=bf16", "--conv=cudnn", "--share_gpus"], EMULATED)}
 
 
 def read_golden():
@@ -39,9 +40,9 @@ class GoldenTest(JobTest):
                           flags=[*JOB, *IMAGES.get(model, SMALL_IMAGES), "--model=" + model, *flags],
                           launch_flags=["--worker_binary=" + worker])["parameter_sha256"]
 
-    def check(self, device):
+    def check(self, device, numbers=(1, 2, 3)):
         rows = [row for row in read_golden() if row[0] == device]
-        self.assertEqual(len(rows), 15, "five models, alone, with 2 and with 3 workers")
+        self.assertEqual(len(rows), 5 * len(numbers), f"five models, with {numbers} workers")
         found = [(device, model, workers, self.run_job(device, model, workers)) for _, model, workers, _ in rows]
         lines = "\n".join("%s %s %d %s" % row for row in found)
         self.assertEqual(found, rows, "if this change is wanted, these are the lines of golden_digests:\n" + lines)
@@ -56,6 +57,11 @@ class GoldenTest(JobTest):
 
     def test_on_an_emulated_gpu(self):
         self.check("emulated")
+
+    def test_on_an_emulated_gpu_in_bf16(self):
+        os.environ["EMULATED_GPU_CUDNN"] = "91900"
+        self.addCleanup(os.environ.pop, "EMULATED_GPU_CUDNN")
+        self.check("emulated_bf16", numbers=(1, 2))
 
 
 if __name__ == "__main__":

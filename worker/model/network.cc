@@ -28,9 +28,12 @@ int64_t EvaluationBatchMax(const NetworkOptions& options) {
 
 int64_t ArenaBytes(const NetworkOptions& options, const NetworkProgram& training, const NetworkProgram& evaluation) {
   // One arena serves both, because training and evaluation never run at the same time.
-  const int64_t elements = std::max(options.batch_max * training.arena_sample_elements,
-                                    EvaluationBatchMax(options) * evaluation.arena_sample_elements);
-  return elements * static_cast<int64_t>(sizeof(float));
+  return std::max(options.batch_max * training.arena_sample_bytes,
+                  EvaluationBatchMax(options) * evaluation.arena_sample_bytes);
+}
+
+int64_t RoundedBytes(const NetworkOptions& options, const NetworkGraph& graph) {
+  return options.element == Element::kFloat32 ? 0 : graph.layout().element_count() * BytesOf(options.element);
 }
 
 }  // namespace
@@ -40,8 +43,8 @@ class Network::Impl {
   Impl(LayerFile file, NetworkGraph graph, const NetworkOptions& options, Device* device)
       : file_(std::move(file)),
         graph_(std::move(graph)),
-        training_(BuildTrainingProgram(graph_)),
-        evaluation_(BuildEvaluationProgram(graph_)),
+        training_(BuildTrainingProgram(graph_, options.element)),
+        evaluation_(BuildEvaluationProgram(graph_, options.element)),
         options_(options),
         device_(device) {
     options_.evaluation_batch_max = EvaluationBatchMax(options_);
@@ -57,6 +60,9 @@ class Network::Impl {
     // The arena comes first: plans keep pointers into it.
     ASSIGN_OR_RETURN(arena_, device_->Allocate(arena_bytes()), "activations and gradients of ", file_.file_name());
     RETURN_IF_ERROR(AllocateStatistics());
+    if (const int64_t bytes = RoundedBytes(options_, graph_); bytes > 0) {
+      ASSIGN_OR_RETURN(rounded_, device_->Allocate(bytes), "rounded parameters");
+    }
     // A device that lacks an operation must refuse it now, not after training has begun.
     RETURN_IF_ERROR(PlanTraining(options_.batch_max));
     return PlanEvaluation(options_.evaluation_batch_max);
@@ -92,7 +98,10 @@ class Network::Impl {
       // The call is made without samples too: the rank awaits and submits its buckets as all others do.
       RETURN_IF_ERROR(before_layer(l));
       const TraceSpan span(options_.track, NameOf(forward_names_, l), {.step = step.step});
-      if (plan_ != nullptr) plan_->RunForward(l, pointers);
+      if (plan_ == nullptr) continue;
+      if (step.arrive == TrainStep::Parameters::kByLayer) RoundLayer(l, pointers);
+      if (step.arrive == TrainStep::Parameters::kBefore && l == 0) Round(AllParameters(), pointers);
+      plan_->RunForward(l, pointers);
     }
     {
       const TraceSpan span(options_.track, "loss", {.step = step.step});
@@ -133,8 +142,11 @@ class Network::Impl {
     ready_batch_ = kNoBatch;
     if (input.batch == 0) return absl::OkStatus();
     ASSIGN_OR_RETURN(plan_, PlanOf(NetworkPlan::Mode::kEvaluation, input.batch));
-    const NetworkPlan::Pointers pointers{
-        .images = input.images, .targets = input.targets, .parameters = parameters.data()};
+    const NetworkPlan::Pointers pointers{.images = input.images,
+                                         .targets = input.targets,
+                                         .parameters = parameters.data(),
+                                         .rounded_parameters = RoundedParameters()};
+    Round(AllParameters(), pointers);
     for (int l = 0; l < layer_count(); ++l) plan_->RunForward(l, pointers);
     plan_->RunLoss(pointers);
     return absl::OkStatus();
@@ -193,10 +205,29 @@ class Network::Impl {
     return names.empty() ? nullptr : names[layer];
   }
 
-  static NetworkPlan::Pointers PointersOf(const TrainStep& step) {
+  ElementRange AllParameters() const { return {0, graph_.layout().element_count()}; }
+
+  // Null with float32, as which layers read the parameters themselves.
+  Elements RoundedParameters() const {
+    return rounded_ == nullptr ? Elements() : Elements(options_.element, rounded_->data());
+  }
+
+  // Copies what dense layers and convolutions read of the parameters. Backward reads the copy again: it is of the same
+  // step, whatever the optimizer has done to the vector since.
+  void Round(const ElementRange& range, const NetworkPlan::Pointers& pointers) {
+    if (rounded_ == nullptr || range.size() == 0) return;
+    auto* const to = static_cast<std::byte*>(rounded_->data()) + range.begin * BytesOf(options_.element);
+    device_->Cast(pointers.parameters + range.begin, {options_.element, to}, range.size());
+  }
+  void RoundLayer(int layer, const NetworkPlan::Pointers& pointers) {
+    if (NetworkPlan::ReadsRounded(graph_.layers()[layer])) Round(graph_.LayerRange(layer), pointers);
+  }
+
+  NetworkPlan::Pointers PointersOf(const TrainStep& step) const {
     return {.images = step.input.images,
             .targets = step.input.targets,
             .parameters = step.parameters.data(),
+            .rounded_parameters = RoundedParameters(),
             .gradients = step.gradients.data(),
             .step = step.step,
             .first_sample = step.first_sample,
@@ -273,8 +304,9 @@ class Network::Impl {
                                           .graph = &graph_,
                                           .program = mode == NetworkPlan::Mode::kTraining ? &training_ : &evaluation_,
                                           .mode = mode,
+                                          .element = options_.element,
                                           .device = device_,
-                                          .arena = arena_->floats(),
+                                          .arena = static_cast<std::byte*>(arena_->data()),
                                           .statistics = statistics_,
                                           .seed = options_.seed},
                                          batch));
@@ -311,6 +343,7 @@ class Network::Impl {
   NetworkOptions options_;
   Device* const device_;
   std::unique_ptr<DeviceBuffer> arena_;
+  std::unique_ptr<DeviceBuffer> rounded_;  // the parameters, rounded; null with float32
   std::unique_ptr<DeviceBuffer> statistics_memory_;
   std::vector<RunningStatistics> statistics_;        // by layer
   std::vector<RunningStatistics> added_statistics_;  // by layer, in the memory of the last StatisticsIn
@@ -318,7 +351,7 @@ class Network::Impl {
   // Shared with the callers of operations().
   std::vector<std::shared_ptr<NetworkPlan>> plans_;
   std::shared_ptr<NetworkPlan> plan_;  // the last Forward's or Evaluate's; null after an empty batch
-  const float* evaluated_images_ = nullptr;
+  ConstElements evaluated_images_;
   int64_t ready_batch_ = kNoBatch;                           // size of the batch whose Forward Backward may follow
   std::vector<float> zeros_;                                 // in host memory, for ClearGradients
   std::vector<const char*> forward_names_, backward_names_;  // of the spans, by layer; empty without a track
@@ -336,8 +369,10 @@ absl::StatusOr<std::unique_ptr<Network>> Network::Create(const LayerFile& file, 
 // The size follows from the graph and its programs, so a GPU's memory can be planned before a network exists.
 absl::StatusOr<NetworkSize> Network::SizeOf(const LayerFile& file, const NetworkOptions& options) {
   ASSIGN_OR_RETURN(const NetworkGraph graph, CreateGraph(file, options));
-  return NetworkSize{.arena_bytes = ArenaBytes(options, BuildTrainingProgram(graph), BuildEvaluationProgram(graph)),
-                     .element_count = graph.layout().element_count()};
+  return NetworkSize{.arena_bytes = ArenaBytes(options, BuildTrainingProgram(graph, options.element),
+                                               BuildEvaluationProgram(graph, options.element)),
+                     .element_count = graph.layout().element_count(),
+                     .rounded_bytes = RoundedBytes(options, graph)};
 }
 
 Network::Network(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

@@ -35,14 +35,15 @@ struct NetworkOptions {
   int64_t batch_max = 0;                                     // largest batch of this rank in training
   int64_t evaluation_batch_max = 0;                          // largest batch of Evaluate; 0 means batch_max
   uint64_t seed = 0;                                         // for dropout
+  Element element = Element::kFloat32;                       // of images, activations and their gradients
   TraceTrack* track = nullptr;  // the calling thread's; outlives the network; null without a trace
 };
 
 // One batch in device memory.
 struct NetworkInput {
-  const float* images = nullptr;  // (batch, height, width, channels)
-  LossTargets targets;            // of the model's loss
-  int64_t batch = 0;  // 0 is legal: the last batch may have no samples for this rank, whose gradients are then zero
+  ConstElements images;  // (batch, height, width, channels), of NetworkOptions::element
+  LossTargets targets;   // of the model's loss
+  int64_t batch = 0;     // 0 is legal: the last batch may have no samples for this rank, whose gradients are then zero
 };
 
 // A tensor that is saved, but neither trained nor exchanged in each step: batch norm's running mean and variance.
@@ -55,6 +56,7 @@ struct NetworkBuffer {
 struct NetworkSize {
   int64_t arena_bytes = 0;    // device memory for activations and their gradients
   int64_t element_count = 0;  // length of the parameter vector
+  int64_t rounded_bytes = 0;  // device memory for a copy of it, in elements other than float32
 };
 
 class Network {
@@ -96,6 +98,10 @@ class Network {
     float loss_scale = 1;      // 1 / samples in the global batch
     std::span<const float> parameters;
     std::span<float> gradients;  // overwritten, gaps untouched
+    // kByLayer: a layer's parameters are there when before_layer has returned for it; kBefore: all are there before
+    // Forward, which then rounds them at once.
+    enum class Parameters { kByLayer, kBefore };
+    Parameters arrive = Parameters::kByLayer;
     // Empty: batch norm updates its running statistics. Otherwise they stay, and this takes what the batch would add to
     // them: momentum * mean and momentum * variance (0 for a single value, which has none) of every channel, in the
     // order of buffers(). REQUIRES: statistics_size() values; a device whose memory is the host's.

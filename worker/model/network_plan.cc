@@ -1,7 +1,7 @@
 #include "worker/model/network_plan.h"
 
 #include <algorithm>
-#include <type_traits>
+#include <optional>
 #include <utility>
 #include <variant>
 
@@ -11,22 +11,29 @@
 namespace starring {
 namespace {
 
-// Where a layer's tensors begin in a vector of parameters or gradients. T is float or const float.
-template <typename T>
+// Where a layer's tensors begin in a vector of parameters or gradients.
 struct LayerTensors {
-  T* first = nullptr;   // weight, gamma
-  T* second = nullptr;  // bias, beta
+  std::optional<int64_t> first;   // weight, gamma
+  std::optional<int64_t> second;  // bias, beta
+
+  // In `vector`; null for a tensor that the layer does not have. T is float or const float.
+  template <typename T>
+  T* FirstIn(T* vector) const {
+    return first.has_value() ? vector + *first : nullptr;
+  }
+  template <typename T>
+  T* SecondIn(T* vector) const {
+    return second.has_value() ? vector + *second : nullptr;
+  }
 };
 
-template <typename T>
-LayerTensors<T> TensorsOf(const NetworkGraph& graph, int layer, T* vector) {
+LayerTensors TensorsOf(const NetworkGraph& graph, int layer) {
   const GraphLayer& l = graph.layers()[layer];
   const std::vector<Tensor>& tensors = graph.layout().tensors();
-  LayerTensors<T> found;
-  // A tensor that the layer does not have stays null.
+  LayerTensors found;
   // A layer's tensors follow each other in the layout: the weight first, as worker/model/layer_table.cc adds them.
-  if (l.tensor_count > 0) found.first = vector + tensors[l.first_tensor].range.begin;
-  if (l.tensor_count > 1) found.second = vector + tensors[l.first_tensor + 1].range.begin;
+  if (l.tensor_count > 0) found.first = tensors[l.first_tensor].range.begin;
+  if (l.tensor_count > 1) found.second = tensors[l.first_tensor + 1].range.begin;
   return found;
 }
 
@@ -43,6 +50,7 @@ absl::StatusOr<std::unique_ptr<NetworkPlan>> NetworkPlan::Create(const Parts& pa
   CHECK_GE(batch, 1);
   std::unique_ptr<NetworkPlan> plan(new NetworkPlan(parts, batch));
   const int layer_count = static_cast<int>(parts.graph->layers().size());
+  RETURN_IF_ERROR(plan->CheckLogits());
   // Everything is allocated here, so that a step allocates nothing.
   for (int l = 0; l < layer_count; ++l) {
     absl::StatusOr<Prepared> operation = plan->Prepare(l);
@@ -62,6 +70,16 @@ absl::StatusOr<std::unique_ptr<NetworkPlan>> NetworkPlan::Create(const Parts& pa
   return plan;
 }
 
+// The loss reads float32, and of all operations a dense layer alone can write what it has not read.
+absl::Status NetworkPlan::CheckLogits() const {
+  const int logits = parts_.program->logits;
+  const Element element = logits < 0 ? parts_.element : parts_.program->storages[logits].element;
+  if (element == Element::kFloat32) return absl::OkStatus();
+  return parts_.file->LayerError(parts_.graph->layers().back().number, "",
+                                 "the last layer must be dense, without an activation of its own, where activations "
+                                 "are stored in bfloat16: use --math=tf32");
+}
+
 // Whether the layer's backward computes the gradient of its input. The first layer with parameters does not need one,
 // and in many networks that gradient would be the largest of all.
 InputGradient NetworkPlan::InputGradientOf(int layer) const {
@@ -76,20 +94,8 @@ absl::StatusOr<NetworkPlan::Prepared> NetworkPlan::Prepare(int layer) const {
   const GraphLayer& l = parts_.graph->layers()[layer];
   Device* device = parts_.device;
   switch (l.kind) {
-    case LayerKind::kOperation: {
-      Operations operations;
-      for (OperationSpec spec : l.operations) {
-        std::visit(
-            [&](auto& s) {
-              s.batch = batch_;
-              // Only specs of operations that can save the input gradient have the field.
-              if constexpr (requires { s.input_gradient; }) s.input_gradient = InputGradientOf(layer);
-            },
-            spec);
-        ASSIGN_OR_RETURN(operations.emplace_back(), device->CreateOperation(spec));
-      }
-      return Prepared(std::move(operations));
-    }
+    case LayerKind::kOperation:
+      return PrepareOperations(layer);
     case LayerKind::kBatchNorm:
       return ToVariant<Prepared>(device->CreateBatchNorm({.batch = batch_,
                                                           .height = l.in.height,
@@ -97,14 +103,16 @@ absl::StatusOr<NetworkPlan::Prepared> NetworkPlan::Prepare(int layer) const {
                                                           .channels = l.in.channels,
                                                           .activation = l.activation,
                                                           .epsilon = l.epsilon,
-                                                          .momentum = l.momentum}));
+                                                          .momentum = l.momentum,
+                                                          .element = parts_.element}));
     case LayerKind::kDropout:
       return ToVariant<Prepared>(device->CreateDropout({.batch = batch_,
                                                         .sample_elements = l.in.elements(),
                                                         .rate = l.rate,
                                                         .seed = parts_.seed,
                                                         // From one seed, every layer draws other numbers.
-                                                        .stream = static_cast<uint32_t>(l.number)}));
+                                                        .stream = static_cast<uint32_t>(l.number),
+                                                        .element = parts_.element}));
     case LayerKind::kRelu:
     case LayerKind::kAdd:
     case LayerKind::kFlatten:
@@ -113,14 +121,50 @@ absl::StatusOr<NetworkPlan::Prepared> NetworkPlan::Prepare(int layer) const {
   return Prepared();
 }
 
-// Offsets are per sample, so a smaller batch uses a shorter part of the arena.
-float* NetworkPlan::At(int storage) const {
-  if (storage < 0) return nullptr;
-  return parts_.arena + batch_ * parts_.program->storages[storage].sample_offset;
+absl::StatusOr<NetworkPlan::Prepared> NetworkPlan::PrepareOperations(int layer) const {
+  Operations operations;
+  for (OperationSpec spec : parts_.graph->layers()[layer].operations) {
+    std::visit(
+        [&](auto& s) {
+          s.batch = batch_;
+          s.element = parts_.element;
+          // Only specs of operations that can save the input gradient have the field.
+          if constexpr (requires { s.input_gradient; }) s.input_gradient = InputGradientOf(layer);
+          if constexpr (requires { s.output; }) {
+            s.output = parts_.program->storages[parts_.program->forward[layer].back().y].element;
+          }
+        },
+        spec);
+    ASSIGN_OR_RETURN(operations.emplace_back(), parts_.device->CreateOperation(spec));
+  }
+  return Prepared(std::move(operations));
 }
 
-const float* NetworkPlan::In(int storage, const Pointers& pointers) const {
-  return storage == NetworkProgram::kImages ? pointers.images : At(storage);
+// Offsets are per sample, so a smaller batch uses a shorter part of the arena.
+Elements NetworkPlan::At(int storage) const {
+  if (storage < 0) return {};
+  const NetworkProgram::Storage& s = parts_.program->storages[storage];
+  return {s.element, parts_.arena + batch_ * s.sample_offset_bytes};
+}
+
+ConstElements NetworkPlan::In(int storage, const Pointers& pointers) const {
+  return storage == NetworkProgram::kImages ? pointers.images : ConstElements(At(storage));
+}
+
+bool NetworkPlan::ReadsRounded(const GraphLayer& layer) {
+  return !layer.operations.empty() && (std::holds_alternative<Conv2dSpec>(layer.operations[0]) ||
+                                       std::holds_alternative<DenseSpec>(layer.operations[0]));
+}
+
+NetworkPlan::Weights NetworkPlan::WeightsOf(int layer, const Pointers& pointers, Element output) const {
+  const LayerTensors tensors = TensorsOf(*parts_.graph, layer);
+  Weights floats = {tensors.FirstIn(pointers.parameters), tensors.SecondIn(pointers.parameters)};
+  if (pointers.rounded_parameters.is_null() || !ReadsRounded(parts_.graph->layers()[layer])) return floats;
+  const auto rounded = [&](const std::optional<int64_t>& begin) {
+    return begin.has_value() ? pointers.rounded_parameters.From(*begin) : ConstElements();
+  };
+  // A bias has the elements of the output that it is added to.
+  return {rounded(tensors.first), output == Element::kFloat32 ? floats.bias : rounded(tensors.second)};
 }
 
 int64_t NetworkPlan::CountOf(int storage) const { return batch_ * parts_.program->storages[storage].sample_elements; }
@@ -138,7 +182,7 @@ void NetworkPlan::RunForward(int layer, const Pointers& pointers) {
 
 void NetworkPlan::RunLoss(const Pointers& pointers) {
   // In evaluation `dlogits` is kNone and At returns null: the loss then writes no gradient.
-  loss_->Run(In(parts_.program->logits, pointers), pointers.targets, pointers.loss_scale, At(parts_.program->dlogits));
+  loss_->Run(Logits(pointers), pointers.targets, pointers.loss_scale, At(parts_.program->dlogits).floats());
 }
 
 void NetworkPlan::RunBackward(int layer, const Pointers& pointers) {
@@ -164,9 +208,9 @@ void NetworkPlan::RunBackward(int layer, const Pointers& pointers) {
 
 void NetworkPlan::Forward(const Instruction& instruction, const Pointers& pointers) {
   const int layer = instruction.layer;
-  const float* x = In(instruction.x, pointers);
-  float* y = At(instruction.y);
-  const auto [weight, bias] = TensorsOf(*parts_.graph, layer, pointers.parameters);
+  const ConstElements x = In(instruction.x, pointers);
+  const Elements y = At(instruction.y);
+  const auto [weight, bias] = WeightsOf(layer, pointers, y.element());
   const RunningStatistics& running = (pointers.statistics.empty() ? parts_.statistics : pointers.statistics)[layer];
   Prepared& prepared = prepared_[layer];
   switch (parts_.graph->layers()[layer].kind) {
@@ -175,8 +219,10 @@ void NetworkPlan::Forward(const Instruction& instruction, const Pointers& pointe
     case LayerKind::kBatchNorm: {
       BatchNorm& norm = *std::get<std::unique_ptr<BatchNorm>>(prepared);
       // Training normalises by the batch's own statistics and updates the running ones, which evaluation reads.
-      if (parts_.mode == Mode::kTraining) return norm.Forward(x, weight, bias, running.mean, running.variance, y);
-      return norm.Infer(x, weight, bias, running.mean, running.variance, y);
+      const float* const gamma = weight.floats();
+      const float* const beta = bias.floats();
+      if (parts_.mode == Mode::kTraining) return norm.Forward(x, gamma, beta, running.mean, running.variance, y);
+      return norm.Infer(x, gamma, beta, running.mean, running.variance, y);
     }
     case LayerKind::kDropout:
       return std::get<std::unique_ptr<Dropout>>(prepared)->Forward(x, pointers.step, pointers.first_sample, y);
@@ -192,19 +238,21 @@ void NetworkPlan::Forward(const Instruction& instruction, const Pointers& pointe
 
 void NetworkPlan::Backward(const Instruction& instruction, const Pointers& pointers) {
   const int layer = instruction.layer;
-  const float* x = In(instruction.x, pointers);
-  const float* y = At(instruction.y);
-  float* dy = At(instruction.dy);
-  float* dx = At(instruction.dx);
+  const ConstElements x = In(instruction.x, pointers);
+  const ConstElements y = At(instruction.y);
+  const Elements dy = At(instruction.dy);
+  const Elements dx = At(instruction.dx);
   // No backward reads the bias: the gradient of a sum does not depend on its terms.
-  const float* weight = TensorsOf(*parts_.graph, layer, pointers.parameters).first;
-  const auto [dweight, dbias] = TensorsOf(*parts_.graph, layer, pointers.gradients);
+  const ConstElements weight = WeightsOf(layer, pointers, dy.element()).weight;
+  const LayerTensors tensors = TensorsOf(*parts_.graph, layer);
+  float* const dweight = tensors.FirstIn(pointers.gradients);
+  float* const dbias = tensors.SecondIn(pointers.gradients);
   Prepared& prepared = prepared_[layer];
   switch (parts_.graph->layers()[layer].kind) {
     case LayerKind::kOperation:
       return std::get<Operations>(prepared)[instruction.part]->Backward(x, weight, y, dy, dx, dweight, dbias);
     case LayerKind::kBatchNorm:
-      return std::get<std::unique_ptr<BatchNorm>>(prepared)->Backward(x, weight, y, dy, dx, dweight, dbias);
+      return std::get<std::unique_ptr<BatchNorm>>(prepared)->Backward(x, weight.floats(), y, dy, dx, dweight, dbias);
     case LayerKind::kDropout:
       return std::get<std::unique_ptr<Dropout>>(prepared)->Backward(dy, dx);
     case LayerKind::kRelu:

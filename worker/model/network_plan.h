@@ -6,6 +6,7 @@
 #ifndef STARRING_WORKER_MODEL_NETWORK_PLAN_H_
 #define STARRING_WORKER_MODEL_NETWORK_PLAN_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -35,16 +36,20 @@ class NetworkPlan {
     const NetworkGraph* graph = nullptr;
     const NetworkProgram* program = nullptr;  // for `mode`
     Mode mode = Mode::kTraining;
+    Element element = Element::kFloat32;  // of images, and of the program
     Device* device = nullptr;
-    float* arena = nullptr;                         // batch * program->arena_sample_elements floats
+    std::byte* arena = nullptr;                     // batch * program->arena_sample_bytes
     std::span<const RunningStatistics> statistics;  // by layer
     uint64_t seed = 0;                              // for dropout
   };
   // The arguments that differ from step to step. `gradients` is null in evaluation.
   struct Pointers {
-    const float* images = nullptr;
+    ConstElements images;
     LossTargets targets;
     const float* parameters = nullptr;
+    // Parameters as dense layers and convolutions read them, where these have other elements than float32: a rounded
+    // copy of the vector. Otherwise null.
+    ConstElements rounded_parameters;
     float* gradients = nullptr;
     int64_t step = 0;
     int64_t first_sample = 0;
@@ -55,6 +60,9 @@ class NetworkPlan {
   // Fails with the device's error, and the position of the layer that it concerns. REQUIRES: batch >= 1.
   static absl::StatusOr<std::unique_ptr<NetworkPlan>> Create(const Parts& parts, int64_t batch);
 
+  // Whether the layer reads Pointers::rounded_parameters.
+  static bool ReadsRounded(const GraphLayer& layer);
+
   int64_t batch() const { return batch_; }
   Mode mode() const { return parts_.mode; }
 
@@ -62,7 +70,7 @@ class NetworkPlan {
   void RunLoss(const Pointers& pointers);
   void RunBackward(int layer, const Pointers& pointers);
   LossResult Result() { return loss_->Result(); }
-  const float* Logits(const Pointers& pointers) const { return In(parts_.program->logits, pointers); }
+  const float* Logits(const Pointers& pointers) const { return In(parts_.program->logits, pointers).floats(); }
 
  private:
   // A layer's operation. Relu, add and flatten have none: they are calls of the device that need no preparation.
@@ -70,12 +78,19 @@ class NetworkPlan {
   using Prepared = std::variant<std::monostate, Operations, std::unique_ptr<BatchNorm>, std::unique_ptr<Dropout>>;
 
   NetworkPlan(const Parts& parts, int64_t batch) : parts_(parts), batch_(batch) {}
+  absl::Status CheckLogits() const;
   absl::StatusOr<Prepared> Prepare(int layer) const;
+  absl::StatusOr<Prepared> PrepareOperations(int layer) const;
   InputGradient InputGradientOf(int layer) const;
   // Where a storage is for this batch size; null for kNone.
-  float* At(int storage) const;
+  Elements At(int storage) const;
   // As At, and the batch's images for kImages.
-  const float* In(int storage, const Pointers& pointers) const;
+  ConstElements In(int storage, const Pointers& pointers) const;
+  // A layer's weight and bias, as its forward reads them.
+  struct Weights {
+    ConstElements weight, bias;
+  };
+  Weights WeightsOf(int layer, const Pointers& pointers, Element output) const;
   int64_t CountOf(int storage) const;
   void Forward(const Instruction& instruction, const Pointers& pointers);
   void Backward(const Instruction& instruction, const Pointers& pointers);

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <numeric>
 #include <utility>
+#include <variant>
 
 #include "common/base/check.h"
 #include "common/base/memory.h"
-#include "common/job/layout.h"
 
 namespace starring {
 namespace {
@@ -32,7 +32,8 @@ bool NeedsMaskInstruction(const GraphLayer& layer) {
 class ProgramBuilder {
  public:
   enum class Mode { kTraining, kEvaluation };
-  ProgramBuilder(const NetworkGraph& graph, Mode mode) : graph_(graph), mode_(mode) {
+  ProgramBuilder(const NetworkGraph& graph, Mode mode, Element element)
+      : graph_(graph), mode_(mode), element_(element) {
     const int layer_count = static_cast<int>(graph.layers().size());
     outputs_.assign(layer_count, kNone);
     reader_counts_.assign(layer_count, 0);
@@ -68,13 +69,31 @@ class ProgramBuilder {
   int OutputOf(int layer) const { return layer == GraphLayer::kImage ? kImages : outputs_[layer]; }
   bool NeedsGradient(int layer) const { return layer != GraphLayer::kImage && needs_gradient_[layer]; }
 
-  int NewStorage(const SampleShape& shape) {
-    program_.storages.push_back({.sample_elements = shape.elements()});
-    lives_.push_back({.size = shape.elements(), .first = time_, .last = time_});
+  int NewStorage(const SampleShape& shape, Element element) {
+    program_.storages.push_back({.sample_elements = shape.elements(), .element = element});
+    lives_.push_back({.size = shape.elements() * BytesOf(element), .first = time_, .last = time_});
     holders_.push_back(0);
     keeps_.push_back(Keeps::kNothing);
     return static_cast<int>(lives_.size()) - 1;
   }
+
+  // Flattening changes only the shape: an image is contiguous in memory. Dropout does nothing in evaluation.
+  bool IsIdentity(const GraphLayer& layer) const {
+    return layer.kind == LayerKind::kFlatten || (layer.kind == LayerKind::kDropout && mode_ == Mode::kEvaluation);
+  }
+
+  // Of layer l's output. The loss reads float32, which a dense layer can write.
+  Element OutputElement(int l) const {
+    int logits_layer = static_cast<int>(graph_.layers().size()) - 1;
+    while (logits_layer != GraphLayer::kImage && IsIdentity(graph_.layers()[logits_layer])) {
+      logits_layer = graph_.layers()[logits_layer].inputs[0];
+    }
+    if (l != logits_layer) return element_;
+    const std::vector<OperationSpec>& operations = graph_.layers()[l].operations;
+    return operations.size() == 1 && std::holds_alternative<DenseSpec>(operations[0]) ? Element::kFloat32 : element_;
+  }
+
+  Element ElementOf(int storage) const { return program_.storages[storage].element; }
 
   // Lives only grow. The negative numbers, kNone and kImages, are not in the arena.
   void Touch(int storage) {
@@ -120,17 +139,14 @@ class ProgramBuilder {
     for (const int input : layer.inputs) needs_gradient_[l] = needs_gradient_[l] || NeedsGradient(input);
 
     const int x = OutputOf(layer.inputs[0]);
-    // Flattening changes only the shape: an image is contiguous in memory. Dropout does nothing in evaluation.
-    const bool is_identity =
-        layer.kind == LayerKind::kFlatten || (layer.kind == LayerKind::kDropout && mode_ == Mode::kEvaluation);
     has_one_name_[l] = true;
-    if (is_identity) {
+    if (IsIdentity(layer)) {
       // No instruction. The storage now has two names; if the layer is the only reader, the first is not used again.
       outputs_[l] = x;
       has_one_name_[l] = IsSoleReader(l);
       return;
     }
-    outputs_[l] = WorksInPlace(l) ? x : NewStorage(layer.out);
+    outputs_[l] = WorksInPlace(l) ? x : NewStorage(layer.out, OutputElement(l));
     KeepOutput(layer, outputs_[l]);
     if (layer.kind == LayerKind::kAdd) {
       Emit(&program_.forward[l],
@@ -156,7 +172,7 @@ class ProgramBuilder {
       // The gradient replaces the logits unless something still reads them: backward, for the mask of a final ReLU, or
       // a layer that knows the same storage under another name.
       const bool in_place = program_.logits >= 0 && has_one_name_.back() && keeps_[program_.logits] == Keeps::kNothing;
-      program_.dlogits = in_place ? program_.logits : NewStorage(last.out);
+      program_.dlogits = in_place ? program_.logits : NewStorage(last.out, Element::kFloat32);
       gradients_.back() = program_.dlogits;
       holders_[program_.dlogits] = 1;
     }
@@ -191,7 +207,7 @@ class ProgramBuilder {
 
   // Returns the storage of the masked gradient, which layer l now holds instead of `dy`.
   int EmitMask(int l, int y, int dy, std::vector<Instruction>* list) {
-    const int masked = holders_[dy] > 1 ? NewStorage(graph_.layers()[l].out) : dy;
+    const int masked = holders_[dy] > 1 ? NewStorage(graph_.layers()[l].out, ElementOf(dy)) : dy;
     Emit(list, {.operation = Operation::kMask, .layer = l, .y = y, .dy = dy, .dx = masked});
     if (masked != dy) {
       --holders_[dy];
@@ -213,7 +229,7 @@ class ProgramBuilder {
     int dx = kNone;
     // Batch norm's backward always writes dx, so that a first layer needs a storage for it too.
     if (needs_dx || layer.kind == LayerKind::kBatchNorm) {
-      dx = in_place ? dy : NewStorage(needs_dx ? graph_.layers()[input].out : layer.in);
+      dx = in_place ? dy : NewStorage(needs_dx ? graph_.layers()[input].out : layer.in, element_);
     }
     Instruction instruction{.operation = Operation::kBackward, .layer = l, .part = part.number, .dy = dy, .dx = dx};
     // x and y are named only where backward reads them: a storage that is named stays alive until then.
@@ -250,7 +266,8 @@ class ProgramBuilder {
     }
     // The sum overwrites one of its parts, whichever no other tensor holds. Only if both are held does it need memory.
     int target = gradient;
-    if (holders_[gradient] > 1) target = holders_[sum] == 1 ? sum : NewStorage(graph_.layers()[input].out);
+    if (holders_[gradient] > 1)
+      target = holders_[sum] == 1 ? sum : NewStorage(graph_.layers()[input].out, ElementOf(sum));
     Instruction instruction{.operation = Operation::kSum, .layer = l, .x = sum, .x2 = gradient, .dx = target};
     // The complete sum is masked in the same pass over memory. Masking an earlier sum would leave the parts that follow
     // unmasked.
@@ -265,15 +282,16 @@ class ProgramBuilder {
     sum = target;
   }
 
-  // Offsets are multiples of 16 elements for one sample, and so for every batch: each storage begins on a cache line.
+  // Offsets are multiples of a cache line for one sample, and so for every batch.
   void PlaceStorages() {
-    const MemoryPlan plan = PlanMemory(lives_, Layout::kAlignmentElements);
-    for (size_t s = 0; s < lives_.size(); ++s) program_.storages[s].sample_offset = plan.offsets[s];
-    program_.arena_sample_elements = plan.size;
+    const MemoryPlan plan = PlanMemory(lives_, kCacheLineBytes);
+    for (size_t s = 0; s < lives_.size(); ++s) program_.storages[s].sample_offset_bytes = plan.offsets[s];
+    program_.arena_sample_bytes = plan.size;
   }
 
   const NetworkGraph& graph_;
   const Mode mode_;
+  const Element element_;
   NetworkProgram program_;
   int time_ = 0;
   // By storage.
@@ -293,12 +311,12 @@ bool LiveTogether(const BufferLife& a, const BufferLife& b) { return a.first <= 
 
 }  // namespace
 
-NetworkProgram BuildTrainingProgram(const NetworkGraph& graph) {
-  return ProgramBuilder(graph, ProgramBuilder::Mode::kTraining).Build();
+NetworkProgram BuildTrainingProgram(const NetworkGraph& graph, Element element) {
+  return ProgramBuilder(graph, ProgramBuilder::Mode::kTraining, element).Build();
 }
 
-NetworkProgram BuildEvaluationProgram(const NetworkGraph& graph) {
-  return ProgramBuilder(graph, ProgramBuilder::Mode::kEvaluation).Build();
+NetworkProgram BuildEvaluationProgram(const NetworkGraph& graph, Element element) {
+  return ProgramBuilder(graph, ProgramBuilder::Mode::kEvaluation, element).Build();
 }
 
 MemoryPlan PlanMemory(std::span<const BufferLife> buffers, int64_t alignment) {

@@ -1,10 +1,10 @@
 // A network as a list of instructions over storages, without a device, a batch size or pointers.
 //
-// Words. A *storage* is a piece of the arena that holds one activation or one gradient. Its size and offset are counted
-// in elements per sample: with a batch of n samples, storage s begins at element n * offset(s). So one program and one
-// memory plan serve every batch size. *Time* is the position of an instruction in the order forward, loss, backward. A
-// storage is alive from the first instruction that touches it to the last; two storages may share memory if they are
-// never alive at the same time.
+// Words. A *storage* is a piece of the arena that holds one activation or one gradient. Its offset is counted in bytes
+// per sample: with a batch of n samples, storage s begins at byte n * offset(s). So one program and one memory plan
+// serve every batch size. *Time* is the position of an instruction in the order forward, loss, backward. A storage is
+// alive from the first instruction that touches it to the last; two storages may share memory if they are never alive
+// at the same time.
 //
 // Three things keep the arena small:
 //   1. relu, dropout, flatten and activations that backward computes from y work in place where no other layer reads
@@ -25,6 +25,7 @@
 #include <span>
 #include <vector>
 
+#include "kernels/element.h"
 #include "worker/model/network_graph.h"
 
 namespace starring {
@@ -50,20 +51,23 @@ struct NetworkProgram {
 
   struct Storage {
     int64_t sample_elements = 0;
-    int64_t sample_offset = 0;  // a multiple of 16: every storage of every batch is 64-byte aligned
+    Element element = Element::kFloat32;
+    int64_t sample_offset_bytes = 0;  // a multiple of 64: so is the offset of every storage of every batch
   };
 
   std::vector<Storage> storages;
   std::vector<std::vector<Instruction>> forward;   // by layer
   std::vector<std::vector<Instruction>> backward;  // by layer; empty in evaluation
   int logits = kNone;
-  int dlogits = kNone;                // may be `logits`; kNone in evaluation
-  int64_t arena_sample_elements = 0;  // the arena has batch times as many elements
+  int dlogits = kNone;             // may be `logits`; kNone in evaluation
+  int64_t arena_sample_bytes = 0;  // the arena has batch times as many bytes
 };
 
-NetworkProgram BuildTrainingProgram(const NetworkGraph& graph);
+// Images and storages have elements of the kind `element`, but for the outputs of a last layer that is dense, and their
+// gradient: the loss reads and writes these two in float32.
+NetworkProgram BuildTrainingProgram(const NetworkGraph& graph, Element element = Element::kFloat32);
 // Without dropout. No activation is kept for backward.
-NetworkProgram BuildEvaluationProgram(const NetworkGraph& graph);
+NetworkProgram BuildEvaluationProgram(const NetworkGraph& graph, Element element = Element::kFloat32);
 
 // A buffer that is in use from time `first` to time `last`, both included.
 struct BufferLife {

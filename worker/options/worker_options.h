@@ -388,11 +388,14 @@ inline constexpr FlagRow kRows[] = {
      WholeAt<&W::prefetch_depth>(0, kPrefetchDepthMax)},
     {"device", "processor", "auto: cuda where the driver shows a GPU, else cpu", OneOfAt<kDevices, &W::device>(),
      kSameOnAllRanks | kSaidWhenResumed | kPeerTakes},
-    {"math", "processor", "cuda: the format that matrix products round their factors to; sums are always fp32",
+    {"math", "processor",
+     "cuda: the format that matrix products round their factors to; sums are always fp32, and with bf16 activations "
+     "and "
+     "their gradients are stored in bf16",
      OneOfAt<kMaths, &W::math>(), kSameOnAllRanks | kSaidWhenResumed | kPeerTakes},
     {"conv", "processor",
-     "cuda: who computes convolutions; cudnn: deterministic engines that its heuristics choose, never by timing, in "
-     "tf32 with --math=bf16; own: Starring's kernels and cuBLASLt; auto: own in fp32, else cudnn where it is found",
+     "cuda: who computes convolutions; cudnn: deterministic engines that its heuristics choose, never by timing; "
+     "own: Starring's kernels and cuBLASLt, which have no bf16; auto: own in fp32, else cudnn where it is found",
      OneOfAt<kConvolutions, &W::conv>(), kSameOnAllRanks | kSaidWhenResumed},
     {"share_gpus", "processor", "cuda: workers may share a GPU; else more workers than GPUs are refused",
      SwitchAt<&W::share_gpus>(), kPeerTakes},

@@ -166,7 +166,8 @@ absl::StatusOr<Model> Load(const std::string& folder, const PredictOptions& opti
                                                    .channels = facts.channels,
                                                    .outputs = facts.outputs,
                                                    .batch_max = 1,
-                                                   .evaluation_batch_max = kPredictionBatch},
+                                                   .evaluation_batch_max = kPredictionBatch,
+                                                   .element = options.element},
                                                   options.device));
   std::map<std::string, int64_t> buffer_sizes;
   for (const NetworkBuffer& buffer : model.network->buffers()) buffer_sizes[buffer.name] = std::ssize(buffer.values);
@@ -239,10 +240,14 @@ absl::Status CheckFinite(std::span<const float> row, int64_t sample) {
 // One batch in the device's memory, and what its outputs are compared with.
 class Input {
  public:
-  static absl::StatusOr<Input> Create(Device* device, const Dataset& data, const Model& model,
+  static absl::StatusOr<Input> Create(const PredictOptions& options, const Dataset& data, const Model& model,
                                       std::vector<int32_t> model_classes) {
-    Input input(device, model, std::move(model_classes));
+    Device* const device = options.device;
+    Input input(options, model, std::move(model_classes));
     const int64_t values = kPredictionBatch * data.image_values();
+    if (options.element != Element::kFloat32) {
+      ASSIGN_OR_RETURN(input.rounded_, device->Allocate(values * BytesOf(options.element)), "a batch");
+    }
     ASSIGN_OR_RETURN(input.images_, device->Allocate(values * static_cast<int64_t>(sizeof(float))), "a batch");
     // A label is an int32, which has the bytes of a float.
     ASSIGN_OR_RETURN(input.targets_, device->Allocate(kPredictionBatch * kFloatBytes *
@@ -253,6 +258,12 @@ class Input {
   // Overwrites the batch before, whose evaluation has ended.
   NetworkInput Copy(const Batch& batch) {
     device_->CopyToDevice(batch.images.data(), images_->data(), static_cast<int64_t>(batch.images.size_bytes()));
+    ConstElements images = images_->floats();
+    if (rounded_ != nullptr) {
+      const Elements rounded(element_, rounded_->data());
+      device_->Cast(images_->floats(), rounded, std::ssize(batch.images));
+      images = rounded;
+    }
     labels_.clear();
     values_.assign(batch.targets.begin(), batch.targets.end());
     for (const int32_t label : batch.labels) labels_.push_back(model_classes_[static_cast<size_t>(label)]);
@@ -265,8 +276,7 @@ class Input {
     const void* const from = are_labels ? static_cast<const void*>(labels_.data()) : values_.data();
     const size_t bytes = are_labels ? std::span(labels_).size_bytes() : std::span(values_).size_bytes();
     device_->CopyToDevice(from, targets_->data(), static_cast<int64_t>(bytes));
-    return {
-        .images = images_->floats(), .targets = LossTargets(targets_->data()), .batch = std::ssize(batch.plan.samples)};
+    return {.images = images, .targets = LossTargets(targets_->data()), .batch = std::ssize(batch.plan.samples)};
   }
 
   // Counts the batch that was copied last.
@@ -279,17 +289,20 @@ class Input {
   }
 
  private:
-  Input(Device* device, const Model& model, std::vector<int32_t> model_classes)
-      : device_(device),
+  Input(const PredictOptions& options, const Model& model, std::vector<int32_t> model_classes)
+      : device_(options.device),
+        element_(options.element),
         loss_(model.network->loss()),
         outputs_(model.network->outputs()),
         model_classes_(std::move(model_classes)) {}
 
   Device* device_;
+  Element element_;
   LossKind loss_;
   int64_t outputs_;
   std::vector<int32_t> model_classes_;  // by class of the data
   std::unique_ptr<DeviceBuffer> images_, targets_;
+  std::unique_ptr<DeviceBuffer> rounded_;  // the images, of other elements than float32; else null
   std::vector<int32_t> labels_;
   std::vector<float> values_;
 };
@@ -388,7 +401,7 @@ class Prediction {
     ASSIGN_OR_RETURN(model_, LoadNewest(options_));
     RETURN_IF_ERROR(CheckTargets(model_, data_));
     ASSIGN_OR_RETURN(std::vector<int32_t> model_classes, ModelClasses(model_, *options_.data));
-    ASSIGN_OR_RETURN(Input input, Input::Create(options_.device, data_, model_, std::move(model_classes)));
+    ASSIGN_OR_RETURN(Input input, Input::Create(options_, data_, model_, std::move(model_classes)));
     Evaluation evaluation{.folder = model_.folder, .samples = data_.count, .has_labels = data_.has_labels};
     RETURN_IF_ERROR(CheckData(model_, options_, &evaluation.note));
     // The ranks compare themselves before they compute: a difference costs no evaluation.

@@ -46,10 +46,11 @@ struct EvaluatingRanks {
 struct PredictOptions {
   // A folder of checkpoints, of which the newest whole one is taken, or one of them: DIR/step-...
   std::string checkpoint;
-  const TrainAndTest* data = nullptr;  // its test set is asked about; outlives the call
-  bool is_split = false;               // the test set is a part of the training's data (--test_fraction)
-  std::string out;                     // of PredictionFile; empty: no file is written, as with several ranks
-  Device* device = nullptr;            // outlives the call
+  const TrainAndTest* data = nullptr;   // its test set is asked about; outlives the call
+  bool is_split = false;                // the test set is a part of the training's data (--test_fraction)
+  std::string out;                      // of PredictionFile; empty: no file is written, as with several ranks
+  Device* device = nullptr;             // outlives the call
+  Element element = Element::kFloat32;  // of activations
   EvaluatingRanks ranks;
   ProgressState* state = nullptr;  // told what this rank is doing, for stall reports; may be null
   std::function<bool()> stop = [] { return false; };

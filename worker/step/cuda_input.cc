@@ -51,7 +51,7 @@ int64_t CudaInput::BatchBytes(const Options& options) {
   // This must count what Allocate allocates, byte for byte: a training that does not fit is refused before anything is
   // allocated, by this sum. tests/worker/step/gpu_memory_test.cc compares both.
   const Dataset& shape = options.data->train;
-  const int64_t images = SamplesMax(options) * shape.image_values() * kFloatBytes;
+  const int64_t images = SamplesMax(options) * shape.image_values() * BytesOf(options.element);
   const int64_t constants = 2 * shape.channels * kFloatBytes;
   const int64_t evaluation_head = options.evaluation_batch_max * HeadBytes(options);
   return images + constants + evaluation_head +
@@ -67,7 +67,7 @@ int64_t CudaInput::DataBytes(const Options& options) {
 
 absl::Status CudaInput::Allocate() {
   // One buffer for training and evaluation, which never run at the same time.
-  ASSIGN_OR_RETURN(images_, device_.Allocate(SamplesMax(options_) * shape_.image_values() * kFloatBytes),
+  ASSIGN_OR_RETURN(images_, device_.Allocate(SamplesMax(options_) * shape_.image_values() * BytesOf(options_.element)),
                    "a batch of images");
   ASSIGN_OR_RETURN(evaluation_head_, device_.Allocate(options_.evaluation_batch_max * HeadBytes(options_)));
   ASSIGN_OR_RETURN(offset_, device_.Allocate(shape_.channels * kFloatBytes));
@@ -155,8 +155,8 @@ NetworkInput CudaInput::Normalized(const void* targets, const void* values, int6
                            .channels = shape_.channels,
                            .offset = offset_->floats(),
                            .scale = scale_->floats(),
-                           .out = images_->floats()});
-  return {.images = images_->floats(), .targets = LossTargets(targets), .batch = batch};
+                           .out = Images()});
+  return {.images = Images(), .targets = LossTargets(targets), .batch = batch};
 }
 
 NetworkInput CudaInput::Gathered(const Resident& data, const uint32_t* samples, int64_t batch,
@@ -177,10 +177,10 @@ NetworkInput CudaInput::Gathered(const Resident& data, const uint32_t* samples, 
                          .seed = options_.seed,
                          .offset = offset_->floats(),
                          .scale = scale_->floats(),
-                         .out_images = images_->floats(),
+                         .out_images = Images(),
                          .out_labels = static_cast<int32_t*>(targets_->data()),
                          .out_targets = targets_->floats()});
-  return {.images = images_->floats(), .targets = LossTargets(targets_->data()), .batch = batch};
+  return {.images = Images(), .targets = LossTargets(targets_->data()), .batch = batch};
 }
 
 }  // namespace starring

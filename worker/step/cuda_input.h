@@ -32,6 +32,7 @@ class CudaInput {
     CudaDevice* device = nullptr;        // outlives the input
     const TrainAndTest* data = nullptr;  // likewise
     bool data_on_gpu = false;
+    Element element = Element::kFloat32;               // of normalised images
     Loader::Augment augment = Loader::Augment::kNone;  // of training, as the loader's
     uint64_t seed = 0;                                 // likewise
     int64_t batch_max = 0;                             // of this rank in training
@@ -63,6 +64,7 @@ class CudaInput {
   explicit CudaInput(const Options& options);
   absl::Status Allocate();
   absl::StatusOr<std::unique_ptr<Resident>> Upload(const Dataset& dataset);
+  Elements Images() const { return {options_.element, images_->data()}; }
   NetworkInput Normalized(const void* targets, const void* values, int64_t batch);
   NetworkInput Gathered(const Resident& data, const uint32_t* samples, int64_t batch, Loader::Augment augment);
 

@@ -36,6 +36,7 @@ CudaInput::Options InputOf(const CudaTrainingStepOptions& options) {
   return {.device = options.device,
           .data = options.data,
           .data_on_gpu = options.data_on_gpu,
+          .element = options.element,
           .augment = options.augment,
           .seed = options.seed,
           .batch_max = options.batch_max,
@@ -307,7 +308,10 @@ Network::TrainStep CudaTrainingStep::TakeInput(Slot& slot) {
   return {.input = input_->Training(slot),
           .step = slot.plan().step,
           .parameters = transfers_->parameters(),
-          .gradients = transfers_->gradients()};
+          .gradients = transfers_->gradients(),
+          // With one worker the step before has updated all of them.
+          .arrive = optimizer_ == nullptr ? Network::TrainStep::Parameters::kByLayer
+                                          : Network::TrainStep::Parameters::kBefore};
 }
 
 void CudaTrainingStep::Bind(Slot* slot) {

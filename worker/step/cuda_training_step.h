@@ -51,6 +51,7 @@ struct CudaTrainingStepOptions {
   // As CudaInput's.
   const TrainAndTest* data = nullptr;
   bool data_on_gpu = false;
+  Element element = Element::kFloat32;  // of images: NetworkOptions::element
   Loader::Augment augment = Loader::Augment::kNone;
   uint64_t seed = 0;
   int64_t batch_max = 0;             // of this rank in training

@@ -36,7 +36,7 @@ absl::StatusOr<GpuMemoryNeed> GpuMemoryNeedOf(const LayerFile& file, const Netwo
   // Each part is computed next to the code that will allocate it, from the same options, and without a device.
   ASSIGN_OR_RETURN(const NetworkSize size, Network::SizeOf(file, network));
   return GpuMemoryNeed{.activations_bytes = size.arena_bytes,
-                       .parameters_bytes = CudaParametersBytes(size.element_count),
+                       .parameters_bytes = CudaParametersBytes(size.element_count) + size.rounded_bytes,
                        .optimizer_bytes = step.optimizer.has_value()
                                               ? CudaLocalOptimizer::StateBytes(*step.optimizer, size.element_count)
                                               : 0,

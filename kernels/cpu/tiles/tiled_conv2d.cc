@@ -78,7 +78,7 @@ class Regions {
   int64_t floats_ = 0;
 };
 
-class TiledConv2d : public LayerOperation {
+class TiledConv2d : public FloatOperation {
  public:
   TiledConv2d(CpuContext* context, const Conv2dSpec& spec);
 

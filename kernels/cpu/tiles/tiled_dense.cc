@@ -23,7 +23,7 @@ constexpr int64_t kDepthBlock = 256;
 // The smallest share of a product, in multiplications. Below it, starting a thread costs more than it saves.
 constexpr int64_t kGrainProducts = 1 << 18;
 
-class TiledDense : public LayerOperation {
+class TiledDense : public FloatOperation {
  public:
   TiledDense(CpuContext* context, const DenseSpec& spec)
       : context_(context),

@@ -1,6 +1,7 @@
-// The part of cuBLASLt that kernels/cuda uses, with a product of three loops: float32 matrices stored column by column,
-// the epilogues with bias and ReLU, beta 0 or 1. Sums are in double, whatever the compute type, so the rounding of tf32
-// and bf16 does not show here.
+// The part of cuBLASLt that kernels/cuda uses, with a product of three loops: matrices stored column by column, the
+// factors both float32 or both bfloat16, the result float32 or as the factors; the epilogues with bias, which has the
+// result's type, and ReLU; beta 0 or 1. Sums are in double, whatever the compute type: how tf32 rounds float32 factors
+// does not show here.
 #ifndef STARRING_TESTS_CUDA_EMULATION_INCLUDE_CUBLASLT_H_
 #define STARRING_TESTS_CUDA_EMULATION_INCLUDE_CUBLASLT_H_
 
@@ -22,7 +23,7 @@ enum cublasComputeType_t {
   CUBLAS_COMPUTE_32F_FAST_16BF = 75,
   CUBLAS_COMPUTE_32F_FAST_TF32 = 77,
 };
-enum cudaDataType_t { CUDA_R_32F = 0 };
+enum cudaDataType_t { CUDA_R_32F = 0, CUDA_R_16BF = 14 };
 enum cublasLtEpilogue_t {
   CUBLASLT_EPILOGUE_DEFAULT = 1,
   CUBLASLT_EPILOGUE_RELU = 2,

@@ -132,17 +132,18 @@ std::vector<Conv2dSpec> Shapes() {
 
 TEST_F(CudnnEnginesTest, EveryProductOfTheShippedModelsHasOne) {
   int with_knobs = 0;
-  for (const CudaMath math : {CudaMath::kFp32, CudaMath::kTf32}) {
-    for (const Conv2dSpec& spec : Shapes()) {
+  for (const CudaMath math : {CudaMath::kFp32, CudaMath::kTf32, CudaMath::kBf16}) {
+    const std::string name = math == CudaMath::kFp32 ? "fp32" : math == CudaMath::kTf32 ? "tf32" : "bf16";
+    for (Conv2dSpec spec : Shapes()) {
+      if (math == CudaMath::kBf16) spec.element = Element::kBfloat16;
       for (const ConvolutionProduct product : kProducts) {
         const std::string engine = EngineOf(spec, product, math);
         EXPECT_FALSE(engine.empty());
         with_knobs += engine.ends_with(")") ? 1 : 0;
         EXPECT_EQ(EngineOf(spec, product, math), engine);
-        RecordProperty(
-            absl::StrCat(math == CudaMath::kFp32 ? "fp32" : "tf32", "_", spec.batch, "x", spec.in_height, "x",
-                         spec.in_channels, "_to_", spec.out_channels, "_product_", static_cast<int>(product)),
-            engine);
+        RecordProperty(absl::StrCat(name, "_", spec.batch, "x", spec.in_height, "x", spec.in_channels, "_to_",
+                                    spec.out_channels, "_product_", static_cast<int>(product)),
+                       engine);
       }
     }
   }

@@ -90,6 +90,7 @@ static_assert(Is(AttributeType::kPointwiseMode, ::CUDNN_TYPE_POINTWISE_MODE));
 static_assert(Is(AttributeType::kDescriptor, ::CUDNN_TYPE_BACKEND_DESCRIPTOR));
 static_assert(Is(AttributeType::kBehaviorNote, ::CUDNN_TYPE_BEHAVIOR_NOTE));
 static_assert(Is(DataType::kFloat, ::CUDNN_DATA_FLOAT));
+static_assert(Is(DataType::kBfloat16, ::CUDNN_DATA_BFLOAT16));
 static_assert(Is(ConvolutionMode::kCrossCorrelation, ::CUDNN_CROSS_CORRELATION));
 static_assert(Is(PointwiseMode::kAdd, ::CUDNN_POINTWISE_ADD));
 static_assert(Is(PointwiseMode::kReluForward, ::CUDNN_POINTWISE_RELU_FWD));

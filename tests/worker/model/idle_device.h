@@ -23,16 +23,16 @@ class IdleDevice : public ReferenceDevice {
   absl::StatusOr<std::unique_ptr<Loss>> CreateLoss(const LossSpec&) override { return std::make_unique<IdleLoss>(); }
 
  private:
-  class IdleOperation : public LayerOperation {
+  class IdleOperation : public FloatOperation {
     void Forward(const float*, const float*, const float*, float*) override {}
     void Backward(const float*, const float*, const float*, float*, float*, float*, float*) override {}
   };
-  class IdleBatchNorm : public BatchNorm {
+  class IdleBatchNorm : public FloatBatchNorm {
     void Forward(const float*, const float*, const float*, float*, float*, float*) override {}
     void Infer(const float*, const float*, const float*, const float*, const float*, float*) override {}
     void Backward(const float*, const float*, const float*, float*, float*, float*, float*) override {}
   };
-  class IdleDropout : public Dropout {
+  class IdleDropout : public FloatDropout {
     void Forward(const float*, int64_t, int64_t, float*) override {}
     void Backward(const float*, float*) override {}
   };

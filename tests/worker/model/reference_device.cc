@@ -50,7 +50,7 @@ reference::Values ToDouble(const float* values, int64_t count) {
   return values == nullptr ? reference::Values() : reference::Values(values, values + count);
 }
 
-class ReferenceOperation : public LayerOperation {
+class ReferenceOperation : public FloatOperation {
  public:
   explicit ReferenceOperation(const OperationSpec& spec) : spec_(spec), sizes_(reference::SizesOf(spec)) {}
 
@@ -97,7 +97,7 @@ class ReferenceOperation : public LayerOperation {
   reference::Values pooled_;
 };
 
-class ReferenceBatchNorm : public BatchNorm {
+class ReferenceBatchNorm : public FloatBatchNorm {
  public:
   explicit ReferenceBatchNorm(const BatchNormSpec& spec)
       : s_(spec), count_(s_.batch * s_.height * s_.width), mean_(s_.channels), inverse_(s_.channels) {}
@@ -160,7 +160,7 @@ class ReferenceBatchNorm : public BatchNorm {
   std::vector<double> mean_, inverse_;
 };
 
-class ReferenceDropout : public Dropout {
+class ReferenceDropout : public FloatDropout {
  public:
   explicit ReferenceDropout(const DropoutSpec& spec) : s_(spec), factors_(s_.batch * s_.sample_elements) {}
 
@@ -264,18 +264,23 @@ absl::StatusOr<std::unique_ptr<Loss>> ReferenceDevice::CreateLoss(const LossSpec
   return std::make_unique<ReferenceValueLoss>(spec);
 }
 
-void ReferenceDevice::Relu(const float* x, float* y, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) y[i] = x[i] > 0 ? x[i] : 0;
+void ReferenceDevice::Relu(ConstElements in, Elements out, int64_t count) {
+  const float* const x = in.floats();
+  for (int64_t i = 0; i < count; ++i) out.floats()[i] = x[i] > 0 ? x[i] : 0;
 }
-void ReferenceDevice::ReluBackward(const float* y, const float* dy, float* dx, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) dx[i] = y[i] > 0 ? dy[i] : 0;
+void ReferenceDevice::ReluBackward(ConstElements output, ConstElements dy, Elements dx, int64_t count) {
+  const float* const y = output.floats();
+  for (int64_t i = 0; i < count; ++i) dx.floats()[i] = y[i] > 0 ? dy.floats()[i] : 0;
 }
-void ReferenceDevice::Add(const float* a, const float* b, Activation activation, float* y, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) y[i] = Activate(activation, a[i] + b[i]);
+void ReferenceDevice::Add(ConstElements a, ConstElements b, Activation activation, Elements y, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) y.floats()[i] = Activate(activation, a.floats()[i] + b.floats()[i]);
 }
-void ReferenceDevice::AddReluBackward(const float* y, const float* a, const float* b, float* dx, int64_t count) {
-  for (int64_t i = 0; i < count; ++i) dx[i] = y[i] > 0 ? a[i] + b[i] : 0;
+void ReferenceDevice::AddReluBackward(ConstElements output, ConstElements a, ConstElements b, Elements dx,
+                                      int64_t count) {
+  const float* const y = output.floats();
+  for (int64_t i = 0; i < count; ++i) dx.floats()[i] = y[i] > 0 ? a.floats()[i] + b.floats()[i] : 0;
 }
+void ReferenceDevice::Cast(const float*, Elements, int64_t) { CHECK(false) << "float32 alone"; }
 void ReferenceDevice::CopyToDevice(const void* host, void* device, int64_t size_bytes) {
   std::memcpy(device, host, size_bytes);
 }

@@ -19,10 +19,11 @@ class ReferenceDevice : public Device {
   absl::StatusOr<std::unique_ptr<Dropout>> CreateDropout(const DropoutSpec& spec) override;
   absl::StatusOr<std::unique_ptr<Loss>> CreateLoss(const LossSpec& spec) override;
 
-  void Relu(const float* x, float* y, int64_t count) override;
-  void ReluBackward(const float* y, const float* dy, float* dx, int64_t count) override;
-  void Add(const float* a, const float* b, Activation activation, float* y, int64_t count) override;
-  void AddReluBackward(const float* y, const float* a, const float* b, float* dx, int64_t count) override;
+  void Relu(ConstElements x, Elements y, int64_t count) override;
+  void ReluBackward(ConstElements y, ConstElements dy, Elements dx, int64_t count) override;
+  void Add(ConstElements a, ConstElements b, Activation activation, Elements y, int64_t count) override;
+  void AddReluBackward(ConstElements y, ConstElements a, ConstElements b, Elements dx, int64_t count) override;
+  void Cast(const float* from, Elements to, int64_t count) override;
 
   void CopyToDevice(const void* host, void* device, int64_t size_bytes) override;
   void CopyToHost(const void* device, void* host, int64_t size_bytes) override;

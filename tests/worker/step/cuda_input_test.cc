@@ -59,7 +59,7 @@ class CudaInputTest : public ::testing::Test {
     Read read;
     read.images.resize(static_cast<size_t>(input.batch * data_.train.image_values()));
     read.targets.resize(static_cast<size_t>(input.batch * data_.train.batch_target_bytes() / 4));
-    device_->CopyToHost(input.images, read.images.data(), std::ssize(read.images) * 4);
+    device_->CopyToHost(input.images.data(), read.images.data(), std::ssize(read.images) * 4);
     device_->CopyToHost(input.targets.labels(), read.targets.data(), std::ssize(read.targets) * 4);
     EXPECT_TRUE(device_->Synchronize().ok());
     return read;
