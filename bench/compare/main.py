@@ -74,7 +74,7 @@ class Comparison:
         has_peers = any(sync in jobs.PEERS for sync in options.syncs)
         self.device, self.torch = device_choice.choose(
             options.device, self.gpus.count(), programs.Torch.find_all() if has_peers else [], has_peers)
-        self.device.check(options.syncs)
+        self.device.check(options.syncs, options.workers)
         if self.torch is not None and any(sync in jobs.HOOKS for sync in options.syncs):
             programs.starring_library()  # refuses now, not after the first jobs
         self.out = os.path.join(os.environ.get("BUILD_WORKING_DIRECTORY", os.getcwd()), options.out)

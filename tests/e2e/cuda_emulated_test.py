@@ -29,6 +29,35 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
             self.assertEqual(refused.returncode, 2, (fault, refused.output))
             self.assertRegex(refused.output, "--same_host=gpu_memory: rank .*" + why + ".*give --same_host=auto")
 
+    def test_the_timeline_has_a_row_of_the_gpu(self):
+        for more in ([], ["--nocuda_graph"]):
+            trace = self.path("trace.json")
+            self.cuda("ring/tcp", 2, flags=[*cuda_jobs.MLP, "--epochs=2", "--trace=" + trace, *more])
+            with open(self.path("trace.worker-0.json")) as file:
+                events = json.load(file)["traceEvents"]
+            row, = {(event["pid"], event["tid"]) for event in events
+                    if event["name"] == "thread_name" and event["args"]["name"] == "GPU"}
+            gpu = [event for event in events if (event["pid"], event.get("tid")) == row and event["ph"] == "X"]
+            gpu.sort(key=lambda event: event["ts"])
+            # Two epochs of three steps, and the GPU waits before each step but the first of an epoch.
+            waits = {event["args"]["step"] for event in gpu if event["name"] == "exposed exchange"}
+            self.assertLessEqual({1, 2, 4, 5}, waits)
+            self.assertEqual({event["args"]["step"] for event in gpu if event["name"] == "compute"}, set(range(6)))
+            for event, after in zip(gpu, gpu[1:]):
+                self.assertLessEqual(event["ts"] + event["dur"], after["ts"] + 0.002)  # rounded to nanoseconds
+
+    def test_auto_says_why_gpu_memory_was_not_tried(self):
+        for variable, why in (("EMULATED_GPU_IPC=nothing", "GPU 0 has no memory that processes share .CUDA IPC.; "),
+                              ("EMULATED_GPU_PEERS=no", "GPU 0 does not reach that of GPU 1; ")):
+            record = self.path("record." + variable)
+            job = self.job_command("ring/tcp", 2, flags=["--device=cuda", *cuda_jobs.DATA, "--model=logreg",
+                                                         "--max_steps=1", "--same_host=auto", "--record=" + record],
+                                   launch_flags=["--worker_binary=" + self.worker])
+            done = self.run_to_end(["env", variable, *job])
+            self.assertEqual(done.returncode, 0, done.output)
+            with open(record) as file:
+                self.assertRegex(json.load(file)["config"]["same_host_reason"], "GPU memory: " + why)
+
     def test_too_little_gpu_memory_to_share_is_no_end(self):
         # The ranks agree, and go by way of memory of the host.
         flags = [*cuda_jobs.MLP, "--epochs=1"]

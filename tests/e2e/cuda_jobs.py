@@ -62,10 +62,20 @@ class CudaJobs(JobTest):
             for name in ("train_loss", "test_loss"):
                 self.assertAlmostEqual(epoch[name], other[name], delta=1e-3 * other[name])
 
+    def assert_exposed(self, record: dict[str, Any]) -> None:
+        """The GPU's clock has seen the exchange of the measured steps, but for the first one of each epoch."""
+        exposed = record["gpu_exposed_exchange_ms"]
+        steps = record["step_ms"]["steps_measured"]
+        self.assertGreaterEqual(exposed["steps_measured"], steps - len(record["epochs"]))
+        self.assertGreater(exposed["steps_measured"], 0)
+        self.assertGreater(exposed["p50"], 0)
+        self.assertLessEqual(exposed["p50"], record["step_ms"]["max"])
+
     def test_star_is_ring_is_without_graphs(self) -> None:
         flags = [*MLP, "--epochs=%d" % self.epochs]
         ring = self.cuda("ring", 2, flags=flags)
         self.assertEqual(ring["exchange"]["gpu_transfer"], "host-staged")
+        self.assert_exposed(ring)
         self.assertTrue(ring["config"]["cuda_graph"])
         digest = ring["parameter_sha256"]
         variants: tuple[tuple[int, list[str]], ...] = (
@@ -76,6 +86,7 @@ class CudaJobs(JobTest):
         plain = self.cuda("ring", 2, flags=[*flags, "--nocuda_graph"])
         self.assertFalse(plain["config"]["cuda_graph"])
         self.assertEqual(plain["parameter_sha256"], digest)
+        self.assert_exposed(plain)
 
     def assert_mapped_memory_gives(self, sync: str, workers: int, flags: list[str], digest: str) -> None:
         """Ranks that map each other's GPU memory end with this digest."""
@@ -83,6 +94,7 @@ class CudaJobs(JobTest):
         self.assertEqual(mapped["config"]["same_host"], "gpu_memory", (workers, sync))
         self.assertEqual(mapped["config"]["same_host_reason"], "GPU memory: asked for")
         self.assertEqual(mapped["exchange"]["gpu_transfer"], "gpu-memory")
+        self.assert_exposed(mapped)
         self.assertEqual(mapped["parameter_sha256"], digest, (workers, flags, sync))
 
     def test_gpus_that_map_each_others_memory(self) -> None:
@@ -138,6 +150,7 @@ class CudaJobs(JobTest):
         self.assertEqual(local["config"]["math"], "fp32")
         self.assertIn("cuda:0", local["host"]["device"])
         self.assertEqual(local["exchange"]["gpu_transfer"], "")
+        self.assertNotIn("gpu_exposed_exchange_ms", local)
         digest = local["parameter_sha256"]
         self.assertEqual(self.cuda("local", flags=[*flags, "--nocuda_graph"])["parameter_sha256"], digest)
         self.assertEqual(self.cuda("local", flags=[*flags, "--prefetch_depth=0"])["parameter_sha256"], digest)

@@ -86,10 +86,13 @@ class MatrixTest(unittest.TestCase):
                          "nccl 2.30.7, where 4 workers share GPUs, gloo for 5 workers, CUDA 12.4")
 
     def test_nccl_needs_gpus(self):
-        device_choice.Device().check(["ring", "mpi"])
-        device_choice.Device("cuda", 2).check(["ring", "nccl"])
+        device_choice.Device().check(["ring", "mpi"], [8])
+        device_choice.Device("cuda", 2).check(["ring", "nccl"], [1, 4])
+        device_choice.Device("cuda", 2).check(["ring"], [5])
         with self.assertRaisesRegex(programs.ProgramError, "leave it out of --syncs"):
-            device_choice.Device().check(["ring", "nccl"])
+            device_choice.Device().check(["ring", "nccl"], [2])
+        with self.assertRaisesRegex(programs.ProgramError, "at most 2 ranks on a GPU, and 5 workers share 2: leave "):
+            device_choice.Device("cuda", 2).check(["ring", "nccl"], [1, 5])
 
     def test_our_worker_may_share_gpus_over_nccl(self):
         for workers, environment in ((2, {}), (3, {"NCCL_MULTI_RANK_GPU_ENABLE": "1"})):

@@ -36,7 +36,7 @@ def matrix(*flags, torch=True):
 
 def record(steps=100, batch=128, train_count=60000, mean=2.0):
     config = {"train_count": train_count, "global_batch": batch, "device": "cpu", "deterministic": True}
-    return {"version": 2, "config": config, "steps": steps,
+    return {"version": 3, "config": config, "steps": steps,
             "step_ms": {"p50": mean, "p95": mean, "p99": mean, "max": mean, "mean": mean, "steps_measured": steps - 10},
             "breakdown_ms": {part: 0.0 for part in schema.BREAKDOWN_PARTS},
             "exchange": {"bytes_sent": 1e6, "bytes_received": 2e6}, "parameter_sha256": "d",
