@@ -70,10 +70,10 @@ class ResultsTest(unittest.TestCase):
     def test_refuses_the_record_of_another_version(self):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "record.json")
-            for text, version in (("{}", 0), ('{"version": 3}', 3)):
+            for text, version in (("{}", 0), ('{"version": 2}', 2)):
                 with open(path, "w", encoding="utf-8") as file:
                     file.write(text)
-                with self.assertRaisesRegex(programs.ProgramError, f"of version {version}, .* reads version 2: build"):
+                with self.assertRaisesRegex(programs.ProgramError, f"of version {version}, .* reads version 3: build"):
                     measure.read_record(path)
             with open(path, "w", encoding="utf-8") as file:
                 json.dump(record(), file)
