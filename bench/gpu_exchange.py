@@ -17,8 +17,8 @@ other one's turn, by the host's clock; `GPU` the median of the same by the GPU's
 record). The control takes --overlap_s seconds or more, so that its processes compute side by side in most of their
 steps.
 
-All cells of a model but ddp must end with one digest, in every repeat. Exit status: 0; 1 a digest differs, or a job failed or
-had no time left; 2 nothing could be measured.
+All cells of a model but ddp must end with one digest, in every repeat. Exit status: 0; 1 a digest differs, or a job
+failed or had no time left; 2 nothing could be measured.
 """
 
 from __future__ import annotations
@@ -179,7 +179,8 @@ class Bench:
 
     def ddp(self, training: list[str]) -> list[str]:
         ours = ("--progress=", "--checkpoint_dir=")
-        return [self.flags.torch_python, existing("", ("ddp/train.py",)), "--world_size=2", "--share_gpus", "--data=ram",
+        program = existing("", ("ddp/train.py",))
+        return [self.flags.torch_python, program, "--world_size=2", "--share_gpus", "--data=ram",
                 *(flag for flag in training if not flag.startswith(ours))]
 
     def run_job(self, model: str, steps: int, job: str, folder: str) -> list[dict[str, Any]]:
@@ -249,8 +250,8 @@ def costs_us(samples: Samples, model: str, job: str) -> list[float]:
 
 def table(samples: Samples, failures: dict[tuple[str, str], str], models: list[str], jobs: list[str]) -> list[str]:
     """The lines of the table."""
-    lines = [f"{'model':<10} {'job':<36} {'p50 ms':>9} {'waits ms':>9} {'GPU ms':>8} {'E us':>9} {'least':>8} {'most':>8} "
-             f"{'pairs':>5}  digest"]
+    lines = [f"{'model':<10} {'job':<36} {'p50 ms':>9} {'waits ms':>9} {'GPU ms':>8} {'E us':>9} "
+             f"{'least':>8} {'most':>8} {'pairs':>5}  digest"]
     for model in models:
         for job in jobs:
             begin = f"{model:<10} {job:<36} "
@@ -337,8 +338,11 @@ def main() -> int:
     if flags.record:
         with open(flags.record, "w", encoding="utf-8") as file:
             json.dump({"device": bench.device,
+                       "batch": flags.batch,
                        "jobs": [{"model": model, "job": job, "samples": [dataclasses.asdict(one) for one in found]}
-                                for (model, job), found in bench.samples.items()]}, file, indent=1)
+                                for (model, job), found in bench.samples.items()],
+                       "failures": [{"model": model, "job": job, "why": reason}
+                                    for (model, job), reason in bench.failures.items()]}, file, indent=1)
     missing = any((model, job) not in bench.samples for model in models for job in jobs)
     return 1 if problems or bench.failures or missing else 0
 

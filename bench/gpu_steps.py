@@ -165,7 +165,8 @@ def parse_flags() -> argparse.Namespace:
     parser.add_argument("--loader_threads", type=int, default=2)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--worker", default="", help="the worker's binary")
-    parser.add_argument("--torch_python", default="python3", help="a python3 with torch, for a GPU with CUDA; empty: times Starring alone")
+    parser.add_argument("--torch_python", default="python3",
+                        help="a python3 with torch, for a GPU with CUDA; empty: times Starring alone")
     parser.add_argument("--record", default="", help="file for the results, JSON")
     flags = parser.parse_args()
     for math in flags.maths.split(","):

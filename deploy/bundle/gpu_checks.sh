@@ -120,7 +120,8 @@ skip() {
 }
 
 if ! timeout -k 10 120 "$top/bin/worker" --device=cuda --model=logreg --dataset=synthetic \
-  --synthetic_train_count=640 --synthetic_test_count=64 --epochs=1 --progress=plain --checkpoint_dir=none >"$out/gpu.txt" 2>&1; then
+  --synthetic_train_count=640 --synthetic_test_count=64 --epochs=1 --progress=plain --checkpoint_dir=none \
+  >"$out/gpu.txt" 2>&1; then
   echo "NO GPU CAN BE USED HERE, NOTHING WAS CHECKED:" >&2
   cat "$out/gpu.txt" >&2
   exit 2
@@ -128,6 +129,7 @@ fi
 head -n 1 "$out/gpu.txt"
 
 # check_two_ranks NAME SECONDS SYNC TRANSPORT FLAG...: a short job of two ranks on one GPU, skipped if it is refused.
+# shellcheck disable=SC2086  # $ranks are several words
 check_two_ranks() {
   row=$1 limit_s=$2 ranks="--sync=$3 --transport=$4 --workers=2"
   shift 4
@@ -138,6 +140,7 @@ check_two_ranks() {
   refusal_is=failure
 }
 
+# shellcheck disable=SC2046,SC2086  # words of the lists are arguments
 exchange_checks() {
   cells=
   for memory in socket shared_memory gpu_memory; do
@@ -155,12 +158,12 @@ exchange_checks() {
   check_two_ranks nccl 30 nccl tcp
   nccl=$passed
   [ "$nccl" = no ] || cells="$cells nccl:tcp"
-  # Words of the lists are arguments, so they are not quoted.
   check first_contact 300 "$top/tests/gpu_first_contact.sh" "$out/first_contact" --seconds=270 $models $cells
   check faults 60 env PYTHONPATH="$top" STARRING_TEST_NCCL="$nccl" python3 -m unittest -v \
     $(printf 'tests.e2e.cuda_test.CudaTest.%s ' $tests)
   check_two_ranks cuda_aware_mpi 30 ring mpi --cuda_aware_mpi=try --record="$out/cuda_aware_mpi.json"
-  [ "$passed" = no ] || sed -n 's/^ *"gpu_transfer": "\(.*\)",*$/         its messages went \1/p' "$out/cuda_aware_mpi.json"
+  [ "$passed" = no ] ||
+    sed -n 's/^ *"gpu_transfer": "\(.*\)",*$/         its messages went \1/p' "$out/cuda_aware_mpi.json"
   "$torch_python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null || torch_python=
   check bf16 60 python3 "$top/bench/gpu_steps.py" --maths=fp32,bf16 $steps --torch_python="$torch_python" \
     --record="$out/bf16.json"

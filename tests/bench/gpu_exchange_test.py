@@ -87,7 +87,12 @@ class ScriptTest(unittest.TestCase):
                                    "ring:tcp:--nonsense=1")
             self.assertEqual(done.returncode, 1, done.stderr)
             with open(record, encoding="utf-8") as file:
-                jobs = {job["job"]: job["samples"] for job in json.load(file)["jobs"]}
+                found = json.load(file)
+        # As bench/compare/measured/results.py describes it.
+        self.assertEqual(set(found), {"device", "batch", "jobs", "failures"})
+        self.assertEqual([one["job"] for one in found["failures"]], ["ring:tcp:--nonsense=1"])
+        jobs = {job["job"]: job["samples"] for job in found["jobs"]}
+        self.assertEqual(set(jobs["star:tcp"][0]), {"p50_ms", "waits_ms", "gpu_ms", "digests"})
         self.assertIn("emulated GPU", done.stdout)
         right, wrong = jobs["star:tcp"][0]["digests"][0], jobs["star:tcp:--seed=7"][0]["digests"][0]
         self.assertIn(f"logreg: DIGESTS DIFFER: {right[:12]} of star:tcp; {wrong[:12]} of star:tcp:--seed=7\n",

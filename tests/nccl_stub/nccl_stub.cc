@@ -26,8 +26,8 @@
 #include <string>
 #include <thread>
 
-// Of the emulation in the program that has opened this library (tests/cuda_emulation/runtime.cc). Null in a program
-// without emulated GPUs, which only looks at the functions.
+// A function of the emulation in the program that has opened this library (tests/cuda_emulation/runtime.cc). Null in a
+// program without emulated GPUs, which only looks at the functions.
 extern "C" __attribute__((weak)) int StarringEnqueueOnEmulatedStream(void* stream, std::function<bool()> is_ready,
                                                                      std::function<void()> run);
 
@@ -88,7 +88,7 @@ struct Ranks {
     const auto has = [part_count](const auto& count) { return count >= part_count; };
     return aborted || std::all_of(counts, counts + rank_count, has);
   }
-  // Of part number `part`, when all ranks have read this rank's part before.
+  // REQUIRES: all ranks have read the part before.
   void Write(const float* contribution, size_t size) const {
     if (aborted) return;
     std::copy_n(contribution, size, segment->parts[rank]);

@@ -50,7 +50,7 @@ class GpuStamps {
 
   // The step on `slot` has ended, which must be called in the order of the steps.
   void Finish(int slot, int64_t step);
-  // No step is in flight. What comes until the next step is no gap.
+  // No step is in flight. The time until the next step is no gap.
   absl::Status Settle();
 
   StepSummary exposed() const { return SummaryOf(exposed_ms_); }
