@@ -1,5 +1,6 @@
 #include "worker/step/gpu_stamps.h"
 
+#include <algorithm>
 #include <limits>
 #include <memory>
 
@@ -76,7 +77,9 @@ void GpuStamps::EndSegment() {
 void GpuStamps::Trace(const char* name, uint64_t begin, uint64_t end, int64_t step) const {
   if (track_ == nullptr) return;
   const auto on_host = [this](uint64_t ns) { return static_cast<int64_t>(ns) + host_ahead_ns_; };
-  track_->Add({.name = name, .begin_ns = on_host(begin), .end_ns = on_host(end), .labels = {.step = step}});
+  // A span must not end before it begins.
+  track_->Add(
+      {.name = name, .begin_ns = on_host(begin), .end_ns = on_host(std::max(begin, end)), .labels = {.step = step}});
 }
 
 void GpuStamps::Finish(int slot_number, int64_t step) {
