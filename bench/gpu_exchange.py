@@ -3,8 +3,8 @@
 
     bazel build //deploy:launch && bench/gpu_exchange.py [CELL ...]
 
-A cell is SYNC:TRANSPORT, then `:servers=N` and flags of the worker: star:tcp:servers=1, ring:mpi:--bucket_bytes=1.
-For each of --models the jobs are:
+A cell is SYNC:TRANSPORT, then `:servers=N` and flags of the worker: star:tcp:servers=1, ring:mpi:--bucket_bytes=1. The
+cell `ddp` is PyTorch's DistributedDataParallel (bench/ddp), under --torch_python. For each of --models the jobs are:
 
   one process    a batch of --batch on the GPU alone
   control        two processes that know nothing of each other, each with half of the batch, at the same time
@@ -13,11 +13,12 @@ For each of --models the jobs are:
 The GPU runs the steps of two processes in turns, so a worker also waits for the other one's turn, in the control too.
 What the exchange costs is E, the cell's p50 less the control's. Control and cells run in turns (--repeats), and E is
 the median of the differences within a repeat. `waits` is the mean time that a step waits for the exchange, with the
-other one's turn. The control takes --overlap_s seconds or more, so that its processes compute side by side in most of
-their steps.
+other one's turn, by the host's clock; `GPU` the median of the same by the GPU's own (gpu_exposed_exchange_ms of the run
+record). The control takes --overlap_s seconds or more, so that its processes compute side by side in most of their
+steps.
 
-All cells of a model must end with one digest, in every repeat. Exit status: 0; 1 a digest differs, or a job failed or
-had no time left; 2 nothing could be measured.
+All cells of a model but ddp must end with one digest, in every repeat. Exit status: 0; 1 a digest differs, or a job
+failed or had no time left; 2 nothing could be measured.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ CELLS = ("star:grpc", "star:tcp:servers=1", "star:mpi:--same_host=socket", "star
          "ring:mpi:--same_host=socket", "ring:tcp:--same_host=socket", "ring:mpi", "star:mpi", "star:tcp",
          "ring:mpi:--same_host=gpu_memory", "star:mpi:--same_host=gpu_memory", "star:tcp:--same_host=gpu_memory")
 ONE, CONTROL = "one process", "control"
+DDP = "ddp"
 CONTROL_STEPS_MAX = 30000
 GRACE_S = 5.0  # between SIGTERM, at which launch ends its children, and SIGKILL
 
@@ -70,6 +72,8 @@ class Cell:
 
     @staticmethod
     def parse(name: str) -> "Cell":
+        if name == DDP:
+            return Cell(name, (), ())
         sync, _, rest = name.partition(":")
         transport, *more = rest.split(":")
         launch = [f"--sync={sync}", f"--transport={transport}"]
@@ -93,10 +97,13 @@ class Sample:
     p50_ms: float
     waits_ms: float
     digests: tuple[str, ...]  # of two processes that agree, one
+    gpu_ms: Optional[float] = None  # by the GPU's clock; None where nothing is exchanged, or by PyTorch
 
 
 def sample_of(records: list[dict[str, Any]]) -> Sample:
-    return Sample(p50_ms=statistics.mean(record["step_ms"]["p50"] for record in records),
+    exposed = [record["gpu_exposed_exchange_ms"]["p50"] for record in records if "gpu_exposed_exchange_ms" in record]
+    return Sample(gpu_ms=statistics.mean(exposed) if exposed else None,
+                  p50_ms=statistics.mean(record["step_ms"]["p50"] for record in records),
                   waits_ms=statistics.mean(record["breakdown_ms"]["exposed_exchange"] for record in records),
                   digests=tuple(sorted({record["parameter_sha256"] for record in records})))
 
@@ -117,11 +124,12 @@ def why(output: str) -> str:
     return next((line for line in lines if "error" in line), lines[-1] if lines else "no output")
 
 
-def run(commands: list[list[str]], seconds_max: float) -> None:
+def run(commands: list[list[str]], seconds_max: float, environment: Optional[dict[str, str]] = None) -> None:
     """Runs commands at the same time until all have ended. None outlives this call."""
     files = [tempfile.TemporaryFile("w+") for _ in commands]
     processes = [subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
-                                  start_new_session=True) for command, file in zip(commands, files)]
+                                  env={**os.environ, **(environment or {})}, start_new_session=True)
+                 for command, file in zip(commands, files)]
     end = time.monotonic() + seconds_max
     late = False
     try:
@@ -169,19 +177,30 @@ class Bench:
                 "--epochs=1000000", f"--max_steps={steps}", "--progress=none", "--checkpoint_dir=none",
                 f"--record={record}"]
 
+    def ddp(self, training: list[str]) -> list[str]:
+        ours = ("--progress=", "--checkpoint_dir=")
+        program = existing("", ("ddp/train.py",))
+        return [self.flags.torch_python, program, "--world_size=2", "--share_gpus", "--data=ram",
+                *(flag for flag in training if not flag.startswith(ours))]
+
     def run_job(self, model: str, steps: int, job: str, folder: str) -> list[dict[str, Any]]:
         """The run records of the job's processes; a cell has one."""
         batch = self.flags.batch
         records = [os.path.join(folder, "record.%d" % i) for i in range(2 if job == CONTROL else 1)]
+        environment = {}
         if job in (ONE, CONTROL):
             share, count = (batch, steps) if job == ONE else (batch // 2, self.control_steps[model])
             commands = [[self.worker, "--sync=local", *self.training(model, share, count, record)]
                         for record in records]
+        elif job == DDP:
+            commands = [self.ddp(self.training(model, batch, steps, records[0]))]
         else:
             cell = Cell.parse(job)
+            if "--sync=nccl" in cell.launch_flags:
+                environment = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}  # two ranks may share a GPU since NCCL 2.30
             commands = [[self.launch, *cell.launch_flags, "--workers=2", "--worker_binary=" + self.worker, "--",
                          "--share_gpus", *self.training(model, batch, steps, records[0]), *cell.worker_flags]]
-        run(commands, self.flags.job_seconds)
+        run(commands, self.flags.job_seconds, environment)
         read = []
         for record in records:
             with open(record, encoding="utf-8") as file:
@@ -231,8 +250,8 @@ def costs_us(samples: Samples, model: str, job: str) -> list[float]:
 
 def table(samples: Samples, failures: dict[tuple[str, str], str], models: list[str], jobs: list[str]) -> list[str]:
     """The lines of the table."""
-    lines = [f"{'model':<10} {'job':<36} {'p50 ms':>9} {'waits ms':>9} {'E us':>9} {'least':>8} {'most':>8} "
-             f"{'pairs':>5}  digest"]
+    lines = [f"{'model':<10} {'job':<36} {'p50 ms':>9} {'waits ms':>9} {'GPU ms':>8} {'E us':>9} "
+             f"{'least':>8} {'most':>8} {'pairs':>5}  digest"]
     for model in models:
         for job in jobs:
             begin = f"{model:<10} {job:<36} "
@@ -240,6 +259,8 @@ def table(samples: Samples, failures: dict[tuple[str, str], str], models: list[s
             if found:
                 line = begin + f"{statistics.median(sample.p50_ms for sample in found):>9.3f} "
                 line += f"{statistics.median(sample.waits_ms for sample in found):>9.3f} "
+                by_gpu = [sample.gpu_ms for sample in found if sample.gpu_ms is not None]
+                line += f"{statistics.median(by_gpu):>8.3f} " if by_gpu else f"{'':>8} "
                 costs = costs_us(samples, model, job) if job not in (ONE, CONTROL) else []
                 line += (f"{statistics.median(costs):>9.0f} {min(costs):>8.0f} {max(costs):>8.0f} {len(costs):>5}  "
                          if costs else f"{'':>9} {'':>8} {'':>8} {'':>5}  ")
@@ -255,7 +276,7 @@ def different_digests(samples: Samples, models: list[str], jobs: list[str]) -> l
     """A sentence for each model's digests that must be equal and are not."""
     problems = []
     for model in models:
-        for group in ([ONE], [CONTROL], [job for job in jobs if job not in (ONE, CONTROL)]):
+        for group in ([ONE], [CONTROL], [job for job in jobs if job not in (ONE, CONTROL, DDP)]):
             seen: dict[str, list[str]] = {}
             for job in group:
                 for digest in sorted({one for sample in samples.get((model, job), []) for one in sample.digests}):
@@ -289,6 +310,7 @@ def parse_flags(arguments: Optional[list[str]] = None) -> argparse.Namespace:
     parser.add_argument("--job_seconds", type=float, default=60, help="a job that takes longer has failed")
     parser.add_argument("--worker", default="", help="the worker's binary")
     parser.add_argument("--launch", default="", help="launch's binary")
+    parser.add_argument("--torch_python", default="python3", help="a Python with torch, for the cell ddp")
     parser.add_argument("--record", default="", help="file for the results, JSON")
     flags = parser.parse_args(arguments)
     flags.cells = flags.cells or list(CELLS)
@@ -316,8 +338,11 @@ def main() -> int:
     if flags.record:
         with open(flags.record, "w", encoding="utf-8") as file:
             json.dump({"device": bench.device,
+                       "batch": flags.batch,
                        "jobs": [{"model": model, "job": job, "samples": [dataclasses.asdict(one) for one in found]}
-                                for (model, job), found in bench.samples.items()]}, file, indent=1)
+                                for (model, job), found in bench.samples.items()],
+                       "failures": [{"model": model, "job": job, "why": reason}
+                                    for (model, job), reason in bench.failures.items()]}, file, indent=1)
     missing = any((model, job) not in bench.samples for model in models for job in jobs)
     return 1 if problems or bench.failures or missing else 0
 

@@ -165,7 +165,8 @@ def parse_flags() -> argparse.Namespace:
     parser.add_argument("--loader_threads", type=int, default=2)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--worker", default="", help="the worker's binary")
-    parser.add_argument("--torch_python", default="python3", help="a python3 with torch, for a GPU with CUDA")
+    parser.add_argument("--torch_python", default="python3",
+                        help="a python3 with torch, for a GPU with CUDA; empty: times Starring alone")
     parser.add_argument("--record", default="", help="file for the results, JSON")
     flags = parser.parse_args()
     for math in flags.maths.split(","):
@@ -179,6 +180,8 @@ def parse_flags() -> argparse.Namespace:
 def main() -> int:
     flags = parse_flags()
     jobs = [*OURS, *THEIRS] if flags.device == "cuda" else ["graph", "eager"]
+    if not flags.torch_python:
+        jobs = ["graph", "no graph"]
     try:
         flags.worker = flags.worker or existing(*(os.path.normpath(os.path.join(HERE, path)) for path in WORKERS))
         rows, devices = measure(flags, jobs)

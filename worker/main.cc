@@ -297,12 +297,18 @@ struct ExchangeAndStep {
   }
 };
 
-// Null: the exchange takes none.
-ExchangeBytes SharedGpuBytes(const WorkerOptions& options) {
-  if (options.same_host != SameHost::kGpuMemory || options.world_size == 1) return nullptr;
-  return [optimizer = options.optimizer, world_size = options.world_size](int64_t element_count) {
+ExchangeBytes ExchangeBytesOf(const WorkerOptions& options) {
+  if (options.world_size == 1) return {};
+  if (options.sync == Sync::kNccl) {
+    const auto of = [optimizer = options.optimizer](int64_t element_count) {
+      return PeerExchange::NcclBytes(optimizer, element_count);
+    };
+    return {.of = of, .has_other_way = false};
+  }
+  if (options.same_host != SameHost::kGpuMemory) return {};
+  return {.of = [optimizer = options.optimizer, world_size = options.world_size](int64_t element_count) {
     return PeerExchange::SharedGpuBytes(optimizer, element_count, world_size);
-  };
+  }};
 }
 
 // Of activations.
@@ -340,7 +346,8 @@ absl::StatusOr<ExchangeAndStep> CreateExchangeAndStep(const JobParts& job, const
       .micro_batches = static_cast<int>(options.micro_batches),
       .leaf_owners = segment.leaf_owners,
       .on_leaf = segment.on_leaf,
-      .exchange_part = options.cell().Exchanges() ? StepPart::kExposedExchange : StepPart::kOptimizer};
+      .exchange_part = options.cell().Exchanges() ? StepPart::kExposedExchange : StepPart::kOptimizer,
+      .trace = job.training.trace};
   if (job.choice->cuda == nullptr) {
     ASSIGN_OR_RETURN(work.step, CreateCpuTrainingStep(parts, job.choice->cpu.get()));
     return work;
@@ -598,7 +605,7 @@ absl::Status RunJob(WorkerOptions options, const LauncherEnvironment& launcher, 
   if (choice.cuda != nullptr) {
     // The plan comes before any allocation on the GPU, so that a training that does not fit is refused with numbers.
     ASSIGN_OR_RETURN(gpu_memory, PlanGpuMemory(layers, network_options, options.data_on_gpu, *choice.cuda, &cuda_step,
-                                               SharedGpuBytes(options)));
+                                               ExchangeBytesOf(options)));
   }
   absl::StatusOr<std::unique_ptr<Network>> created = Network::Create(layers, network_options, choice.device());
   if (!created.ok()) return choice.cuda == nullptr ? created.status() : RefuseIfOutOfGpuMemory(created.status());
@@ -744,15 +751,28 @@ std::string GpusText(const WorkerOptions& options, CudaWatch* watch) {
   return absl::StrCat(gpus->size(), " x ", gpus->front().name);
 }
 
+// NCCL's version, or why a job could not use it.
+absl::StatusOr<std::string> NcclText(const LauncherEnvironment& launcher, const std::string& gpus) {
+  if (gpus.empty()) return absl::UnavailableError("no GPU is seen: start workers where GPUs are, or give --sync=ring");
+  const absl::StatusOr<NcclLibrary> library = NcclLibrary::Load(launcher.gpu_library_folders);
+  if (library.ok()) return nccl::VersionText(library->version);
+  return absl::UnavailableError(absl::StrCat(std::string(library.status().message()), nccl::kInstall));
+}
+
 int Check(const WorkerOptions& options, const LauncherEnvironment& launcher, std::unique_ptr<MpiRuntime> mpi,
           TcpRendezvousOptions rendezvous, CudaWatch* watch) {
   // A signal may end the process at once: there is no step to finish and nothing to save.
   RestoreStopSignals();
+  const std::string gpus = GpusText(options, watch);
+  absl::StatusOr<std::string> nccl = "";
+  if (options.sync == Sync::kNccl) nccl = NcclText(launcher, gpus);
   const CheckOutcome outcome = RunCheck({.options = &options,
                                          .launcher = &launcher,
                                          .mpi = mpi.get(),
                                          .rendezvous = &rendezvous,
-                                         .gpu = GpusText(options, watch),
+                                         .gpu = gpus,
+                                         .nccl = nccl.ok() ? *nccl : "",
+                                         .no_nccl = std::string(nccl.status().message()),
                                          .print = [](const std::string& text) {
                                            std::fputs(text.c_str(), stdout);
                                            std::fflush(stdout);

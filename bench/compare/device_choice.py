@@ -22,11 +22,17 @@ class Device:
     gpus: int = 0  # the number that jobs may use
     note: str = ""  # a sentence about the choice, for the report
 
-    def check(self, syncs: Sequence[str]) -> None:
+    def check(self, syncs: Sequence[str], workers: Sequence[int]) -> None:
         """ProgramError for what this device cannot do."""
-        if "nccl" in syncs and self.kind == "cpu":
+        if "nccl" not in syncs:
+            return
+        if self.kind == "cpu":
             raise programs.ProgramError("nccl adds in the memory of GPUs, and all jobs train on the CPU: leave it out "
                                         "of --syncs")
+        most = max(workers, default=1)
+        if most > RANKS_ON_A_GPU_MAX * self.gpus:
+            raise programs.ProgramError(f"nccl takes at most {RANKS_ON_A_GPU_MAX} ranks on a GPU, and {most} workers "
+                                        f"share {self.gpus}: leave nccl out of --syncs, or give a smaller --workers")
 
     def shared(self, workers: int) -> bool:
         return self.kind == "cuda" and workers > self.gpus

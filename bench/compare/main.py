@@ -29,6 +29,7 @@ import alone
 import analysis
 import buckets
 import device_choice
+import gpu_cells
 import jobs
 import machine
 import measure
@@ -74,7 +75,7 @@ class Comparison:
         has_peers = any(sync in jobs.PEERS for sync in options.syncs)
         self.device, self.torch = device_choice.choose(
             options.device, self.gpus.count(), programs.Torch.find_all() if has_peers else [], has_peers)
-        self.device.check(options.syncs)
+        self.device.check(options.syncs, options.workers)
         if self.torch is not None and any(sync in jobs.HOOKS for sync in options.syncs):
             programs.starring_library()  # refuses now, not after the first jobs
         self.out = os.path.join(os.environ.get("BUILD_WORKING_DIRECTORY", os.getcwd()), options.out)
@@ -167,6 +168,8 @@ class Comparison:
         if self.torch is not None and max(options.workers) > 1:
             found += [(f"buckets: {model}", functools.partial(self._buckets, groups, model))
                       for model in options.models]
+        if self.device.kind == "cuda" and max(options.workers) > 1:
+            found.append(("two workers on one GPU", self._gpu_cells))
         if options.trace:
             found.append(("timeline", lambda: self._trace(groups)))
         if options.uneven:
@@ -239,6 +242,13 @@ class Comparison:
         peer = next((job for job in ran if job.configuration["sync"] == "ddp"), None)
         if wanted is not None and peer is not None:
             self.results["buckets"] += buckets.ask(wanted, peer, self.gpus)
+
+    def _gpu_cells(self) -> None:
+        options = self.options
+        found = gpu_cells.measure(options.models, options.repeats, 2 * options.batch_per_worker, options.syncs,
+                                  self.torch)
+        self.results["gpu_cells"] = found
+        self.notes += [f"{one['model']} {one['job']} on one GPU: {one['why']}" for one in found["failures"]]
 
     def _trace(self, groups: list[list[jobs.Job]]) -> None:
         """Runs each cell briefly with a timeline. Tracing costs time, so the timed runs have none."""

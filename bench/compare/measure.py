@@ -33,7 +33,7 @@ SLOWEST_TIMES_LONGER = 3  # the slowest job of a group may take this many times 
 
 One = TypeVar("One")
 Record = dict[str, Any]  # a run record: proto/starring/v1/run_record.proto as JSON
-RECORD_VERSION = 2  # kRunRecordVersion of worker/report/run_record.h
+RECORD_VERSION = 3  # kRunRecordVersion of worker/report/run_record.h
 
 
 class _Sampler(threading.Thread):

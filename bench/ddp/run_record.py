@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-VERSION = 2  # kRunRecordVersion of worker/report/run_record.h
+VERSION = 3  # kRunRecordVersion of worker/report/run_record.h
 ALIGNMENT_ELEMENTS = 16  # common/job/layout.h: each tensor starts on a 64-byte boundary
 
 

@@ -2,6 +2,7 @@
 # Runs all checks that need a GPU, the most valuable first, from an unpacked bundle on a machine with a GPU:
 #
 #   starring/tests/gpu_checks.sh FOLDER [--only=NAME,NAME...] [--torch_python=PYTHON] [--quick]
+#   starring/tests/gpu_checks.sh FOLDER --exchange [--only=NAME,NAME...] [--torch_python=PYTHON] [--short]
 #
 # Writes a text file for each check to FOLDER, and prints a line for each: PASSED, FAILED or SKIPPED, with the reason
 # and the time. A check that takes longer than its limit has failed.
@@ -13,8 +14,18 @@
 #
 # The checks: device_suite jobs steps kernels_64 kernels_cudnn_64 kernels_512 kernels_cudnn_512 sanitizer_memcheck
 # sanitizer_racecheck sanitizer_synccheck sanitizer_initcheck sanitizer_step
+#
+# --exchange: instead, within eight minutes, the checks of what several workers exchange on one GPU. Their limits add up
+# to that time. --short: a job or two of each, to see that the script goes through.
+#
+#   nccl            two ranks on one GPU, which NCCL allows since 2.30; skipped with NCCL's or our reason
+#   first_contact   gpu_first_contact.sh: how streams wait for each other, and five pairs of control and cell for mlp,
+#                   mnist_cnn and resnet20 in star and ring by way of the host, shared memory and GPU memory, and nccl
+#   faults          a rank that is killed or stopped is named, and the next job runs
+#   cuda_aware_mpi  --cuda_aware_mpi=try, if an MPI is there
+#   bf16            steps in bf16 beside fp32
 set -u
-usage="usage: gpu_checks.sh FOLDER [--only=NAME,NAME...] [--torch_python=PYTHON] [--quick]"
+usage="usage: gpu_checks.sh FOLDER [--exchange] [--only=NAME,NAME...] [--torch_python=PYTHON] [--quick] [--short]"
 top=$(cd "$(dirname "$0")/.." && pwd)
 [ $# -ge 1 ] || { echo "$usage" >&2; exit 2; }
 mkdir -p "$1" && out=$(cd "$1" && pwd) || exit 2
@@ -23,9 +34,19 @@ names="device_suite jobs steps kernels_64 kernels_cudnn_64 kernels_512 kernels_c
 names="$names sanitizer_racecheck sanitizer_synccheck sanitizer_initcheck sanitizer_step"
 torch_python=python3
 quick=no
+exchange=no
+short=no
 only=all
+case " $* " in
+  *" --exchange "*)
+    exchange=yes
+    names="nccl first_contact faults cuda_aware_mpi bf16"
+    ;;
+esac
 for flag in "$@"; do
   case $flag in
+    --exchange) ;;
+    --short) short=yes ;;
     --torch_python=*) torch_python=${flag#--torch_python=} ;;
     --only=*)
       only=$(echo "${flag#--only=}" | tr ',' ' ')
@@ -63,8 +84,11 @@ wanted() {
   return 1
 }
 
-# check NAME SECONDS COMMAND...: runs the command and writes its output to NAME.txt.
+# check NAME SECONDS COMMAND...: runs the command and writes its output to NAME.txt. With refusal_is=skip a job that is
+# refused with a sentence is skipped. `passed` is yes or no.
+refusal_is=failure
 check() {
+  passed=no
   name=$1
   limit_s=$2
   shift 2
@@ -78,6 +102,8 @@ check() {
     status=1
   elif grep -q "Device not supported\|not supported on this platform" "$out/$name.txt"; then
     echo "SKIPPED  $name ($took): compute-sanitizer is not allowed here: $out/$name.txt"
+  elif [ $code = 2 ] && [ $refusal_is = skip ]; then
+    echo "SKIPPED  $name ($took): $(grep -m 1 error "$out/$name.txt")"
   elif [ $code != 0 ]; then
     echo "FAILED   $name ($took, exit status $code): $out/$name.txt"
     status=1
@@ -85,6 +111,7 @@ check() {
     echo "SKIPPED  $name ($took): no GPU was used, see $out/$name.txt"
   else
     echo "PASSED   $name ($took)"
+    passed=yes
   fi
 }
 skip() {
@@ -92,13 +119,59 @@ skip() {
   echo "SKIPPED  $1: $2" | tee "$out/$1.txt"
 }
 
-if ! timeout -k 10 120 "$top/bin/worker" --device=cuda --dataset=synthetic --synthetic_train_count=640 \
-  --synthetic_test_count=64 --epochs=1 --progress=plain --checkpoint_dir=none >"$out/gpu.txt" 2>&1; then
+if ! timeout -k 10 120 "$top/bin/worker" --device=cuda --model=logreg --dataset=synthetic \
+  --synthetic_train_count=640 --synthetic_test_count=64 --epochs=1 --progress=plain --checkpoint_dir=none \
+  >"$out/gpu.txt" 2>&1; then
   echo "NO GPU CAN BE USED HERE, NOTHING WAS CHECKED:" >&2
   cat "$out/gpu.txt" >&2
   exit 2
 fi
 head -n 1 "$out/gpu.txt"
+
+# check_two_ranks NAME SECONDS SYNC TRANSPORT FLAG...: a short job of two ranks on one GPU, skipped if it is refused.
+# shellcheck disable=SC2086  # $ranks are several words
+check_two_ranks() {
+  row=$1 limit_s=$2 ranks="--sync=$3 --transport=$4 --workers=2"
+  shift 4
+  refusal_is=skip
+  check "$row" "$limit_s" env NCCL_MULTI_RANK_GPU_ENABLE=1 "$top/bin/launch" $ranks --worker_binary="$top/bin/worker" \
+    -- --share_gpus --device=cuda --model=logreg --dataset=synthetic --synthetic_train_count=640 \
+    --synthetic_test_count=10 --max_steps=8 --progress=plain --checkpoint_dir=none "$@"
+  refusal_is=failure
+}
+
+# shellcheck disable=SC2046,SC2086  # words of the lists are arguments
+exchange_checks() {
+  cells=
+  for memory in socket shared_memory gpu_memory; do
+    cells="$cells star:tcp:--same_host=$memory ring:tcp:--same_host=$memory"
+  done
+  models="--models=mlp:400,mnist_cnn:150,resnet20:50 --repeats=5 --overlap_s=1.2"
+  steps="--models=resnet20,mnist_cnn --batches=512 --repeats=1 --steps=200 --seconds=0.4 --warmup_s=0.2"
+  tests="test_a_rank_that_is_killed_is_named test_a_rank_that_is_stopped_is_named"
+  if [ $short = yes ]; then
+    cells="star:tcp:--same_host=socket ring:tcp:--same_host=gpu_memory"
+    models="--models=logreg:3 --batch=16 --train_count=32 --overlap_s=0 --repeats=1"
+    steps="--models=logreg --batches=64 --repeats=1 --steps=10 --seconds=0 --warmup_s=0"
+    tests=test_a_rank_that_is_stopped_is_named
+  fi
+  check_two_ranks nccl 30 nccl tcp
+  nccl=$passed
+  [ "$nccl" = no ] || cells="$cells nccl:tcp"
+  check first_contact 300 "$top/tests/gpu_first_contact.sh" "$out/first_contact" --seconds=270 $models $cells
+  check faults 60 env PYTHONPATH="$top" STARRING_TEST_NCCL="$nccl" python3 -m unittest -v \
+    $(printf 'tests.e2e.cuda_test.CudaTest.%s ' $tests)
+  check_two_ranks cuda_aware_mpi 30 ring mpi --cuda_aware_mpi=try --record="$out/cuda_aware_mpi.json"
+  [ "$passed" = no ] ||
+    sed -n 's/^ *"gpu_transfer": "\(.*\)",*$/         its messages went \1/p' "$out/cuda_aware_mpi.json"
+  "$torch_python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null || torch_python=
+  check bf16 60 python3 "$top/bench/gpu_steps.py" --maths=fp32,bf16 $steps --torch_python="$torch_python" \
+    --record="$out/bf16.json"
+}
+if [ $exchange = yes ]; then
+  exchange_checks
+  exit $status
+fi
 
 check device_suite 180 "$top/tests/cuda_device_test"
 # The test's checks: CPU and GPU curves agree, star = ring, graph = no graph, resume, and the refusals' messages.

@@ -8,6 +8,7 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "common/base/status.h"
 #include "kernels/cuda/cuda_context.h"
 #include "kernels/cuda/cuda_memory.h"
@@ -19,6 +20,7 @@
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/optimizer.h"
 #include "kernels/cuda/pixels.h"
+#include "kernels/cuda/stamp.h"
 #include "kernels/shape_checks.h"
 
 namespace starring {
@@ -309,6 +311,7 @@ class CudaDeviceOnCublasLt : public CudaDevice {
   void FindNonFinite(const float* values, int64_t count, CudaStepResult* result) override {
     context_.Keep(cuda::FindNonFinite(context_.stream, values, count, result), "looking for NaN");
   }
+  void Stamp(uint64_t* place) override { context_.Keep(cuda::Stamp(context_.stream, place), "stamp"); }
 
  private:
   CudaDeviceOnCublasLt(const CudaDeviceInfo& info, std::unique_ptr<OwnedCudaStream> stream)
@@ -387,10 +390,31 @@ absl::StatusOr<std::vector<CudaDeviceInfo>> FindCudaDevices(CudaWatch* watch) {
                        .compute_major = properties.major,
                        .compute_minor = properties.minor,
                        .memory_bytes = static_cast<int64_t>(properties.totalGlobalMem),
-                       .uuid = std::string(properties.uuid.bytes, sizeof(properties.uuid.bytes))});
+                       .uuid = std::string(properties.uuid.bytes, sizeof(properties.uuid.bytes)),
+                       .bus_id = absl::StrFormat("%04x:%02x:%02x", properties.pciDomainID, properties.pciBusID,
+                                                 properties.pciDeviceID)});
   }
   return devices;
 }
+
+namespace {
+
+// Only for the GPU that is used: each answer may take the driver a while.
+absl::Status AskAboutSharing(int gpu_count, CudaDeviceInfo* info) {
+  int has_ipc = 0;
+  RETURN_IF_ERROR(CudaStatus(cudaDeviceGetAttribute(&has_ipc, cudaDevAttrIpcEventSupport, info->ordinal),
+                             "asking a GPU for its attributes"));
+  info->has_ipc = has_ipc != 0;
+  for (int other = gpu_count - 1; other >= 0; --other) {
+    if (other == info->ordinal) continue;
+    int reaches = 0;
+    RETURN_IF_ERROR(CudaStatus(cudaDeviceCanAccessPeer(&reaches, info->ordinal, other), "asking a GPU for its peers"));
+    if (reaches == 0) info->unreached_gpu = other;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 absl::Status MakeCudaDeviceCurrent(int ordinal, CudaWatch* watch) {
   const CudaWatch::Call call(watch, "making a GPU current");
@@ -416,7 +440,7 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CreateCudaDevice(const CudaDeviceOpt
     return absl::InvalidArgumentError(
         absl::StrCat("GPU ", options.ordinal, " does not exist: the driver shows ", devices.size(), ", from 0"));
   }
-  const CudaDeviceInfo& info = devices[static_cast<size_t>(options.ordinal)];
+  CudaDeviceInfo info = devices[static_cast<size_t>(options.ordinal)];
   if (info.compute_major < kComputeMajorMin) {
     return absl::FailedPreconditionError(
         absl::StrCat("GPU ", info.ordinal, " (", info.name, ") has compute capability ", info.compute_major, ".",
@@ -424,6 +448,10 @@ absl::StatusOr<std::unique_ptr<CudaDevice>> CreateCudaDevice(const CudaDeviceOpt
   }
   // This creates the context. Everything below allocates on the current GPU.
   RETURN_IF_ERROR(MakeCudaDeviceCurrent(options.ordinal, options.watch));
+  {
+    const CudaWatch::Call call(options.watch, "asking a GPU what it shares");
+    RETURN_IF_ERROR(AskAboutSharing(static_cast<int>(devices.size()), &info));
+  }
   ASSIGN_OR_RETURN(auto device, CudaDeviceOnCublasLt::Create(info, options), "GPU ", info.ordinal, " (", info.name,
                    ")");
   return device;

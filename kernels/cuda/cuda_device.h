@@ -67,7 +67,10 @@ struct CudaDeviceInfo {
   std::string name;  // "NVIDIA H100 80GB HBM3"
   int compute_major = 0, compute_minor = 0;
   int64_t memory_bytes = 0;
-  std::string uuid;  // 16 bytes: no two GPUs, or parts of one, have the same
+  std::string uuid;        // 16 bytes: no two GPUs, or parts of one, have the same
+  std::string bus_id;      // "0000:3b:00": parts of one GPU (MIG) have the same
+  bool has_ipc = true;     // CUDA says that other processes can map its memory
+  int unreached_gpu = -1;  // the first GPU of those that the driver shows whose memory this one does not reach
 };
 
 // A point in a stream. Recording it again moves it.
@@ -218,6 +221,9 @@ class CudaDevice : public Device {
   // If any of `count` values is NaN or infinite, result->non_finite_element becomes the index of one that is; otherwise
   // it stays as it was. `result` is device memory, or pinned memory, which costs nothing while all values are finite.
   virtual void FindNonFinite(const float* values, int64_t count, CudaStepResult* result) = 0;
+
+  // Enqueues on stream() a note of the time, in nanoseconds of the GPU's own clock. `place` as FindNonFinite's result.
+  virtual void Stamp(uint64_t* place) = 0;
 
   // common/arithmetic/optimizer.h's ApplyOptimizer over spans of device memory, with the same bits. See BindStepResult.
   virtual void ApplyOptimizer(const OptimizerConfig& config, const UpdateArgs& args) = 0;

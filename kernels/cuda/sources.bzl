@@ -16,6 +16,7 @@ KERNELS = [
     "peer_update",
     "pixels",
     "pool",
+    "stamp",
 ]
 
 # Headers that kernels share.

@@ -17,8 +17,8 @@ WORKER = os.path.abspath("tests/cuda_emulation/worker_emulated")
 TINY = ["--models=logreg:3", "--batch=16", "--train_count=32", "--overlap_s=0", "--job_seconds=60"]
 
 
-def samples(*p50s, digest="a" * 64):
-    return [Sample(p50_ms=p50, waits_ms=p50 / 2, digests=(digest,)) for p50 in p50s]
+def samples(*p50s, digest="a" * 64, gpu_ms=None):
+    return [Sample(p50_ms=p50, waits_ms=p50 / 2, digests=(digest,), gpu_ms=gpu_ms) for p50 in p50s]
 
 
 class TableTest(unittest.TestCase):
@@ -32,6 +32,18 @@ class TableTest(unittest.TestCase):
             with self.assertRaisesRegex(gpu_exchange.BenchError, name):
                 Cell.parse(name)
 
+    def test_ddp_gets_the_same_training(self):
+        flags = gpu_exchange.parse_flags([gpu_exchange.DDP, "--torch_python=py", "--worker=w", "--launch=l"])
+        bench = gpu_exchange.Bench(flags)
+        command = bench.ddp(bench.training("resnet20", 512, 60, "r.json"))
+        self.assertEqual(command[:5], ["py", os.path.abspath("bench/ddp/train.py"), "--world_size=2", "--share_gpus",
+                                       "--data=ram"])
+        for flag in ("--model=resnet20", "--global_batch=512", "--max_steps=60", "--record=r.json"):
+            self.assertIn(flag, command)
+        with open("bench/ddp/worker_flags.json", encoding="utf-8") as file:
+            known = json.load(file)
+        self.assertEqual([flag for flag in command[5:] if flag.partition("=")[0][2:] not in known], [])
+
     def test_models_have_steps(self):
         self.assertEqual(gpu_exchange.parse_models("mlp:600,a.textproto:1"), [("mlp", 600), ("a.textproto", 1)])
         for text in ("mlp", "mlp:", ":3", "mlp:0", "mlp:3,"):
@@ -39,13 +51,13 @@ class TableTest(unittest.TestCase):
                 gpu_exchange.parse_models(text)
 
     def test_a_cost_is_the_median_of_pairs(self):
-        found = {("mlp", CONTROL): samples(0.4, 0.6, 9.0), ("mlp", "ring:mpi"): samples(1.4, 1.7, 10.5)}
+        found = {("mlp", CONTROL): samples(0.4, 0.6, 9.0), ("mlp", "ring:mpi"): samples(1.4, 1.7, 10.5, gpu_ms=0.25)}
         for cost, expected in zip(gpu_exchange.costs_us(found, "mlp", "ring:mpi"), (1000, 1100, 1500)):
             self.assertAlmostEqual(cost, expected)
         lines = gpu_exchange.table(found, {("mlp", "star:tcp"): "why"}, ["mlp"], [ONE, CONTROL, "ring:mpi", "star:tcp"])
         self.assertRegex(lines[1], r"^mlp +one process +not run$")
         self.assertRegex(lines[2], r"^mlp +control +0\.600 +0\.300 +aaaaaaaaaaaa$")
-        self.assertRegex(lines[3], r"^mlp +ring:mpi +1\.700 +0\.850 +1100 +1000 +1500 +3  aaaaaaaaaaaa$")
+        self.assertRegex(lines[3], r"^mlp +ring:mpi +1\.700 +0\.850 +0\.250 +1100 +1000 +1500 +3  aaaaaaaaaaaa$")
         self.assertRegex(lines[4], r"^mlp +star:tcp +FAILED: why$")
 
     def test_digests_that_differ_are_named(self):
@@ -75,7 +87,12 @@ class ScriptTest(unittest.TestCase):
                                    "ring:tcp:--nonsense=1")
             self.assertEqual(done.returncode, 1, done.stderr)
             with open(record, encoding="utf-8") as file:
-                jobs = {job["job"]: job["samples"] for job in json.load(file)["jobs"]}
+                found = json.load(file)
+        # As bench/compare/measured/results.py describes it.
+        self.assertEqual(set(found), {"device", "batch", "jobs", "failures"})
+        self.assertEqual([one["job"] for one in found["failures"]], ["ring:tcp:--nonsense=1"])
+        jobs = {job["job"]: job["samples"] for job in found["jobs"]}
+        self.assertEqual(set(jobs["star:tcp"][0]), {"p50_ms", "waits_ms", "gpu_ms", "digests"})
         self.assertIn("emulated GPU", done.stdout)
         right, wrong = jobs["star:tcp"][0]["digests"][0], jobs["star:tcp:--seed=7"][0]["digests"][0]
         self.assertIn(f"logreg: DIGESTS DIFFER: {right[:12]} of star:tcp; {wrong[:12]} of star:tcp:--seed=7\n",

@@ -293,8 +293,8 @@ TEST(DriverTest, SaysWhatTheDeviceCanDo) {
     }
     return values;
   };
-  EXPECT_THAT(attributes(), ElementsAre(0, 1, 0));
-  Gpu() = {.has_64_bit_operations = false, .flushes_remote_writes = true};
+  EXPECT_THAT(attributes(), ElementsAre(0, 1, 1));
+  Gpu() = {.ipc = EmulatedGpu::Ipc::kNothing, .has_64_bit_operations = false, .flushes_remote_writes = true};
   EXPECT_THAT(attributes(), ElementsAre(1, 0, 0));
   Gpu() = {};
   CUdevice device = -1;

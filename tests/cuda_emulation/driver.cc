@@ -92,6 +92,7 @@ StreamWork WorkOf(const CUstreamBatchMemOpParams& operation) {
 }  // namespace starring::cuda_emulation
 
 using starring::cuda_emulation::Check;
+using starring::cuda_emulation::EmulatedGpu;
 using starring::cuda_emulation::FindBlock;
 using starring::cuda_emulation::Gpu;
 
@@ -111,7 +112,7 @@ CUresult cuDeviceGetAttribute(int* value, CUdevice_attribute attribute, CUdevice
       *value = Gpu().has_64_bit_operations ? 1 : 0;
       return CUDA_SUCCESS;
     case CU_DEVICE_ATTRIBUTE_IPC_EVENT_SUPPORTED:
-      *value = 0;
+      *value = Gpu().ipc == EmulatedGpu::Ipc::kNothing ? 0 : 1;
       return CUDA_SUCCESS;
   }
   return CUDA_ERROR_INVALID_VALUE;

@@ -47,6 +47,7 @@ struct EmulatedGpu {
   };
   Ipc ipc = Ipc::kWorks;
   bool accesses_peers = true;  // one GPU accesses the other's memory
+  bool is_one_gpu = false;     // they are parts of one GPU (MIG), which is one device of the PCI bus
   // Attributes 122 and 98 of the driver's interface.
   bool has_64_bit_operations = true, flushes_remote_writes = false;
   // If false, kernels, products and memsets are counted (counters.h) but not run, and memory begins with zeros: for
@@ -63,6 +64,7 @@ struct EmulatedGpu {
 //   EMULATED_GPU_DIES_AT_LAUNCH=n     the process kills itself at the n-th launch of a graph
 //   EMULATED_GPU_HANGS_AT_LAUNCH=n    Hangs() is true from the n-th launch of a graph on
 //   EMULATED_GPU_IPC=nothing, full, one_way, corrupt or late_visible
+//   EMULATED_GPU_MIG=yes              all are parts of one GPU
 //   EMULATED_GPU_PEERS=no             no GPU accesses another's memory
 //   EMULATED_GPU_REGISTERS=nothing or writable
 //   EMULATED_GPU_SAYS_BYTES=yes       the process ends with a line that says how many bytes of its GPU it has not freed

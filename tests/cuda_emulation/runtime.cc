@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string_view>
@@ -107,7 +108,8 @@ EmulatedGpu& Gpu() {
                         .late = streams == "late",
                         .async = streams.starts_with("async"),
                         .ipc = EnvironmentIpc(),
-                        .accesses_peers = EnvironmentText("EMULATED_GPU_PEERS") != "no"};
+                        .accesses_peers = EnvironmentText("EMULATED_GPU_PEERS") != "no",
+                        .is_one_gpu = EnvironmentText("EMULATED_GPU_MIG") == "yes"};
     if (EnvironmentText("EMULATED_GPU_SAYS_BYTES") == "yes") std::atexit(SayBytes);
     machine.wait_deadline_ms = EnvironmentNumber("EMULATED_GPU_DEADLINE_MS", machine.wait_deadline_ms);
     if (streams.starts_with("async:")) {
@@ -160,6 +162,14 @@ cudaError_t Enqueue(cudaStream_t stream, std::function<void()> work, Work kind, 
 
 }  // namespace starring::cuda_emulation
 
+// For libraries that a program opens and that enqueue work (tests/nccl_stub). Returns a cudaError_t. The work is not
+// counted: it is the library's.
+extern "C" int StarringEnqueueOnEmulatedStream(void* stream, std::function<bool()> is_ready,
+                                               std::function<void()> run) {
+  return starring::cuda_emulation::EnqueueWork(static_cast<cudaStream_t>(stream),
+                                               {.is_ready = std::move(is_ready), .run = std::move(run), .kind = {}});
+}
+
 using starring::cuda_emulation::Await;
 using starring::cuda_emulation::EndOf;
 using starring::cuda_emulation::EventMutex;
@@ -187,6 +197,16 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int ordinal) {
   properties->totalGlobalMem = static_cast<size_t>(Gpu().memory_bytes);
   properties->major = Gpu().compute_major;
   properties->minor = 0;
+  properties->pciDomainID = 0;
+  properties->pciBusID = 0x1b + (Gpu().is_one_gpu ? 0 : ordinal);
+  properties->pciDeviceID = 0;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int ordinal) {
+  if (ordinal < 0 || ordinal >= Gpu().count) return cudaErrorInvalidDevice;
+  if (attribute != cudaDevAttrIpcEventSupport) return cudaErrorInvalidValue;
+  *value = Gpu().ipc == starring::cuda_emulation::EmulatedGpu::Ipc::kNothing ? 0 : 1;
   return cudaSuccess;
 }
 

@@ -93,14 +93,15 @@ absl::StatusOr<WorkCounts> CountStep(const CountedStep& step) {
   const bool is_local = step.exchange == CountedStep::Exchange::kLocal;
   const std::unique_ptr<GradientExchange> exchange =
       CreateLocalExchange(nullptr, is_local ? LocalUpdates::kTrainingStep : LocalUpdates::kExchange);
-  ASSIGN_OR_RETURN(const auto training,
-                   CreateCudaTrainingStep({.network = network.get(), .exchange = exchange.get(), .buckets = &buckets},
-                                          {.device = device.get(),
-                                           .optimizer = is_local ? std::optional(optimizer) : std::nullopt,
-                                           .data = &data,
-                                           .element = element,
-                                           .batch_max = step.batch,
-                                           .evaluation_batch_max = 1}));
+  ASSIGN_OR_RETURN(
+      const auto training,
+      CreateCudaTrainingStep(
+          {.network = network.get(), .exchange = exchange.get(), .buckets = &buckets, .world_size = is_local ? 1 : 2},
+          {.device = device.get(),
+           .optimizer = is_local ? std::optional(optimizer) : std::nullopt,
+           .data = &data,
+           .batch_max = step.batch,
+           .evaluation_batch_max = 1}));
   const JobSpec job{.optimizer = optimizer, .layout = network->layout(), .buckets = buckets};
   RETURN_IF_ERROR(exchange->Start(job, training->initial_parameters()));
   RETURN_IF_ERROR(training->StartOptimizer(job));

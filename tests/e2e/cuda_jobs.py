@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import subprocess
 from typing import Any, Callable, Sequence
 
 from tests.e2e.jobs import JobTest
@@ -62,10 +65,20 @@ class CudaJobs(JobTest):
             for name in ("train_loss", "test_loss"):
                 self.assertAlmostEqual(epoch[name], other[name], delta=1e-3 * other[name])
 
+    def assert_exposed(self, record: dict[str, Any]) -> None:
+        """The GPU's clock has seen the exchange of the measured steps, but for the first one of each epoch."""
+        exposed = record["gpu_exposed_exchange_ms"]
+        steps = record["step_ms"]["steps_measured"]
+        self.assertGreaterEqual(exposed["steps_measured"], steps - len(record["epochs"]))
+        self.assertGreater(exposed["steps_measured"], 0)
+        self.assertGreater(exposed["p50"], 0)
+        self.assertLessEqual(exposed["p50"], record["step_ms"]["max"])
+
     def test_star_is_ring_is_without_graphs(self) -> None:
         flags = [*MLP, "--epochs=%d" % self.epochs]
         ring = self.cuda("ring", 2, flags=flags)
         self.assertEqual(ring["exchange"]["gpu_transfer"], "host-staged")
+        self.assert_exposed(ring)
         self.assertTrue(ring["config"]["cuda_graph"])
         digest = ring["parameter_sha256"]
         variants: tuple[tuple[int, list[str]], ...] = (
@@ -76,6 +89,7 @@ class CudaJobs(JobTest):
         plain = self.cuda("ring", 2, flags=[*flags, "--nocuda_graph"])
         self.assertFalse(plain["config"]["cuda_graph"])
         self.assertEqual(plain["parameter_sha256"], digest)
+        self.assert_exposed(plain)
 
     def assert_mapped_memory_gives(self, sync: str, workers: int, flags: list[str], digest: str) -> None:
         """Ranks that map each other's GPU memory end with this digest."""
@@ -83,6 +97,7 @@ class CudaJobs(JobTest):
         self.assertEqual(mapped["config"]["same_host"], "gpu_memory", (workers, sync))
         self.assertEqual(mapped["config"]["same_host_reason"], "GPU memory: asked for")
         self.assertEqual(mapped["exchange"]["gpu_transfer"], "gpu-memory")
+        self.assert_exposed(mapped)
         self.assertEqual(mapped["parameter_sha256"], digest, (workers, flags, sync))
 
     def check_bf16(self) -> None:
@@ -131,6 +146,35 @@ class CudaJobs(JobTest):
             for sync in ("ring", "star/tcp"):
                 self.assert_mapped_memory_gives(sync, workers, flags, digest)
 
+    def assert_a_rank_is_named(self, number: signal.Signals, sync: str, memory: str, sentence: str) -> None:
+        """The others end with this sentence when rank 1 gets the signal in the middle of a step."""
+        flags = ["--device=cuda", *without(MLP, "progress"), "--epochs=100000", "--progress=plain",
+                 "--exchange_deadline_s=3", *(["--same_host=" + memory] if memory else [])]
+        running = self.start(self.job_command(sync, 2, flags=flags, launch_flags=["--worker_binary=" + self.worker]))
+        self.wait_for_output(running, "epoch 1/100000")
+        children = subprocess.run(["pgrep", "-P", str(running.pid), "-f", "--", "--rank=1"], capture_output=True,
+                                  text=True, check=True).stdout.split()
+        os.kill(int(children[0]), number)
+        done = self.finish(running, deadline_s=60)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertRegex(done.output, sentence, (sync, memory))
+
+    def fault_cells(self) -> list[tuple[str, str]]:
+        by_nccl = [("nccl/tcp", "")] if os.environ.get("STARRING_TEST_NCCL") == "yes" else []
+        return [("star/tcp", "gpu_memory"), ("ring/tcp", "gpu_memory"), *by_nccl]
+
+    def test_a_rank_that_is_killed_is_named(self) -> None:
+        for sync, memory in (*self.fault_cells(), ("ring/tcp", "shared_memory")):
+            self.assert_a_rank_is_named(signal.SIGKILL, sync, memory, "worker 0: error: .*rank 1")
+        # The GPU is of use to the next job.
+        self.cuda("ring/tcp", 2, flags=[*MLP, "--epochs=1", "--same_host=gpu_memory"])
+
+    def test_a_rank_that_is_stopped_is_named(self) -> None:
+        for sync, memory in self.fault_cells()[1:]:
+            self.assert_a_rank_is_named(signal.SIGSTOP, sync, memory,
+                                        r"worker 0: error: .*did not come within 3s \(oldest in flight: step \d+, "
+                                        r"bucket \d+\): .*rank 1")
+
     def assert_shared_memory_gives(self, sync: str, flags: list[str], digest: str) -> None:
         """Three ranks that share memory, on GPUs, end with this digest."""
         shared = self.cuda(sync, 3, flags=[*flags, "--same_host=shared_memory"])
@@ -159,6 +203,7 @@ class CudaJobs(JobTest):
         self.assertEqual(local["config"]["math"], "fp32")
         self.assertIn("cuda:0", local["host"]["device"])
         self.assertEqual(local["exchange"]["gpu_transfer"], "")
+        self.assertNotIn("gpu_exposed_exchange_ms", local)
         digest = local["parameter_sha256"]
         self.assertEqual(self.cuda("local", flags=[*flags, "--nocuda_graph"])["parameter_sha256"], digest)
         self.assertEqual(self.cuda("local", flags=[*flags, "--prefetch_depth=0"])["parameter_sha256"], digest)

@@ -331,6 +331,32 @@ TEST_P(CudaDeviceTest, VectorMathKeepsItsFirstError) {
   EXPECT_TRUE(device()->Synchronize().ok()) << "it must not become the error of a later call";
 }
 
+// To device memory and to pinned memory, at once and whenever a graph is launched.
+TEST_P(CudaDeviceTest, StampsFollowEachOther) {
+  const auto pinned = device()->AllocatePinned(2 * sizeof(uint64_t)).value();
+  const auto own = device()->Allocate(sizeof(uint64_t)).value();
+  auto* const stamps = static_cast<uint64_t*>(pinned->data());
+  stamps[0] = stamps[1] = 0;
+  device()->Stamp(stamps);
+  device()->Stamp(static_cast<uint64_t*>(own->data()));
+  ASSERT_TRUE(device()->BeginCapture().ok());
+  device()->Stamp(stamps + 1);
+  const auto graph = device()->EndCapture();
+  ASSERT_TRUE(graph.ok()) << graph.status();
+  uint64_t second = 0, last = 0;
+  for (int launch = 0; launch < 2; ++launch) {
+    ASSERT_TRUE((*graph)->Launch().ok());
+    device()->CopyToHost(own->data(), &second, sizeof(second));
+    ASSERT_TRUE(device()->Synchronize().ok());
+    EXPECT_GT(stamps[0], 0u);
+    EXPECT_LE(stamps[0], second);
+    EXPECT_LE(second, stamps[1]);
+    EXPECT_LT(last, stamps[1]);
+    last = stamps[1];
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));  // the clock may move in steps
+  }
+}
+
 TEST_P(CudaDeviceTest, TheLossGoesWhereAResultIsBound) {
   Step bound(device()), unbound(device());
   auto memory = device()->Allocate(sizeof(CudaStepResult)).value();

@@ -50,6 +50,7 @@ class NcclJobsTest(jobs.JobTest):
             self.assertEqual(record["parameter_sha256"], digest, sync)
             self.assertEqual((record["config"]["sync"], record["config"]["deterministic"]), ("nccl", False))
             self.assertEqual(record["exchange"]["gpu_transfer"], "nccl")
+            self.assertGreater(record["gpu_exposed_exchange_ms"]["p50"], 0)
             self.assertEqual(record["host"]["versions"]["nccl"], "2.27.5")
 
     def test_streams_that_work_by_themselves_change_nothing(self):
@@ -106,6 +107,16 @@ class NcclJobsTest(jobs.JobTest):
         self.assert_refused("--sync=nccl: " + one_gpu, *self.job("nccl/tcp", 3))
         self.assert_refused("NCCL 2.8.3 is found, 2.14.0 or newer is expected: install NCCL", "env",
                             "NCCL_STUB_VERSION=2803", *self.job("nccl/tcp", 2))
+
+    def test_a_check_opens_nccl(self):
+        check = [jobs.LAUNCH, "--check", "--sync=nccl", "--transport=tcp", "--workers=2", *LAUNCH_FLAGS]
+        done = self.run_to_end(check)
+        self.assertEqual(done.returncode, 0, done.output)
+        self.assertRegex(done.output, "NCCL 2.27.5")
+        done = self.run_to_end(["env", "NCCL_STUB_VERSION=2803", *check])
+        self.assertEqual(done.returncode, 2, done.output)
+        self.assertIn("not ready: --sync=nccl: w0, w1: NCCL 2.8.3 is found, 2.14.0 or newer is expected: install NCCL "
+                      "on every host", " ".join(done.output.split()))
 
     def test_flags_that_do_not_fit_are_refused_by_name(self):
         alone = [WORKER, "--sync=nccl", *cuda_jobs.DATA, "--model=logreg"]

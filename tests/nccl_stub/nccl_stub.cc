@@ -1,9 +1,9 @@
 // The part of NCCL that worker/exchange/peer/nccl uses, between processes of one host with emulated GPUs, whose memory
 // is the host's. A test puts the folder of this libnccl.so.2 into LD_LIBRARY_PATH.
 //
-// As NCCL, it waits for all ranks for ever, in a thread of its own. A call is in progress until that thread has done
-// its work; a stream gets nothing to do, so an event that is recorded afterwards has passed at once. It is as strict as
-// the documentation: a call while another is in progress is refused.
+// As NCCL, it waits for all ranks for ever. A call is in progress until a thread of the stub has put its work on the
+// stream, whose turn it then waits for: so a host that does not wait for the stream reads what was there before. It is
+// as strict as the documentation: a call while another is in progress is refused.
 //
 // The ranks share a segment of POSIX memory, which the id names: for each rank a count and a place for a part of its
 // contribution. A sum is a tree over the ranks: ((0 + 1) + (2 + 3)) + ..., the same on all.
@@ -21,8 +21,15 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <memory>
 #include <string>
 #include <thread>
+
+// A function of the emulation in the program that has opened this library (tests/cuda_emulation/runtime.cc). Null in a
+// program without emulated GPUs, which only looks at the functions.
+extern "C" __attribute__((weak)) int StarringEnqueueOnEmulatedStream(void* stream, std::function<bool()> is_ready,
+                                                                     std::function<void()> run);
 
 namespace {
 
@@ -69,24 +76,44 @@ float TreeSum(const Segment& segment, size_t i, int begin, int end) {
   return TreeSum(segment, i, begin, begin + half) + TreeSum(segment, i, begin + half, end);
 }
 
+// Work on a stream has a share in it, and may be there when the communicator has gone.
+struct Ranks {
+  Ranks(Segment* its_segment, int its_rank, int its_rank_count)
+      : segment(its_segment), rank(its_rank), rank_count(its_rank_count) {}
+  ~Ranks() { munmap(segment, sizeof(Segment)); }
+  Ranks(const Ranks&) = delete;
+  Ranks& operator=(const Ranks&) = delete;
+
+  bool All(const std::atomic<int64_t>* counts, int64_t part_count) const {
+    const auto has = [part_count](const auto& count) { return count >= part_count; };
+    return aborted || std::all_of(counts, counts + rank_count, has);
+  }
+  // REQUIRES: all ranks have read the part before.
+  void Write(const float* contribution, size_t size) const {
+    if (aborted) return;
+    std::copy_n(contribution, size, segment->parts[rank]);
+    ++segment->written[rank];
+  }
+  void Sum(float* sum, size_t size) const {
+    if (aborted) return;
+    for (size_t i = 0; i < size; ++i) sum[i] = TreeSum(*segment, i, 0, rank_count);
+    ++segment->read[rank];
+  }
+
+  Segment* const segment;
+  const int rank, rank_count;
+  std::atomic<bool> aborted = false;
+};
+
 }  // namespace
 
 struct CommunicatorOfNccl {
-  Segment* segment = nullptr;
+  std::shared_ptr<Ranks> ranks;
   std::string name;
-  int rank = 0, rank_count = 0;
   int64_t part_count = 0;  // of all operations so far
-  std::atomic<bool> aborted = false, in_progress = false;
+  std::atomic<bool> in_progress = false;
+  std::atomic<int> error = kSuccess;
   std::thread thread;
-
-  template <typename Done>
-  bool WaitFor(const Done& done) const {
-    while (!aborted && !done()) std::this_thread::sleep_for(std::chrono::microseconds(20));
-    return !aborted;
-  }
-  bool All(const std::atomic<int64_t>* counts) const {
-    return std::all_of(counts, counts + rank_count, [this](const auto& count) { return count >= part_count; });
-  }
 
   template <typename Work>
   int Start(const Work& work) {
@@ -94,28 +121,29 @@ struct CommunicatorOfNccl {
     in_progress = true;
     thread = std::thread([this, work] {
       work();
-      if (!aborted) in_progress = false;
+      in_progress = false;
     });
     return kInProgress;
   }
 
-  void Join() {
-    ++segment->joined_count;
-    if (!WaitFor([this] { return segment->joined_count == rank_count; })) return;
-    if (rank == 0) shm_unlink(name.c_str());
+  void Join() const {
+    ++ranks->segment->joined_count;
+    while (!ranks->aborted && ranks->segment->joined_count < ranks->rank_count) {
+      std::this_thread::sleep_for(std::chrono::microseconds(20));  // other processes ring no bell
+    }
+    if (ranks->rank == 0) shm_unlink(name.c_str());
   }
 
-  void AllReduce(const float* contribution, float* sum, size_t count) {
-    for (size_t begin = 0; begin < count; begin += kPartFloats) {
+  void AllReduce(const float* contribution, float* sum, size_t count, void* stream) {
+    const auto enqueue = [&](const std::function<bool()>& is_ready, const std::function<void()>& run) {
+      if (StarringEnqueueOnEmulatedStream(stream, is_ready, run) != 0) error = kSystemError;
+    };
+    for (size_t begin = 0; begin < count; begin += kPartFloats, ++part_count) {
       const size_t size = std::min(kPartFloats, count - begin);
-      // All have read this rank's part before.
-      if (!WaitFor([this] { return All(segment->read); })) return;
-      std::copy_n(contribution + begin, size, segment->parts[rank]);
-      ++part_count;
-      ++segment->written[rank];
-      if (!WaitFor([this] { return All(segment->written); })) return;
-      for (size_t i = 0; i < size; ++i) sum[begin + i] = TreeSum(*segment, i, 0, rank_count);
-      ++segment->read[rank];
+      enqueue([all = ranks, part = part_count] { return all->All(all->segment->read, part); },
+              [all = ranks, from = contribution + begin, size] { all->Write(from, size); });
+      enqueue([all = ranks, part = part_count] { return all->All(all->segment->written, part + 1); },
+              [all = ranks, to = sum + begin, size] { all->Sum(to, size); });
     }
   }
 };
@@ -156,16 +184,14 @@ int ncclCommInitRankConfig(CommunicatorOfNccl** result, int rank_count, UniqueId
   close(fd);
   if (memory == MAP_FAILED) return Refuse(kSystemError, "mmap");
   auto* const comm = new CommunicatorOfNccl;
-  comm->segment = static_cast<Segment*>(memory);
+  comm->ranks = std::make_shared<Ranks>(static_cast<Segment*>(memory), rank, rank_count);
   comm->name = id.bytes;
-  comm->rank = rank;
-  comm->rank_count = rank_count;
   *result = comm;
   return comm->Start([comm] { comm->Join(); });
 }
 
 int ncclCommGetAsyncError(CommunicatorOfNccl* comm, int* error) {
-  *error = comm->in_progress ? kInProgress : kSuccess;
+  *error = comm->in_progress ? kInProgress : comm->error.load();
   return kSuccess;
 }
 
@@ -173,15 +199,15 @@ int ncclAllReduce(const void* contribution, void* sum, size_t count, int type, i
                   void* stream) {
   if (comm->in_progress) return Refuse(kInvalidUsage, "another call is in progress");
   if (type != kFloat32 || operation != kSum || stream == nullptr) return Refuse(kInvalidArgument, "sums of float32");
+  if (StarringEnqueueOnEmulatedStream == nullptr) return Refuse(kSystemError, "no emulated GPU");
   const auto* const from = static_cast<const float*>(contribution);
   auto* const to = static_cast<float*>(sum);
-  return comm->Start([=] { comm->AllReduce(from, to, count); });
+  return comm->Start([=] { comm->AllReduce(from, to, count, stream); });
 }
 
 int ncclCommAbort(CommunicatorOfNccl* comm) {
-  comm->aborted = true;
+  comm->ranks->aborted = true;
   if (comm->thread.joinable()) comm->thread.join();
-  munmap(comm->segment, sizeof(Segment));
   delete comm;
   return kSuccess;
 }

@@ -53,6 +53,8 @@ v1::ProcessReport OwnReport(const CheckParts& parts) {
   const dnnl_version_t* const onednn = dnnl_version();
   AddLibrary("oneDNN", absl::StrCat(onednn->major, ".", onednn->minor, ".", onednn->patch), facts);
   if (const std::string driver = NvidiaDriverVersion(); !driver.empty()) AddLibrary("NVIDIA driver", driver, facts);
+  if (!parts.nccl.empty()) AddLibrary("NCCL", parts.nccl, facts);
+  facts->set_no_nccl(parts.no_nccl);
   facts->set_gpu(parts.gpu);
   return report;
 }

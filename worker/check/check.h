@@ -27,6 +27,8 @@ struct CheckParts {
   MpiRuntime* mpi = nullptr;                      // null unless --transport=mpi
   TcpRendezvousOptions* rendezvous = nullptr;     // for --transport=tcp; the check takes its content
   std::string gpu;                                // this worker's GPUs, as the table names them; empty: none
+  std::string nccl;                               // with --sync=nccl: the version of the library, if it opens
+  std::string no_nccl;                            // with --sync=nccl: why the job could not use it; empty: it can
   std::function<void(const std::string&)> print;  // for the table, or a line; the text ends with a newline
 };
 

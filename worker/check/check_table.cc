@@ -393,10 +393,11 @@ void AddDifferences(std::span<const ProcessFacts* const> processes, Problems& pr
     const std::string versions = absl::StrJoin(groups, ", ", [](std::string* out, const auto& group) {
       absl::StrAppend(out, group.first, " on ", NamesText(group.second));
     });
-    // Ranks with different versions of MPI do not find each other. Other libraries may differ, but then the results may
-    // differ in their bits.
-    Add(problems, name.first == kProgram || name.second == "MPI" ? kExitRefused : kExitOk, "versions of ", name.second,
-        " differ: ", versions, ": install one version everywhere");
+    // Ranks with different versions of MPI do not find each other, and of NCCL they refuse each other. Other libraries
+    // may differ, but then the results may differ in their bits.
+    const bool must_agree = name.first == kProgram || name.second == "MPI" || name.second == "NCCL";
+    Add(problems, must_agree ? kExitRefused : kExitOk, "versions of ", name.second, " differ: ", versions,
+        ": install one version everywhere");
   }
 }
 
@@ -434,6 +435,17 @@ void AddGpus(const CheckFindings& findings, Problems& problems) {
   if (with.empty() || without.empty()) return;
   Add(problems, kExitRefused, Have(with), " a GPU, ", Have(without),
       " none: start workers where GPUs are, or give --device=cpu");
+}
+
+void AddNccl(const CheckFindings& findings, Problems& problems) {
+  Groups by_reason;
+  for (const ProcessReport& report : findings.reports) {
+    const std::string& why = report.facts().no_nccl();
+    if (!why.empty()) by_reason[why].push_back(NameOf(report.facts()));
+  }
+  for (const auto& [why, names] : by_reason) {
+    Add(problems, kExitRefused, "--sync=nccl: ", NamesText(names), ": ", why);
+  }
 }
 
 void AddClocks(const CheckFindings& findings, Problems& problems) {
@@ -484,6 +496,7 @@ Problems FindProblems(const CheckFindings& findings) {
   AddDifferences(processes, problems);
   AddLimits(findings, processes, problems);
   AddGpus(findings, problems);
+  AddNccl(findings, problems);
   AddClocks(findings, problems);
   AddCores(findings, problems);
   // The sort is stable, because the order above is from cause to consequence.

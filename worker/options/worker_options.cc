@@ -447,7 +447,9 @@ absl::Status CheckDevice(const WorkerOptions& options) {
     return RefuseFlag("isa", InstructionSetName(options.isa), "--device=cuda computes on the GPU: drop one of the two");
   }
   if (options.device != DeviceKind::kCpu) return absl::OkStatus();
-  if (options.sync == Sync::kNccl) {
+  // Ranks that evaluate exchange sums alone, by messages.
+  const bool evaluates = !options.evaluate.empty() || !options.predict.empty();
+  if (options.sync == Sync::kNccl && !evaluates) {
     return RefuseFlag("sync", "nccl", "NCCL adds in the memory of GPUs: drop --device=cpu, or give --sync=mpi");
   }
   if (options.math != CudaMath::kFp32) {

@@ -118,6 +118,15 @@ void FillQuality(const Quality& quality, v1::TestQuality& out) {
   for (const int64_t count : quality.confusion) out.add_confusion(static_cast<int32_t>(count));
 }
 
+void FillMilliseconds(const StepSummary& summary, v1::StepMilliseconds& out) {
+  out.set_p50(summary.p50_ms);
+  out.set_p95(summary.p95_ms);
+  out.set_p99(summary.p99_ms);
+  out.set_max(summary.max_ms);
+  out.set_mean(summary.mean_ms);
+  out.set_steps_measured(static_cast<int>(summary.steps_measured));
+}
+
 void FillResult(const TrainResult& result, v1::RunRecord& record) {
   for (const EpochSummary& epoch : result.epochs) {
     v1::EpochResult& out = *record.add_epochs();
@@ -136,13 +145,10 @@ void FillResult(const TrainResult& result, v1::RunRecord& record) {
   record.set_resumed_from_step(static_cast<int>(result.resumed_from_step));
   for (const std::string& note : result.resume_notes) record.add_resume_notes(note);
   const StepSummary& summary = result.step_summary;
-  v1::StepMilliseconds& step = *record.mutable_step_ms();
-  step.set_p50(summary.p50_ms);
-  step.set_p95(summary.p95_ms);
-  step.set_p99(summary.p99_ms);
-  step.set_max(summary.max_ms);
-  step.set_mean(summary.mean_ms);
-  step.set_steps_measured(static_cast<int>(summary.steps_measured));
+  FillMilliseconds(summary, *record.mutable_step_ms());
+  if (result.gpu_exposed.has_value()) {
+    FillMilliseconds(*result.gpu_exposed, *record.mutable_gpu_exposed_exchange_ms());
+  }
   const auto part = [&summary](StepPart p) { return summary.part_ms[static_cast<int>(p)]; };
   v1::StepBreakdown& breakdown = *record.mutable_breakdown_ms();
   breakdown.set_data_wait(part(StepPart::kDataWait));

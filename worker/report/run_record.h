@@ -16,7 +16,7 @@
 namespace starring {
 
 // RunRecord::version. It changes when an entry or a field comes, goes or gets another meaning.
-inline constexpr int kRunRecordVersion = 2;
+inline constexpr int kRunRecordVersion = 3;
 
 struct RunFacts {
   const WorkerOptions* options = nullptr;

@@ -8,6 +8,7 @@
 #include "worker/step/cuda_bucket_transfers.h"
 #include "worker/step/cuda_input.h"
 #include "worker/step/cuda_local_optimizer.h"
+#include "worker/step/gpu_stamps.h"
 
 namespace starring {
 namespace {
@@ -60,7 +61,8 @@ class CudaTrainingStep final : public TrainingStep {
         device_(*options.device),
         network_(*parts.network),
         exchange_(*parts.exchange),
-        buckets_(*parts.buckets) {}
+        buckets_(*parts.buckets),
+        trace_(parts.trace) {}
   ~CudaTrainingStep() override {
     device_.BindStepValues(nullptr);
     device_.BindStepResult(nullptr);
@@ -84,6 +86,9 @@ class CudaTrainingStep final : public TrainingStep {
     return optimizer_ == nullptr ? exchange_.GatherOptimizerState(state) : optimizer_->CopyStateOut(state);
   }
   absl::StatusOr<LossResult> Evaluate(const Batch& batch) override;
+  std::optional<StepSummary> gpu_exposed() const override {
+    return stamps_ == nullptr ? std::nullopt : std::optional(stamps_->exposed());
+  }
 
  private:
   int64_t element_count() const { return network_.layout().element_count(); }
@@ -97,6 +102,7 @@ class CudaTrainingStep final : public TrainingStep {
 
   Network::TrainStep TakeInput(Slot& slot);
   void Bind(Slot* slot);
+  bool ReadsNew(int layer, std::vector<bool>* is_read) const;
   Recording* RecordingOf(int64_t batch);
 
   const CudaTrainingStepOptions options_;
@@ -112,6 +118,8 @@ class CudaTrainingStep final : public TrainingStep {
   std::unique_ptr<CudaLocalOptimizer> optimizer_;  // null: the exchange applies the optimizer
   std::unique_ptr<CudaBucketTransfers> transfers_;
   std::unique_ptr<CudaInput> input_;
+  Trace* const trace_;
+  std::unique_ptr<GpuStamps> stamps_;                   // null: there is no other worker
   std::vector<std::unique_ptr<Recording>> recordings_;  // destroyed first: its graphs refer to the members above
 };
 
@@ -123,6 +131,10 @@ absl::Status CudaTrainingStep::Allocate(const TrainingStepParts& parts) {
   ASSIGN_OR_RETURN(transfers_, CudaBucketTransfers::Create(parts, &device_, optimizer_.get()));
   ASSIGN_OR_RETURN(input_, CudaInput::Create(InputOf(options_)));
   ASSIGN_OR_RETURN(slots_, CudaBatchSlots::Create(SlotsOf(options_)));
+  if (optimizer_ == nullptr && parts.world_size > 1) {
+    // Forward is cut where a bucket is read first, so there are at most as many segments as buckets.
+    ASSIGN_OR_RETURN(stamps_, GpuStamps::Create(&device_, slots_->count(), buckets_.bucket_count()));
+  }
   return absl::OkStatus();
 }
 
@@ -130,6 +142,7 @@ absl::Status CudaTrainingStep::Begin(const Plan& plan) {
   timer_ = plan.timer;
   end_step_ = plan.end_step;
   RETURN_IF_ERROR(transfers_->Begin(plan.timer));
+  if (stamps_ != nullptr) RETURN_IF_ERROR(stamps_->Begin(plan.timer, AddTrack(trace_, {.name = "GPU"})));
   return input_->Begin(plan.normalization);
 }
 
@@ -193,6 +206,9 @@ absl::Status CudaTrainingStep::Launch(Slot& slot) {
     const TraceSpan span(timer_->track(), "launch", {.step = slot.plan().step});
     RETURN_IF_ERROR(segment.graph->Launch());
   }
+  if (stamps_ != nullptr) {
+    stamps_->Ran(slots_->IndexOf(slot.plan().step), static_cast<int>(captured.segments.size()));
+  }
   return absl::OkStatus();
 }
 
@@ -201,10 +217,22 @@ absl::Status CudaTrainingStep::RunOneByOne(Slot& slot) {
   // The step reads the loss scale, its number and the learning rate from the slot, as a graph does. So a run without
   // graphs has the same bits, and its first steps the same as the later ones.
   const Network::TrainStep work = TakeInput(slot);
-  RETURN_IF_ERROR(network_.Forward(work, [this](int layer) { return transfers_->Bring(network_.LayerRange(layer)); }));
+  const int slot_number = slots_->IndexOf(slot.plan().step);
+  if (stamps_ != nullptr) stamps_->BeginStep(slot_number);
+  std::vector<bool> is_read(static_cast<size_t>(buckets_.bucket_count()), false);
+  // The same segments as in a graph.
+  RETURN_IF_ERROR(network_.Forward(work, [&](int layer) -> absl::Status {
+    const bool begins = stamps_ != nullptr && ReadsNew(layer, &is_read);
+    if (begins && stamps_->segment_count() > 0) stamps_->EndSegment();
+    RETURN_IF_ERROR(transfers_->Bring(network_.LayerRange(layer)));
+    if (begins) stamps_->BeginSegment();
+    return absl::OkStatus();
+  }));
   // Backward reads parameters again and overwrites gradients of every bucket, also of those that forward did not read.
   RETURN_IF_ERROR(transfers_->Bring({0, element_count()}));
+  if (stamps_ != nullptr && stamps_->segment_count() == 0) stamps_->BeginSegment();
   RETURN_IF_ERROR(Backward(work, slot));
+  if (stamps_ != nullptr) stamps_->Ran(slot_number, stamps_->segment_count());
   Bind(nullptr);
   // Returns the first error of all calls above.
   return device_.Synchronize();
@@ -225,22 +253,22 @@ absl::StatusOr<CapturedStep> CudaTrainingStep::Capture(Slot& slot) {
   // first segment waits for its buckets before it is launched.
   const auto before_layer = [&](int layer) -> absl::Status {
     const ElementRange reads = network_.LayerRange(layer);
-    if (optimizer_ != nullptr || reads.size() == 0) return absl::OkStatus();
-    bool reads_new = false;
-    for (int b = buckets_.BucketOf(reads.end - 1); b <= buckets_.BucketOf(reads.begin); ++b) {
-      reads_new = reads_new || !is_read[static_cast<size_t>(b)];
-      is_read[static_cast<size_t>(b)] = true;
-    }
-    if (!reads_new) return absl::OkStatus();
+    if (optimizer_ != nullptr || !ReadsNew(layer, &is_read)) return absl::OkStatus();
     if (segments.back().reads.size() > 0) {
+      if (stamps_ != nullptr) stamps_->EndSegment();
       RETURN_IF_ERROR(end_segment());
       segments.emplace_back();
       RETURN_IF_ERROR(device_.BeginCapture());
+      if (stamps_ != nullptr) stamps_->BeginSegment();
     }
     segments.back().reads = reads;
     return absl::OkStatus();
   };
   RETURN_IF_ERROR(device_.BeginCapture());
+  if (stamps_ != nullptr) {
+    stamps_->BeginStep(slots_->IndexOf(slot.plan().step));
+    stamps_->BeginSegment();
+  }
   const Network::TrainStep work = TakeInput(slot);
   RETURN_IF_ERROR(network_.Forward(work, before_layer));
   RETURN_IF_ERROR(Backward(work, slot));
@@ -258,6 +286,7 @@ absl::Status CudaTrainingStep::Backward(const Network::TrainStep& work, Slot& sl
     const ElementRange range = network_.LayerRange(layer);
     return range.size() == 0 ? absl::OkStatus() : transfers_->Complete(range.begin);
   }));
+  if (stamps_ != nullptr) stamps_->EndSegment();
   RETURN_IF_ERROR(transfers_->FinishBackward());
   return device_.stream()->CopyToHost(slot.device_result(), slot.result(), sizeof(CudaStepResult));
 }
@@ -276,6 +305,7 @@ absl::Status CudaTrainingStep::Finish(Slot& slot, std::vector<FinishedStep>* fin
   if (progress != nullptr) progress->set_step(last_step_);
   const CudaStepResult& result = *slot.result();
   const BatchPlan& plan = slot.plan();
+  if (stamps_ != nullptr) stamps_->Finish(slots_->IndexOf(plan.step), plan.step);
   // The element is set with one worker only, by the optimizer's kernel, which has made the update all the same: the
   // parameters on the GPU are spoilt. With several workers SubmitAll finds such a gradient before it leaves.
   if (result.non_finite_element >= 0) return transfers_->NonFinite(plan.step, result.non_finite_element);
@@ -292,7 +322,8 @@ absl::Status CudaTrainingStep::Settle(std::vector<FinishedStep>* finished) {
   for (int64_t step = last_step_ + 1; step <= last_step_ + slots_->count(); ++step) {
     RETURN_IF_ERROR(Finish(slots_->of(step), finished));
   }
-  return transfers_->Settle();
+  RETURN_IF_ERROR(transfers_->Settle());
+  return stamps_ == nullptr ? absl::OkStatus() : stamps_->Settle();
 }
 
 absl::StatusOr<LossResult> CudaTrainingStep::Evaluate(const Batch& batch) {
@@ -319,6 +350,18 @@ void CudaTrainingStep::Bind(Slot* slot) {
   // slot's step or an evaluation is enqueued.
   device_.BindStepValues(slot == nullptr ? nullptr : slot->values());
   device_.BindStepResult(slot == nullptr ? nullptr : slot->device_result());
+}
+
+// Whether the layer reads a bucket that no layer before it reads. Notes the buckets that it reads.
+bool CudaTrainingStep::ReadsNew(int layer, std::vector<bool>* is_read) const {
+  const ElementRange reads = network_.LayerRange(layer);
+  if (reads.size() == 0) return false;
+  bool reads_new = false;
+  for (int b = buckets_.BucketOf(reads.end - 1); b <= buckets_.BucketOf(reads.begin); ++b) {
+    reads_new = reads_new || !(*is_read)[static_cast<size_t>(b)];
+    (*is_read)[static_cast<size_t>(b)] = true;
+  }
+  return reads_new;
 }
 
 // Null if none of this batch size was run.

@@ -18,6 +18,9 @@
 // after it, and must copy a batch and launch a graph before the GPU has work again. With one step queued that shows in
 // steps of 100 us; with three it does not.
 //
+// With several workers each segment begins and ends with a stamp of the GPU's clock (gpu_stamps.h): the gaps between
+// them are the exposed exchange.
+//
 // An event that is recorded in a graph is recorded by every launch of that graph (CUDA's cudaGraphAddEventRecordNode:
 // "Each launch of the graph will record event"). So waiting for the event after a launch waits for that launch.
 //

@@ -31,8 +31,7 @@ std::string Parts(const GpuMemoryNeed& need) {
 }  // namespace
 
 absl::StatusOr<GpuMemoryNeed> GpuMemoryNeedOf(const LayerFile& file, const NetworkOptions& network,
-                                              const CudaTrainingStepOptions& step,
-                                              const ExchangeBytes& exchange_bytes) {
+                                              const CudaTrainingStepOptions& step, const ExchangeBytes& exchange) {
   // Each part is computed next to the code that will allocate it, from the same options, and without a device.
   ASSIGN_OR_RETURN(const NetworkSize size, Network::SizeOf(file, network));
   return GpuMemoryNeed{.activations_bytes = size.arena_bytes,
@@ -43,7 +42,8 @@ absl::StatusOr<GpuMemoryNeed> GpuMemoryNeedOf(const LayerFile& file, const Netwo
                        .batches_bytes = CudaBatchesBytes(step),
                        .data_bytes = CudaDataBytes(step),
                        // The step frees its own vectors only when it has those of the exchange, so both count.
-                       .exchange_bytes = exchange_bytes == nullptr ? 0 : exchange_bytes(size.element_count)};
+                       .exchange_bytes = exchange.of == nullptr ? 0 : exchange.of(size.element_count),
+                       .exchange_has_other_way = exchange.has_other_way};
 }
 
 absl::Status CheckGpuMemory(const GpuMemoryNeed& need, const CudaDevice& device) {
@@ -52,7 +52,8 @@ absl::Status CheckGpuMemory(const GpuMemoryNeed& need, const CudaDevice& device)
   // A training that passes here may still end with ResourceExhausted, but one that cannot fit is told so at once.
   // Memory that the ranks share is left out: with too little of it, all of them agree to go by way of the host
   // (worker/exchange/peer/gpu/gpu_memory.h).
-  if (need.total_bytes() - need.exchange_bytes <= free_bytes) return absl::OkStatus();
+  const int64_t spared_bytes = need.exchange_has_other_way ? need.exchange_bytes : 0;
+  if (need.total_bytes() - spared_bytes <= free_bytes) return absl::OkStatus();
   const CudaDeviceInfo& gpu = device.info();
   return absl::InvalidArgumentError(absl::StrCat(
       "GPU ", gpu.ordinal, " (", gpu.name, ") has too little memory: ", Text(need.total_bytes()), " are needed (",
@@ -62,11 +63,11 @@ absl::Status CheckGpuMemory(const GpuMemoryNeed& need, const CudaDevice& device)
 
 absl::StatusOr<GpuMemoryNeed> PlanGpuMemory(const LayerFile& file, const NetworkOptions& network, DataOnGpu data_on_gpu,
                                             const CudaDevice& device, CudaTrainingStepOptions* step,
-                                            const ExchangeBytes& exchange_bytes) {
+                                            const ExchangeBytes& exchange) {
   // kOn and kAuto are computed with the data set on the GPU first. It changes more than one part: batches then hold
   // samples' numbers instead of values.
   step->data_on_gpu = data_on_gpu != DataOnGpu::kOff;
-  ASSIGN_OR_RETURN(GpuMemoryNeed need, GpuMemoryNeedOf(file, network, *step, exchange_bytes));
+  ASSIGN_OR_RETURN(GpuMemoryNeed need, GpuMemoryNeedOf(file, network, *step, exchange));
   if (data_on_gpu == DataOnGpu::kAuto) {
     ASSIGN_OR_RETURN(const int64_t free_bytes, device.FreeBytes());
     // The other half is for libraries and graphs, which allocate later, and for the next process on this GPU.
@@ -74,7 +75,7 @@ absl::StatusOr<GpuMemoryNeed> PlanGpuMemory(const LayerFile& file, const Network
     if (need.data_bytes > left_bytes / 2) {
       // The need is computed again and not only corrected by data_bytes, since batches now hold values.
       step->data_on_gpu = false;
-      ASSIGN_OR_RETURN(need, GpuMemoryNeedOf(file, network, *step, exchange_bytes));
+      ASSIGN_OR_RETURN(need, GpuMemoryNeedOf(file, network, *step, exchange));
     }
   }
   // kOn that does not fit is refused here, with the advice to give --data_on_gpu=off.

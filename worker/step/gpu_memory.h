@@ -26,21 +26,24 @@ struct GpuMemoryNeed {
   int64_t batches_bytes = 0;  // batches in slots, and the normalised one
   int64_t data_bytes = 0;     // the data set, if it is on the GPU
   int64_t exchange_bytes = 0;
+  bool exchange_has_other_way = true;  // without that memory
 
   int64_t total_bytes() const {
     return activations_bytes + parameters_bytes + optimizer_bytes + batches_bytes + data_bytes + exchange_bytes;
   }
 };
 
-// The GPU memory that an exchange takes for so many parameters; null: none.
-using ExchangeBytes = std::function<int64_t(int64_t element_count)>;
+// The GPU memory that an exchange takes.
+struct ExchangeBytes {
+  std::function<int64_t(int64_t element_count)> of;  // null: none
+  bool has_other_way = true;                         // with too little memory the ranks exchange in another way
+};
 
 // The memory that a training takes with these options. Fails as Network::Create does.
 // Not counted: the memory that operations allocate when they are made (CudaDevice::operations_bytes), and that of a
 // CUDA-aware ring, which goes by way of host memory if there is too little.
 absl::StatusOr<GpuMemoryNeed> GpuMemoryNeedOf(const LayerFile& file, const NetworkOptions& network,
-                                              const CudaTrainingStepOptions& step,
-                                              const ExchangeBytes& exchange_bytes = nullptr);
+                                              const CudaTrainingStepOptions& step, const ExchangeBytes& exchange = {});
 
 // InvalidArgument if more memory is needed than is free; the message gives the need by parts, the free memory, and the
 // way out.
@@ -51,7 +54,7 @@ absl::Status CheckGpuMemory(const GpuMemoryNeed& need, const CudaDevice& device)
 // everything else leaves free.
 absl::StatusOr<GpuMemoryNeed> PlanGpuMemory(const LayerFile& file, const NetworkOptions& network, DataOnGpu data_on_gpu,
                                             const CudaDevice& device, CudaTrainingStepOptions* step,
-                                            const ExchangeBytes& exchange_bytes = nullptr);
+                                            const ExchangeBytes& exchange = {});
 
 // A line to print when everything is allocated: "GPU memory: 1.2 of 139.8 GiB (activations 1.0 GiB, ...)".
 std::string DescribeGpuMemory(const GpuMemoryNeed& need, const CudaDevice& device);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
 
 namespace starring {
@@ -76,21 +77,27 @@ void StepTimer::EndStep() {
   step_ms_.push_back(static_cast<float>(1e3 * Seconds(part_begin_ - step_begin_)));
 }
 
-StepSummary StepTimer::Summary() const {
+StepSummary SummaryOf(std::vector<float> steps_ms) {
   StepSummary summary;
-  if (step_ms_.empty()) return summary;
+  if (steps_ms.empty()) return summary;
+  std::sort(steps_ms.begin(), steps_ms.end());
+  summary.steps_measured = static_cast<int64_t>(steps_ms.size());
+  summary.p50_ms = Percentile(steps_ms, 0.50);
+  summary.p95_ms = Percentile(steps_ms, 0.95);
+  summary.p99_ms = Percentile(steps_ms, 0.99);
+  summary.max_ms = steps_ms.back();
+  summary.mean_ms = std::accumulate(steps_ms.begin(), steps_ms.end(), 0.0) / static_cast<double>(steps_ms.size());
+  return summary;
+}
+
+StepSummary StepTimer::Summary() const {
   // The copy and the sort of all steps happen once, at the end of the run.
-  std::vector<float> ascending = step_ms_;
-  std::sort(ascending.begin(), ascending.end());
-  const auto count = static_cast<double>(ascending.size());
-  summary.steps_measured = static_cast<int64_t>(ascending.size());
-  summary.p50_ms = Percentile(ascending, 0.50);
-  summary.p95_ms = Percentile(ascending, 0.95);
-  summary.p99_ms = Percentile(ascending, 0.99);
-  summary.max_ms = ascending.back();
+  StepSummary summary = SummaryOf(step_ms_);
+  if (step_ms_.empty()) return summary;
+  summary.mean_ms = 0;
   for (int i = 0; i < kStepPartCount; ++i) {
     // The mean is the sum of the parts and no quotient of its own, so that the two agree to the last digit.
-    summary.part_ms[i] = 1e3 * sums_[i] / count;
+    summary.part_ms[i] = 1e3 * sums_[i] / static_cast<double>(step_ms_.size());
     summary.mean_ms += summary.part_ms[i];
   }
   return summary;

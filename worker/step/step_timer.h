@@ -23,6 +23,9 @@ struct StepSummary {
   std::array<double, kStepPartCount> part_ms = {};  // by StepPart: mean per step; the sum is mean_ms
 };
 
+// The summary of these times, without parts.
+StepSummary SummaryOf(std::vector<float> steps_ms);
+
 class StepTimer {
  public:
   using Clock = std::chrono::steady_clock;
@@ -46,6 +49,9 @@ class StepTimer {
   double compute_seconds() const {
     return step_parts_[static_cast<int>(StepPart::kForward)] + step_parts_[static_cast<int>(StepPart::kBackward)];
   }
+
+  // Whether the step that was begun last belongs to the warm-up.
+  bool is_warming_up() const { return warmup_left_ > 0; }
 
   StepSummary Summary() const;
 

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -53,6 +54,10 @@ class TrainingStep {
   virtual BatchMemory* batch_memory() { return nullptr; }
   // How gradients and parameters move between device and exchange, for the run record; empty if they need not move.
   virtual std::string transfer() const { return ""; }
+
+  // The exposed exchange of each measured step by the clock of this rank's GPU (gpu_stamps.h); none on the CPU and with
+  // one worker. After Settle.
+  virtual std::optional<StepSummary> gpu_exposed() const { return std::nullopt; }
 
   // Host memory as long as the parameter vector, for GradientExchange::Start. Valid until Begin.
   virtual std::span<float> initial_parameters() = 0;
@@ -113,6 +118,7 @@ struct TrainingStepParts {
   std::function<void()> on_leaf;  // called when a leaf is computed; may be null
   // The part that time in the exchange belongs to. A single worker waits for no other, so there it is the optimizer's.
   StepPart exchange_part = StepPart::kExposedExchange;
+  Trace* trace = nullptr;  // gets the row of a GPU; null: there is none
 };
 
 // The step on a device whose memory is the host's: gradients and parameters are where the exchange has them, and are

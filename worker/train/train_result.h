@@ -37,6 +37,7 @@ struct TrainResult {
   bool checkpoint_saved = false;  // of next_step; only rank 0 knows
   std::string checkpoint_dir;     // where; only rank 0 knows
   StepSummary step_summary;
+  std::optional<StepSummary> gpu_exposed;  // TrainingStep::gpu_exposed
   ExchangeCounters exchange;
   std::string parameter_sha256;
   int64_t total_steps = 0;  // of the whole run

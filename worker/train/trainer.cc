@@ -707,6 +707,7 @@ absl::Status Trainer::FinishRun() {
     if (!result_.reported.ok() && !IsNotWritten(result_.reported)) return result_.reported;
   }
   result_.step_summary = timer_->Summary();
+  result_.gpu_exposed = training_step_.gpu_exposed();
   result_.exchange = exchange_.counters();
   RETURN_IF_ERROR(GatherUse());
   result_.checkpoint_saved = checkpointer_->is_saved();

@@ -227,6 +227,34 @@ class Uneven(TypedDict):
     shares: list[Shares]
 
 
+class GpuSample(TypedDict):
+    """One run of a job on the GPU; of two processes, the mean."""
+    p50_ms: float
+    waits_ms: float  # mean exposed exchange by the host's clock
+    gpu_ms: float | None  # the median by the GPU's clock; None where nothing is exchanged, or by PyTorch
+    digests: list[str]
+
+
+class GpuJob(TypedDict):
+    model: str
+    job: str  # "one process", "control", a cell of bench/gpu_exchange.py
+    samples: list[GpuSample]  # one for each repeat
+
+
+class GpuFailure(TypedDict):
+    model: str
+    job: str
+    why: str
+
+
+class GpuCells(TypedDict):
+    """The section of two workers on one GPU: the record of bench/gpu_exchange.py."""
+    device: str
+    batch: int  # of all workers together
+    jobs: list[GpuJob]
+    failures: list[GpuFailure]
+
+
 class Results(TypedDict):
     schema: int
     command: list[str]
@@ -245,6 +273,7 @@ class Results(TypedDict):
     buckets: list[Buckets]
     predictions: list[Any]  # of bench:plan, as predictions.py describes them
     uneven: Uneven | None  # None without --uneven
+    gpu_cells: GpuCells | None  # None on a CPU, and in results of before
     trace: str | None
 
 
@@ -255,7 +284,8 @@ class ResultsError(Exception):
 def empty(command: list[str], started_at: str, machine: Machine) -> Results:
     return Results(schema=SCHEMA, command=list(command), started_at=started_at, seconds=0.0, machine=machine,
                    versions={}, notes=[], peer_notes=[], configurations=[], training=[], agreement=[], loaders=[],
-                   exchanges=[], missing_exchanges=[], buckets=[], predictions=[], uneven=None, trace=None)
+                   exchanges=[], missing_exchanges=[], buckets=[], predictions=[], uneven=None,
+                   gpu_cells=None, trace=None)
 
 
 def write(path: str, results: Results) -> None:

@@ -228,6 +228,29 @@ def bucket_rows(results: Entry) -> list[Entry]:
     return rows
 
 
+def gpu_cells(results: Entry) -> list[Entry]:
+    """A table for each model of two workers on one GPU. A job's cost is its p50 less the control's of the same repeat.
+    """
+    found = results.get("gpu_cells") or {}
+    tables: dict[str, Entry] = {}
+    by_job = {(one["model"], one["job"]): one["samples"] for one in found.get("jobs") or []}
+    failures = {(one["model"], one["job"]): one["why"] for one in found.get("failures") or []}
+    for model, job in [*by_job, *(key for key in failures if key not in by_job)]:
+        samples = by_job.get((model, job), [])
+        exchanges = job not in ("one process", "control")
+        controls = by_job.get((model, "control"), []) if exchanges else []
+        costs = [one["p50_ms"] - control["p50_ms"] for one, control in zip(samples, controls)]
+        table = tables.setdefault(model, {"title": f"{model}, batch {found['batch']}", "rows": []})
+        table["rows"].append({
+            "job": job, "p50_ms": _median([one["p50_ms"] for one in samples]), "cost_ms": _median(costs),
+            "least_ms": min(costs, default=None), "most_ms": max(costs, default=None), "pairs": len(costs),
+            "waits_ms": _median([one["waits_ms"] for one in samples]) if exchanges else None,
+            "gpu_ms": _median([one["gpu_ms"] for one in samples if one.get("gpu_ms") is not None]),
+            "digests": sorted({digest[:12] for one in samples for digest in one["digests"]}),
+            "why": failures.get((model, job), "")})
+    return list(tables.values())
+
+
 def processes(configuration: Entry) -> list[tuple[str, str | None, float | None]]:
     """[(name, cores, median CPU percent)], workers first."""
     use: dict[str, list[float | None]] = {}

@@ -106,7 +106,7 @@ def _context(results: Entry, analysis: Entry) -> dict[str, Any]:
         "double_precision": any(one.get("peer_precision") == "double" for one in results.get("agreement") or []),
         "stepped": [{**group, "grid": view.grid(group), "shown_steps": view.steps(group)} for group in groups
                     if view.steps(group)["path"] or view.steps(group)["others"]],
-        "buckets": view.bucket_rows(results), "repeats_min": REPEATS_MIN,
+        "buckets": view.bucket_rows(results), "gpu_cells": view.gpu_cells(results), "repeats_min": REPEATS_MIN,
         "uneven": uneven,
         "rows": rows, "rows_left_out": left_out, "notes_max": _SUMMARY_NOTES_MAX,
         "steps_max": _SUMMARY_STEPS_MAX,

@@ -7,11 +7,14 @@ import unittest
 from unittest import mock
 
 import device_choice
+import gpu_cells
 import jobs
 import machine
 import measure
 import options
 import programs
+
+from bench import gpu_exchange
 
 NVML = os.path.abspath("tests/bench/compare/libfake_nvml.so")
 CPU_TORCH = programs.Torch("/usr/bin/python3", "1.13.1", "oneDNN")
@@ -86,10 +89,13 @@ class MatrixTest(unittest.TestCase):
                          "nccl 2.30.7, where 4 workers share GPUs, gloo for 5 workers, CUDA 12.4")
 
     def test_nccl_needs_gpus(self):
-        device_choice.Device().check(["ring", "mpi"])
-        device_choice.Device("cuda", 2).check(["ring", "nccl"])
+        device_choice.Device().check(["ring", "mpi"], [8])
+        device_choice.Device("cuda", 2).check(["ring", "nccl"], [1, 4])
+        device_choice.Device("cuda", 2).check(["ring"], [5])
         with self.assertRaisesRegex(programs.ProgramError, "leave it out of --syncs"):
-            device_choice.Device().check(["ring", "nccl"])
+            device_choice.Device().check(["ring", "nccl"], [2])
+        with self.assertRaisesRegex(programs.ProgramError, "at most 2 ranks on a GPU, and 5 workers share 2: leave "):
+            device_choice.Device("cuda", 2).check(["ring", "nccl"], [1, 5])
 
     def test_our_worker_may_share_gpus_over_nccl(self):
         for workers, environment in ((2, {}), (3, {"NCCL_MULTI_RANK_GPU_ENABLE": "1"})):
@@ -98,6 +104,14 @@ class MatrixTest(unittest.TestCase):
             command, = job.commands("record", 1)
             self.assertEqual(command.environment, environment)
             self.assertIn("--sync=nccl", command.argv)
+
+    def test_the_cells_on_one_gpu_are_those_that_were_asked_for(self):
+        with mock.patch.object(programs, "binary", side_effect=lambda name: "/" + name):
+            for syncs, torch, more in ((["ring"], None, []), (["nccl", "ddp"], GPU_TORCH, ["nccl:tcp", "ddp"])):
+                command = gpu_cells.command(["mlp", "a.textproto"], 5, 512, syncs, torch, "r.json")
+                self.assertEqual([one for one in command[2:] if not one.startswith("--")], [*gpu_cells.CELLS, *more])
+                self.assertIn("--models=mlp:600,a.textproto:200", command)
+                gpu_exchange.parse_flags(command[2:])
 
     def test_tolerance(self):
         self.assertEqual(device_choice.Device().tolerance(), 1e-4)

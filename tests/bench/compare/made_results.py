@@ -35,6 +35,19 @@ def make_configuration(sync: str, rates: Sequence[float], workers: int = 2, serv
             "runs": [make_run(rate, batch, i, **more) for i, rate in enumerate(rates)]}
 
 
+def make_gpu_cells() -> dict[str, Any]:
+    """As bench/gpu_exchange.py records it, with three repeats."""
+    def job(name: str, p50s: Sequence[float], digest: str, waits: float = 0.0,
+            gpu: float | None = None) -> dict[str, Any]:
+        return {"model": "mlp", "job": name, "samples": [
+            {"p50_ms": p50, "waits_ms": waits, "gpu_ms": gpu, "digests": [digest * 32]} for p50 in p50s]}
+    jobs = [job("one process", [0.3], "1a"), job("control", [0.5, 0.6, 0.7], "2b"),
+            job("ring:tcp:--same_host=gpu_memory", [0.6, 0.8, 1.1], "3c", 0.31, 0.25),
+            job("ddp", [6.4, 6.6, 6.9], "4d", 5.5)]
+    failures = [{"model": "mlp", "job": "nccl:tcp", "why": "exit status 2: no NCCL"}]
+    return {"device": "cuda:0 (a GPU)", "batch": 512, "jobs": jobs, "failures": failures}
+
+
 def make_lab(hosts: int = 4, server_hosts: int = 0) -> Netlab:
     """A lab that is not there: its commands can be made, but not run."""
     made: Any = Netlab(hosts, "1gbit", server_hosts)

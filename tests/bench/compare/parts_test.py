@@ -36,7 +36,7 @@ def matrix(*flags, torch=True):
 
 def record(steps=100, batch=128, train_count=60000, mean=2.0):
     config = {"train_count": train_count, "global_batch": batch, "device": "cpu", "deterministic": True}
-    return {"version": 2, "config": config, "steps": steps,
+    return {"version": 3, "config": config, "steps": steps,
             "step_ms": {"p50": mean, "p95": mean, "p99": mean, "max": mean, "mean": mean, "steps_measured": steps - 10},
             "breakdown_ms": {part: 0.0 for part in schema.BREAKDOWN_PARTS},
             "exchange": {"bytes_sent": 1e6, "bytes_received": 2e6}, "parameter_sha256": "d",
@@ -70,10 +70,10 @@ class ResultsTest(unittest.TestCase):
     def test_refuses_the_record_of_another_version(self):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "record.json")
-            for text, version in (("{}", 0), ('{"version": 3}', 3)):
+            for text, version in (("{}", 0), ('{"version": 2}', 2)):
                 with open(path, "w", encoding="utf-8") as file:
                     file.write(text)
-                with self.assertRaisesRegex(programs.ProgramError, f"of version {version}, .* reads version 2: build"):
+                with self.assertRaisesRegex(programs.ProgramError, f"of version {version}, .* reads version 3: build"):
                     measure.read_record(path)
             with open(path, "w", encoding="utf-8") as file:
                 json.dump(record(), file)

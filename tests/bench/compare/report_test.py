@@ -24,6 +24,7 @@ except ImportError as error:
     sys.exit(0)
 
 import analysis
+import made_results
 import ratios
 import results as schema
 from report import figures, plots, svg
@@ -227,6 +228,19 @@ class ReportTest(unittest.TestCase):
         self.assert_shown("mlp, 2w ■ ring 256 KB 29 112 KB 112 KB, 28 × 256 KB", self.page.words)
         self.assert_shown("mlp, 2w ◆ ddp 256 KB 2 4.04 MB 4.04 MB, 3.07 MB", self.page.words)
         self.assertFalse("Buckets: DDP" in Page(self.write(*self.analysed(self.few()))[0]).words)
+
+    def test_two_workers_on_one_gpu_are_beside_their_control_and_ddp(self):
+        self.assertNotIn("gpu-cells", self.page.ids)
+        results = dict(self.few(), gpu_cells=made_results.make_gpu_cells())
+        html, summary = self.write(*self.analysed(results))
+        words = Page(html).words
+        self.assert_shown("On cuda:0 (a GPU)", words)
+        for row in ("mlp, batch 512", "one process 0.300 – – – – 1a1a1a1a1a1a", "control 0.600 – – – – 2b2b2b2b2b2b",
+                    "ring:tcp:--same_host=gpu_memory 0.800 0.200 0.100, 0.400 3 pairs 0.250 0.310 3c3c3c3c3c3c",
+                    "ddp 6.600 6.000 5.900, 6.200 3 pairs – 5.500 4d4d4d4d4d4d",
+                    "nccl:tcp – – – – – exit status 2: no NCCL"):
+            self.assert_shown(row, words)
+        self.assert_shown("ring:tcp:--same_host=gpu_memory 0.200 ms, ddp 6.000 ms.", summary)
 
     def test_what_is_planned_is_named_as_such(self):
         self.assert_shown("Planned by bench:plan and not measured", self.page.words)

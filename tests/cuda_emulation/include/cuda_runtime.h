@@ -27,8 +27,7 @@
 //   asynchronous: then a test finds it, with asynchronous streams for some seeds only;
 // - reads of shared memory that an earlier block wrote;
 // - host code that reads device memory.
-// It says nothing about speed. Events between processes (cudaIpcGetEventHandle) do not exist, and attribute 125 says
-// so.
+// It says nothing about speed. Events between processes (cudaIpcGetEventHandle) do not exist.
 //
 // One grid runs at a time in a process. It supports what kernels/cuda uses: blocks and grids of three dimensions,
 // static shared memory, full or partial warp masks, and one atomic operation, atomicInc. Fences of the device do
@@ -93,6 +92,7 @@ enum cudaMemcpyKind {
   cudaMemcpyDeviceToDevice = 3,
   cudaMemcpyDefault = 4,
 };
+enum cudaDeviceAttr { cudaDevAttrIpcEventSupport = 125 };
 enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal = 0, cudaStreamCaptureModeThreadLocal = 1 };
 inline constexpr unsigned cudaStreamNonBlocking = 1;
 inline constexpr unsigned cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2;
@@ -118,6 +118,7 @@ struct cudaDeviceProp {
   cudaUUID_t uuid;
   size_t totalGlobalMem;
   int major, minor;
+  int pciDomainID, pciBusID, pciDeviceID;
 };
 struct cudaLaunchConfig_t {
   dim3 gridDim, blockDim;
@@ -127,6 +128,7 @@ struct cudaLaunchConfig_t {
 
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int ordinal);
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int ordinal);
 cudaError_t cudaDriverGetVersion(int* version);
 cudaError_t cudaRuntimeGetVersion(int* version);
 cudaError_t cudaSetDevice(int ordinal);

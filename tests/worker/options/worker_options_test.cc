@@ -203,6 +203,7 @@ TEST(WorkerOptionsTest, NcclMeetsOverMpiOrTcp) {
   EXPECT_FALSE(tcp->RanksAreOwners());
   EXPECT_FALSE(tcp->IsDeterministic());
   EXPECT_THAT(Refusal({"--sync=nccl", "--device=cpu"}), HasSubstr("drop --device=cpu, or give --sync=mpi"));
+  EXPECT_TRUE(Parse({"--sync=nccl", "--device=cpu", "--evaluate=saved"}, MpirunOf(1, 2)).ok());
   EXPECT_THAT(Refusal({"--sync=nccl", "--sum_order=tree"}), HasSubstr("leaves the order to NCCL: give --sync=star"));
   EXPECT_THAT(Refusal({"--sync=nccl", "--clip_norm=1"}), HasSubstr("in host memory: give --sync=ring"));
 }

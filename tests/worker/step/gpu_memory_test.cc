@@ -75,17 +75,21 @@ TEST_F(GpuMemoryTest, AnExchangeInGpuMemoryCounts) {
   const GpuMemoryNeed without = NeedOf(64, std::nullopt);
   int64_t elements = 0;
   CudaTrainingStepOptions step = StepOf(64, std::nullopt);
+  ExchangeBytes exchange = {.of = [&](int64_t element_count) {
+    elements = element_count;
+    return int64_t{6} << 20;
+  }};
   const auto plan = [&] {
-    return PlanGpuMemory(LayerFile::Load("lenet5").value(), ShapeOf(64), DataOnGpu::kOff, *device, &step,
-                         [&](int64_t element_count) {
-                           elements = element_count;
-                           return int64_t{6} << 20;
-                         });
+    return PlanGpuMemory(LayerFile::Load("lenet5").value(), ShapeOf(64), DataOnGpu::kOff, *device, &step, exchange);
   };
   EXPECT_EQ(plan().value().total_bytes(), without.total_bytes() + (int64_t{6} << 20));
   EXPECT_EQ(elements * 8, without.parameters_bytes);  // parameters and gradients
   cuda_emulation::Gpu().memory_bytes = cuda_emulation::DeviceBytes() + without.total_bytes();
   // Without room for the exchange the ranks agree on another way.
+  EXPECT_TRUE(plan().ok()) << plan().status();
+  exchange.has_other_way = false;
+  EXPECT_FALSE(plan().ok());
+  cuda_emulation::Gpu().memory_bytes += int64_t{6} << 20;
   EXPECT_TRUE(plan().ok()) << plan().status();
   --cuda_emulation::Gpu().memory_bytes;
   EXPECT_THAT(std::string(plan().status().message()),

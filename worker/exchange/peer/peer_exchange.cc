@@ -477,12 +477,17 @@ void PeerExchange::Abort(const absl::Status& why) {
 
 // Without an error every operation has completed, because Finish drains. After an error no thread polls any more, and
 // MPI may still write into the receives that were posted. NCCL's kernel may still spin on the GPU, for which the
-// destructors of others would wait: it ends here.
+// destructors of others would wait: it ends here, or the owner, which would wait for it too, must not end.
 bool PeerExchange::Release() {
   StopBackground();
   const MutexLock lock(mutex_);
   const bool has_failed = !pump_.failure().ok() || (owner_ != nullptr && !owner_->status().ok());
-  if (nccl_ != nullptr && has_failed) nccl_->Abort();
+  if (nccl_ != nullptr && has_failed && !nccl_->Abort()) {
+    // The end of this process may hang too. Then its last words are the watch's, which name a call and no cause.
+    const absl::Status why = pump_.failure().ok() ? owner_->status() : pump_.failure();
+    if (say_) say_(absl::StrCat("NCCL does not end its work on the GPU, after: ", std::string(why.message())));
+    return false;
+  }
   if (owner_ != nullptr) owner_->Stop();
   // MPI and NCCL alone write between polls; any other transport writes in Poll, which nobody calls any more. NCCL that
   // was ended writes no more, and then the destructor of TCP sends this rank's last words.

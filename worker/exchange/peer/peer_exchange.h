@@ -118,6 +118,8 @@ class PeerExchange final : public GradientExchange {
   }
   // The GPU memory that `shares_gpu_memory` takes of a rank, besides that of the training step.
   static int64_t SharedGpuBytes(const OptimizerConfig& optimizer, int64_t element_count, int world_size);
+  // That of a rank with `nccl`: the library's part is an estimate.
+  static int64_t NcclBytes(const OptimizerConfig& optimizer, int64_t element_count);
 
  private:
   // Locks the mutex for the trainer's thread and keeps the background thread from asking for it.
@@ -137,6 +139,7 @@ class PeerExchange final : public GradientExchange {
   absl::Status CreateGpuOwner(HostBoard* board, const CollectiveOptions& join, absl::Status* error)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status RefuseSharing(const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::string NotTriedOnGpus() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string SameHostReason() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status ChooseFastest() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<std::string> TimeWays(const std::vector<std::pair<std::string, Way>>& ways)

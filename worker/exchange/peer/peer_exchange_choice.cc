@@ -12,10 +12,12 @@
 #include "common/base/status.h"
 #include "common/job/leaf_shares.h"
 #include "common/transport/collectives.h"
+#include "worker/exchange/peer/cuda_aware/cuda_slice_owner.h"
 #include "worker/exchange/peer/gpu/gpu_memory.h"
 #include "worker/exchange/peer/gpu/gpu_slice_owner.h"
 #include "worker/exchange/peer/gpu_ring_machine.h"
 #include "worker/exchange/peer/machine_trial.h"
+#include "worker/exchange/peer/nccl/nccl_transport.h"
 #include "worker/exchange/peer/peer_exchange.h"
 #include "worker/exchange/peer/ring_machine.h"
 
@@ -45,6 +47,10 @@ absl::Status PeerExchange::RefuseSharing(const std::string& why) {
 
 int64_t PeerExchange::SharedGpuBytes(const OptimizerConfig& optimizer, int64_t element_count, int world_size) {
   return GpuMemory::Bytes(element_count) + GpuSliceOwner::StateBytes(optimizer, element_count, world_size);
+}
+
+int64_t PeerExchange::NcclBytes(const OptimizerConfig& optimizer, int64_t element_count) {
+  return CudaSliceOwner::Bytes(optimizer, element_count) + NcclTransport::kBytesEstimate;
 }
 
 // *error: the same on all ranks, which have all owners or none.
@@ -112,6 +118,17 @@ absl::Status PeerExchange::ShareGpuMemory() {
   return absl::OkStatus();
 }
 
+// Why GPU memory was not tried. The answer is this rank's, of its own GPU.
+std::string PeerExchange::NotTriedOnGpus() const {
+  const CudaDeviceInfo& gpu = gpu_->info();
+  if (!gpu.has_ipc) return absl::StrCat("GPU ", gpu.ordinal, " has no memory that processes share (CUDA IPC)");
+  // Ranks take GPUs in the order of their numbers.
+  if (0 <= gpu.unreached_gpu && gpu.unreached_gpu < job_.world_size) {
+    return absl::StrCat("GPU ", gpu.ordinal, " does not reach that of GPU ", gpu.unreached_gpu);
+  }
+  return "not tried by itself until real GPUs have run it, --same_host=gpu_memory asks for it";
+}
+
 // For people: which way arrays travel inside the host, and why no better one.
 std::string PeerExchange::SameHostReason() const {
   if (way_.is_on_gpus) return "GPU memory: asked for";
@@ -122,7 +139,7 @@ std::string PeerExchange::SameHostReason() const {
   } else if (sharing_ == HostSharing::kNever) {
     return "";
   } else if (gpu_ != nullptr && way_.algorithm != Algorithm::kDedicated) {
-    reason = "GPU memory: not tried by itself until real GPUs have run it, --same_host=gpu_memory asks for it; ";
+    reason = absl::StrCat("GPU memory: ", NotTriedOnGpus(), "; ");
   }
   if (memory_ != nullptr) return absl::StrCat(reason, "shared memory: all are on one host");
   if (!not_shared_.empty()) return absl::StrCat(reason, "messages: no shared memory: ", not_shared_);

@@ -36,6 +36,10 @@ absl::StatusOr<std::unique_ptr<CudaSliceOwner>> CudaSliceOwner::Create(CudaDevic
   return owner;
 }
 
+int64_t CudaSliceOwner::Bytes(const OptimizerConfig& optimizer, int64_t element_count) {
+  return ((1 + StateVectorCount(optimizer)) * element_count + kChunkElementsMax) * static_cast<int64_t>(sizeof(float));
+}
+
 std::span<float> CudaSliceOwner::Allocate(int64_t count) {
   auto buffer = device_.Allocate(count * static_cast<int64_t>(sizeof(float)));
   status_.Update(buffer.status());

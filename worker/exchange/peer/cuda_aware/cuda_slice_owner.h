@@ -31,6 +31,8 @@ class CudaSliceOwner final : public SliceOwner {
   // `device` outlives the owner. Optimizer state starts at zero. ResourceExhausted with the number of bytes.
   static absl::StatusOr<std::unique_ptr<CudaSliceOwner>> Create(CudaDevice* device,
                                                                 const OwnedSlices::Options& options);
+  // The GPU memory of an owner of all elements.
+  static int64_t Bytes(const OptimizerConfig& optimizer, int64_t element_count);
 
   // Copies between host and device; complete on return.
   void CopyToDevice(std::span<const float> host, std::span<float> device);

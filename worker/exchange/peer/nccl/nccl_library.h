@@ -49,6 +49,9 @@ struct Config {
 // get_version's number.
 inline constexpr int kVersionMin = 21400;           // communicators that do not block
 inline constexpr int kVersionOfSharedGpus = 23000;  // NCCL_MULTI_RANK_GPU_ENABLE=1 lets ranks share a GPU
+// The way out of an error of Load.
+inline constexpr char kInstall[] =
+    ": install NCCL on every host (a wheel of nvidia-nccl, or libnccl2), or give --sync=star";
 // "2.27.5"
 std::string VersionText(int version);
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <future>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -12,6 +14,7 @@
 #include "absl/time/time.h"
 #include "common/base/check.h"
 #include "common/base/status.h"
+#include "common/host/host_identity.h"
 
 namespace starring {
 namespace {
@@ -33,27 +36,38 @@ NcclTransport::NcclTransport(std::unique_ptr<Transport> network, Options options
   CHECK(options_.gpu != nullptr);
 }
 
-NcclTransport::~NcclTransport() { Abort(); }
+NcclTransport::~NcclTransport() { (void)Abort(); }
 
-void NcclTransport::Abort() {
+bool NcclTransport::Abort() {
   operations_.clear();
   queued_count_ = 0;
   is_queueing_ = false;
   waits_for_gpu_.store(false, std::memory_order_relaxed);
-  if (communicator_ == nullptr) return;
-  const CudaWatch::Call call(options_.watch, "ending NCCL's communicator");
-  // An error has no caller to go to: the communicator is gone either way.
-  (void)options_.library->comm_abort(std::exchange(communicator_, nullptr));
+  if (communicator_ == nullptr) return !was_left_;
+  // The watch does not look at this call: its sentence would end the process before the cause is said.
+  std::packaged_task<void()> task([abort = options_.library->comm_abort, gone = std::exchange(communicator_, nullptr)] {
+    (void)abort(gone);  // an error has no caller to go to: the communicator is gone either way
+  });
+  const std::future<void> over = task.get_future();
+  std::thread ends(std::move(task));
+  was_left_ = over.wait_for(options_.abort_deadline) != std::future_status::ready;
+  if (was_left_) {
+    ends.detach();
+  } else {
+    ends.join();
+  }
+  return !was_left_;
 }
 
 // The text for rank 0: a refusal, or this rank's release and GPU.
 std::string NcclTransport::Describe() const {
   if (!options_.library.ok()) {
-    return absl::StrCat("rank ", rank(), ": ", std::string(options_.library.status().message()),
-                        ": install NCCL on every host (a wheel of nvidia-nccl, or libnccl2), or give --sync=star");
+    return absl::StrCat("rank ", rank(), ": ", std::string(options_.library.status().message()), nccl::kInstall);
   }
-  return absl::StrCat(kNoRefusal, nccl::VersionText(options_.library->version), "\t",
-                      absl::BytesToHexString(options_.gpu->info().uuid), "\t", options_.may_share_gpus ? 1 : 0);
+  // NCCL tells GPUs apart by these three, so parts of one GPU (MIG) are one GPU.
+  const std::string place = absl::StrCat(HostName(), " ", BootId(), " ", options_.gpu->info().bus_id);
+  return absl::StrCat(kNoRefusal, nccl::VersionText(options_.library->version), "\t", absl::BytesToHexString(place),
+                      "\t", options_.may_share_gpus ? 1 : 0);
 }
 
 // Rank 0's: a refusal, or the name of the communicator.
@@ -61,7 +75,7 @@ std::string NcclTransport::Answer(const std::vector<std::string>& all) const {
   std::vector<std::vector<std::string>> ranks;
   for (const std::string& text : all) {
     if (!absl::StartsWith(text, kNoRefusal)) return text;
-    ranks.push_back(absl::StrSplit(text, '\t'));  // "", release, GPU, whether it may be shared
+    ranks.push_back(absl::StrSplit(text, '\t'));  // "", release, place of the GPU, whether it may be shared
   }
   const bool can_share = options_.library->version >= nccl::kVersionOfSharedGpus;
   for (size_t rank = 1; rank < ranks.size(); ++rank) {

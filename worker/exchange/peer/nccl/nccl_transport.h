@@ -10,7 +10,9 @@
 //   queued    The kernel is on the stream, and an event after it.
 //   over      The event has passed: Poll returns the operation.
 //
-// Each wait of the exchange has a deadline. Abort then ends the kernel.
+// Each wait of the exchange has a deadline. Abort then ends the kernel. ncclCommAbort itself may be slow, or never
+// return, as where a GPU hangs. It runs on a thread of its own, which is left behind after some seconds: the process
+// then says why the job ends, and not that a call hangs.
 //
 // Cost: a call and an event for each bucket, and a rank that waits polls, as with MPI.
 //
@@ -46,7 +48,13 @@ class NcclTransport final : public AllreduceTransport {
     absl::StatusOr<NcclLibrary> library;  // an error is every rank's, in Meet
     bool may_share_gpus = false;          // NCCL_MULTI_RANK_GPU_ENABLE=1 is in the environment
     CudaWatch* watch = nullptr;           // of calls that should not block; outlives the transport; may be null
+    std::chrono::nanoseconds abort_deadline = std::chrono::seconds(5);
   };
+  // The memory of its GPU that NCCL takes for a communicator of two to eight ranks of a host. Nothing asks NCCL for it.
+  // The buffers for sending and receiving have 4 MiB each (NCCL_BUFFSIZE), in each of up to 24 channels, and the
+  // kernels and the rest of its tables some 64 MiB. Between hosts, or with variables of NCCL, it may be more.
+  static constexpr int64_t kBytesEstimate = int64_t{256} << 20;
+
   NcclTransport(std::unique_ptr<Transport> network, Options options);
   // Calls Abort: communicators are not ended together, because that wait would have no deadline.
   ~NcclTransport() override;
@@ -56,8 +64,9 @@ class NcclTransport final : public AllreduceTransport {
   // transport's. With one rank it does nothing.
   absl::Status Meet(MessagePump& pump, const CollectiveOptions& join);
 
-  // Ends all operations, and waits for no other rank. Poll returns them no more. May be called twice.
-  void Abort();
+  // Ends all operations, and waits for no other rank. Poll returns them no more. May be called twice. False if NCCL has
+  // not ended them in `abort_deadline`: it may still write into their spans, and this object must not be destroyed.
+  [[nodiscard]] bool Abort();
 
   // Spans of the GPU's memory. The GPU has ended its work on `contribution`; no other stream uses `sum` before Poll has
   // returned the token. On the thread of the device.
@@ -102,6 +111,7 @@ class NcclTransport final : public AllreduceTransport {
   const Options options_;
   std::unique_ptr<CudaStream> stream_;
   nccl::Communicator communicator_ = nullptr;
+  bool was_left_ = false;                           // the thread that ends it
   std::deque<Operation> operations_;                // in the order posted
   size_t queued_count_ = 0;                         // the first ones of operations_
   bool is_queueing_ = false;                        // the one after them

@@ -1,6 +1,7 @@
 // Ranks on emulated GPUs, in threads of this process, whose gradients a stub of NCCL adds (tests/nccl_stub).
 #include "worker/exchange/peer/nccl/nccl_transport.h"
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <functional>
@@ -37,6 +38,7 @@ struct Oddity {
   int rank = -1;
   bool submits_nothing = false;
   std::function<void(absl::StatusOr<NcclLibrary>& library)> library;
+  std::function<void()> after_release;
 };
 
 // A network that notes which peers its rank needs.
@@ -71,6 +73,7 @@ struct Training {
   std::vector<float> start;               // rank 0's parameters; empty: the job's
   std::vector<std::vector<float>> state;  // rank 0's optimizer state; empty: zeros
   absl::Duration exchange_deadline = absl::Seconds(60);
+  std::chrono::nanoseconds abort_deadline = std::chrono::seconds(60);
   bool one_gpu = false, may_share_gpus = false;
   int version = 0;  // 0: the stub's
   Oddity odd;
@@ -80,6 +83,7 @@ struct Outcome {
   absl::Status status;
   bool was_released = false;
   std::set<int> needed;  // peers
+  std::string said;
   std::vector<float> parameters;
   std::vector<std::vector<float>> state;  // rank 0
 };
@@ -134,16 +138,21 @@ absl::Status RunSteps(const Training& training, CudaDevice* device, PeerExchange
 
 absl::Status RunRank(const Training& training, std::unique_ptr<Transport> network, int rank, Outcome& outcome) {
   ASSIGN_OR_RETURN(const auto device, CreateCudaDevice({.ordinal = training.one_gpu ? 0 : rank % 2}));
-  auto transport = std::make_unique<NcclTransport>(
-      std::make_unique<NotingNetwork>(std::move(network), &outcome.needed),
-      NcclTransport::Options{
-          .gpu = device.get(), .library = LibraryOf(training, rank), .may_share_gpus = training.may_share_gpus});
+  auto transport = std::make_unique<NcclTransport>(std::make_unique<NotingNetwork>(std::move(network), &outcome.needed),
+                                                   NcclTransport::Options{.gpu = device.get(),
+                                                                          .library = LibraryOf(training, rank),
+                                                                          .may_share_gpus = training.may_share_gpus,
+                                                                          .abort_deadline = training.abort_deadline});
   NcclTransport* const nccl = transport.get();
   PeerExchange exchange(std::move(transport),
-                        {.algorithm = PeerExchange::Algorithm::kAllreduce, .gpu = device.get(), .nccl = nccl});
+                        {.algorithm = PeerExchange::Algorithm::kAllreduce,
+                         .gpu = device.get(),
+                         .nccl = nccl,
+                         .stall = {.say = [&](const std::string& line) { outcome.said += line + "\n"; }}});
   const absl::Status status = RunSteps(training, device.get(), exchange, rank, outcome);
   if (!status.ok()) exchange.Abort(status);
   outcome.was_released = exchange.Release();
+  if (rank == training.odd.rank && training.odd.after_release) training.odd.after_release();
   return status;
 }
 
@@ -233,6 +242,30 @@ TEST(NcclTransport, TwoRanksOnOneGpuNeedARelease) {
   ExpectRefusal(training, "ranks 0 and 1 compute on one GPU, and NCCL 2.29.99 refuses that");
 }
 
+// To NCCL both are the device with their number on the PCI bus.
+TEST(NcclTransport, PartsOfOneGpuAreOneGpu) {
+  cuda_emulation::Gpu().is_one_gpu = true;
+  ExpectRefusal(TrainingOf(2), "ranks 0 and 1 compute on one GPU, and NCCL 2.27.5 refuses that");
+  cuda_emulation::Gpu() = {};
+}
+
+TEST(NcclTransport, TooLittleMemoryOfAGpuIsRefusedWithTheWayOut) {
+  const Training training = TrainingOf(2);
+  {
+    const auto first = CreateCudaDevice({.ordinal = 0}), second = CreateCudaDevice({.ordinal = 1});
+    ASSERT_TRUE(first.ok() && second.ok());
+    // The emulated GPUs share one memory. The rest of it does not hold the parameters of any rank.
+    cuda_emulation::Gpu().memory_bytes = cuda_emulation::DeviceBytes() + 2 * training.job.element_count;
+  }
+  for (const Outcome& outcome : RunAll(training)) {
+    EXPECT_EQ(outcome.status.code(), absl::StatusCode::kInvalidArgument) << outcome.status;
+    EXPECT_THAT(std::string(outcome.status.message()),
+                testing::ContainsRegex("parameters and optimizer state: no GPU memory for a buffer of .* bytes: .* "
+                                       "free: give a smaller --global_batch, more GPUs or --sync=ring"));
+  }
+  cuda_emulation::Gpu() = {};
+}
+
 TEST(NcclTransport, RefusesAnotherReleaseByName) {
   Training training = TrainingOf(2);
   training.odd = {.rank = 1, .library = [](auto& library) { library->version = 22807; }};
@@ -260,6 +293,47 @@ TEST(NcclTransport, ARankThatDoesNotComeEndsTheOthersAtTheDeadline) {
   // A rank that has left would end the wait before the deadline.
   EXPECT_THAT(outcomes[0].needed, testing::ElementsAre(1));
   EXPECT_THAT(std::string(outcomes[0].status.message()), HasSubstr("did not come within 2s"));
+}
+
+// ncclCommAbort that does not return before the test lets it.
+struct SlowAbort {
+  std::atomic<bool> may_return = false, has_returned = false;
+  nccl::Result (*real)(nccl::Communicator communicator) = nullptr;
+
+  static SlowAbort& The() {
+    static SlowAbort& slow = *new SlowAbort;
+    return slow;
+  }
+  static nccl::Result Call(nccl::Communicator communicator) {
+    The().may_return.wait(false);
+    const nccl::Result result = The().real(communicator);
+    The().has_returned = true;
+    The().has_returned.notify_all();
+    return result;
+  }
+  static void LetReturn() {
+    The().may_return = true;
+    The().may_return.notify_all();
+    The().has_returned.wait(false);
+  }
+};
+
+TEST(NcclTransport, AnAbortThatHangsDoesNotHideTheCause) {
+  Training training = TrainingOf(2);
+  training.exchange_deadline = absl::Seconds(1);
+  training.abort_deadline = std::chrono::milliseconds(50);
+  training.odd = {.rank = 1,
+                  .library =
+                      [](auto& library) {
+                        SlowAbort::The().real = std::exchange(library->comm_abort, SlowAbort::Call);
+                        library->all_reduce = [](auto...) { return nccl::Result::kRemoteError; };
+                      },
+                  .after_release = SlowAbort::LetReturn};
+  const std::vector<Outcome> outcomes = RunAll(training);
+  EXPECT_THAT(std::string(outcomes[1].status.message()), HasSubstr("NCCL, queueing an allreduce: "));
+  EXPECT_FALSE(outcomes[1].was_released);
+  EXPECT_THAT(outcomes[1].said, HasSubstr("NCCL does not end its work on the GPU, after: NCCL, queueing an allreduce"));
+  EXPECT_TRUE(outcomes[0].was_released);
 }
 
 // An error of NCCL's own, where the network knows of none.
