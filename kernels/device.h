@@ -117,7 +117,8 @@ using OperationSpec = std::variant<Conv2dSpec, DenseSpec, Pool2dSpec, GlobalAver
                                    AveragePool2dSpec, DepthwiseConv2dSpec, ConcatPartSpec, GroupNormSpec>;
 
 // Tensors that an operation does not have are null: weight, bias and their gradients of a pool. Weight and bias have
-// the elements that the specs of dense layers and convolutions say; those of other operations are float32.
+// the elements that the specs of dense layers and convolutions say, and those of other operations are float32. Elements
+// that are not float32 are 32-byte aligned there.
 class LayerOperation {
  public:
   virtual ~LayerOperation() = default;

@@ -33,8 +33,12 @@ class ConstElements {
   STARRING_ELEMENT const T* As() const {
     return static_cast<const T*>(memory_);
   }
-  // REQUIRES: kFloat32, or null. A device without other elements refuses them when it creates an operation.
-  const float* floats() const { return As<float>(); }
+  // REQUIRES: kFloat32, or null: ends the process otherwise. A device without other elements refuses them earlier, when
+  // it creates an operation.
+  const float* floats() const {
+    if (element_ != Element::kFloat32 && memory_ != nullptr) __builtin_trap();
+    return As<float>();
+  }
   // The elements from `index` on. REQUIRES: not null.
   ConstElements From(int64_t index) const {
     return {element_, static_cast<const char*>(memory_) + index * BytesOf(element_)};
@@ -60,7 +64,10 @@ class Elements {
   STARRING_ELEMENT T* As() const {
     return static_cast<T*>(memory_);
   }
-  float* floats() const { return As<float>(); }
+  float* floats() const {
+    if (element_ != Element::kFloat32 && memory_ != nullptr) __builtin_trap();
+    return As<float>();
+  }
 
  private:
   void* memory_ = nullptr;

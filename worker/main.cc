@@ -311,7 +311,7 @@ ExchangeBytes ExchangeBytesOf(const WorkerOptions& options) {
   }};
 }
 
-// Of activations.
+// How the network stores activations.
 Element ElementOf(const WorkerOptions& options) {
   return options.math == CudaMath::kBf16 ? Element::kBfloat16 : Element::kFloat32;
 }

@@ -43,9 +43,10 @@ int64_t BatchNormCounters(const BatchNormShape& shape);
 // Writes:      y, mean and inverse_deviation of `memory` (=); running_* in place.
 // Launch:      256 threads a block; statistics: one block per tile, the last of each group merges, 6 KiB of shared
 //              memory (scalar path: 3 KiB); normalise: one thread per 16 bytes.
-// Requires:    16-byte alignment and channels in whole packs of 16 bytes for the vector path, scalar path otherwise
-// (both tested). Cost:        3 elements moved per element: bandwidth-bound. Determinism: bitwise; sums are trees of
-// fixed shape, and atomics only count blocks. Reference: double, tolerance
+// Requires:    16-byte alignment and channels in whole packs for the vector path, scalar path otherwise (both tested).
+//              Packs have 4 channels in the statistics, 16 bytes in the other kernel.
+// Cost:        3 elements moved for each: bandwidth-bound.
+// Determinism: bitwise; sums are trees of fixed shape, and atomics only count blocks. Reference: double, tolerance
 //              2e-5.
 struct BatchNormForwardArgs {
   ConstElements x;
@@ -64,7 +65,7 @@ struct BatchNormForwardArgs {
 // Launch:      256 threads a block; the scale: one thread per channel; normalise: one thread per 16 bytes; no shared
 //              memory.
 // Requires:    as BatchNormForward.
-// Cost:        2 elements moved per element: bandwidth-bound.
+// Cost:        2 elements moved for each: bandwidth-bound.
 // Determinism: bitwise. Reference: double, tolerance 2e-5.
 struct BatchNormInferArgs {
   ConstElements x;
@@ -84,7 +85,7 @@ struct BatchNormInferArgs {
 // Writes:      dx, dgamma, dbeta are overwritten (=).
 // Launch:      as BatchNormForward.
 // Requires:    after BatchNormForward with the same `memory`; y only with kRelu; vector and scalar path as there.
-// Cost:        5 elements moved per element, 7 with kRelu: bandwidth-bound.
+// Cost:        5 elements moved for each, 7 with kRelu: bandwidth-bound.
 // Determinism: bitwise. Reference: finite differences in double, tolerance 2e-4.
 struct BatchNormBackwardArgs {
   ConstElements x;

@@ -1,6 +1,6 @@
 // A stored bfloat16 and its conversions; and the choice of a kernel by the elements that a caller has.
 //
-// Device code of .cu files, but for WithElement. CUDA's own cuda_bf16.h is not used: a host compiler, by which
+// Device code of .cu files, but for WithElement. CUDA's own type is not used: the host compiler, by which
 // tests/cuda_emulation runs these sources, has none.
 #ifndef STARRING_KERNELS_CUDA_BFLOAT16_H_
 #define STARRING_KERNELS_CUDA_BFLOAT16_H_

@@ -30,10 +30,9 @@ int64_t BiasGradientCounters(int64_t rows, int64_t channels);
 // Writes:      dbias is overwritten (=); dy too with kRelu, otherwise it is only read.
 // Launch:      256 threads a block, one block per tile of column_tiles.h, 6 KiB of shared memory (scalar path: 3 KiB);
 //              where there are several tiles along the rows, a group's last block adds their sums up in double.
-// Requires:    rows, channels >= 1; 16-byte alignment and channels in whole packs for the vector path, scalar path
-// otherwise
+// Requires:    rows, channels >= 1; 16-byte alignment and channels % 4 == 0 for the vector path, scalar path otherwise
 //              (both tested).
-// Cost:        an element read for each, 3 moved with kRelu: bandwidth-bound.
+// Cost:        1 element read for each, 3 moved with kRelu: bandwidth-bound.
 // Determinism: bitwise; sums are trees of fixed shape, and atomics only count blocks. Reference: double sums,
 //              tolerance 2e-5.
 [[nodiscard]] cudaError_t BiasGradient(cudaStream_t stream, const BiasGradientArgs& args);

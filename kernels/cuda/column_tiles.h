@@ -24,8 +24,8 @@
 namespace starring::cuda {
 
 inline constexpr int kPacks = 4;
-// kWidth where rows are whole packs, whatever the type in memory: a thread holds several packs as floats, and those of
-// eight would not fit into its registers. Loads of 8 bytes, four at a time, are enough for the memory's bandwidth.
+// kWidth where rows are whole packs, whatever the type in memory: a thread holds several packs as floats, and with
+// packs of eight, nvcc 13.0 spills registers.
 inline constexpr int kColumnPack = kPackFloats;
 inline constexpr int kStepElements = kPacks * kPackFloats * kBlockThreads;  // of a block, in packs of four
 

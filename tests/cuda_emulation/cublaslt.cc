@@ -13,6 +13,8 @@ struct CublasLtEmulatedOperation {
   cublasOperation_t a = CUBLAS_OP_N, b = CUBLAS_OP_N;
   cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
   const void* bias = nullptr;
+  cublasComputeType_t compute = CUBLAS_COMPUTE_32F;
+  cudaDataType_t scale = CUDA_R_32F;
 };
 struct CublasLtEmulatedLayout {
   int64_t rows, columns, leading_dimension;
@@ -40,7 +42,8 @@ Shape After(cublasOperation_t operation, const CublasLtEmulatedLayout& m) {
 bool Fit(const CublasLtEmulatedOperation& operation, const CublasLtEmulatedLayout& a, const CublasLtEmulatedLayout& b,
          const CublasLtEmulatedLayout& d) {
   const Shape left = After(operation.a, a), right = After(operation.b, b);
-  const bool types = a.type == b.type && (d.type == CUDA_R_32F || d.type == a.type);
+  const bool types = a.type == b.type && (d.type == CUDA_R_32F || d.type == a.type) && operation.scale == CUDA_R_32F &&
+                     (operation.compute == CUBLAS_COMPUTE_32F || a.type == CUDA_R_32F);
   return types && left.rows == d.rows && right.columns == d.columns && left.columns == right.rows &&
          a.leading_dimension >= a.rows && b.leading_dimension >= b.rows && d.leading_dimension >= d.rows;
 }
@@ -120,8 +123,9 @@ const char* cublasLtGetStatusString(cublasStatus_t status) {
   return "unknown";
 }
 
-cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* operation, cublasComputeType_t, cudaDataType_t) {
-  *operation = new CublasLtEmulatedOperation;
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* operation, cublasComputeType_t compute,
+                                        cudaDataType_t scale) {
+  *operation = new CublasLtEmulatedOperation{.compute = compute, .scale = scale};
   return CUBLAS_STATUS_SUCCESS;
 }
 

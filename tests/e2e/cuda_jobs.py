@@ -105,17 +105,19 @@ class CudaJobs(JobTest):
         flags = [*without(self.everything(), "epochs"), "--epochs=1", "--math=bf16"]
         local = self.cuda("local", flags=flags)
         self.assertEqual((local["config"]["math"], local["config"]["conv"]), ("bf16", "cudnn"))
-        for sync, workers, more in (("local", 1, ["--nocuda_graph"]), ("ring", 1, []),
-                                    ("local", 1, ["--data_on_gpu=off"])):
+        alone: tuple[tuple[str, int, list[str]], ...] = (
+            ("local", 1, ["--nocuda_graph"]), ("ring", 1, []), ("local", 1, ["--data_on_gpu=off"]))
+        for sync, workers, more in alone:
             self.assertEqual(self.cuda(sync, workers, flags=[*flags, *more])["parameter_sha256"],
                              local["parameter_sha256"], (sync, more))
         ring = self.cuda("ring", 2, flags=flags)
         cells: tuple[tuple[str, list[str]], ...] = (
             ("star", []), ("star/tcp", []), ("ring/tcp", ["--nocuda_graph"]), ("star-servers/tcp", []),
-            ("star/tcp", ["--same_host=gpu_memory"]), ("ring/tcp", ["--same_host=shared_memory"]))
+            ("ring/tcp", ["--same_host=shared_memory"]))
         for sync, more in cells:
             self.assertEqual(self.cuda(sync, 2, flags=[*flags, *more])["parameter_sha256"], ring["parameter_sha256"],
                              (sync, more))
+        self.assert_mapped_memory_gives("star/tcp", 2, flags, ring["parameter_sha256"])
         exact = self.cuda("local", flags=[*without(flags, "math"), "--math=tf32"])
         self.assertNotEqual(exact["parameter_sha256"], local["parameter_sha256"])
         for epoch, other in zip(local["epochs"], exact["epochs"]):

@@ -82,7 +82,7 @@ class ProgramBuilder {
     return layer.kind == LayerKind::kFlatten || (layer.kind == LayerKind::kDropout && mode_ == Mode::kEvaluation);
   }
 
-  // Of layer l's output. The loss reads float32, which a dense layer can write.
+  // The element of layer l's output. The loss reads float32, which a dense layer can write.
   Element OutputElement(int l) const {
     int logits_layer = static_cast<int>(graph_.layers().size()) - 1;
     while (logits_layer != GraphLayer::kImage && IsIdentity(graph_.layers()[logits_layer])) {
@@ -266,8 +266,9 @@ class ProgramBuilder {
     }
     // The sum overwrites one of its parts, whichever no other tensor holds. Only if both are held does it need memory.
     int target = gradient;
-    if (holders_[gradient] > 1)
+    if (holders_[gradient] > 1) {
       target = holders_[sum] == 1 ? sum : NewStorage(graph_.layers()[input].out, ElementOf(sum));
+    }
     Instruction instruction{.operation = Operation::kSum, .layer = l, .x = sum, .x2 = gradient, .dx = target};
     // The complete sum is masked in the same pass over memory. Masking an earlier sum would leave the parts that follow
     // unmasked.

@@ -389,9 +389,8 @@ inline constexpr FlagRow kRows[] = {
     {"device", "processor", "auto: cuda where the driver shows a GPU, else cpu", OneOfAt<kDevices, &W::device>(),
      kSameOnAllRanks | kSaidWhenResumed | kPeerTakes},
     {"math", "processor",
-     "cuda: the format that matrix products round their factors to; sums are always fp32, and with bf16 activations "
-     "and "
-     "their gradients are stored in bf16",
+     "cuda: the format that matrix products round their factors to; sums are always fp32; bf16 also stores activations "
+     "and their gradients in bf16",
      OneOfAt<kMaths, &W::math>(), kSameOnAllRanks | kSaidWhenResumed | kPeerTakes},
     {"conv", "processor",
      "cuda: who computes convolutions; cudnn: deterministic engines that its heuristics choose, never by timing; "

@@ -41,16 +41,29 @@ class GpuMemoryTest : public testing::Test {
 };
 
 TEST_F(GpuMemoryTest, WhatIsNeededIsWhatATrainingAllocates) {
-  for (const auto& [batch, data_on_gpu] : {std::pair(300, false), std::pair(5, false), std::pair(5, true)}) {
-    const auto device = CreateCudaDevice({}).value();
+  struct Case {
+    int64_t batch;
+    bool data_on_gpu;
+    Element element = Element::kFloat32;
+  };
+  for (const auto& [batch, data_on_gpu, element] :
+       {Case{300, false}, Case{5, false}, Case{5, true}, Case{300, false, Element::kBfloat16}}) {
+    const bool is_bf16 = element == Element::kBfloat16;
+    cuda_emulation::Gpu() = {.cudnn_version = 91900};
+    const auto device = CreateCudaDevice({.math = is_bf16 ? CudaMath::kBf16 : CudaMath::kFp32,
+                                          .convolutions = is_bf16 ? CudaConvolutions::kCudnn : CudaConvolutions::kOwn})
+                            .value();
+    NetworkOptions shape = ShapeOf(batch);
+    shape.element = element;
     const int64_t before_bytes = cuda_emulation::DeviceBytes() - device->operations_bytes();
-    const auto network = Network::Create(LayerFile::Load("lenet5").value(), ShapeOf(batch), device.get()).value();
+    const auto network = Network::Create(LayerFile::Load("lenet5").value(), shape, device.get()).value();
     const int64_t elements = network->layout().element_count();
     const auto buckets = BucketMap::Create({.element_count = elements, .bucket_bytes = 1, .world_size = 1}).value();
     const auto exchange = CreateLocalExchange();
     CudaTrainingStepOptions options = StepOf(batch);
     options.data_on_gpu = data_on_gpu;
-    const GpuMemoryNeed need = GpuMemoryNeedOf(LayerFile::Load("lenet5").value(), ShapeOf(batch), options).value();
+    options.element = element;
+    const GpuMemoryNeed need = GpuMemoryNeedOf(LayerFile::Load("lenet5").value(), shape, options).value();
     options.device = device.get();
     const auto step =
         CreateCudaTrainingStep({.network = network.get(), .exchange = exchange.get(), .buckets = &buckets}, options)
