@@ -155,17 +155,19 @@ exchange_checks() {
     steps="--models=logreg --batches=64 --repeats=1 --steps=10 --seconds=0 --warmup_s=0"
     tests=test_a_rank_that_is_stopped_is_named
   fi
-  check_two_ranks nccl 30 nccl tcp
+  check_two_ranks nccl 20 nccl tcp
   nccl=$passed
   [ "$nccl" = no ] || cells="$cells nccl:tcp"
-  check first_contact 300 "$top/tests/gpu_first_contact.sh" "$out/first_contact" --seconds=270 $models $cells
-  check faults 60 env PYTHONPATH="$top" STARRING_TEST_NCCL="$nccl" python3 -m unittest -v \
+  # Five repeats of 25 jobs, of some two seconds each; with less time there are fewer repeats.
+  check first_contact 340 "$top/tests/gpu_first_contact.sh" "$out/first_contact" --seconds=310 --spike_seconds=45 \
+    $models $cells
+  check faults 50 env PYTHONPATH="$top" STARRING_TEST_NCCL="$nccl" python3 -m unittest -v \
     $(printf 'tests.e2e.cuda_test.CudaTest.%s ' $tests)
-  check_two_ranks cuda_aware_mpi 30 ring mpi --cuda_aware_mpi=try --record="$out/cuda_aware_mpi.json"
+  check_two_ranks cuda_aware_mpi 20 ring mpi --cuda_aware_mpi=try --record="$out/cuda_aware_mpi.json"
   [ "$passed" = no ] ||
     sed -n 's/^ *"gpu_transfer": "\(.*\)",*$/         its messages went \1/p' "$out/cuda_aware_mpi.json"
   "$torch_python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null || torch_python=
-  check bf16 60 python3 "$top/bench/gpu_steps.py" --maths=fp32,bf16 $steps --torch_python="$torch_python" \
+  check bf16 50 python3 "$top/bench/gpu_steps.py" --maths=fp32,bf16 $steps --torch_python="$torch_python" \
     --record="$out/bf16.json"
 }
 if [ $exchange = yes ]; then

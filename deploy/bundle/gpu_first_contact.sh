@@ -2,10 +2,11 @@
 # Asks a machine with a GPU what nobody can find out without one, within the ten minutes of a borrowed machine, from an
 # unpacked bundle:
 #
-#   starring/tests/gpu_first_contact.sh FOLDER [--seconds=540] [FLAG or CELL of bench/gpu_exchange.py ...]
+#   starring/tests/gpu_first_contact.sh FOLDER [--seconds=540] [--spike_seconds=90] [FLAG or CELL ...]
 #
 #   bench/gpu_wait_spike      may two processes share the GPU's memory, and how may their streams wait for each other
-#   bench/gpu_exchange.py     what two workers on the GPU wait for each other in each cell, beside a control
+#   bench/gpu_exchange.py     what two workers on the GPU wait for each other in each cell, beside a control; the flags
+#                             and cells are its own
 #
 # Writes their output, and what nvidia-smi says, to FOLDER, and prints a summary, which is FOLDER/summary.txt. No
 # setting of the machine is changed. Where the daemon of NVIDIA's MPS runs, the spike also runs without it.
@@ -13,19 +14,25 @@
 # Needed: a driver for the CUDA version that the bundle was built with; cuBLASLt (in the loader's search path, the CUDA
 # toolkit, a Python wheel or the bundle); python3. Exit status: 0; 1 a part failed; 2 no GPU can be used.
 set -u
-usage="usage: gpu_first_contact.sh FOLDER [--seconds=540] [FLAG or CELL of bench/gpu_exchange.py ...]"
+usage="usage: gpu_first_contact.sh FOLDER [--seconds=540] [--spike_seconds=90] [FLAG or CELL ...]"
 top=$(cd "$(dirname "$0")/.." && pwd)
 [ $# -ge 1 ] || { echo "$usage" >&2; exit 2; }
 case $1 in -*) echo "$usage" >&2; exit 2 ;; esac
 mkdir -p "$1" && out=$(cd "$1" && pwd) || exit 2
 shift
 seconds=540
+spike_seconds=90
 case ${1:-} in
   --seconds=*) seconds=${1#--seconds=}; shift ;;
 esac
-case $seconds in
-  ''|*[!0-9]*) echo "gpu_first_contact.sh: --seconds=$seconds is no number: $usage" >&2; exit 2 ;;
+case ${1:-} in
+  --spike_seconds=*) spike_seconds=${1#--spike_seconds=}; shift ;;
 esac
+for number in "$seconds" "$spike_seconds"; do
+  case $number in
+    ''|*[!0-9]*) echo "gpu_first_contact.sh: \"$number\" is no number of seconds: $usage" >&2; exit 2 ;;
+  esac
+done
 begin=$(date +%s)
 status=0
 
@@ -36,7 +43,7 @@ fi
 
 # spike NAME: its table goes to NAME.txt.
 spike() {
-  timeout -k 10 120 "$top/bench/gpu_wait_spike" --seconds_max=90 >"$out/$1.txt" 2>&1
+  timeout -k 10 $((spike_seconds + 30)) "$top/bench/gpu_wait_spike" --seconds_max="$spike_seconds" >"$out/$1.txt" 2>&1
   code=$?
   echo "exit status $code" >>"$out/$1.txt"
   return $code

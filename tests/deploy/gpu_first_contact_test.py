@@ -77,7 +77,7 @@ class GpuFirstContactTest(unittest.TestCase):
         self.assertFalse(os.path.exists(os.path.join(self.out, "summary.txt")))
 
     def test_arguments_are_refused(self):
-        for arguments in ([], ["--seconds=9"], [self.out, "--seconds=ten"]):
+        for arguments in ([], ["--seconds=9"], [self.out, "--seconds=ten"], [self.out, "--spike_seconds="]):
             done = self.run_script(*arguments)
             self.assertEqual(done.returncode, 2, arguments)
             self.assertIn("usage: gpu_first_contact.sh FOLDER", done.stderr)
