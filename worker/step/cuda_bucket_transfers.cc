@@ -257,7 +257,8 @@ absl::Status CudaBucketTransfers::AwaitStep(int64_t step, CudaEvent* done) {
 absl::Status CudaBucketTransfers::AwaitDevice(int64_t step) {
   if (way_ == Way::kStream) {
     RETURN_IF_ERROR(device_.stream()->Record(settled_.get()));
-    RETURN_IF_ERROR(AwaitStep(step, settled_.get()));
+    // Findings are left to AwaitStep: an earlier step may have some, and must be named first.
+    RETURN_IF_ERROR(streams_->AwaitRound(RoundOf(step), settled_.get()));
   }
   return device_.Synchronize();
 }

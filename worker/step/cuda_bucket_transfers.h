@@ -97,7 +97,7 @@ class CudaBucketTransfers {
   // Waits for `done`, which was recorded after `step`, and refuses a gradient of any rank that was not finite. Only if
   // works_in_stream().
   absl::Status AwaitStep(int64_t step, CudaEvent* done);
-  // The same for all that is on the device's stream by now. It may be called whatever the way is.
+  // Waits for all that is on the device's stream by now, whatever the way is, and looks for no such gradient.
   absl::Status AwaitDevice(int64_t step);
   // The error for CudaStepResult::non_finite_element; it names the tensor of `element`.
   absl::Status NonFinite(int64_t step, int64_t element) const;

@@ -65,6 +65,7 @@ CudaOptimizerScalars PeerExchange::ScalarsOf(int64_t round) const { return gpu_o
 // Without the lock: where streams are synchronous, as those of an emulated GPU may be, the call waits for other ranks.
 absl::Status PeerExchange::EnqueueBucket(CudaStream* stream, int slot, int bucket, const CudaStepValues* values) {
   RETURN_IF_ERROR(gpu_flags_->Arrive(stream, slot, bucket));
+  if (!gpu_flags_->IsOwner(bucket)) return absl::OkStatus();
   RETURN_IF_ERROR(gpu_flags_->AwaitArrivals(stream, slot, bucket));
   return gpu_owner_->EnqueueUpdateFromAll(gpu_flags_.get(), stream, slot, bucket, values);
 }

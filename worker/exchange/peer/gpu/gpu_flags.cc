@@ -59,6 +59,7 @@ absl::Status GpuFlags::Arrive(CudaStream* stream, int slot, int bucket) {
 }
 
 absl::Status GpuFlags::AwaitArrivals(CudaStream* stream, int slot, int bucket) {
+  CHECK(IsOwner(bucket)) << "rank " << options_.rank << " could miss the arrivals at bucket " << bucket;
   const CudaPeerBoard::Wait wait = {.word = Word(words_[bucket].arrived), .value = ValueOf(slot, all_ranks_)};
   return board_->Await(stream, {&wait, 1});
 }
@@ -73,7 +74,7 @@ absl::Status GpuFlags::AwaitUpdates(CudaStream* stream, int slot, int first, int
 
 absl::Status GpuFlags::Update(CudaStream* stream, int slot, int bucket, Part part, const CudaStepValues* values,
                               const OptimizerConfig& config, const CudaPeerUpdate& update) {
-  CHECK(OwnersOf(bucket)[options_.rank]) << "rank " << options_.rank << " owns nothing of bucket " << bucket;
+  CHECK(IsOwner(bucket)) << "rank " << options_.rank << " owns nothing of bucket " << bucket;
   CudaPeerBoard::Update more = {.values = values,
                                 .findings = Finding(slot, bucket),
                                 .findings_stride = 1,

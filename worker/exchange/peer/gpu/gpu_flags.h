@@ -4,11 +4,14 @@
 // Words. A bucket has two words: *arrived*, in which byte r belongs to rank r, and *updated*, in which byte r belongs
 // to owner r. In a round of slot s a rank stores s + 1 to its byte of `arrived` when its gradient is complete and it
 // reads the bucket's parameters no more. An owner stores s + 1 to its byte of `updated` when the parameters are with
-// all ranks. A GPU waits until a whole word has the value of the round: `arrived` before it updates its slice,
-// `updated` before the next round. Bytes of ranks that do not exist, or own nothing of the bucket, stay 0.
+// all ranks. A GPU waits until a whole word has the value of the round: an owner's for `arrived` before it updates its
+// slice, every rank's for `updated` before the next round. Bytes of ranks that do not exist, or own nothing of the
+// bucket, stay 0.
 //
 // Equality is enough. A rank arrives in round t + 1 only after all owners updated t, and an owner updates t + 1 only
-// after all ranks arrived in t + 1. So a GPU that waits for round t sees bytes of t - 1 and t alone.
+// after all ranks arrived in t + 1. So a GPU that waits for round t sees bytes of t - 1 and t alone. A rank that owns
+// nothing of a bucket must not wait for its arrivals: no update waits for that rank to have seen them, so the next ones
+// may come first.
 //
 // Findings. An owner's kernel notes which rank's gradient is not finite, by slot and bucket. They are never reset,
 // because a run ends with the first one.
@@ -53,8 +56,11 @@ class GpuFlags {
   // Unavailable, with the reason, if this GPU's streams cannot wait so.
   static absl::StatusOr<std::unique_ptr<GpuFlags>> Create(Options options);
 
-  // Each enqueues on a stream, captured or not: this rank's arrival, the wait for all arrivals, and the wait for the
-  // updates of all buckets of [first, end).
+  // Whether this rank has a part of `bucket`.
+  bool IsOwner(int bucket) const { return OwnersOf(bucket)[options_.rank]; }
+
+  // Each enqueues on a stream, captured or not: this rank's arrival; an owner's wait for all arrivals; and the wait for
+  // the updates of all buckets of [first, end).
   absl::Status Arrive(CudaStream* stream, int slot, int bucket);
   absl::Status AwaitArrivals(CudaStream* stream, int slot, int bucket);
   absl::Status AwaitUpdates(CudaStream* stream, int slot, int first, int end);
