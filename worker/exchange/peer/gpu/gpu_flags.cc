@@ -1,5 +1,6 @@
 #include "worker/exchange/peer/gpu/gpu_flags.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/memory/memory.h"
@@ -108,16 +109,33 @@ std::vector<int> GpuFlags::Lacking(const std::atomic<uint64_t>& word, int slot, 
   return lacking;
 }
 
-// A GPU takes the buckets in their order.
-GpuFlags::Lag GpuFlags::FindLag(int slot) const {
-  for (const bool updates : {false, true}) {
-    for (int bucket = 0; bucket < trial_bucket(); ++bucket) {
-      std::vector<int> ranks = updates ? Lacking(words_[bucket].updated, slot, OwnersOf(bucket))
-                                       : Lacking(words_[bucket].arrived, slot, all_ranks_);
-      if (!ranks.empty()) return {.bucket = bucket, .ranks = std::move(ranks)};
+// A GPU takes the buckets in their order, and its own bytes say how far it is.
+GpuFlags::Lag GpuFlags::FindLag() const {
+  const auto own_byte = [this](int bucket) { return words_[bucket].arrived.load() >> (8 * options_.rank) & 0xff; };
+  const std::vector<int> own = {options_.rank};
+  const uint64_t now = own_byte(0);
+  if (now == 0) return {.ranks = own};
+  const int slot = static_cast<int>(now) - 1;
+  // An owner whose update lacks may itself wait for a rank that has not arrived.
+  const auto lag_of = [&](int bucket) -> Lag {
+    std::vector<int> ranks = Lacking(words_[bucket].arrived, slot, all_ranks_);
+    if (ranks.empty()) ranks = Lacking(words_[bucket].updated, slot, OwnersOf(bucket));
+    return {.slot = slot, .bucket = bucket, .ranks = std::move(ranks)};
+  };
+  for (int bucket = 0; bucket < trial_bucket(); ++bucket) {
+    if (own_byte(bucket) != now) return {.slot = slot, .bucket = bucket, .ranks = own};
+    if (!IsOwner(bucket)) continue;
+    Lag lag = {.slot = slot, .bucket = bucket, .ranks = Lacking(words_[bucket].arrived, slot, all_ranks_)};
+    if (!lag.ranks.empty()) return lag;
+    const std::vector<int> updating = Lacking(words_[bucket].updated, slot, OwnersOf(bucket));
+    if (std::ranges::find(updating, options_.rank) != updating.end()) {
+      return {.slot = slot, .bucket = bucket, .ranks = own};
     }
   }
-  return {};
+  for (int bucket = 0; bucket < trial_bucket(); ++bucket) {
+    if (Lag lag = lag_of(bucket); !lag.ranks.empty()) return lag;
+  }
+  return {.slot = slot};
 }
 
 void GpuFlags::SayVoid() { head_.is_void.store(1); }

@@ -71,13 +71,14 @@ class GpuFlags {
 
   std::optional<StreamExchange::NonFinite> FindNonFinite(int slot) const;
 
-  // In a round of `slot` that is not over: the first bucket of the job that this rank's GPU waits for, and the ranks
-  // that have to store a byte; empty `ranks`: there is none. Any thread.
+  // The first bucket of the job for which this rank's GPU waits, in the round in which it is, and the ranks that have
+  // to store a byte. `ranks` is empty, or has this rank, if the GPU waits for no other one: it computes. Any thread.
   struct Lag {
+    int slot = 0;
     int bucket = 0;
     std::vector<int> ranks;
   };
-  Lag FindLag(int slot) const;
+  Lag FindLag() const;
 
   // Says that results are void. Any thread.
   void SayVoid();

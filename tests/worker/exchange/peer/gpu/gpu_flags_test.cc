@@ -165,8 +165,10 @@ TEST_F(GpuFlagsTest, TheRankThatIsLateIsNamedAndAReleaseDrainsAllRounds) {
   }
   EXPECT_FALSE(IsDone(0, std::chrono::milliseconds(50)));
   GpuFlags& flags = *ranks_[0].flags;
-  const GpuFlags::Lag lag = flags.FindLag(StreamExchange::SlotOf(0));
+  const GpuFlags::Lag lag = flags.FindLag();
+  EXPECT_EQ(lag.slot, 0);
   EXPECT_EQ(lag.bucket, 0);
+  EXPECT_THAT(ranks_[1].flags->FindLag().ranks, testing::ElementsAre(1));  // it waits for no other rank
   EXPECT_THAT(lag.ranks, testing::ElementsAre(1));
   EXPECT_FALSE(flags.is_void());
   flags.SayVoid();
@@ -178,19 +180,37 @@ TEST_F(GpuFlagsTest, TheRankThatIsLateIsNamedAndAReleaseDrainsAllRounds) {
   }
 }
 
+TEST_F(GpuFlagsTest, AGpuThatIsRoundsAheadOfItsHostStillNamesTheLateRank) {
+  Begin(3, {3, 1}, 1);
+  for (int round = 0; round < 7; ++round) EnqueueRound(0, round);
+  for (int round = 0; round < 6; ++round) {
+    for (const int r : {1, 2}) EnqueueRound(r, round);
+  }
+  EnqueueRound(1, 6);
+  for (const int r : {0, 1}) EXPECT_FALSE(IsDone(r, std::chrono::milliseconds(50)));
+  for (const int r : {0, 1}) {
+    const GpuFlags::Lag lag = ranks_[r].flags->FindLag();
+    EXPECT_EQ(lag.slot, 2);
+    EXPECT_THAT(lag.ranks, testing::ElementsAre(2));
+  }
+  EXPECT_THAT(ranks_[2].flags->FindLag().ranks, testing::IsEmpty());
+  EnqueueRound(2, 6);
+  for (int r = 0; r < 3; ++r) EXPECT_TRUE(IsDone(r));
+}
+
 TEST_F(GpuFlagsTest, AnOwnerThatHasNotUpdatedIsLate) {
   Begin(2, {2}, 1);
   EnqueueRound(0, 0);
   ASSERT_TRUE(ranks_[1].flags->Arrive(ranks_[1].stream.get(), 0, 0).ok());
   EXPECT_FALSE(IsDone(0, std::chrono::milliseconds(50)));
-  const GpuFlags::Lag lag = ranks_[0].flags->FindLag(0);
+  const GpuFlags::Lag lag = ranks_[0].flags->FindLag();
   EXPECT_THAT(lag.ranks, testing::ElementsAre(1));
   // Rank 1 has nothing to wait for but its own GPU.
   ASSERT_TRUE(ranks_[1]
                   .flags->Update(ranks_[1].stream.get(), 0, 0, Part::kLast, nullptr, OptimizerConfig{}, UpdateOf(1, 0))
                   .ok());
   EXPECT_TRUE(IsDone(0));
-  EXPECT_THAT(ranks_[0].flags->FindLag(0).ranks, testing::IsEmpty());
+  EXPECT_THAT(ranks_[0].flags->FindLag().ranks, testing::IsEmpty());
 }
 
 TEST_F(GpuFlagsTest, AGradientThatIsNotFiniteIsFoundByItsRankAndSlot) {
