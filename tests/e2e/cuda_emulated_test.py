@@ -58,8 +58,15 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
                              digest, seed)
 
     def test_gpus_wait_for_each_other_while_work_waits(self):
-        # A missing edge of a graph, or a wait for a wrong word, shows with some seeds. Many buckets, several epochs.
-        flags = [*cuda_jobs.MLP, "--epochs=3"]
+        # A missing edge of a graph, or a wait for a wrong word, shows with some seeds. Each layer has a bucket or more,
+        # so that backward runs beside the exchange, and each slot's graph is launched again.
+        path = self.path("deep.textproto")
+        with open(path, "w") as file:
+            file.write('name: "deep" layer { name: "flatten" flatten {} }\n')
+            for layer in range(6):
+                file.write('layer { name: "fc%d" dense { units: 256 relu: true } }\n' % layer)
+            file.write('layer { name: "out" dense { units: 10 } }\n')
+        flags = [*cuda_jobs.DATA, "--model=" + path, "--bucket_bytes=1", "--epochs=4"]
         digest = self.cuda("star/tcp", 3, flags=flags)["parameter_sha256"]
         for seed in range(1, 5):
             more = ["--same_host=gpu_memory", "--gpu_waits=graph", *(["--nocuda_graph"] if seed == 4 else [])]
