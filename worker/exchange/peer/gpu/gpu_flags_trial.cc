@@ -20,6 +20,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kRounds = 100;
+// More rounds, in a graph: not every driver captures such waits.
+constexpr int kCapturedRounds = StreamExchange::kSlots;
+constexpr int kAllRounds = kRounds + kCapturedRounds;
 // Elements for each rank: several blocks of a kernel share them.
 constexpr int64_t kElements = 2048;
 // Much more than the rounds take, also where ranks take turns on one GPU.
@@ -39,7 +42,7 @@ class Trial {
         count_(std::min<int64_t>(kElements * ranks_, std::ssize(memory.gradients(0)))) {}
 
   absl::Status Prepare();
-  absl::Status EnqueueRounds();
+  absl::Status EnqueueAll();
   // Waits for the GPU, and goes on with messages meanwhile.
   absl::Status AwaitGpu();
   bool is_stuck() const { return is_stuck_; }
@@ -52,6 +55,7 @@ class Trial {
   }
   float* Pattern(int round) const { return static_cast<float*>(patterns_->data()) + round * count_; }
   absl::Status Fill(float gradient);
+  absl::Status EnqueueRound(int round);
   bool HasPassed(Clock::duration deadline, bool releases, absl::Status* error);
 
   MessagePump& pump_;
@@ -64,6 +68,7 @@ class Trial {
   std::unique_ptr<PinnedBuffer> patterns_;  // by round
   std::unique_ptr<CudaStream> stream_;
   std::unique_ptr<CudaEvent> done_;
+  std::unique_ptr<CudaGraph> graph_;
   bool is_stuck_ = false;  // the GPU cannot be brought to an end
 };
 
@@ -78,34 +83,48 @@ absl::Status Trial::Fill(float gradient) {
 absl::Status Trial::Prepare() {
   ASSIGN_OR_RETURN(stream_, device_.CreateStream());
   ASSIGN_OR_RETURN(done_, device_.CreateEvent());
-  ASSIGN_OR_RETURN(patterns_, device_.AllocatePinned(kRounds * count_ * kFloatBytes));
-  for (int round = 0; round < kRounds; ++round) {
+  ASSIGN_OR_RETURN(patterns_, device_.AllocatePinned(kAllRounds * count_ * kFloatBytes));
+  for (int round = 0; round < kAllRounds; ++round) {
     for (int64_t e = 0; e < count_; ++e) Pattern(round)[e] = PatternOf(rank_, round, e);
   }
   return Fill(std::numeric_limits<float>::quiet_NaN());
 }
 
-absl::Status Trial::EnqueueRounds() {
-  for (int round = 0; round < kRounds; ++round) {
-    const int slot = StreamExchange::SlotOf(round);
-    RETURN_IF_ERROR(stream_->CopyToDevice(Pattern(round), memory_.gradients(rank_).data(), count_ * kFloatBytes));
-    RETURN_IF_ERROR(flags_.Arrive(stream_.get(), slot, bucket_));
-    RETURN_IF_ERROR(flags_.AwaitArrivals(stream_.get(), slot, bucket_));
-    const int part = (rank_ + round) % ranks_;
-    CudaPeerUpdate update = {.range = {part * count_ / ranks_, (part + 1) * count_ / ranks_},
-                             .element_count = count_,
-                             .reduction = {.order = SumOrder::kChain, .world_size = ranks_},
-                             .rank = rank_,
-                             .learning_rate = 1.0f};
-    for (int other = 0; other < ranks_; ++other) {
-      update.gradients[other] = memory_.gradients(other).data();
-      update.parameters[other] = memory_.parameters(other).data();
-    }
-    RETURN_IF_ERROR(
-        flags_.Update(stream_.get(), slot, bucket_, GpuFlags::Part::kLast, nullptr, OptimizerConfig{}, update));
-    RETURN_IF_ERROR(flags_.AwaitUpdates(stream_.get(), slot, bucket_, bucket_ + 1));
+absl::Status Trial::EnqueueRound(int round) {
+  const int slot = StreamExchange::SlotOf(round);
+  RETURN_IF_ERROR(stream_->CopyToDevice(Pattern(round), memory_.gradients(rank_).data(), count_ * kFloatBytes));
+  RETURN_IF_ERROR(flags_.Arrive(stream_.get(), slot, bucket_));
+  RETURN_IF_ERROR(flags_.AwaitArrivals(stream_.get(), slot, bucket_));
+  const int part = (rank_ + round) % ranks_;
+  CudaPeerUpdate update = {.range = {part * count_ / ranks_, (part + 1) * count_ / ranks_},
+                           .element_count = count_,
+                           .reduction = {.order = SumOrder::kChain, .world_size = ranks_},
+                           .rank = rank_,
+                           .learning_rate = 1.0f};
+  for (int other = 0; other < ranks_; ++other) {
+    update.gradients[other] = memory_.gradients(other).data();
+    update.parameters[other] = memory_.parameters(other).data();
   }
-  return stream_->Record(done_.get());
+  RETURN_IF_ERROR(
+      flags_.Update(stream_.get(), slot, bucket_, GpuFlags::Part::kLast, nullptr, OptimizerConfig{}, update));
+  return flags_.AwaitUpdates(stream_.get(), slot, bucket_, bucket_ + 1);
+}
+
+absl::Status Trial::EnqueueAll() {
+  for (int round = 0; round < kRounds; ++round) RETURN_IF_ERROR(EnqueueRound(round));
+  RETURN_IF_ERROR(stream_->Record(done_.get()));
+  RETURN_IF_ERROR(device_.stream()->Wait(done_.get()));
+  RETURN_IF_ERROR(device_.BeginCapture());
+  absl::Status status = device_.Fork(stream_.get());
+  for (int round = kRounds; round < kAllRounds; ++round) status.Update(EnqueueRound(round));
+  status.Update(device_.Join(stream_.get()));
+  // Also after an error, which the stream would otherwise keep.
+  absl::StatusOr<std::unique_ptr<CudaGraph>> graph = device_.EndCapture();
+  RETURN_IF_ERROR(status);
+  RETURN_IF_ERROR(graph.status());
+  graph_ = *std::move(graph);
+  RETURN_IF_ERROR(graph_->Launch());
+  return device_.stream()->Record(done_.get());
 }
 
 bool Trial::HasPassed(Clock::duration deadline, bool releases, absl::Status* error) {
@@ -138,10 +157,10 @@ absl::Status Trial::Check() {
   for (int64_t e = 0; e < count_; ++e) {
     float expected = 0;  // of integers, whose sums are exact
     for (int rank = 0; rank < ranks_; ++rank) {
-      for (int round = 0; round < kRounds; ++round) expected -= PatternOf(rank, round, e);
+      for (int round = 0; round < kAllRounds; ++round) expected -= PatternOf(rank, round, e);
     }
     if (found[static_cast<size_t>(e)] == expected) continue;
-    return absl::UnavailableError(absl::StrCat("after ", kRounds, " updates in the order of streams its GPU has ",
+    return absl::UnavailableError(absl::StrCat("after ", kAllRounds, " updates in the order of streams its GPU has ",
                                                found[static_cast<size_t>(e)], " and not ", expected));
   }
   return absl::OkStatus();
@@ -160,7 +179,7 @@ absl::Status TryGpuFlags(MessagePump& pump, CudaDevice* device, const GpuMemory&
   absl::Status agreed = *why;
   RETURN_IF_ERROR(AgreeOnFirstError(pump, join, &agreed));
   if (!agreed.ok()) return absl::OkStatus();
-  *why = trial.EnqueueRounds();
+  *why = trial.EnqueueAll();
   const absl::Status waited = trial.AwaitGpu();
   why->Update(waited);
   // The destructor would wait for the GPU for ever.
