@@ -41,7 +41,8 @@ WORKERS = ("../bin/worker", "../bazel-bin/worker/worker")
 LAUNCHES = ("../bin/launch", "../bazel-bin/deploy/launch")
 CELLS = ("star:grpc", "star:tcp:servers=1", "star:mpi:--same_host=socket", "star:tcp:--same_host=socket",
          "ring:mpi:--same_host=socket", "ring:tcp:--same_host=socket", "ring:mpi", "star:mpi", "star:tcp",
-         "ring:mpi:--same_host=gpu_memory", "star:mpi:--same_host=gpu_memory", "star:tcp:--same_host=gpu_memory")
+         "ring:mpi:--same_host=gpu_memory", "star:mpi:--same_host=gpu_memory", "star:tcp:--same_host=gpu_memory",
+         "star:tcp:--same_host=gpu_memory:--gpu_waits=graph")
 ONE, CONTROL = "one process", "control"
 DDP = "ddp"
 CONTROL_STEPS_MAX = 30000

@@ -256,18 +256,20 @@ absl::StatusOr<std::unique_ptr<GradientExchange>> CreateExchange(const JobParts&
   ASSIGN_OR_RETURN(PeerTransport peers, CreateTransport(parts));
   return std::make_unique<PeerExchange>(
       std::move(peers.transport),
-      PeerExchange::Options{.algorithm = AlgorithmOf(options),
-                            .sharing = SharingOf(options),
-                            .shares_gpu_memory = options.same_host == SameHost::kGpuMemory,
-                            .gpu = cuda,
-                            .update_threads = UpdateThreadsOf(options, *parts.launcher, cuda),
-                            .server_count = options.server_ranks,
-                            .mpi = peers.mpi,
-                            .nccl = peers.nccl,
-                            .trace = parts.training.trace,
-                            .device = options.cuda_aware_mpi != CudaAwareMpi::kOff ? cuda : nullptr,
-                            .tries_device_memory = options.cuda_aware_mpi == CudaAwareMpi::kTry,
-                            .stall = std::move(stall)});
+      PeerExchange::Options{
+          .algorithm = AlgorithmOf(options),
+          .sharing = SharingOf(options),
+          .shares_gpu_memory = options.same_host == SameHost::kGpuMemory,
+          .gpus_wait = options.gpu_waits == GpuWaits::kGraph && options.same_host == SameHost::kGpuMemory,
+          .gpu = cuda,
+          .update_threads = UpdateThreadsOf(options, *parts.launcher, cuda),
+          .server_count = options.server_ranks,
+          .mpi = peers.mpi,
+          .nccl = peers.nccl,
+          .trace = parts.training.trace,
+          .device = options.cuda_aware_mpi != CudaAwareMpi::kOff ? cuda : nullptr,
+          .tries_device_memory = options.cuda_aware_mpi == CudaAwareMpi::kTry,
+          .stall = std::move(stall)});
 }
 
 // Too little memory of the GPU is refused as a wrong flag is: a restart with the same flags cannot help.
@@ -366,17 +368,26 @@ class GpuHangWatch {
  public:
   explicit GpuHangWatch(const WorkerOptions& options)
       : deadline_(options.exchange_deadline),
-        watch_({.deadline = absl::ToChronoNanoseconds(deadline_), .hangs = [this](const char* call) { End(call); }}) {}
+        watch_({.deadline = absl::ToChronoNanoseconds(deadline_),
+                .hangs = [this](const char* call, const std::string& late) { End(call, late); }}) {}
   CudaWatch* watch() { return &watch_; }
   // The work that this process is doing; the message names it.
   ProgressState* state() { return &state_; }
   void NameGpu(const CudaDeviceInfo& info) { gpu_ = absl::StrCat("GPU ", info.ordinal, " (", info.name, ")"); }
 
  private:
-  [[noreturn]] void End(const char* call) const {
+  [[noreturn]] void End(const char* call, const std::string& late_peers) const {
+    std::fflush(stdout);
+    if (!late_peers.empty()) {
+      // The own GPU waits for theirs, and the call for it.
+      Log(absl::StrCat(call, " has taken ", absl::FormatDuration(deadline_), ": ", gpu_, " waits for ", late_peers,
+                       ": see what that process says; start again with --resume from the last checkpoint, or give a "
+                       "larger --exchange_deadline_s where a step may take so long"),
+          LogLevel::kError);
+      _exit(kExitPeerMissing);
+    }
     const WorkState work = state_.Read(ProgressState::Clock::now());
     const std::string when = work.phase == WorkPhase::kUnknown ? "" : absl::StrCat(", ", DescribeWork(work));
-    std::fflush(stdout);
     Log(absl::StrCat(gpu_, " does not answer: ", call, " has taken ", absl::FormatDuration(deadline_), when,
                      ": nvidia-smi and the kernel's log (Xid) say what became of it; start again without it, with "
                      "--resume from the last checkpoint, or give a larger --exchange_deadline_s where a step may take "

@@ -28,9 +28,6 @@ constexpr std::chrono::microseconds kYieldingFor{50};
 // wants the core: then a yield returns at once.
 constexpr std::chrono::microseconds kPromptYieldMax{100};
 
-// How long a wait sleeps at most: PeerWatch::Look is to be called this often. A message ends the sleep earlier.
-constexpr std::chrono::milliseconds kSleepMax{20};
-
 // Looking for a notice costs as much as a poll (MPI_Improbe), and notices are rare: only one round in so many looks.
 constexpr int kRoundsPerListening = 64;
 
@@ -139,8 +136,8 @@ absl::StatusOr<MessagePump::Progress> MessagePump::Pump(Listening listening) {
   return progress;
 }
 
-absl::Status MessagePump::PumpUntil(absl::FunctionRef<bool()> done, Clock::time_point deadline,
-                                    const std::string& what) {
+absl::Status MessagePump::PumpUntil(absl::FunctionRef<bool()> done, Clock::time_point deadline, const std::string& what,
+                                    std::chrono::microseconds sleep_max) {
   if (done()) return absl::OkStatus();
   const bool is_watched = !what.empty();
   RunningClock clock(Clock::now());
@@ -175,7 +172,7 @@ absl::Status MessagePump::PumpUntil(absl::FunctionRef<bool()> done, Clock::time_
       core_is_free = clock.Read(Clock::now()) - now < kPromptYieldMax;
     } else {
       transport_.Wait(
-          std::chrono::ceil<std::chrono::microseconds>(std::min<Clock::duration>(kSleepMax, deadline - now)));
+          std::chrono::ceil<std::chrono::microseconds>(std::min<Clock::duration>(sleep_max, deadline - now)));
       listening = Listening::kAlways;
     }
   }

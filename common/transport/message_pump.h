@@ -99,8 +99,12 @@ class MessagePump final : private Transport::Poster {
   // Pumps until `done()`, and sleeps in Transport::Wait when nothing arrives for longer than a wake-up costs. A lock
   // that the caller holds stays locked. DeadlineExceeded, without a message, at the deadline: the caller knows for what
   // it waited. Time in which this process did not run does not count (common/base/running_clock.h). A stall is reported
-  // as a wait for `what`; with an empty `what` none is reported.
-  absl::Status PumpUntil(absl::FunctionRef<bool()> done, Clock::time_point deadline, const std::string& what);
+  // as a wait for `what`; with an empty `what` none is reported. `sleep_max`: of one sleep, for a `done` that becomes
+  // true without a message.
+  absl::Status PumpUntil(absl::FunctionRef<bool()> done, Clock::time_point deadline, const std::string& what,
+                         std::chrono::microseconds sleep_max = kSleepMax);
+  // PeerWatch::Look is to be called this often. A message ends a sleep earlier.
+  static constexpr std::chrono::milliseconds kSleepMax{20};
 
   // Counts a call that all ranks make in the same order. The roll call compares the counts.
   void CountCall() { watch_.CountCall(); }

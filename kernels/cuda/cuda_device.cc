@@ -13,6 +13,7 @@
 #include "kernels/cuda/cuda_context.h"
 #include "kernels/cuda/cuda_memory.h"
 #include "kernels/cuda/cuda_operations.h"
+#include "kernels/cuda/cuda_peer_board.h"
 #include "kernels/cuda/cuda_peer_memory.h"
 #include "kernels/cuda/cuda_stream.h"
 #include "kernels/cuda/cuda_watch.h"
@@ -280,6 +281,11 @@ class CudaDeviceOnCublasLt : public CudaDevice {
     RETURN_IF_ERROR(CudaStatus(error, "cudaHostRegister"));
     return std::make_unique<RegisteredBuffer>(context_.watch, memory, size_bytes);
   }
+
+  absl::StatusOr<std::unique_ptr<CudaPeerBoard>> MapBoard(std::span<std::byte> memory) override {
+    return MapCudaPeerBoard(info_.ordinal, memory, context_.watch);
+  }
+  CudaWatch* watch() const override { return context_.watch; }
 
   absl::Status Fork(CudaStream* other) override {
     // Every CudaStream is an OwnedCudaStream, since CreateStream makes them all.

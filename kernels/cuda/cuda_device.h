@@ -19,6 +19,7 @@
 #ifndef STARRING_KERNELS_CUDA_CUDA_DEVICE_H_
 #define STARRING_KERNELS_CUDA_CUDA_DEVICE_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -147,6 +148,39 @@ class CudaVectorMath {
   virtual absl::Status MakeCurrent() = 0;
 };
 
+// Words in memory of the host through which the GPUs of several processes wait for each other, each in the order of a
+// stream. Calls enqueue on a stream, captured or not, and return the error of that.
+//
+// A captured wait has the word and the value of its capture. CUDA knows nothing of the order that such waits make. So
+// within a process nothing that another process needs may be enqueued behind a wait for that process.
+//
+// Thread safety: the device's thread.
+class CudaPeerBoard {
+ public:
+  virtual ~CudaPeerBoard() = default;  // unpins the memory; before its device
+  // *byte = value, after all that is on `stream` so far, as other GPUs and hosts see it.
+  virtual absl::Status Store(CudaStream* stream, uint8_t* byte, uint8_t value) = 0;
+  // Work that is enqueued on `stream` from now on runs after each word has had its value. Words are aligned.
+  struct Wait {
+    const uint64_t* word = nullptr;
+    uint64_t value = 0;
+  };
+  virtual absl::Status Await(CudaStream* stream, std::span<const Wait> waits) = 0;
+  // As CudaVectorMath::ApplyPeerUpdate, with the learning rate and the number of the update that `values` has, in
+  // device memory, when the work runs. All calls are for one stream.
+  struct Update {
+    const CudaStepValues* values = nullptr;  // null: those of the CudaPeerUpdate
+    // If a rank's gradient is not finite: findings[rank * findings_stride] = one of its elements + 1.
+    int64_t* findings = nullptr;
+    int64_t findings_stride = 0;
+    // Becomes `value` when the parameters are there, as Store's byte; null: no byte does.
+    uint8_t* done = nullptr;
+    uint8_t value = 0;
+  };
+  virtual absl::Status ApplyPeerUpdate(CudaStream* stream, const OptimizerConfig& config, const CudaPeerUpdate& update,
+                                       const Update& more) = 0;
+};
+
 // Work that was captured, and that one call launches.
 class CudaGraph {
  public:
@@ -197,6 +231,12 @@ class CudaDevice : public Device {
   // it. Memory that is mapped read-only can be pinned in no other way, and on some machines not at all.
   enum class PinFor { kRead, kReadAndWrite };
   virtual absl::StatusOr<std::unique_ptr<PinnedBuffer>> Pin(const void* data, int64_t size_bytes, PinFor use) = 0;
+
+  // Pins `memory` of the host, which several processes may map, until the board ends. Every byte, word and finding that
+  // the board is given is in it. Unavailable, with the reason, where the streams of this GPU cannot wait for words.
+  virtual absl::StatusOr<std::unique_ptr<CudaPeerBoard>> MapBoard(std::span<std::byte> memory) = 0;
+  // The watch of the options; may be null.
+  virtual CudaWatch* watch() const = 0;
 
   // Fork: work queued on `other` from now on follows the work that is on stream() so far. Join: the other way round. In
   // a capture of stream(), work queued on `other` between the first Fork and the Join becomes part of the graph.

@@ -27,6 +27,7 @@ class OwnedCudaEvent : public CudaEvent {
     return CudaStatus(cudaEventSynchronize(event_), kWaitingForEvent);
   }
   absl::StatusOr<bool> HasPassed() override {
+    const CudaWatch::Call call(watch_, kWaitingForEvent);  // a driver that hangs answers no question either
     const cudaError_t error = cudaEventQuery(event_);
     if (error == cudaErrorNotReady) {
       cudaGetLastError();  // clears the error, which the next launch would report otherwise
@@ -54,35 +55,6 @@ cuda::Update UpdateOf(const OptimizerConfig& config) {
   if (config.kind == OptimizerKind::kAdamW) return cuda::Update::kAdamW;
   if (StateVectorCount(config) == 0) return cuda::Update::kSgd;
   return config.nesterov ? cuda::Update::kNesterov : cuda::Update::kMomentum;
-}
-
-cuda::PeerUpdateArgs PeerUpdateOf(const OptimizerConfig& config, const CudaPeerUpdate& update) {
-  const int ranks = update.reduction.world_size;
-  // More would be read behind the tables of pointers.
-  CHECK(2 <= ranks && ranks <= kPeerRanksMax) << ranks;
-  CHECK(0 <= update.rank && update.rank < ranks) << update.rank;
-  CHECK(0 <= update.range.begin && update.range.begin <= update.range.end && update.range.end <= update.element_count)
-      << update.range.begin << " to " << update.range.end << " of " << update.element_count;
-  CHECK_EQ(std::ssize(update.state), StateVectorCount(config));
-  for (const std::span<float> state : update.state) CHECK_EQ(std::ssize(state), update.range.size());
-  const int64_t whole_end = update.element_count - update.element_count % ReductionBlockElements(ranks);
-  cuda::PeerUpdateArgs args = {
-      .update = UpdateOf(config),
-      .rank_count = ranks,
-      .rank = update.rank,
-      .begin = update.range.begin,
-      .end = update.range.end,
-      .first = update.state.empty() ? nullptr : update.state[0].data(),
-      .second = update.state.size() < 2 ? nullptr : update.state[1].data(),
-      .tree = update.reduction.order == SumOrder::kTree,
-      .chunk_shift = std::countr_zero(static_cast<uint64_t>(ChunkElements(ranks))),
-      .whole_end = whole_end,
-      .last_elements = update.element_count - whole_end,
-      .scalars = MakeCudaOptimizerScalars(config, update.learning_rate, update.update),
-  };
-  std::ranges::copy(update.gradients, args.gradients);
-  std::ranges::copy(update.parameters, args.parameters);
-  return args;
 }
 
 class CudaVectorMathOnStream final : public CudaVectorMath {
@@ -135,6 +107,35 @@ class CudaVectorMathOnStream final : public CudaVectorMath {
 };
 
 }  // namespace
+
+cuda::PeerUpdateArgs PeerUpdateOf(const OptimizerConfig& config, const CudaPeerUpdate& update) {
+  const int ranks = update.reduction.world_size;
+  // More would be read behind the tables of pointers.
+  CHECK(2 <= ranks && ranks <= kPeerRanksMax) << ranks;
+  CHECK(0 <= update.rank && update.rank < ranks) << update.rank;
+  CHECK(0 <= update.range.begin && update.range.begin <= update.range.end && update.range.end <= update.element_count)
+      << update.range.begin << " to " << update.range.end << " of " << update.element_count;
+  CHECK_EQ(std::ssize(update.state), StateVectorCount(config));
+  for (const std::span<float> state : update.state) CHECK_EQ(std::ssize(state), update.range.size());
+  const int64_t whole_end = update.element_count - update.element_count % ReductionBlockElements(ranks);
+  cuda::PeerUpdateArgs args = {
+      .update = UpdateOf(config),
+      .rank_count = ranks,
+      .rank = update.rank,
+      .begin = update.range.begin,
+      .end = update.range.end,
+      .first = update.state.empty() ? nullptr : update.state[0].data(),
+      .second = update.state.size() < 2 ? nullptr : update.state[1].data(),
+      .tree = update.reduction.order == SumOrder::kTree,
+      .chunk_shift = std::countr_zero(static_cast<uint64_t>(ChunkElements(ranks))),
+      .whole_end = whole_end,
+      .last_elements = update.element_count - whole_end,
+      .scalars = MakeCudaOptimizerScalars(config, update.learning_rate, update.update),
+  };
+  std::ranges::copy(update.gradients, args.gradients);
+  std::ranges::copy(update.parameters, args.parameters);
+  return args;
+}
 
 absl::StatusOr<std::unique_ptr<CudaEvent>> CreateCudaEvent(int ordinal, CudaWatch* watch) {
   RETURN_IF_ERROR(CudaStatus(cudaSetDevice(ordinal), "cudaSetDevice"));

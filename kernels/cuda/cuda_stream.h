@@ -12,6 +12,7 @@
 #include "absl/status/statusor.h"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/cuda_watch.h"
+#include "kernels/cuda/peer_update.h"
 
 namespace starring {
 
@@ -51,6 +52,9 @@ class OwnedCudaStream : public CudaStream {
 };
 
 [[nodiscard]] absl::StatusOr<std::unique_ptr<CudaVectorMath>> CreateCudaVectorMath(int ordinal, CudaWatch* watch);
+
+// The kernel's arguments. REQUIRES: what CudaPeerUpdate says, or the process ends.
+[[nodiscard]] cuda::PeerUpdateArgs PeerUpdateOf(const OptimizerConfig& config, const CudaPeerUpdate& update);
 
 // CudaDevice::ApplyOptimizer on `stream`. The factors are those of `bound`, device memory, unless it is null. Gradients
 // that are not finite are noted in `result`, device memory, unless it is null.

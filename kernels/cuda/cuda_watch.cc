@@ -1,5 +1,7 @@
 #include "kernels/cuda/cuda_watch.h"
 
+#include <utility>
+
 namespace starring {
 
 CudaWatch::~CudaWatch() {
@@ -28,6 +30,13 @@ CudaWatch::Call::~Call() {
   std::erase_if(watch_->calls_, [this](const OpenCall& open) { return open.call == this; });
 }
 
+void CudaWatch::AskForPeers(std::function<std::string()> late_peers) {
+  const MutexLock lock(mutex_);
+  late_peers_ = std::move(late_peers);
+}
+
+void CudaWatch::Report(const char* call) { options_.hangs(call, ""); }
+
 void CudaWatch::Look() {
   const MutexLock lock(mutex_);
   while (!ends_.WaitFor(mutex_, options_.deadline / kLooks,
@@ -39,10 +48,11 @@ void CudaWatch::Look() {
       if (++open.looks == kLooks + 1 && hanging == nullptr) hanging = open.name;
     }
     if (hanging == nullptr) continue;
+    const std::string late = late_peers_ ? late_peers_() : "";
     // The lock is free meanwhile: `hangs` may take as long as it likes, and other threads' calls must be able to begin
     // and end.
     mutex_.Unlock();
-    options_.hangs(hanging);
+    options_.hangs(hanging, late);
     mutex_.Lock();
   }
 }

@@ -13,6 +13,7 @@
 
 #include <chrono>
 #include <functional>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -25,8 +26,8 @@ class CudaWatch {
   struct Options {
     std::chrono::nanoseconds deadline{0};
     // Called by the watch's thread, with the name of a call that has lasted for the deadline, or up to an eighth
-    // longer. Should end the process, by _exit: destructors would wait for the GPU too.
-    std::function<void(const char* call)> hangs;
+    // longer, and the answer to AskForPeers. Should end the process, by _exit: destructors would wait for the GPU too.
+    std::function<void(const char* call, const std::string& late_peers)> hangs;
   };
   explicit CudaWatch(Options options) : options_(std::move(options)) {}
   ~CudaWatch();
@@ -46,6 +47,12 @@ class CudaWatch {
     CudaWatch* const watch_;
   };
 
+  // From now on a GPU may wait for GPUs of other processes. `late_peers` names those for which it waits; empty: it
+  // waits for none. Called by any thread, with the watch's lock. Null: none is asked any more.
+  void AskForPeers(std::function<std::string()> late_peers);
+  // Says that `call` hangs, which the caller has found out itself.
+  void Report(const char* call);
+
  private:
   // A call hangs if so many looks have seen it. Looks are counted instead of time, because a process that was stopped
   // for an hour has not waited for an hour.
@@ -63,6 +70,7 @@ class CudaWatch {
   Mutex mutex_;
   ConditionVariable ends_;
   bool is_over_ ABSL_GUARDED_BY(mutex_) = false;
+  std::function<std::string()> late_peers_ ABSL_GUARDED_BY(mutex_);
   std::vector<OpenCall> calls_ ABSL_GUARDED_BY(mutex_);  // each of another thread
   std::thread thread_ ABSL_GUARDED_BY(mutex_);
 };

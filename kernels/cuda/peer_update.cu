@@ -3,6 +3,7 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/pack.h"
 #include "kernels/cuda/peer_update.h"
+#include "kernels/cuda/system_scope.h"
 
 namespace starring::cuda {
 namespace {
@@ -31,6 +32,20 @@ __device__ inline int FirstRankOf(const PeerUpdateArgs& g, int64_t e) {
   return static_cast<int>((chunk + 1) % kRanks);
 }
 
+// A store of 8 aligned bytes is one access, and any of the elements will do, since the run ends.
+template <int kRanks, int kWidth>
+__device__ inline void NoteNonFinite(const PeerUpdateArgs& g, const Pack<float, kWidth>* in, int first_rank,
+                                     int64_t e) {
+#pragma unroll
+  for (int j = 0; j < kRanks; ++j) {
+    const int rank = first_rank + j < kRanks ? first_rank + j : first_rank + j - kRanks;
+#pragma unroll
+    for (int k = 0; k < kWidth; ++k) {
+      if (!IsFinite(in[j].v[k])) g.findings[rank * g.findings_stride] = e + k + 1;
+    }
+  }
+}
+
 // Elements [e, e + kWidth), whose sums begin with the same rank. No `__restrict__` and no read-only cache: peers write
 // these arrays between two launches.
 template <int kRanks, Update kUpdate, int kWidth>
@@ -43,6 +58,9 @@ __device__ inline void UpdateElements(const PeerUpdateArgs& g, int64_t e) {
     const int rank = first_rank + j < kRanks ? first_rank + j : first_rank + j - kRanks;
     in[j] = LoadPack<kWidth>(g.gradients[rank] + e);
   }
+  if (g.findings != nullptr) NoteNonFinite<kRanks, kWidth>(g, in, first_rank, e);
+  // A captured graph would repeat the factors of its capture.
+  const CudaOptimizerScalars scalars = g.bound != nullptr ? g.bound->optimizer : g.scalars;
   // All ranks have equal parameters. The own copy is read, which needs no link.
   const Pack<float, kWidth> before = LoadPack<kWidth>(g.parameters[g.rank] + e);
   const int64_t s = e - g.begin;
@@ -59,13 +77,25 @@ __device__ inline void UpdateElements(const PeerUpdateArgs& g, int64_t e) {
   }
 #pragma unroll
   for (int k = 0; k < kWidth; ++k) {
-    out.v[k] = UpdateOne<kUpdate>(g.scalars, sum.v[k], before.v[k], first.v[k], second.v[k]);
+    out.v[k] = UpdateOne<kUpdate>(scalars, sum.v[k], before.v[k], first.v[k], second.v[k]);
   }
   if constexpr (kUpdate != Update::kSgd) StorePack(first, g.first + s);
   if constexpr (kUpdate == Update::kAdamW) StorePack(second, g.second + s);
 #pragma unroll
   // The owner writes the result into every rank's vector, so no second exchange gathers parameters.
   for (int rank = 0; rank < kRanks; ++rank) StorePack(out, g.parameters[rank] + e);
+}
+
+// Every thread of a block calls when it has stored its parameters. The fences are of the system: a block's stores went
+// to other GPUs, and the word must not arrive there before them.
+__device__ inline void SayDone(const PeerUpdateArgs& g) {
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  __threadfence_system();
+  const unsigned last = gridDim.x - 1;
+  if (atomicInc(g.counter, last) != last) return;
+  __threadfence_system();
+  StoreReleaseSystem(g.done, g.done_value);
 }
 
 // A table of pointers in constant memory can be indexed by a register; a copy of it in each thread would be in local
@@ -87,6 +117,12 @@ __global__ void __launch_bounds__(kBlockThreads)
   for (int64_t e = g.begin + kPackFloats * packs + thread; e < g.end; e += stride) {
     UpdateElements<kRanks, kUpdate, 1>(g, e);
   }
+  if (g.done != nullptr) SayDone(g);
+}
+
+__global__ void StoreByteKernel(uint8_t* byte, uint8_t value) {
+  __threadfence_system();
+  StoreReleaseSystem(byte, value);
 }
 
 template <int kRanks, Update kUpdate>
@@ -127,6 +163,10 @@ cudaError_t RunFor(cudaStream_t stream, const PeerUpdateArgs& args) {
 cudaError_t ApplyPeerUpdate(cudaStream_t stream, const PeerUpdateArgs& args) {
   if (args.rank_count < 2 || args.blocks_max < 1) return cudaErrorInvalidValue;
   return RunFor<2>(stream, args);
+}
+
+cudaError_t StoreByte(cudaStream_t stream, uint8_t* byte, uint8_t value) {
+  return Launch(stream, {.blocks = 1, .threads = 1}, StoreByteKernel, byte, value);
 }
 
 }  // namespace starring::cuda

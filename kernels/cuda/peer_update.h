@@ -31,6 +31,16 @@ struct PeerUpdateArgs {
   int64_t whole_end = 0;
   int64_t last_elements = 0;
   CudaOptimizerScalars scalars;
+  const CudaStepValues* bound = nullptr;  // device memory, which has the factors instead; null: scalars has them
+  // Where contributions that are not finite are noted: findings[rank * findings_stride] = their element + 1. Memory of
+  // the host that this GPU maps; null: nowhere.
+  int64_t* findings = nullptr;
+  int64_t findings_stride = 0;
+  // The last block to end stores done_value, by StoreReleaseSystem: another GPU that reads it also sees the parameters.
+  // Null: nothing is stored, and `counter` is not used.
+  uint8_t* done = nullptr;
+  uint8_t done_value = 0;
+  unsigned* counter = nullptr;  // device memory; 0 before and after
   int64_t blocks_max = 32;
 };
 
@@ -40,13 +50,21 @@ struct PeerUpdateArgs {
 // Writes:      parameters are overwritten (=), states in place.
 // Launch:      256 threads a block, at most blocks_max blocks, which stride over the range; no shared memory.
 // Requires:    16-byte alignment of all pointers at `begin` for the vector path, scalar path otherwise (both tested).
-// No
-//              process writes the gradients, or reads the parameters, until the kernel has ended.
+//              Nothing writes the gradients, or reads the parameters, until the kernel has ended or stored done_value.
 // Cost:        4 * (rank_count + 1) bytes read and 4 * rank_count written per element, over the link but for one of
 //              each, and 8 (momentum) or 16 (AdamW) of states: bound by the link, or by memory where ranks share a GPU.
 //              32 blocks fill a link, and leave multiprocessors to the step.
 // Determinism: bitwise. Reference: common/arithmetic/{sum_in_order,optimizer}.h, tolerance 0.
 [[nodiscard]] cudaError_t ApplyPeerUpdate(cudaStream_t stream, const PeerUpdateArgs& args);
+
+// *byte = value, after all that the stream did before, as other GPUs and the host see it.
+// Shapes:      byte: memory that this GPU maps.
+// Writes:      one byte (=); its neighbours are other processes'.
+// Launch:      one thread.
+// Requires:    nothing.
+// Cost:        a fence of the system, and one store to another memory.
+// Determinism: bitwise. Reference: none, there is nothing to compute.
+[[nodiscard]] cudaError_t StoreByte(cudaStream_t stream, uint8_t* byte, uint8_t value);
 
 }  // namespace starring::cuda
 

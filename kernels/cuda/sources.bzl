@@ -36,6 +36,7 @@ KERNEL_HDRS = [
 _HOST = [
     "cuda_memory",
     "cuda_operations",
+    "cuda_peer_board",
     "cuda_peer_memory",
     "cuda_stream",
     "cudnn_descriptor",

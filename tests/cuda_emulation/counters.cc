@@ -81,6 +81,11 @@ void CountGraphLaunch() {
   ++counts.graph_launches;
 }
 
+void CountHostWait() {
+  const std::lock_guard<std::mutex> lock(CountsMutex());
+  ++counts.host_waits;
+}
+
 void AddTraffic(int64_t read_bytes, int64_t written_bytes) {
   const std::lock_guard<std::mutex> lock(CountsMutex());
   counts.read_bytes += read_bytes;

@@ -26,6 +26,7 @@ struct WorkCounts {
   int64_t memory_operations = 0;  // batches of the driver's cuStreamBatchMemOp
   int64_t events = 0;             // recorded by a graph, or waited for in one
   int64_t graph_launches = 0;
+  int64_t host_waits = 0;  // calls of the host that return when an event or a stream has passed
   int64_t copied_bytes = 0;
   int64_t read_bytes = 0, written_bytes = 0;  // by kernels and library calls, while EmulatedGpu::counts_bytes
 
@@ -38,6 +39,7 @@ WorkCounts TakeCounts();
 void Count(Work work, int64_t copied_bytes = 0);
 void CountEvent();
 void CountGraphLaunch();
+void CountHostWait();
 
 // Memory whose sectors are counted; null when none is left. Freed memory is not used again.
 void* AllocateCounted(size_t size_bytes);

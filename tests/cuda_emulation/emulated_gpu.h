@@ -68,7 +68,9 @@ struct EmulatedGpu {
 //   EMULATED_GPU_PEERS=no             no GPU accesses another's memory
 //   EMULATED_GPU_REGISTERS=nothing or writable
 //   EMULATED_GPU_SAYS_BYTES=yes       the process ends with a line that says how many bytes of its GPU it has not freed
+//   EMULATED_GPU_SAYS_COUNTS=yes      the same for what its GPU was given to do, and how often its host waited
 //   EMULATED_GPU_STREAMS=late, async or async:7, whose number is the seed
+//   EMULATED_GPU_WAITS=no             streams cannot wait for 64-bit words
 EmulatedGpu& Gpu();
 
 // While this is true, no call returns that waits for the GPU or may wait for it. Any thread.

@@ -13,6 +13,7 @@
 #include <thread>
 #include <utility>
 
+#include "tests/cuda_emulation/counters.h"
 #include "tests/cuda_emulation/emulated_gpu.h"
 #include "tests/cuda_emulation/memory.h"
 #include "tests/cuda_emulation/queues.h"
@@ -46,6 +47,17 @@ EmulatedGpu::Ipc EnvironmentIpc() {
 
 void SayBytes() {
   std::fprintf(stderr, "emulated GPU: %lld bytes are not freed\n", static_cast<long long>(DeviceBytes()));
+}
+
+void SayCounts() {
+  const WorkCounts counts = TakeCounts();
+  std::fprintf(stderr,
+               "emulated GPU: %lld kernels, %lld library calls, %lld copies, %lld memory operations, %lld events, "
+               "%lld graph launches, %lld host waits\n",
+               static_cast<long long>(counts.kernels), static_cast<long long>(counts.library_calls),
+               static_cast<long long>(counts.copies), static_cast<long long>(counts.memory_operations),
+               static_cast<long long>(counts.events), static_cast<long long>(counts.graph_launches),
+               static_cast<long long>(counts.host_waits));
 }
 
 struct ErrorText {
@@ -111,6 +123,8 @@ EmulatedGpu& Gpu() {
                         .accesses_peers = EnvironmentText("EMULATED_GPU_PEERS") != "no",
                         .is_one_gpu = EnvironmentText("EMULATED_GPU_MIG") == "yes"};
     if (EnvironmentText("EMULATED_GPU_SAYS_BYTES") == "yes") std::atexit(SayBytes);
+    if (EnvironmentText("EMULATED_GPU_SAYS_COUNTS") == "yes") std::atexit(SayCounts);
+    machine.has_64_bit_operations = EnvironmentText("EMULATED_GPU_WAITS") != "no";
     machine.wait_deadline_ms = EnvironmentNumber("EMULATED_GPU_DEADLINE_MS", machine.wait_deadline_ms);
     if (streams.starts_with("async:")) {
       machine.async_seed = std::strtoull(streams.substr(std::strlen("async:")).data(), nullptr, 10);
@@ -254,6 +268,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   ReturnIfAlive();
   if (stream->capture != nullptr) return cudaErrorStreamCaptureUnsupported;
+  starring::cuda_emulation::CountHostWait();
   return Await(EndOf(stream->queue));
 }
 
@@ -281,6 +296,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   ReturnIfAlive();
   Point point;
   const cudaError_t error = PointOf(event, &point);
+  starring::cuda_emulation::CountHostWait();
   return error == cudaSuccess ? Await(point) : error;
 }
 

@@ -84,14 +84,100 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
             self.assertEqual(self.digest_on("EMULATED_GPU_STREAMS=async:%d" % seed, sync, 3, [*flags, *more]),
                              digest, seed)
 
+    def test_gpus_wait_for_each_other_while_work_waits(self):
+        # A missing edge of a graph, or a wait for a wrong word, shows with some seeds. Each layer has a bucket or more,
+        # so that backward runs beside the exchange, and each slot's graph is launched again.
+        path = self.path("deep.textproto")
+        with open(path, "w") as file:
+            file.write('name: "deep" layer { name: "flatten" flatten {} }\n')
+            for layer in range(6):
+                file.write('layer { name: "fc%d" dense { units: 256 relu: true } }\n' % layer)
+            file.write('layer { name: "out" dense { units: 10 } }\n')
+        flags = [*cuda_jobs.DATA, "--model=" + path, "--bucket_bytes=1", "--epochs=4"]
+        digest = self.cuda("star/tcp", 3, flags=flags)["parameter_sha256"]
+        for seed in range(1, 5):
+            more = ["--same_host=gpu_memory", "--gpu_waits=graph", *(["--nocuda_graph"] if seed == 4 else [])]
+            self.assertEqual(self.digest_on("EMULATED_GPU_STREAMS=async:%d" % seed, "star/tcp", 3, [*flags, *more]),
+                             digest, seed)
+
+    def test_gpus_that_cannot_wait_are_refused(self):
+        for machine, sync, flags, why in (
+                ("EMULATED_GPU_WAITS=no", "star/tcp", ["--same_host=gpu_memory"],
+                 "--gpu_waits=graph: rank 0: the GPU's streams cannot wait for 64-bit words .*: give --gpu_waits=host"),
+                ("EMULATED_GPU_REGISTERS=nothing", "star/tcp", ["--same_host=gpu_memory"],
+                 "--gpu_waits=graph: rank 0: cudaHostRegister.*: give --gpu_waits=host"),
+                ("A=a", "ring/tcp", ["--same_host=gpu_memory"], "--sync=ring lets hosts wait .*give --sync=star"),
+                ("A=a", "star/tcp", [], "flag --gpu_waits cannot be .*give --same_host=gpu_memory")):
+            refused = self.run_to_end(["env", machine, *self.job_command(
+                sync, 2, flags=["--device=cuda", *cuda_jobs.DATA, "--model=logreg", "--epochs=1", "--gpu_waits=graph",
+                                *flags], launch_flags=["--worker_binary=" + self.worker])])
+            self.assertEqual(refused.returncode, 2, (machine, refused.output))
+            self.assertRegex(refused.output, why)
+
+    def counts_of_a_step(self, more):
+        """What the GPU of a rank is given in a step, by the emulation's names, and how often its host waits."""
+        totals = []
+        for steps in (12, 20):
+            flags = ["--device=cuda", "--dataset=synthetic", "--synthetic_train_count=400", "--synthetic_test_count=1",
+                     "--global_batch=16", "--model=mlp", "--bucket_bytes=1048576", "--progress=none",
+                     "--max_steps=%d" % steps, *more]
+            job = self.job_command("star/tcp", 2, flags=flags, launch_flags=["--worker_binary=" + self.worker])
+            done = self.run_to_end(["env", "EMULATED_GPU_SAYS_COUNTS=yes", *job])
+            self.assertEqual(done.returncode, 0, done.output)
+            said = re.findall(r"emulated GPU: (.*host waits)", done.output)
+            self.assertEqual(len(said), 2, done.output)
+            ranks = [{name: int(count) for count, name in re.findall(r"(\d+) ([a-z ]+)", one)} for one in said]
+            totals.append({name: sum(rank[name] for rank in ranks) for name in ranks[0]})
+        return {name: (totals[1][name] - totals[0][name]) / 16 for name in totals[0]}
+
+    def test_a_step_in_the_graph_is_one_launch(self):
+        # bench/results/2026-11-29-exchange-in-the-graph.md has the numbers. mlp has 8 buckets of 1 MiB.
+        staged, host, graph = (self.counts_of_a_step(more) for more in (
+            ["--same_host=shared_memory"], ["--same_host=gpu_memory"],
+            ["--same_host=gpu_memory", "--gpu_waits=graph"]))
+        self.assertGreater(staged["graph launches"], 1)
+        self.assertGreater(host["graph launches"], 1)
+        self.assertEqual(graph["graph launches"], 1)
+        self.assertGreaterEqual(host["host waits"], 16)
+        self.assertLess(graph["host waits"], 2)
+        self.assertEqual(graph["copies"], host["copies"])
+        self.assertEqual(graph["events"], 0)
+        self.assertEqual(graph["memory operations"], 9)
+
     def test_gpu_memory_is_freed_at_the_end(self):
-        for sync in ("ring/tcp", "star/tcp"):
+        for sync, waits in (("ring/tcp", "host"), ("star/tcp", "host"), ("star/tcp", "graph")):
             job = self.job_command(sync, 2, flags=["--device=cuda", *cuda_jobs.DATA, "--model=lenet5", "--epochs=1",
-                                                   "--optimizer=adamw", "--same_host=gpu_memory"],
+                                                   "--optimizer=adamw", "--same_host=gpu_memory",
+                                                   "--gpu_waits=" + waits],
                                    launch_flags=["--worker_binary=" + self.worker])
             done = self.run_to_end(["env", "EMULATED_GPU_SAYS_BYTES=yes", *job])
             self.assertEqual(done.returncode, 0, done.output)
             self.assertEqual(re.findall(r"emulated GPU: (\d+) bytes are not freed", done.output), ["0", "0"])
+
+    def test_a_rank_that_stops_or_dies_with_shared_gpu_memory_is_named(self):
+        flags = [*cuda_jobs.without(cuda_jobs.MLP, "progress"), "--epochs=1000", "--progress=plain",
+                 "--same_host=gpu_memory", "--exchange_deadline_s=3"]
+        in_graph = ["env", "EMULATED_GPU_STREAMS=async"]
+        sentence = {signal.SIGKILL: "worker 0: error: .*rank 1",
+                    signal.SIGSTOP: r"worker 0: error: .*did not come within 3s \(oldest in flight: step \d+, bucket "
+                                    r"\d+\): .*rank 1"}
+        for sync, number, waits, pause_s in (
+                ("star/tcp", signal.SIGKILL, "host", 0), ("ring/tcp", signal.SIGKILL, "host", 0),
+                ("ring/tcp", signal.SIGSTOP, "host", 0), ("star/tcp", signal.SIGKILL, "graph", 0),
+                ("star/tcp", signal.SIGKILL, "graph", 0.29), ("star/tcp", signal.SIGSTOP, "graph", 0.17)):
+            job = self.job_command(sync, 2, flags=["--device=cuda", *flags, "--gpu_waits=" + waits],
+                                   launch_flags=["--worker_binary=" + self.worker])
+            running = self.start([*(in_graph if waits == "graph" else []), *job])
+            self.wait_for_output(running, "epoch 1/1000")
+            time.sleep(pause_s)
+            children = subprocess.run(["pgrep", "-P", str(running.pid), "-f", "--", "--rank=1"], capture_output=True,
+                                      text=True, check=True).stdout.split()
+            os.kill(int(children[0]), number)
+            done = self.finish(running, deadline_s=60)
+            self.assertNotEqual(done.returncode, 0)
+            self.assertRegex(done.output, sentence[number])
+            left = subprocess.run(["pgrep", "-f", self.worker], capture_output=True, text=True, check=False)
+            self.assertEqual(left.stdout, "", (sync, number, waits))
 
     def test_gpu_memory_resumes_what_another_began(self):
         flags = [*cuda_jobs.without(self.everything(), "epochs"), "--total_steps=100", "--checkpoint_every_epochs=1"]
@@ -100,10 +186,11 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
                 (("star/tcp", "gpu_memory"), ("star/mpi", "socket")),
                 (("star/tcp", "socket"), ("ring", "gpu_memory")),
                 (("ring/tcp", "gpu_memory"), ("star/mpi", "gpu_memory")),
-                (("ring/tcp", "gpu_memory"), ("ring", "shared_memory")))):
+                (("ring/tcp", "gpu_memory"), ("ring", "shared_memory")),
+                (("star/tcp", "gpu_memory", "--gpu_waits=graph"), ("star/mpi", "gpu_memory", "--gpu_waits=graph")))):
             folder = ["--checkpoint_dir=" + self.path("saved.%d" % number), "--resume"]
-            self.cuda(first[0], 3, flags=[*flags, *folder, "--epochs=1", "--same_host=" + first[1]])
-            again = self.cuda(then[0], 3, flags=[*flags, *folder, "--epochs=2", "--same_host=" + then[1]])
+            self.cuda(first[0], 3, flags=[*flags, *folder, "--epochs=1", "--same_host=" + first[1], *first[2:]])
+            again = self.cuda(then[0], 3, flags=[*flags, *folder, "--epochs=2", "--same_host=" + then[1], *then[2:]])
             self.assertEqual(again["parameter_sha256"], whole["parameter_sha256"], (first, then))
 
     def test_cuda_aware_mpi_gives_the_same_bits(self):
@@ -253,7 +340,8 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
     def test_gradients_that_are_not_finite_are_refused_by_name(self):
         for sync, workers, more in (("local", 1, []), ("ring", 2, []), ("ring", 2, ["--cuda_aware_mpi=auto"]),
                                     ("ring/tcp", 2, ["--same_host=gpu_memory"]),
-                                    ("star/tcp", 2, ["--same_host=gpu_memory"])):
+                                    ("star/tcp", 2, ["--same_host=gpu_memory"]),
+                                    ("star/tcp", 2, ["--same_host=gpu_memory", "--gpu_waits=graph"])):
             done = self.run_to_end(
                 self.job_command(sync, workers, flags=[*cuda_jobs.DATA, "--model=logreg", "--epochs=2", "--device=cuda",
                                                        "--schedule=constant", "--learning_rate=1e38", *more],

@@ -94,9 +94,12 @@ class CudaJobs(JobTest):
     def assert_mapped_memory_gives(self, sync: str, workers: int, flags: list[str], digest: str) -> None:
         """Ranks that map each other's GPU memory end with this digest."""
         mapped = self.cuda(sync, workers, flags=[*flags, "--same_host=gpu_memory"])
+        in_graph = "--gpu_waits=graph" in flags
+        self.assertEqual(mapped["config"]["gpu_waits"], "graph" if in_graph else "host")
         self.assertEqual(mapped["config"]["same_host"], "gpu_memory", (workers, sync))
         self.assertEqual(mapped["config"]["same_host_reason"], "GPU memory: asked for")
-        self.assertEqual(mapped["exchange"]["gpu_transfer"], "gpu-memory")
+        self.assertEqual(mapped["exchange"]["gpu_transfer"], "gpu-memory-graph" if in_graph else "gpu-memory")
+        self.assertGreater(mapped["exchange"]["bytes_sent"], 0)
         self.assert_exposed(mapped)
         self.assertEqual(mapped["parameter_sha256"], digest, (workers, flags, sync))
 
@@ -140,13 +143,28 @@ class CudaJobs(JobTest):
         for sync in ("star/mpi", "star/tcp"):
             self.assert_mapped_memory_gives(sync, 3, flags, tree)
 
+    def test_gpus_that_wait_for_each_other(self) -> None:
+        # Several epochs, so that each slot's graph is launched again.
+        flags = [*without(MLP, "bucket_bytes"), "--bucket_bytes=262144", "--epochs=4"]
+        for workers in (2, 3):
+            digest = self.cuda("star/tcp", workers, flags=[*flags, "--same_host=socket"])["parameter_sha256"]
+            for sync, more in (("star/mpi", "--cuda_graph"), ("star/tcp", "--nocuda_graph")):
+                self.assert_mapped_memory_gives(sync, workers, [*flags, more, "--gpu_waits=graph"], digest)
+        flags += ["--sum_order=tree"]
+        tree = self.cuda("star/tcp", 3, flags=flags)["parameter_sha256"]
+        self.assert_mapped_memory_gives("star/tcp", 3, [*flags, "--gpu_waits=graph"], tree)
+        # One bucket of one owner: the other rank must not wait for arrivals that it could miss.
+        flags = [*DATA, "--model=logreg", "--epochs=3"]
+        few = self.cuda("star/tcp", 2, flags=[*flags, "--same_host=socket"])["parameter_sha256"]
+        self.assert_mapped_memory_gives("star/tcp", 2, [*flags, "--gpu_waits=graph"], few)
+
     def test_many_gpus_that_map_each_others_memory(self) -> None:
         flags = [*DATA, "--model=lenet5", "--epochs=1", "--momentum=0.9", "--nesterov", "--weight_decay=0.01",
                  "--schedule=cosine", "--warmup_steps=2", "--learning_rate=0.05"]
         for workers in (4, 8):
             digest = self.cuda("ring", workers, flags=[*flags, "--same_host=socket"])["parameter_sha256"]
-            for sync in ("ring", "star/tcp"):
-                self.assert_mapped_memory_gives(sync, workers, flags, digest)
+            for sync, more in (("ring", "host"), ("star/tcp", "host"), ("star/tcp", "graph")):
+                self.assert_mapped_memory_gives(sync, workers, [*flags, "--gpu_waits=" + more], digest)
 
     def assert_a_rank_is_named(self, number: signal.Signals, sync: str, memory: str, sentence: str) -> None:
         """The others end with this sentence when rank 1 gets the signal in the middle of a step."""

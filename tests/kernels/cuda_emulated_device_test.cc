@@ -251,12 +251,13 @@ TEST_F(CreateCudaDeviceTest, EveryCallThatMayWaitForTheGpuIsWatched) {
   for (const auto& [name, call] : calls) {
     SCOPED_TRACE(name);
     std::string seen;
-    CudaWatch watch({.deadline = std::chrono::milliseconds(5), .hangs = [&seen](const char* hanging) {
-                       // A call that is slow and does not hang is reported too.
-                       if (!cuda_emulation::Hangs()) return;
-                       seen = hanging;
-                       cuda_emulation::Hangs() = false;
-                     }});
+    CudaWatch watch(
+        {.deadline = std::chrono::milliseconds(5), .hangs = [&seen](const char* hanging, const std::string&) {
+           // A call that is slow and does not hang is reported too.
+           if (!cuda_emulation::Hangs()) return;
+           seen = hanging;
+           cuda_emulation::Hangs() = false;
+         }});
     Belongings belongings(&watch);
     cuda_emulation::Hangs() = true;
     call(belongings);

@@ -29,15 +29,15 @@ struct OneFlagChanged {
 
   // One for every flag except --sync, --transport, --mpi, --rendezvous, --port_range, --server_ranks, --elastic and
   // --coordinator, which follow from --servers or contradict it, --resume and --save_best, which need --checkpoint_dir,
-  // --clip_norm, which servers refuse, the flags that name files of secrets and certificates, which have to exist, and
-  // those of one process after training.
+  // --clip_norm, which servers refuse, --gpu_waits, which is for stars without servers, the flags that name files of
+  // secrets and certificates, which have to exist, and those of one process after training.
   static std::vector<OneFlagChanged> All() {
     std::vector<OneFlagChanged> all;
     for (const FlagRow& row : WorkerFlags().rows) {
       if (row.topic == "security" || row.topic == "after training" || row.name == "sync" || row.name == "transport" ||
           row.name == "rendezvous" || row.name == "mpi" || row.name == "port_range" || row.name == "server_ranks" ||
           row.name == "elastic" || row.name == "coordinator" || row.name == "resume" || row.name == "save_best" ||
-          row.name == "clip_norm") {
+          row.name == "clip_norm" || row.name == "gpu_waits") {
         continue;
       }
       all.push_back({.row = &row, .words = Words({{std::string(row.name), OtherValue(row)}})});

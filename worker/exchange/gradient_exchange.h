@@ -98,6 +98,8 @@ class Snapshots {
   ~Snapshots() = default;
 };
 
+class StreamExchange;  // worker/exchange/stream_exchange.h
+
 class GradientExchange {
  public:
   virtual ~GradientExchange() = default;
@@ -156,6 +158,9 @@ class GradientExchange {
   virtual ExchangeFacts facts() const { return {}; }
   // Null: the exchange has none. Valid as long as the exchange.
   virtual Snapshots* snapshots() { return nullptr; }
+  // Not null: rounds go through it, and neither Submit nor Await is called. Valid from Start on, as long as the
+  // exchange. Only with memory().place == kDevice and gradients in memory().gradients.
+  virtual StreamExchange* streams() { return nullptr; }
 };
 
 inline const ExchangeMemory& GradientExchange::memory() const {

@@ -355,6 +355,19 @@ absl::Status CheckSameHost(const WorkerOptions& options) {
   return RefuseFlag("same_host", NameOf(kSameHosts, asked), why);
 }
 
+absl::Status CheckGpuWaits(const WorkerOptions& options) {
+  if (options.gpu_waits == GpuWaits::kHost) return absl::OkStatus();
+  if (options.same_host != SameHost::kGpuMemory) {
+    return RefuseFlag("gpu_waits", "graph",
+                      "it is for ranks that map each other's GPU memory: give "
+                      "--same_host=gpu_memory too, or drop it");
+  }
+  if (options.sync == Sync::kStar && !options.RanksChoose()) return absl::OkStatus();
+  return RefuseFlag("gpu_waits", "graph",
+                    absl::StrCat("--sync=", SyncName(options.sync),
+                                 " lets hosts wait between its hops: give --sync=star, or --gpu_waits=host"));
+}
+
 // Resolves the protection of the connections to the servers, or between the ranks.
 absl::Status ResolveSecurity(const LauncherEnvironment& launcher, WorkerOptions& options) {
   if (options.run_id.empty()) options.run_id = launcher.run_id;
@@ -581,6 +594,7 @@ absl::StatusOr<WorkerOptions> ParseWorkerOptions(int argc, const char* const* ar
   RETURN_IF_ERROR(ResolveTopology(launcher, options));
   RETURN_IF_ERROR(CheckPortRange(options));
   RETURN_IF_ERROR(CheckSameHost(options));
+  RETURN_IF_ERROR(CheckGpuWaits(options));
   RETURN_IF_ERROR(ResolveSecurity(launcher, options));
   RETURN_IF_ERROR(CheckAutoBuckets(options));
   const int64_t asked_bytes = options.asked.bucket_bytes.value_or(0);

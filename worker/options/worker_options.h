@@ -37,6 +37,8 @@ namespace starring {
 enum class DeviceKind { kAuto, kCpu, kCuda };
 // Whether ranks with GPUs may send from their memory: kAuto where MPI can.
 enum class CudaAwareMpi { kOff, kAuto, kTry };
+// Whether the host of a rank waits for other ranks, or its GPU, in the graph of a step.
+enum class GpuWaits { kHost, kGraph };
 // How rank 0 tells a person about the run: a line that each step rewrites, a line now and then, or nothing.
 enum class ProgressStyle { kLive, kPlain, kNone };
 
@@ -50,6 +52,7 @@ inline constexpr Choice<std::optional<SameHost>> kSameHosts[] = {{"auto", std::n
                                                                  {"shared_memory", SameHost::kSharedMemory},
                                                                  {"socket", SameHost::kSocket},
                                                                  {"gpu_memory", SameHost::kGpuMemory}};
+inline constexpr Choice<GpuWaits> kGpuWaits[] = {{"host", GpuWaits::kHost}, {"graph", GpuWaits::kGraph}};
 inline constexpr Choice<MapData> kMapData[] = {
     {"auto", MapData::kAuto}, {"never", MapData::kNever}, {"always", MapData::kAlways}};
 inline constexpr Choice<Cifar100Labels> kCifar100Labels[] = {{"fine", Cifar100Labels::kFine},
@@ -147,6 +150,7 @@ struct WorkerOptions {
   CudaConvolutions conv = CudaConvolutions::kAuto;  // cuda: ChooseDevice resolves kAuto; kAuto on the CPU
   bool share_gpus = false;
   bool cuda_graph = true;
+  GpuWaits gpu_waits = GpuWaits::kHost;
   DataOnGpu data_on_gpu = DataOnGpu::kAuto;
   CudaAwareMpi cuda_aware_mpi = CudaAwareMpi::kOff;
 
@@ -268,6 +272,8 @@ inline constexpr FlagRow kRows[] = {
      "here, with ranks if all are, else by --transport; --sync=auto measures both; gpu_memory: ranks on GPUs that map "
      "each other's memory; does not change the bits",
      OneOfAt<kSameHosts, &W::asked, &Asked::same_host>(), 0, OneOfAt<kResolvedSameHosts, &W::same_host>()},
+    {"gpu_waits", "exchange", "star of gpu_memory: hosts wait for ranks, or GPUs in a step's graph",
+     OneOfAt<kGpuWaits, &W::gpu_waits>(), kSameOnAllRanks},
     {"bucket_bytes", "exchange",
      "unit of exchange, in whole blocks; does not change the bits; 0: 4 MiB if a star's servers have loopback "
      "addresses and share memory, or with --same_host=gpu_memory, 128 KiB a server, at most 1 MiB, if they are "

@@ -53,12 +53,17 @@ std::map<std::string, std::string> ConfigFacts(const RunFacts& facts) {
   if (cell.contact != Contact::kServers) {
     config["lanes"] = "0";
     const bool may_share = FindCell({.sync = cell.sync, .same_host = SameHost::kSharedMemory}) != nullptr;
-    const char* const shared = facts.gpu_transfer == "gpu-memory" ? "gpu_memory" : "shared_memory";
+    const bool by_gpus = absl::StartsWith(facts.gpu_transfer, "gpu-memory");
+    const char* const shared = by_gpus ? "gpu_memory" : "shared_memory";
     config["same_host"] = text(!may_share ? "" : facts.result->exchange.shared_memory ? shared : "socket");
   }
   config["deterministic"] = options.IsDeterministic() ? "true" : "false";
   config["sync_reason"] = text(facts.sync_reason);
   config["same_host_reason"] = text(facts.same_host_reason);
+  // As it was: too little GPU memory, or one rank, leaves the hosts to wait.
+  config["gpu_waits"] = text(facts.gpu_transfer == "gpu-memory-graph" ? "graph"
+                             : facts.gpu_transfer == "gpu-memory"     ? "host"
+                                                                      : "");
   config["generation"] = absl::StrCat(facts.result->generation);
   if (!cell.Exchanges()) config["transport"] = text("");
   if (options.device == DeviceKind::kCuda) {

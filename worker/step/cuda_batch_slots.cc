@@ -38,9 +38,13 @@ absl::Status CudaBatchSlots::Slot::EndStep(CudaStream* stream) {
 }
 
 absl::Status CudaBatchSlots::Slot::Finish() {
+  return Finish([](CudaEvent* done) { return done->Wait(); });
+}
+
+absl::Status CudaBatchSlots::Slot::Finish(absl::FunctionRef<absl::Status(CudaEvent*)> wait) {
   CHECK(runs_);
   runs_ = false;
-  return done_->Wait();
+  return wait(done_.get());
 }
 
 CudaBatchSlots::CudaBatchSlots(const Options& options)

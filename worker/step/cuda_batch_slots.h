@@ -25,6 +25,7 @@
 #include <memory>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/cuda/cuda_device.h"
@@ -71,8 +72,9 @@ class CudaBatchSlots final : public BatchMemory {
     // been enqueued.
     absl::Status BeginStep(CudaStream* stream);
     absl::Status EndStep(CudaStream* stream);
-    // Waits for the step. REQUIRES: runs().
+    // Waits for the step, or leaves it to `wait` to wait for the event. REQUIRES: runs().
     absl::Status Finish();
+    absl::Status Finish(absl::FunctionRef<absl::Status(CudaEvent* done)> wait);
 
    private:
     friend class CudaBatchSlots;

@@ -76,6 +76,7 @@ absl::Status CudaBucketTransfers::Allocate() {
   ASSIGN_OR_RETURN(uploads_, device_.CreateStream());
   ASSIGN_OR_RETURN(downloads_, device_.CreateStream());
   ASSIGN_OR_RETURN(uploaded_, device_.CreateEvent());
+  ASSIGN_OR_RETURN(settled_, device_.CreateEvent());
   // Each bucket has an event of its own: the host submits a bucket while later ones are still being written by
   // backward.
   for (int b = 0; b < buckets_.bucket_count(); ++b) {
@@ -88,10 +89,12 @@ absl::Status CudaBucketTransfers::Begin(StepTimer* timer) {
   timer_ = timer;
   // With an optimizer on the GPU the exchange gets no bucket, so its memory does not matter.
   if (optimizer_ == nullptr) {
-    way_ = exchange_.memory().place == ExchangeMemory::Place::kDevice ? Way::kDevice : Way::kHost;
+    streams_ = exchange_.streams();
+    const bool is_on_device = exchange_.memory().place == ExchangeMemory::Place::kDevice;
+    way_ = streams_ != nullptr ? Way::kStream : is_on_device ? Way::kDevice : Way::kHost;
   }
-  if (way_ != Way::kNone) RETURN_IF_ERROR(AllocateFindings(), "findings");
-  if (way_ == Way::kDevice) return BeginDevice();
+  if (way_ == Way::kHost || way_ == Way::kDevice) RETURN_IF_ERROR(AllocateFindings(), "findings");
+  if (way_ == Way::kDevice || way_ == Way::kStream) return BeginDevice();
   if (way_ == Way::kHost) RETURN_IF_ERROR(BeginHost());
   // With kNone and kHost, the exchange has put rank 0's parameters into host memory. Forward of the first step awaits
   // no bucket, so nothing but this copy brings them to the GPU.
@@ -145,7 +148,7 @@ absl::Status CudaBucketTransfers::BeginHost() {
 absl::Status CudaBucketTransfers::BeginDevice() {
   const std::span<const float> memory = exchange_.memory().parameters;
   CHECK_EQ(std::ssize(memory), element_count());
-  // Ours are for the other ways. The cast is safe: only const uses of parameters_ follow for kDevice.
+  // Ours are for the other ways. The cast is safe: only const uses of parameters_ follow for these two.
   own_device_parameters_.reset();
   parameters_ = {const_cast<float*>(memory.data()), memory.size()};
   // Other ranks read the gradients where the exchange has a place for them.
@@ -161,11 +164,12 @@ absl::Status CudaBucketTransfers::BeginDevice() {
 std::string CudaBucketTransfers::name() const {
   if (way_ == Way::kNone) return "";
   if (way_ == Way::kHost) return "host-staged";
+  if (way_ == Way::kStream) return "gpu-memory-graph";
   return exchange_.memory().gradients.empty() ? "cuda-aware" : "gpu-memory";
 }
 
 absl::Status CudaBucketTransfers::Bring(ElementRange range) {
-  if (way_ == Way::kNone) return absl::OkStatus();
+  if (works_in_stream()) return absl::OkStatus();
   bool uploads = false;
   // Each bucket is uploaded as soon as it has arrived, while the host waits for the next one.
   RETURN_IF_ERROR(in_flight_.Await(range, *timer_, [&](int bucket) {
@@ -198,6 +202,12 @@ absl::Status CudaBucketTransfers::Complete(int64_t begin) {
   // Backward writes the vector from its end, and buckets are numbered from the end. So a bucket is complete as soon as
   // `begin` has reached its first element, and buckets complete in their order. One layer may complete several.
   for (; next_bucket_ < buckets_.bucket_count() && buckets_.bucket(next_bucket_).begin >= begin; ++next_bucket_) {
+    if (way_ == Way::kStream) {
+      // A branch: the waits for other ranks do not hold backward back.
+      RETURN_IF_ERROR(device_.Fork(downloads_.get()));
+      RETURN_IF_ERROR(streams_->EnqueueBucket(downloads_.get(), slot_, next_bucket_, values_));
+      continue;
+    }
     const ElementRange range = buckets_.bucket(next_bucket_);
     const float* const from = gradients_.data() + range.begin;
     // The search comes before the fork, so that the event for which the host waits also says that the finding is there.
@@ -220,9 +230,37 @@ absl::Status CudaBucketTransfers::FinishBackward() {
   // A bucket that no layer completed would never be submitted, and the other ranks would wait for it.
   CHECK_EQ(next_bucket_, buckets_.bucket_count());
   next_bucket_ = 0;
+  if (way_ == Way::kStream) RETURN_IF_ERROR(streams_->EnqueueEnd(downloads_.get(), slot_));
   // A capture must not end with an open branch. Without a graph the join keeps the next step's backward from
   // overwriting gradients that are still being copied.
   return device_.Join(downloads_.get());
+}
+
+CudaOptimizerScalars CudaBucketTransfers::ScalarsOf(int64_t step) const {
+  return way_ == Way::kStream ? streams_->ScalarsOf(RoundOf(step)) : CudaOptimizerScalars{};
+}
+
+void CudaBucketTransfers::BeginStep(int64_t step, const CudaStepValues* values) {
+  slot_ = StreamExchange::SlotOf(RoundOf(step));
+  values_ = values;
+}
+
+absl::Status CudaBucketTransfers::AwaitStep(int64_t step, CudaEvent* done) {
+  if (way_ != Way::kStream) return done->Wait();
+  RETURN_IF_ERROR(streams_->AwaitRound(RoundOf(step), done));
+  // The parameters of all ranks are spoilt by then, and later steps may be on the GPU. All ranks end here.
+  const auto found = streams_->FindNonFinite(RoundOf(step));
+  if (!found.has_value()) return absl::OkStatus();
+  return in_flight_.NonFinite(step, found->element, "not finite", found->rank);
+}
+
+absl::Status CudaBucketTransfers::AwaitDevice(int64_t step) {
+  if (way_ == Way::kStream) {
+    RETURN_IF_ERROR(device_.stream()->Record(settled_.get()));
+    // Findings are left to AwaitStep: an earlier step may have some, and must be named first.
+    RETURN_IF_ERROR(streams_->AwaitRound(RoundOf(step), settled_.get()));
+  }
+  return device_.Synchronize();
 }
 
 absl::Status CudaBucketTransfers::SubmitAll(int64_t step) {

@@ -1,10 +1,11 @@
 // A worker's parameters and gradients on its GPU, and how their buckets get to the exchange and back.
 //
-// Words. One of three *ways*, known when the exchange has started:
+// Words. One of four *ways*, known when the exchange has started:
 //   kNone     one worker: nothing is exchanged, the optimizer runs on the GPU
 //   kHost     pinned host copies: a bucket's gradients go to the host when backward has written them, new parameters
 //             come back when the exchange has made them
 //   kDevice   the exchange itself reads and writes the memory of the GPU (ExchangeMemory::place)
+//   kStream   the same, in the order of D: the GPU waits for other ranks itself (stream_exchange.h)
 //
 // Order of the accesses. S is the device's stream, D the stream of downloads, U that of uploads; t is a step, b a
 // bucket, l the bucket's last layer in backward. "Host" is the device's thread, the only one that enqueues on S, D and
@@ -26,6 +27,9 @@
 // kDevice: D copies nothing, but its event still says that S wrote b. The exchange starts after the host waited for
 // that event, and it is done with b when Await returns, before anything is enqueued on S that reads or overwrites b.
 //
+// kStream: the exchange's work on b is on D, behind the fork, so that backward goes on meanwhile; S waits for the end
+// of all of it (Join) before the next step's forward. No host waits, so steps queue as with one worker.
+//
 // Thread safety: one thread, the device's.
 #ifndef STARRING_WORKER_STEP_CUDA_BUCKET_TRANSFERS_H_
 #define STARRING_WORKER_STEP_CUDA_BUCKET_TRANSFERS_H_
@@ -39,6 +43,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/cuda/cuda_device.h"
+#include "worker/exchange/stream_exchange.h"
 #include "worker/step/cuda_local_optimizer.h"
 #include "worker/step/in_flight_buckets.h"
 #include "worker/step/step_timer.h"
@@ -59,7 +64,11 @@ class CudaBucketTransfers {
   // The exchange has started.
   absl::Status Begin(StepTimer* timer);
 
-  std::string name() const;  // for the run record: empty, "host-staged", "cuda-aware" or "gpu-memory"
+  // For the run record: empty, "host-staged", "cuda-aware", "gpu-memory" or "gpu-memory-graph".
+  std::string name() const;
+  // Whether a step's parameters are made in the order of the device's stream: Bring has nothing to wait for, SubmitAll
+  // nothing to submit, and the next step may be enqueued at once.
+  bool works_in_stream() const { return way_ == Way::kNone || way_ == Way::kStream; }
 
   // Device memory, after Begin.
   std::span<const float> parameters() const { return parameters_; }
@@ -68,6 +77,12 @@ class CudaBucketTransfers {
   // Work that is enqueued on the device's stream from now on runs after the parameters in `range` have arrived. Not in
   // a capture, because it may wait for the exchange.
   absl::Status Bring(ElementRange range);
+
+  // The factors of the update of `step`, for its step values; those of an optimizer that is not the exchange's are the
+  // caller's. After Begin.
+  CudaOptimizerScalars ScalarsOf(int64_t step) const;
+  // Work that is enqueued or captured from now on belongs to `step`, whose values will be in `values`, in device memory.
+  void BeginStep(int64_t step, const CudaStepValues* values);
 
   // Called in backward, captured or not, when the work enqueued so far writes the last gradients from element `begin`
   // on: enqueues the download of every bucket that is complete by then.
@@ -79,6 +94,11 @@ class CudaBucketTransfers {
   // Called after the launch: waits for each bucket of the step, refuses values that are not finite, and submits the
   // bucket. Not with kNone.
   absl::Status SubmitAll(int64_t step);
+  // Waits for `done`, which was recorded after `step`, and refuses a gradient of any rank that was not finite. Only if
+  // works_in_stream().
+  absl::Status AwaitStep(int64_t step, CudaEvent* done);
+  // Waits for all that is on the device's stream by now, whatever the way is, and looks for no such gradient.
+  absl::Status AwaitDevice(int64_t step);
   // The error for CudaStepResult::non_finite_element; it names the tensor of `element`.
   absl::Status NonFinite(int64_t step, int64_t element) const;
 
@@ -87,7 +107,7 @@ class CudaBucketTransfers {
   std::span<const float> host_parameters() const;
 
  private:
-  enum class Way { kNone, kHost, kDevice };
+  enum class Way { kNone, kHost, kDevice, kStream };
 
   CudaBucketTransfers(const TrainingStepParts& parts, CudaDevice* device, CudaLocalOptimizer* optimizer);
   absl::Status Allocate();
@@ -109,10 +129,13 @@ class CudaBucketTransfers {
   InFlightBuckets in_flight_;
   StepTimer* timer_ = nullptr;
   Way way_ = Way::kNone;
+  StreamExchange* streams_ = nullptr;  // kStream: the exchange's
+  int slot_ = 0;                       // kStream: of the step that is enqueued
+  const CudaStepValues* values_ = nullptr;
   int next_bucket_ = 0;  // the first one of this backward that is not complete
 
   std::unique_ptr<CudaStream> uploads_, downloads_;
-  std::unique_ptr<CudaEvent> uploaded_;
+  std::unique_ptr<CudaEvent> uploaded_, settled_;
   std::vector<std::unique_ptr<CudaEvent>> downloaded_;  // of each bucket
   std::unique_ptr<DeviceBuffer> own_device_parameters_, own_device_gradients_;
   std::span<float> parameters_, gradients_;  // device memory: ours, or the exchange's

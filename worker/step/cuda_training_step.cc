@@ -143,6 +143,8 @@ absl::Status CudaTrainingStep::Begin(const Plan& plan) {
   end_step_ = plan.end_step;
   RETURN_IF_ERROR(transfers_->Begin(plan.timer));
   if (stamps_ != nullptr) RETURN_IF_ERROR(stamps_->Begin(plan.timer, AddTrack(trace_, {.name = "GPU"})));
+  // A captured step has the flags of its slot.
+  CHECK(exchange_.streams() == nullptr || slots_->count() == StreamExchange::kSlots);
   return input_->Begin(plan.normalization);
 }
 
@@ -164,8 +166,9 @@ absl::Status CudaTrainingStep::Run(int64_t step, Loader* batches, std::vector<Fi
   // While the GPU is busy with this step, the next one's batch goes where the oldest step's was.
   RETURN_IF_ERROR(Finish(next, finished));
   if (step + 1 < end_step_) RETURN_IF_ERROR(Feed(step + 1, batches, next));
-  // With one worker nothing waits for this step: the next one is enqueued after it.
-  if (optimizer_ != nullptr) return absl::OkStatus();
+  // With one worker nothing waits for this step: the next one is enqueued after it. So it is where the GPU waits for
+  // the others.
+  if (transfers_->works_in_stream()) return absl::OkStatus();
   RETURN_IF_ERROR(transfers_->SubmitAll(step));
   // With several, the step has written its last gradient when SubmitAll returns; only its result is still on the way.
   return Finish(slot, finished);
@@ -181,7 +184,7 @@ absl::Status CudaTrainingStep::Feed(int64_t step, Loader* batches, Slot& slot) {
   ASSIGN_OR_RETURN(const Batch* batch, NextTraced(step, batches, *timer_));
   timer_->Enter(StepPart::kHostToDevice);
   const TraceSpan span(timer_->track(), "H2D", {.step = step});
-  return slots_->Fill(slot, *batch, optimizer_ == nullptr ? CudaOptimizerScalars{} : optimizer_->ScalarsOf(step));
+  return slots_->Fill(slot, *batch, optimizer_ == nullptr ? transfers_->ScalarsOf(step) : optimizer_->ScalarsOf(step));
 }
 
 // Enqueues the whole step of the slot.
@@ -219,10 +222,11 @@ absl::Status CudaTrainingStep::RunOneByOne(Slot& slot) {
   const Network::TrainStep work = TakeInput(slot);
   const int slot_number = slots_->IndexOf(slot.plan().step);
   if (stamps_ != nullptr) stamps_->BeginStep(slot_number);
+  if (stamps_ != nullptr && transfers_->works_in_stream()) stamps_->BeginSegment();
   std::vector<bool> is_read(static_cast<size_t>(buckets_.bucket_count()), false);
   // The same segments as in a graph.
   RETURN_IF_ERROR(network_.Forward(work, [&](int layer) -> absl::Status {
-    const bool begins = stamps_ != nullptr && ReadsNew(layer, &is_read);
+    const bool begins = stamps_ != nullptr && !transfers_->works_in_stream() && ReadsNew(layer, &is_read);
     if (begins && stamps_->segment_count() > 0) stamps_->EndSegment();
     RETURN_IF_ERROR(transfers_->Bring(network_.LayerRange(layer)));
     if (begins) stamps_->BeginSegment();
@@ -235,7 +239,7 @@ absl::Status CudaTrainingStep::RunOneByOne(Slot& slot) {
   if (stamps_ != nullptr) stamps_->Ran(slot_number, stamps_->segment_count());
   Bind(nullptr);
   // Returns the first error of all calls above.
-  return device_.Synchronize();
+  return transfers_->AwaitDevice(slot.plan().step);
 }
 
 absl::StatusOr<CapturedStep> CudaTrainingStep::Capture(Slot& slot) {
@@ -253,7 +257,7 @@ absl::StatusOr<CapturedStep> CudaTrainingStep::Capture(Slot& slot) {
   // first segment waits for its buckets before it is launched.
   const auto before_layer = [&](int layer) -> absl::Status {
     const ElementRange reads = network_.LayerRange(layer);
-    if (optimizer_ != nullptr || !ReadsNew(layer, &is_read)) return absl::OkStatus();
+    if (transfers_->works_in_stream() || !ReadsNew(layer, &is_read)) return absl::OkStatus();
     if (segments.back().reads.size() > 0) {
       if (stamps_ != nullptr) stamps_->EndSegment();
       RETURN_IF_ERROR(end_segment());
@@ -300,7 +304,9 @@ absl::Status CudaTrainingStep::Finish(Slot& slot, std::vector<FinishedStep>* fin
   timer_->Enter(StepPart::kBackward);
   {
     const TraceSpan span(timer_->track(), "wait for the GPU", {.step = slot.plan().step});
-    RETURN_IF_ERROR(slot.Finish());
+    RETURN_IF_ERROR(transfers_->works_in_stream()
+                        ? slot.Finish([&](CudaEvent* done) { return transfers_->AwaitStep(slot.plan().step, done); })
+                        : slot.Finish());
   }
   if (progress != nullptr) progress->set_step(last_step_);
   const CudaStepResult& result = *slot.result();
@@ -348,6 +354,7 @@ Network::TrainStep CudaTrainingStep::TakeInput(Slot& slot) {
 void CudaTrainingStep::Bind(Slot* slot) {
   // A binding is part of what a capture keeps, so each slot has graphs of its own, and none may be bound while another
   // slot's step or an evaluation is enqueued.
+  if (slot != nullptr) transfers_->BeginStep(slot->plan().step, slot->values());
   device_.BindStepValues(slot == nullptr ? nullptr : slot->values());
   device_.BindStepResult(slot == nullptr ? nullptr : slot->device_result());
 }

@@ -11,6 +11,9 @@
 //   feed        |                              the next batch
 //   this thread | Await, launch, ..., launch, feed, (event b, check, Submit b) ...
 //
+// Where the exchange is in the order of the stream (stream_exchange.h), the GPU waits for other ranks itself. Then a
+// step has one segment, and steps are launched ahead as with one worker.
+//
 // With several workers the exchange sees pinned host copies of gradients and parameters, or the GPU's memory itself if
 // a CUDA-aware MPI moves it. With one worker neither leaves the GPU before an epoch ends, and the GPU looks for NaN and
 // infinities. Then step t is launched while steps t - 3 to t - 1 are still running or queued on the GPU, and its loss
@@ -59,7 +62,7 @@ struct CudaTrainingStepOptions {
   uint64_t seed = 0;
   int64_t batch_max = 0;             // of this rank in training
   int64_t evaluation_batch_max = 0;  // of one Evaluate
-  int batch_slots = 4;               // see cuda_batch_slots.h
+  int batch_slots = 4;               // see cuda_batch_slots.h; with a StreamExchange its kSlots
 };
 
 // The bytes that a step allocates on the GPU: for parameters and gradients, for batches, and for the data set.

@@ -1,6 +1,5 @@
 #include "worker/step/in_flight_buckets.h"
 
-#include <optional>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -54,13 +53,14 @@ absl::Status InFlightBuckets::Check(int64_t step, ElementRange range, std::span<
   return NonFinite(step, element, absl::StrCat(gradients[element]));
 }
 
-absl::Status InFlightBuckets::NonFinite(int64_t step, int64_t element, const std::string& value) const {
-  return WithOrigin(
-      absl::InternalError(absl::StrCat("rank ", options_.rank, ", step ", step, ": the gradient of tensor ",
-                                       std::string(options_.layout->TensorAt(element)), " is ", value,
-                                       ": the step is refused; lower --learning_rate or look at the data, and "
-                                       "continue from the last checkpoint with --resume")),
-      {.kind = ErrorOrigin::Kind::kNotFinite, .number = step});
+absl::Status InFlightBuckets::NonFinite(int64_t step, int64_t element, const std::string& value,
+                                        std::optional<int> rank) const {
+  return WithOrigin(absl::InternalError(absl::StrCat(
+                        "rank ", rank.value_or(options_.rank), ", step ", step, ": the gradient of tensor ",
+                        std::string(options_.layout->TensorAt(element)), " is ", value,
+                        ": the step is refused; lower --learning_rate or look at the data, and "
+                        "continue from the last checkpoint with --resume")),
+                    {.kind = ErrorOrigin::Kind::kNotFinite, .number = step});
 }
 
 void InFlightBuckets::SubmitFrom(int64_t begin, int64_t step, std::span<const float> gradients, StepTimer& timer,

@@ -7,6 +7,7 @@
 #define STARRING_WORKER_STEP_IN_FLIGHT_BUCKETS_H_
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -49,8 +50,10 @@ class InFlightBuckets {
 
   // Internal, naming rank, step and tensor, if a gradient in `range` is NaN or infinite.
   absl::Status Check(int64_t step, ElementRange range, std::span<const float> gradients) const;
-  // The same error for a caller that found the element in another way; `value` is "nan", "inf" or the like.
-  absl::Status NonFinite(int64_t step, int64_t element, const std::string& value) const;
+  // The same error for a caller that found the element in another way; `value` is "nan", "inf" or the like, and the
+  // gradient that of `rank`, or of this one.
+  absl::Status NonFinite(int64_t step, int64_t element, const std::string& value,
+                         std::optional<int> rank = std::nullopt) const;
 
   // `gradients` is as long as the parameter vector. Its elements from `begin` on are final in `step`, and must not
   // change until their buckets were awaited. Submits the buckets that are now complete and were not submitted for this

@@ -17,13 +17,14 @@ using Clock = std::chrono::steady_clock;
 
 struct Report {
   std::atomic<int> count = 0;
-  std::string call;  // of the first report
+  std::string call, late_peers;  // of the first report
   Clock::time_point at;
 
   CudaWatch::Options After(milliseconds deadline) {
-    return {.deadline = deadline, .hangs = [this](const char* name) {
+    return {.deadline = deadline, .hangs = [this](const char* name, const std::string& late) {
               if (count == 0) {
                 call = name;
+                late_peers = late;
                 at = Clock::now();
               }
               ++count;
@@ -62,6 +63,23 @@ TEST(CudaWatch, CallsThatReturnMayFollowEachOtherForLongerThanTheDeadline) {
   }
   // On a busy machine one call may last for the deadline, and is reported rightly.
   EXPECT_TRUE(report.count == 0 || longest >= milliseconds(40)) << report.count << " reports";
+}
+
+TEST(CudaWatch, SaysForWhichPeersTheGpuWaits) {
+  Report report;
+  CudaWatch watch(report.After(milliseconds(8)));
+  watch.AskForPeers([] { return std::string("rank 1"); });
+  {
+    const CudaWatch::Call call(&watch, "waiting");
+    report.Await();
+  }
+  EXPECT_EQ(report.late_peers, "rank 1");
+  watch.AskForPeers(nullptr);
+  Report other;
+  CudaWatch own(other.After(milliseconds(8)));
+  own.Report("copying");
+  EXPECT_EQ(other.call, "copying");
+  EXPECT_EQ(other.late_peers, "");
 }
 
 TEST(CudaWatch, OneThreadsCallsDoNotHideAnothers) {

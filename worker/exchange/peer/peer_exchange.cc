@@ -71,6 +71,7 @@ PeerExchange::PeerExchange(std::unique_ptr<HostTransport> transport, Options opt
       way_{.algorithm = options.algorithm},
       sharing_(options.sharing),
       shares_gpu_memory_(options.shares_gpu_memory),
+      gpus_wait_(options.gpus_wait),
       stall_report_(options.stall.times.report_after),
       say_(options.stall.say),
       unlocked_transport_(*transport),
@@ -86,11 +87,15 @@ PeerExchange::PeerExchange(std::unique_ptr<HostTransport> transport, Options opt
       transport_(std::move(transport)) {
   CHECK(way_.algorithm != Algorithm::kAllreduce || mpi_ != nullptr || nccl_ != nullptr) << "no library adds";
   CHECK(nccl_ == nullptr || (gpu_ != nullptr && way_.algorithm == Algorithm::kAllreduce));
+  CHECK(!gpus_wait_ || (shares_gpu_memory_ && way_.algorithm == Algorithm::kDirect));
   CHECK_EQ(way_.algorithm == Algorithm::kDedicated, server_count_ > 0);
   CHECK_LT(pump_.rank(), pump_.worker_count()) << "servers run server/shard/shard_rank.h";
 }
 
-PeerExchange::~PeerExchange() { StopBackground(); }
+PeerExchange::~PeerExchange() {
+  if (gpu_flags_ != nullptr && gpu_->watch() != nullptr) gpu_->watch()->AskForPeers(nullptr);
+  StopBackground();
+}
 
 absl::Status PeerExchange::Start(const JobSpec& job, std::span<float> parameters) {
   TrainerDrives drive(*this);
@@ -122,6 +127,10 @@ absl::Status PeerExchange::Start(const JobSpec& job, std::span<float> parameters
   // Here, because it reads a file.
   has_enough_cores_ = pump_.world_size() <= sysconf(_SC_NPROCESSORS_ONLN);
   if (!owner_->status().ok()) return Fail(owner_->status());  // the machine's memory
+  oldest_round_ = job.first_step;
+  if (gpu_flags_ != nullptr && gpu_->watch() != nullptr) {
+    gpu_->watch()->AskForPeers([this] { return LatePeers(); });
+  }
   // The thread drives machine_, so it begins last. One rank alone never has anything in flight.
   if (pump_.world_size() > 1) background_ = std::thread([this] { DriveInBackground(); });
   return absl::OkStatus();
@@ -138,6 +147,7 @@ absl::Status PeerExchange::Agree() {
   // So would ranks that share memory and those that do not.
   if (shares_gpu_memory_) {
     SetFlag("same_host", "gpu_memory", job_.agreed_flags);
+    SetFlag("gpu_waits", gpus_wait_ ? "graph" : "host", job_.agreed_flags);
   } else if (sharing_ != HostSharing::kNever) {
     SetFlag("same_host", sharing_ == HostSharing::kRequired ? "shared_memory" : "auto", job_.agreed_flags);
   }
@@ -489,6 +499,8 @@ bool PeerExchange::Release() {
     return false;
   }
   if (owner_ != nullptr) owner_->Stop();
+  // The destructors of others would wait for a GPU that waits for a rank which has gone.
+  if (gpu_flags_ != nullptr && has_failed && !DrainGpu()) return false;
   // MPI and NCCL alone write between polls; any other transport writes in Poll, which nobody calls any more. NCCL that
   // was ended writes no more, and then the destructor of TCP sends this rank's last words.
   if (mpi_ == nullptr && (nccl_ == nullptr || has_failed)) return true;
@@ -536,9 +548,16 @@ void PeerExchange::DriveInBackground() {
   owner_->EnterThread();
   while (!stopping_) {
     const bool shares = way_.shares_memory;  // then others ring while nothing is in flight here
+    auto pause = std::chrono::microseconds(kRollCallInterval);
+    if (gpu_flags_ != nullptr && !pump_.failure().ok()) {
+      // This rank's GPU, and those of others, wait for what does not come any more.
+      gpu_flags_->SayVoid();
+      gpu_flags_->Release();
+      pause = GpuFlags::kReleasePause;
+    }
     if (!pump_.failure().ok() || (machine_->IsIdle() && !shares)) {
       background_sleeps_ = true;
-      submitted_.WaitFor(mutex_, kRollCallInterval);
+      submitted_.WaitFor(mutex_, pause);
       background_sleeps_ = false;
     }
     (void)pump_.Pump(MessagePump::Listening::kAlways);  // an error stays in the pump

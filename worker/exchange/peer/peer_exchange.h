@@ -50,15 +50,18 @@
 #include "worker/exchange/clipping_owner.h"
 #include "worker/exchange/gradient_exchange.h"
 #include "worker/exchange/peer/bucket_machine.h"
+#include "worker/exchange/peer/gpu/gpu_flags.h"
 #include "worker/exchange/peer/gpu/gpu_memory.h"
+#include "worker/exchange/peer/gpu/gpu_slice_owner.h"
 #include "worker/exchange/peer/gpu/ring_hops.h"
 #include "worker/exchange/peer/machine_trial.h"
 #include "worker/exchange/peer/nccl/nccl_transport.h"
 #include "worker/exchange/slice_owner.h"
+#include "worker/exchange/stream_exchange.h"
 
 namespace starring {
 
-class PeerExchange final : public GradientExchange {
+class PeerExchange final : public GradientExchange, private StreamExchange {
  public:
   // kDirect is the co-located star, kDedicated the one with servers. kRing and kDirect over messages have the same
   // owners, but for a short last block (common/reduce/owner_map.h). The job's order of sums is a chain, or with a star
@@ -76,6 +79,9 @@ class PeerExchange final : public GradientExchange {
     // InvalidArgument. If there is too little of it, they go as with kIfPossible. The same on all ranks, those without
     // a GPU too.
     bool shares_gpu_memory = false;
+    // kDirect, with shares_gpu_memory: the GPUs wait for each other in the order of their streams (stream_exchange.h),
+    // or Start fails with InvalidArgument. The same on all ranks.
+    bool gpus_wait = false;
     CudaDevice* gpu = nullptr;  // whose memory that is; outlives the exchange. Null: this rank has none
     int update_threads = 1;     // with shared memory: of this rank's part of a sum; does not change the bits
     int server_count = 0;       // kDedicated: the last ranks of the world, at least 1; 0 otherwise
@@ -116,12 +122,19 @@ class PeerExchange final : public GradientExchange {
             .choice = choice_,
             .same_host_reason = SameHostReason()};
   }
+  StreamExchange* streams() override { return gpu_flags_ == nullptr ? nullptr : this; }
   // The GPU memory that `shares_gpu_memory` takes of a rank, besides that of the training step.
   static int64_t SharedGpuBytes(const OptimizerConfig& optimizer, int64_t element_count, int world_size);
   // That of a rank with `nccl`: the library's part is an estimate.
   static int64_t NcclBytes(const OptimizerConfig& optimizer, int64_t element_count);
 
  private:
+  CudaOptimizerScalars ScalarsOf(int64_t round) const override;
+  absl::Status EnqueueBucket(CudaStream* stream, int slot, int bucket, const CudaStepValues* values) override;
+  absl::Status EnqueueEnd(CudaStream* stream, int slot) override;
+  absl::Status AwaitRound(int64_t round, CudaEvent* done) override;
+  std::optional<NonFinite> FindNonFinite(int64_t round) const override;
+
   // Locks the mutex for the trainer's thread and keeps the background thread from asking for it.
   class TrainerDrives;
   // How gradients travel: by messages, or through memory_.
@@ -140,6 +153,12 @@ class PeerExchange final : public GradientExchange {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status RefuseSharing(const std::string& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string NotTriedOnGpus() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status CreateGpuFlags(HostMemory* host, const CollectiveOptions& join) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status WaitForRound(int64_t round, absl::FunctionRef<bool()> done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void CountRound(int64_t round) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::string LatePeers() const;
+  int64_t RoundOfLag(const GpuFlags::Lag& lag) const;
+  bool DrainGpu() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string SameHostReason() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status ChooseFastest() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<std::string> TimeWays(const std::vector<std::pair<std::string, Way>>& ways)
@@ -177,6 +196,7 @@ class PeerExchange final : public GradientExchange {
   Way way_;  // constant after Start; before it, the algorithm may be kFastest
   const HostSharing sharing_;
   const bool shares_gpu_memory_;
+  const bool gpus_wait_;
   const std::chrono::milliseconds stall_report_;
   const std::function<void(const std::string&)> say_;
   std::string not_shared_;                // why the ranks cannot share memory; empty: they can, or need not
@@ -199,6 +219,11 @@ class PeerExchange final : public GradientExchange {
   std::unique_ptr<HostMemory> memory_;     // null: the ranks share none. Constant after Start, but for its bytes
   std::unique_ptr<GpuMemory> gpu_memory_;  // null: the ranks share none. Constant after Start, but for its floats
   HostArrays arrays_;                      // in memory_, or gpu_memory_
+  // In memory_; null: no GPU waits for another one. Constant after Start.
+  std::unique_ptr<GpuFlags> gpu_flags_;
+  const GpuSliceOwner* gpu_owner_ = nullptr;         // the owner, with the memory of GPUs. Constant after Start
+  std::atomic<int64_t> oldest_round_ = 0;            // that AwaitRound has not ended
+  int64_t last_round_ ABSL_GUARDED_BY(mutex_) = -1;  // that was counted
   std::unique_ptr<MachineTrial> trial_ ABSL_GUARDED_BY(mutex_);  // during Start, and after an error in it
   std::unique_ptr<SliceOwner> owner_ ABSL_GUARDED_BY(mutex_);
   ClippingOwner* clipping_ ABSL_GUARDED_BY(mutex_) = nullptr;  // the owner, if the job clips

@@ -68,6 +68,7 @@ absl::Status PeerExchange::CreateGpuOwner(HostBoard* board, const CollectiveOpti
   RETURN_IF_ERROR(AgreeOnFirstError(pump_, join, error));
   if (!error->ok()) return absl::OkStatus();
   ring_hops_ = owner->get();
+  gpu_owner_ = owner->get();
   owner_ = *std::move(owner);
   own_parameters_ = owner_->own_parameters();
   return absl::OkStatus();
@@ -79,11 +80,12 @@ absl::Status PeerExchange::ShareGpuMemory() {
   const CollectiveOptions join = {.what = "sharing GPU memory with the other ranks", .deadline = job_.join_deadline};
   const int bucket_count = job_.buckets.bucket_count();
   const bool is_ring = way_.algorithm == Algorithm::kRing;
+  const int64_t flag_bytes = gpus_wait_ ? GpuFlags::Bytes(bucket_count, job_.world_size) : 0;
   ASSIGN_OR_RETURN(
       HostMemory::Outcome board,
       HostMemory::Meet(
           pump_,
-          {.bytes = [](int) { return int64_t{0}; },
+          {.bytes = [flag_bytes](int rank) { return rank == 0 ? flag_bytes : 0; },
            .bucket_count = is_ring ? GpuRingMachine::BoardBuckets(bucket_count, job_.world_size) : bucket_count,
            .layout = "GPU memory"},
           join));
@@ -111,6 +113,7 @@ absl::Status PeerExchange::ShareGpuMemory() {
     return absl::OkStatus();
   }
   memory_ = std::move(board.memory);
+  if (gpus_wait_) RETURN_IF_ERROR(CreateGpuFlags(memory_.get(), join));
   transport_->Attach(memory_->board());
   for (int rank = 0; rank < job_.world_size; ++rank) arrays_.gradients.emplace_back(gpu_memory_->gradients(rank));
   arrays_.own_gradients = {gpu_memory_->gradients(job_.rank)};

@@ -64,19 +64,40 @@ CudaPeerUpdate GpuSliceOwner::UpdateOf(int64_t step, const Part& part) const {
   return update;
 }
 
-int64_t GpuSliceOwner::BeginUpdateFromAll(int64_t step, int bucket) {
+CudaPeerUpdate GpuSliceOwner::UpdateFromAll(int64_t step, const Part& part) const {
   const int ranks = memory_.rank_count();
+  CudaPeerUpdate update = UpdateOf(step, part);
+  update.reduction = {.order = options_.order, .world_size = ranks};
+  update.rank = options_.rank;
+  for (int rank = 0; rank < ranks; ++rank) {
+    update.gradients[rank] = memory_.gradients(rank).data();
+    update.parameters[rank] = memory_.parameters(rank).data();
+  }
+  return update;
+}
+
+int64_t GpuSliceOwner::BeginUpdateFromAll(int64_t step, int bucket) {
   for (const Part& part : parts_[static_cast<size_t>(bucket)]) {
-    CudaPeerUpdate update = UpdateOf(step, part);
-    update.reduction = {.order = options_.order, .world_size = ranks};
-    update.rank = options_.rank;
-    for (int rank = 0; rank < ranks; ++rank) {
-      update.gradients[rank] = memory_.gradients(rank).data();
-      update.parameters[rank] = memory_.parameters(rank).data();
-    }
-    math_->ApplyPeerUpdate(options_.owned.optimizer, update);
+    math_->ApplyPeerUpdate(options_.owned.optimizer, UpdateFromAll(step, part));
   }
   return completions_->Follow();
+}
+
+absl::Status GpuSliceOwner::EnqueueUpdateFromAll(GpuFlags* flags, CudaStream* stream, int slot, int bucket,
+                                                 const CudaStepValues* values) const {
+  const std::vector<Part>& parts = parts_[static_cast<size_t>(bucket)];
+  for (const Part& part : parts) {
+    // The kernel reads the step's factors from `values`, so the step does not matter here.
+    const auto which = &part == &parts.back() ? GpuFlags::Part::kLast : GpuFlags::Part::kOther;
+    RETURN_IF_ERROR(
+        flags->Update(stream, slot, bucket, which, values, options_.owned.optimizer, UpdateFromAll(0, part)));
+  }
+  return absl::OkStatus();
+}
+
+// Steps count from 0 and updates from 1.
+CudaOptimizerScalars GpuSliceOwner::ScalarsOf(int64_t step) const {
+  return MakeCudaOptimizerScalars(options_.owned.optimizer, LearningRateAt(options_.owned.schedule, step), step + 1);
 }
 
 const float* GpuSliceOwner::Left(From from) const {

@@ -21,6 +21,7 @@
 #include "common/job/owned_slices.h"
 #include "kernels/cuda/cuda_device.h"
 #include "worker/exchange/peer/gpu/gpu_completions.h"
+#include "worker/exchange/peer/gpu/gpu_flags.h"
 #include "worker/exchange/peer/gpu/gpu_memory.h"
 #include "worker/exchange/peer/gpu/ring_hops.h"
 #include "worker/exchange/slice_owner.h"
@@ -44,6 +45,12 @@ class GpuSliceOwner final : public SliceOwner, public RingHops {
   static int64_t StateBytes(const OptimizerConfig& optimizer, int64_t element_count, int rank_count);
 
   int64_t BeginUpdateFromAll(int64_t step, int bucket) override;
+  // The same in the order of `stream`, captured or not, with the factors that `values` has when the work runs, and with
+  // this owner's byte of `flags` at its end. The device's thread.
+  absl::Status EnqueueUpdateFromAll(GpuFlags* flags, CudaStream* stream, int slot, int bucket,
+                                    const CudaStepValues* values) const;
+  // For CudaStepValues.
+  CudaOptimizerScalars ScalarsOf(int64_t step) const;
   const std::atomic<int64_t>* finished() const override { return &completions_->finished(); }
   int64_t BeginAdd(std::span<const ElementRange> ranges, From from) override;
   int64_t BeginUpdate(int64_t step, int bucket, From from) override;
@@ -78,6 +85,7 @@ class GpuSliceOwner final : public SliceOwner, public RingHops {
   std::span<float> State(const Part& part, int vector) const;
   // The arguments of an update of `part` but for gradients and parameters.
   CudaPeerUpdate UpdateOf(int64_t step, const Part& part) const;
+  CudaPeerUpdate UpdateFromAll(int64_t step, const Part& part) const;
   void Wait() { status_.Update(math_->Synchronize()); }
 
   const Options options_;

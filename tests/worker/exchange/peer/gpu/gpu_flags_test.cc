@@ -1,0 +1,243 @@
+// Ranks whose GPUs wait for each other. Here one emulated GPU has the streams of all ranks, which go on by themselves,
+// in an order that a seed decides.
+#include "worker/exchange/peer/gpu/gpu_flags.h"
+
+#include <chrono>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "common/arithmetic/optimizer.h"
+#include "common/arithmetic/reduction_order.h"
+#include "common/base/check.h"
+#include "common/host/sealed_memory.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "kernels/cuda/cuda_device.h"
+#include "tests/cuda_emulation/emulated_gpu.h"
+
+namespace starring {
+namespace {
+
+using Part = GpuFlags::Part;
+
+constexpr int64_t kBucketElements = 600;
+constexpr int kRounds = 11;
+
+struct Rank {
+  std::unique_ptr<SealedMemory> memory;  // a mapping of its own of the flags
+  std::unique_ptr<CudaStream> stream;
+  std::unique_ptr<CudaEvent> done;
+  std::unique_ptr<DeviceBuffer> gradients, parameters;
+  std::unique_ptr<GpuFlags> flags;
+};
+
+class GpuFlagsTest : public testing::Test {
+ protected:
+  ~GpuFlagsTest() override {
+    ranks_.clear();
+    device_.reset();
+    cuda_emulation::Gpu() = {};
+  }
+
+  // `owners`: by bucket, how many of the first ranks have a part.
+  void Begin(int ranks, std::vector<int> owners, uint64_t seed) {
+    ranks_.clear();
+    device_.reset();
+    cuda_emulation::Gpu() = {.async = true, .async_seed = seed};
+    owner_counts_ = std::move(owners);
+    device_ = CreateCudaDevice({}).value();
+    const int64_t bytes = GpuFlags::Bytes(buckets(), ranks);
+    for (int r = 0; r < ranks; ++r) {
+      Rank& rank = ranks_.emplace_back();
+      rank.memory =
+          r == 0 ? SealedMemory::Create(bytes).value()
+                 : SealedMemory::Open(ranks_[0].memory->place(), bytes, SealedMemory::Access::kReadWrite).value();
+      rank.stream = device_->CreateStream().value();
+      rank.done = device_->CreateEvent().value();
+      rank.gradients = device_->Allocate(elements() * kFloatBytes).value();
+      rank.parameters = device_->Allocate(elements() * kFloatBytes).value();
+      GpuFlags::Options options = {
+          .device = device_.get(), .rank = r, .rank_count = ranks, .memory = rank.memory->writable_bytes()};
+      for (const int count : owner_counts_) {
+        options.owners.emplace_back(ranks, false);
+        std::fill_n(options.owners.back().begin(), count, true);
+      }
+      rank.flags = GpuFlags::Create(std::move(options)).value();
+    }
+  }
+
+  int buckets() const { return static_cast<int>(owner_counts_.size()); }
+  int64_t elements() const { return buckets() * kBucketElements; }
+
+  CudaPeerUpdate UpdateOf(int rank, int bucket) {
+    const int owners = owner_counts_[bucket];
+    const int64_t begin = bucket * kBucketElements;
+    CudaPeerUpdate update = {
+        .range = {begin + rank * kBucketElements / owners, begin + (rank + 1) * kBucketElements / owners},
+        .element_count = elements(),
+        .reduction = {.order = SumOrder::kChain, .world_size = static_cast<int>(ranks_.size())},
+        .rank = rank,
+        .learning_rate = 1.0f};
+    for (size_t other = 0; other < ranks_.size(); ++other) {
+      update.gradients[other] = ranks_[other].gradients->floats();
+      update.parameters[other] = ranks_[other].parameters->floats();
+    }
+    return update;
+  }
+
+  // The gradient of every element of rank r is value + r.
+  void EnqueueGradient(int r, int bucket, float value) {
+    Rank& rank = ranks_[r];
+    const std::vector<float> gradient(kBucketElements, value + static_cast<float>(r));
+    ASSERT_TRUE(rank.stream
+                    ->CopyToDevice(gradient.data(), rank.gradients->floats() + bucket * kBucketElements,
+                                   kBucketElements * kFloatBytes)
+                    .ok());
+  }
+
+  void EnqueueRound(int r, int64_t round) {
+    Rank& rank = ranks_[r];
+    const int slot = StreamExchange::SlotOf(round);
+    for (int b = 0; b < buckets(); ++b) {
+      EnqueueGradient(r, b, static_cast<float>(10 * round + b));
+      ASSERT_TRUE(rank.flags->Arrive(rank.stream.get(), slot, b).ok());
+      if (!rank.flags->IsOwner(b)) continue;
+      ASSERT_TRUE(rank.flags->AwaitArrivals(rank.stream.get(), slot, b).ok());
+      ASSERT_TRUE(
+          rank.flags->Update(rank.stream.get(), slot, b, Part::kLast, nullptr, OptimizerConfig{}, UpdateOf(r, b)).ok());
+    }
+    ASSERT_TRUE(rank.flags->AwaitUpdates(rank.stream.get(), slot, 0, buckets()).ok());
+    ASSERT_TRUE(rank.stream->Record(rank.done.get()).ok());
+  }
+
+  bool IsDone(int r, std::chrono::milliseconds limit = std::chrono::seconds(30)) {
+    const auto end = std::chrono::steady_clock::now() + limit;
+    while (std::chrono::steady_clock::now() < end) {
+      if (ranks_[r].done->HasPassed().value()) return true;
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+    return false;
+  }
+
+  std::vector<float> ParametersOf(int r) {
+    std::vector<float> parameters(elements());
+    device_->CopyToHost(ranks_[r].parameters->floats(), parameters.data(), elements() * kFloatBytes);
+    CHECK(device_->Synchronize().ok());
+    return parameters;
+  }
+
+  std::vector<int> owner_counts_;
+  std::unique_ptr<CudaDevice> device_;
+  std::vector<Rank> ranks_;
+};
+
+TEST_F(GpuFlagsTest, RoundsOfAllRanksGiveTheirSumsWithoutAHost) {
+  for (uint64_t seed = 1; seed <= 6; ++seed) {
+    for (const int ranks : {2, 3, 8}) {
+      // With few owners the word of updates has the bytes of those alone, and the other ranks see no arrivals.
+      Begin(ranks, {ranks, 1, ranks - 1}, seed);
+      for (int round = 0; round < kRounds; ++round) {
+        for (int r = 0; r < ranks; ++r) EnqueueRound(r, round);
+      }
+      for (int r = 0; r < ranks; ++r) ASSERT_TRUE(IsDone(r)) << "rank " << r << " of " << ranks << ", seed " << seed;
+      std::vector<float> expected(elements());
+      for (int64_t e = 0; e < elements(); ++e) {
+        for (int round = 0; round < kRounds; ++round) {
+          for (int r = 0; r < ranks; ++r) expected[e] -= static_cast<float>(10 * round + e / kBucketElements + r);
+        }
+      }
+      for (int r = 0; r < ranks; ++r) EXPECT_EQ(ParametersOf(r), expected) << ranks << " ranks, seed " << seed;
+      EXPECT_FALSE(ranks_[0].flags->FindNonFinite(0).has_value());
+    }
+  }
+}
+
+TEST_F(GpuFlagsTest, TheRankThatIsLateIsNamedAndAReleaseDrainsAllRounds) {
+  Begin(3, {3, 2}, 1);
+  for (const int r : {0, 2}) {
+    // As many rounds as steps queue ahead.
+    for (int round = 0; round < StreamExchange::kSlots; ++round) EnqueueRound(r, round);
+  }
+  EXPECT_FALSE(IsDone(0, std::chrono::milliseconds(50)));
+  GpuFlags& flags = *ranks_[0].flags;
+  const GpuFlags::Lag lag = flags.FindLag();
+  EXPECT_EQ(lag.slot, 0);
+  EXPECT_EQ(lag.bucket, 0);
+  EXPECT_THAT(ranks_[1].flags->FindLag().ranks, testing::ElementsAre(1));  // it waits for no other rank
+  EXPECT_THAT(lag.ranks, testing::ElementsAre(1));
+  EXPECT_FALSE(flags.is_void());
+  flags.SayVoid();
+  EXPECT_TRUE(ranks_[2].flags->is_void());  // before its GPU goes on
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (!(IsDone(0, std::chrono::milliseconds(1)) && IsDone(2, std::chrono::milliseconds(1)))) {
+    ASSERT_LT(std::chrono::steady_clock::now(), end);
+    flags.Release();
+  }
+}
+
+TEST_F(GpuFlagsTest, AGpuThatIsRoundsAheadOfItsHostStillNamesTheLateRank) {
+  Begin(3, {3, 1}, 1);
+  for (int round = 0; round < 7; ++round) EnqueueRound(0, round);
+  for (int round = 0; round < 6; ++round) {
+    for (const int r : {1, 2}) EnqueueRound(r, round);
+  }
+  EnqueueRound(1, 6);
+  for (const int r : {0, 1}) EXPECT_FALSE(IsDone(r, std::chrono::milliseconds(50)));
+  for (const int r : {0, 1}) {
+    const GpuFlags::Lag lag = ranks_[r].flags->FindLag();
+    EXPECT_EQ(lag.slot, 2);
+    EXPECT_THAT(lag.ranks, testing::ElementsAre(2));
+  }
+  EXPECT_THAT(ranks_[2].flags->FindLag().ranks, testing::IsEmpty());
+  EnqueueRound(2, 6);
+  for (int r = 0; r < 3; ++r) EXPECT_TRUE(IsDone(r));
+}
+
+TEST_F(GpuFlagsTest, AnOwnerThatHasNotUpdatedIsLate) {
+  Begin(2, {2}, 1);
+  EnqueueRound(0, 0);
+  ASSERT_TRUE(ranks_[1].flags->Arrive(ranks_[1].stream.get(), 0, 0).ok());
+  EXPECT_FALSE(IsDone(0, std::chrono::milliseconds(50)));
+  const GpuFlags::Lag lag = ranks_[0].flags->FindLag();
+  EXPECT_THAT(lag.ranks, testing::ElementsAre(1));
+  // Rank 1 has nothing to wait for but its own GPU.
+  ASSERT_TRUE(ranks_[1]
+                  .flags->Update(ranks_[1].stream.get(), 0, 0, Part::kLast, nullptr, OptimizerConfig{}, UpdateOf(1, 0))
+                  .ok());
+  EXPECT_TRUE(IsDone(0));
+  EXPECT_THAT(ranks_[0].flags->FindLag().ranks, testing::IsEmpty());
+}
+
+TEST_F(GpuFlagsTest, AGradientThatIsNotFiniteIsFoundByItsRankAndSlot) {
+  Begin(3, {3, 3}, 1);
+  for (int r = 0; r < 3; ++r) EnqueueRound(r, 0);
+  for (int r = 0; r < 3; ++r) ASSERT_TRUE(IsDone(r));
+  for (int r = 0; r < 3; ++r) {
+    Rank& rank = ranks_[r];
+    for (int b = 0; b < 2; ++b) {
+      EnqueueGradient(r, b, r == 2 && b == 1 ? std::numeric_limits<float>::quiet_NaN() : 1.0f);
+      ASSERT_TRUE(rank.flags->Arrive(rank.stream.get(), 1, b).ok());
+      ASSERT_TRUE(rank.flags->AwaitArrivals(rank.stream.get(), 1, b).ok());
+      ASSERT_TRUE(
+          rank.flags->Update(rank.stream.get(), 1, b, Part::kLast, nullptr, OptimizerConfig{}, UpdateOf(r, b)).ok());
+    }
+    ASSERT_TRUE(rank.flags->AwaitUpdates(rank.stream.get(), 1, 0, 2).ok());
+    ASSERT_TRUE(rank.stream->Record(rank.done.get()).ok());
+  }
+  for (int r = 0; r < 3; ++r) {
+    ASSERT_TRUE(IsDone(r));
+    EXPECT_FALSE(ranks_[r].flags->FindNonFinite(0).has_value());
+    const std::optional<StreamExchange::NonFinite> found = ranks_[r].flags->FindNonFinite(1);
+    ASSERT_TRUE(found.has_value());
+    EXPECT_EQ(found->rank, 2);
+    EXPECT_TRUE(kBucketElements <= found->element && found->element < 2 * kBucketElements) << found->element;
+  }
+}
+
+}  // namespace
+}  // namespace starring

@@ -1,0 +1,155 @@
+#include "worker/exchange/peer/gpu/gpu_flags.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/memory/memory.h"
+#include "common/base/check.h"
+#include "common/base/status.h"
+
+namespace starring {
+namespace {
+
+static_assert(kPeerRanksMax <= sizeof(uint64_t), "a word has a byte for each rank");
+
+// How long the words keep the value of one slot: a GPU whose process waits for its turn may look rarely.
+constexpr std::chrono::milliseconds kHold{2};
+
+uint64_t ByteOf(int slot) { return static_cast<uint64_t>(slot) + 1; }
+
+}  // namespace
+
+int64_t GpuFlags::Bytes(int bucket_count, int rank_count) {
+  const int64_t buckets = bucket_count + 1;
+  return static_cast<int64_t>(sizeof(Head)) + buckets * static_cast<int64_t>(sizeof(Words)) +
+         StreamExchange::kSlots * buckets * rank_count * static_cast<int64_t>(sizeof(int64_t));
+}
+
+GpuFlags::GpuFlags(Options options)
+    : options_(std::move(options)),
+      all_ranks_(static_cast<size_t>(options_.rank_count), true),
+      head_(*reinterpret_cast<Head*>(options_.memory.data())),
+      words_(reinterpret_cast<Words*>(options_.memory.data() + sizeof(Head)), options_.owners.size() + 1) {
+  CHECK(2 <= options_.rank_count && options_.rank_count <= kPeerRanksMax) << options_.rank_count;
+  CHECK_GE(std::ssize(options_.memory), Bytes(trial_bucket(), options_.rank_count));
+  for (const std::vector<bool>& ranks : options_.owners) CHECK_EQ(std::ssize(ranks), options_.rank_count);
+}
+
+absl::StatusOr<std::unique_ptr<GpuFlags>> GpuFlags::Create(Options options) {
+  auto flags = absl::WrapUnique(new GpuFlags(std::move(options)));
+  ASSIGN_OR_RETURN(flags->board_, flags->options_.device->MapBoard(flags->options_.memory));
+  return flags;
+}
+
+// The bytes of `ranks` have the value of the slot, all others are 0.
+uint64_t GpuFlags::ValueOf(int slot, const std::vector<bool>& ranks) const {
+  uint64_t value = 0;
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    if (ranks[rank]) value |= ByteOf(slot) << (8 * rank);
+  }
+  return value;
+}
+
+int64_t* GpuFlags::Finding(int slot, int bucket) const {
+  auto* const findings = reinterpret_cast<int64_t*>(words_.data() + words_.size());
+  return findings + (int64_t{slot} * bucket_count() + bucket) * options_.rank_count;
+}
+
+absl::Status GpuFlags::Arrive(CudaStream* stream, int slot, int bucket) {
+  return board_->Store(stream, OwnByte(words_[bucket].arrived), static_cast<uint8_t>(ByteOf(slot)));
+}
+
+absl::Status GpuFlags::AwaitArrivals(CudaStream* stream, int slot, int bucket) {
+  CHECK(IsOwner(bucket)) << "rank " << options_.rank << " could miss the arrivals at bucket " << bucket;
+  const CudaPeerBoard::Wait wait = {.word = Word(words_[bucket].arrived), .value = ValueOf(slot, all_ranks_)};
+  return board_->Await(stream, {&wait, 1});
+}
+
+absl::Status GpuFlags::AwaitUpdates(CudaStream* stream, int slot, int first, int end) {
+  std::vector<CudaPeerBoard::Wait> waits;
+  for (int bucket = first; bucket < end; ++bucket) {
+    waits.push_back({.word = Word(words_[bucket].updated), .value = ValueOf(slot, OwnersOf(bucket))});
+  }
+  return board_->Await(stream, waits);
+}
+
+absl::Status GpuFlags::Update(CudaStream* stream, int slot, int bucket, Part part, const CudaStepValues* values,
+                              const OptimizerConfig& config, const CudaPeerUpdate& update) {
+  CHECK(IsOwner(bucket)) << "rank " << options_.rank << " owns nothing of bucket " << bucket;
+  CudaPeerBoard::Update more = {.values = values,
+                                .findings = Finding(slot, bucket),
+                                .findings_stride = 1,
+                                .value = static_cast<uint8_t>(ByteOf(slot))};
+  if (part == Part::kLast) more.done = OwnByte(words_[bucket].updated);
+  if (update.range.size() == 0) {
+    return more.done == nullptr ? absl::OkStatus() : board_->Store(stream, more.done, more.value);
+  }
+  return board_->ApplyPeerUpdate(stream, config, update, more);
+}
+
+// Backward completes the buckets in their order, so that of the first one is named, as by an exchange that waits.
+std::optional<StreamExchange::NonFinite> GpuFlags::FindNonFinite(int slot) const {
+  for (int bucket = 0; bucket < trial_bucket(); ++bucket) {
+    for (int rank = 0; rank < options_.rank_count; ++rank) {
+      const int64_t found = std::atomic_ref(Finding(slot, bucket)[rank]).load();
+      if (found != 0) return StreamExchange::NonFinite{.rank = rank, .element = found - 1};
+    }
+  }
+  return std::nullopt;
+}
+
+std::vector<int> GpuFlags::Lacking(const std::atomic<uint64_t>& word, int slot, const std::vector<bool>& ranks) const {
+  const uint64_t value = word.load();
+  std::vector<int> lacking;
+  for (int rank = 0; rank < options_.rank_count; ++rank) {
+    const uint64_t byte = value >> (8 * rank) & 0xff;
+    const bool is_there = byte == ByteOf(slot) || byte == ByteOf((slot + 1) % StreamExchange::kSlots);
+    if (ranks[rank] && !is_there) lacking.push_back(rank);
+  }
+  return lacking;
+}
+
+// A GPU takes the buckets in their order, and its own bytes say how far it is.
+GpuFlags::Lag GpuFlags::FindLag() const {
+  const auto own_byte = [this](int bucket) { return words_[bucket].arrived.load() >> (8 * options_.rank) & 0xff; };
+  const std::vector<int> own = {options_.rank};
+  const uint64_t now = own_byte(0);
+  if (now == 0) return {.ranks = own};
+  const int slot = static_cast<int>(now) - 1;
+  // An owner whose update lacks may itself wait for a rank that has not arrived.
+  const auto lag_of = [&](int bucket) -> Lag {
+    std::vector<int> ranks = Lacking(words_[bucket].arrived, slot, all_ranks_);
+    if (ranks.empty()) ranks = Lacking(words_[bucket].updated, slot, OwnersOf(bucket));
+    return {.slot = slot, .bucket = bucket, .ranks = std::move(ranks)};
+  };
+  for (int bucket = 0; bucket < trial_bucket(); ++bucket) {
+    if (own_byte(bucket) != now) return {.slot = slot, .bucket = bucket, .ranks = own};
+    if (!IsOwner(bucket)) continue;
+    Lag lag = {.slot = slot, .bucket = bucket, .ranks = Lacking(words_[bucket].arrived, slot, all_ranks_)};
+    if (!lag.ranks.empty()) return lag;
+    const std::vector<int> updating = Lacking(words_[bucket].updated, slot, OwnersOf(bucket));
+    if (std::ranges::find(updating, options_.rank) != updating.end()) {
+      return {.slot = slot, .bucket = bucket, .ranks = own};
+    }
+  }
+  for (int bucket = 0; bucket < trial_bucket(); ++bucket) {
+    if (Lag lag = lag_of(bucket); !lag.ranks.empty()) return lag;
+  }
+  return {.slot = slot};
+}
+
+void GpuFlags::SayVoid() { head_.is_void.store(1); }
+bool GpuFlags::is_void() const { return head_.is_void.load() != 0; }
+
+void GpuFlags::Release() {
+  CHECK(is_void());
+  // A word that a GPU has stored a byte to since the last call is set again.
+  const int slot =
+      static_cast<int>(std::chrono::steady_clock::now().time_since_epoch() / kHold % StreamExchange::kSlots);
+  for (int bucket = 0; bucket < bucket_count(); ++bucket) {
+    words_[bucket].arrived.store(ValueOf(slot, all_ranks_));
+    words_[bucket].updated.store(ValueOf(slot, OwnersOf(bucket)));
+  }
+}
+
+}  // namespace starring

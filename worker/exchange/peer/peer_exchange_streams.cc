@@ -1,0 +1,178 @@
+// The exchange in the order of a GPU's stream: PeerExchange as a StreamExchange.
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/base/check.h"
+#include "common/base/status.h"
+#include "common/transport/collectives.h"
+#include "kernels/cuda/cuda_watch.h"
+#include "worker/exchange/peer/gpu/gpu_flags.h"
+#include "worker/exchange/peer/gpu/gpu_flags_trial.h"
+#include "worker/exchange/peer/gpu/gpu_slice_owner.h"
+#include "worker/exchange/peer/peer_exchange.h"
+
+namespace starring {
+namespace {
+
+// No bell rings when a GPU has passed an event. The steps behind it are queued, so they do not wait for the host.
+constexpr std::chrono::microseconds kSleepMax{200};
+
+// How long a GPU that was released may take to drain.
+constexpr std::chrono::seconds kDrainDeadline{5};
+
+// A rank that released this one's GPU has given up, and its notice is on the way.
+constexpr absl::Duration kNoticeDeadline = absl::Seconds(5);
+
+}  // namespace
+
+// The reason is the same on all ranks. REQUIRES: the ranks share GPU memory.
+absl::Status PeerExchange::CreateGpuFlags(HostMemory* host, const CollectiveOptions& join) {
+  GpuFlags::Options options = {
+      .device = gpu_, .rank = job_.rank, .rank_count = job_.world_size, .memory = host->writable_piece(0)};
+  for (int bucket = 0; bucket < job_.buckets.bucket_count(); ++bucket) {
+    std::vector<bool>& owners = options.owners.emplace_back();
+    for (int rank = 0; rank < job_.world_size; ++rank) {
+      owners.push_back(!OwnersOf(way_).SliceOf(job_.buckets.sum(bucket), rank).empty());
+    }
+  }
+  auto flags = GpuFlags::Create(std::move(options));
+  absl::Status why = flags.status();
+  const auto agree = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (!why.ok()) {
+      why = absl::Status(why.code(), absl::StrCat("rank ", job_.rank, ": ", std::string(why.message())));
+    }
+    return AgreeOnFirstError(pump_, join, &why);
+  };
+  RETURN_IF_ERROR(agree());
+  if (why.ok()) {
+    gpu_flags_ = *std::move(flags);
+    RETURN_IF_ERROR(TryGpuFlags(pump_, gpu_, *gpu_memory_, gpu_flags_.get(), join, &why));
+    RETURN_IF_ERROR(agree());
+  }
+  if (why.ok()) return absl::OkStatus();
+  pump_.PeersKnow();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--gpu_waits=graph: ", std::string(why.message()), ": give --gpu_waits=host"));
+}
+
+CudaOptimizerScalars PeerExchange::ScalarsOf(int64_t round) const { return gpu_owner_->ScalarsOf(round); }
+
+// Without the lock: where streams are synchronous, as those of an emulated GPU may be, the call waits for other ranks.
+absl::Status PeerExchange::EnqueueBucket(CudaStream* stream, int slot, int bucket, const CudaStepValues* values) {
+  RETURN_IF_ERROR(gpu_flags_->Arrive(stream, slot, bucket));
+  if (!gpu_flags_->IsOwner(bucket)) return absl::OkStatus();
+  RETURN_IF_ERROR(gpu_flags_->AwaitArrivals(stream, slot, bucket));
+  return gpu_owner_->EnqueueUpdateFromAll(gpu_flags_.get(), stream, slot, bucket, values);
+}
+
+absl::Status PeerExchange::EnqueueEnd(CudaStream* stream, int slot) {
+  return gpu_flags_->AwaitUpdates(stream, slot, 0, gpu_flags_->trial_bucket());
+}
+
+std::optional<StreamExchange::NonFinite> PeerExchange::FindNonFinite(int64_t round) const {
+  return gpu_flags_->FindNonFinite(SlotOf(round));
+}
+
+// Once a round, though a step may wait for its round twice: the roll call compares the counts of ranks.
+void PeerExchange::CountRound(int64_t round) {
+  if (round <= last_round_) return;
+  last_round_ = round;
+  pump_.CountCall();
+  // The bytes that a star's messages would have.
+  int64_t elements = 0;
+  for (int bucket = 0; bucket < job_.buckets.bucket_count(); ++bucket) {
+    int64_t slice = 0;
+    for (const ElementRange& range : OwnersOf(way_).SliceOf(job_.buckets.sum(bucket), job_.rank)) {
+      slice += range.size();
+    }
+    elements += job_.buckets.bucket(bucket).size() + slice * (job_.world_size - 2);
+  }
+  earlier_.bytes_sent += elements * kFloatBytes;
+  earlier_.bytes_received += elements * kFloatBytes;
+}
+
+absl::Status PeerExchange::AwaitRound(int64_t round, CudaEvent* done) {
+  TrainerDrives drive(*this);
+  if (!pump_.failure().ok()) return pump_.failure();
+  CountRound(round);
+  absl::Status gpu;
+  const auto is_over = [&] {
+    const absl::StatusOr<bool> passed = done->HasPassed();
+    gpu.Update(passed.status());
+    return !passed.ok() || *passed;
+  };
+  RETURN_IF_ERROR(WaitForRound(round, is_over));
+  if (!gpu.ok()) {
+    // The cause may be a rank that has died, whose memory this GPU maps.
+    RETURN_IF_ERROR(pump_.FindMissing().status());
+    return Fail(gpu);
+  }
+  if (gpu_flags_->is_void()) {
+    (void)pump_.PumpUntil([] { return false; }, DeadlineAfter(kNoticeDeadline), "");
+    if (!pump_.failure().ok()) return pump_.failure();
+    return Fail(absl::UnavailableError("another rank has given up, and has not said why"));
+  }
+  oldest_round_ = std::max<int64_t>(oldest_round_, round + 1);
+  return absl::OkStatus();
+}
+
+absl::Status PeerExchange::WaitForRound(int64_t round, absl::FunctionRef<bool()> done) {
+  const std::string step = absl::StrCat("step ", round);
+  transport_->BeginLooking();
+  absl::Status status = pump_.PumpUntil(done, DeadlineAfter(job_.exchange_deadline), step, kSleepMax);
+  // As long as the watch of other calls waits for a GPU. A byte that has just come must not make this one's the fault.
+  if (absl::IsDeadlineExceeded(status) && LatePeers().empty()) {
+    status = pump_.PumpUntil(done, DeadlineAfter(job_.exchange_deadline / 8), step, kSleepMax);
+  }
+  transport_->EndLooking();
+  if (!absl::IsDeadlineExceeded(status)) return status;
+  // The fault is this rank's GPU, unless it waits for others.
+  if (LatePeers().empty()) {
+    if (gpu_->watch() != nullptr) gpu_->watch()->Report("waiting for an event");
+    return Fail(absl::DeadlineExceededError(
+        absl::StrCat(step, ": the GPU has not come to its end within ", absl::FormatDuration(job_.exchange_deadline))));
+  }
+  const GpuFlags::Lag lag = gpu_flags_->FindLag();
+  const std::string bucket = absl::StrCat("step ", RoundOfLag(lag), ", bucket ", lag.bucket);
+  ASSIGN_OR_RETURN(const std::string missing, pump_.FindMissing());
+  return Fail(absl::DeadlineExceededError(absl::StrCat(bucket, " did not come within ",
+                                                       absl::FormatDuration(job_.exchange_deadline),
+                                                       " (oldest in flight: ", bucket, "): ", missing)));
+}
+
+// The GPU is in one of the rounds that are enqueued, of which there are no more than slots.
+int64_t PeerExchange::RoundOfLag(const GpuFlags::Lag& lag) const {
+  const int64_t oldest = oldest_round_;
+  return oldest + (lag.slot - SlotOf(oldest) + kSlots) % kSlots;
+}
+
+// The ranks for which this rank's GPU waits, as "rank 1 (step 17, bucket 3)"; empty: it waits for none. Any thread.
+std::string PeerExchange::LatePeers() const {
+  const GpuFlags::Lag lag = gpu_flags_->FindLag();
+  if (lag.ranks.empty() || std::ranges::find(lag.ranks, job_.rank) != lag.ranks.end()) return "";
+  return absl::StrCat(lag.ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(lag.ranks, ", "), " (step ",
+                      RoundOfLag(lag), ", bucket ", lag.bucket, ")");
+}
+
+// False: the GPU still waits.
+bool PeerExchange::DrainGpu() {
+  gpu_flags_->SayVoid();
+  const absl::StatusOr<std::unique_ptr<CudaEvent>> end = gpu_->CreateEvent();
+  if (!end.ok() || !gpu_->stream()->Record(end->get()).ok()) return false;
+  const auto deadline = std::chrono::steady_clock::now() + kDrainDeadline;
+  while (std::chrono::steady_clock::now() < deadline) {
+    const absl::StatusOr<bool> passed = (*end)->HasPassed();
+    if (!passed.ok()) return false;
+    if (*passed) return true;
+    gpu_flags_->Release();
+    std::this_thread::sleep_for(GpuFlags::kReleasePause);
+  }
+  return false;
+}
+
+}  // namespace starring
