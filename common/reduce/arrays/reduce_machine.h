@@ -13,6 +13,7 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -45,10 +46,15 @@ class ReduceMachine : public Transport::Poster {
   bool has_completed() const { return !completed_.empty(); }
   std::vector<int64_t> TakeCompleted() { return std::exchange(completed_, {}); }
 
-  // InvalidArgument once ranks disagree about a reduction.
+  // InvalidArgument once ranks disagree about a reduction; another error if this rank cannot go on.
   const absl::Status& status() const { return status_; }
   // When a reduction began while none was in flight, or an operation completed. REQUIRES: !IsIdle().
   Clock::time_point last_progress() const { return last_progress_; }
+
+  // Returns when nothing touches the data of reductions any more. Afterwards only the destructor is called.
+  virtual void Stop() {}
+  // Why this rank itself holds up its reductions; empty: as far as it knows, it waits for others.
+  virtual std::string OwnDelay() const { return ""; }
 
   void OnCompletion(uint64_t operation) final;
 
@@ -67,6 +73,8 @@ class ReduceMachine : public Transport::Poster {
   void Expect(int64_t number, int64_t calls);
   void Complete(int64_t number);
   void NoteProgress() { last_progress_ = Clock::now(); }
+  // Becomes status(), unless that is an error already.
+  void Fail(const absl::Status& why) { status_.Update(why); }
 
   Transport& transport() const { return transport_; }
   int rank() const { return transport_.rank(); }
