@@ -198,6 +198,11 @@ class BuildTest(InAFolder):
         self.assertEqual([name for name in own if not name.startswith(("common/", "worker/"))], [])
         self.assertEqual(len([name for name in own if name.endswith(".lds")]), 1)
 
+    def test_files_that_the_build_makes_have_their_place(self):
+        write(self.path("made/own/image.cc"), "made")
+        build_library.stage_own(["own/image.cc"], self.path("made"), self.path("build"))
+        self.assertEqual(read(self.path("build/own/image.cc")), b"made")
+
     def build(self, zig):
         for name in ("own/a.cc", "own/a.lds", "abseil/absl/base/b.cc", "abseil/absl/base/b_test.cc",
                      "abseil/absl/flags/f.cc", "zlib/z.c", "zlib/contrib/no.c"):

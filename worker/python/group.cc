@@ -34,16 +34,17 @@ constexpr std::chrono::seconds kAbortPatience{5};
 constexpr absl::Duration kGpuLeaveDeadline = absl::Seconds(10);
 
 // The values that must be equal on all processes, sent as they are in memory, little-endian. The number of processes is
-// part of the rendezvous.
+// part of the rendezvous. All versions of the library send so many bytes.
 struct GroupAgreement {
   int32_t version = kGroupVersion;
-  Topology topology = Topology::kStar;
+  int16_t topology = 0;
+  int16_t wants_gpu = 0;
   int32_t server_count = 0;
-  int32_t wants_gpu = 0;
 };
+static_assert(sizeof(GroupAgreement) == 12);
 
 std::string DescribeTopology(const GroupAgreement& agreement) {
-  if (agreement.topology == Topology::kRing) return "a ring";
+  if (agreement.topology == static_cast<int16_t>(Topology::kRing)) return "a ring";
   if (agreement.server_count == 0) return "a star without servers";
   return absl::StrCat("a star with ", agreement.server_count, agreement.server_count == 1 ? " server" : " servers");
 }
@@ -102,9 +103,9 @@ Group::Group(std::unique_ptr<HostTransport> transport, Options options)
 absl::Status Group::Agree() {
   if (pump_.world_size() == 1) return absl::OkStatus();
   const CollectiveOptions join = {.what = "joining", .deadline = options_.join_deadline, .with_servers = true};
-  const GroupAgreement mine = {.topology = options_.topology,
-                               .server_count = options_.server_count,
-                               .wants_gpu = options_.gpu.has_value() ? 1 : 0};
+  const GroupAgreement mine = {.topology = static_cast<int16_t>(options_.topology),
+                               .wants_gpu = static_cast<int16_t>(options_.gpu.has_value() ? 1 : 0),
+                               .server_count = options_.server_count};
   std::vector<GroupAgreement> all(pump_.rank() == 0 ? pump_.world_size() : 0);
   RETURN_IF_ERROR(GatherToRoot(pump_, ControlTag::kAgreement, std::as_bytes(std::span(&mine, 1)),
                                std::as_writable_bytes(std::span(all)), join));
