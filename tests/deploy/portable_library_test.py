@@ -313,7 +313,8 @@ class WheelTest(InAFolder):
     def options(self):
         return types.SimpleNamespace(
             output=self.path("out"), cache=self.path("cache"), jobs=1, version="0.1", sources=SOURCES,
-            gcc_library=GCC_LIBRARY, package=PACKAGE, models=[], headers=[], licence="LICENSE")
+            generated=["worker/python/starring.h"], gcc_library=GCC_LIBRARY, package=PACKAGE, models=[],
+            headers=[], licence="LICENSE")
 
     def test_the_whole_way(self):
         """From a list of sources to a wheel, or none if the library's bits differ."""
@@ -334,7 +335,9 @@ class WheelTest(InAFolder):
             wheel = portable_wheel.make(self.options())
         self.assertEqual(os.path.basename(wheel), "starring-0.1-py3-none-manylinux_2_28_x86_64.whl")
         self.assertTrue(zipfile.is_zipfile(wheel))
-        self.assertEqual(fakes["build"].call_args[0][1], build_library.own_sources(read(SOURCES).decode()))
+        self.assertEqual(fakes["build"].call_args[0][1],
+                         build_library.own_sources(read(SOURCES).decode()) + self.options().generated)
+        self.assertTrue(os.path.exists(self.path("worker/python/starring.h")))
 
 
 if __name__ == "__main__":

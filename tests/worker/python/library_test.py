@@ -10,8 +10,9 @@ from unittest import mock
 from starring import _library
 
 HEADER = "worker/python/starring.h"
-TYPES = {"uint32_t": ctypes.c_uint32, "int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64, "const char*": ctypes.c_char_p,
-         "const uint8_t*": ctypes.POINTER(ctypes.c_uint8), "double": ctypes.c_double, "void*": ctypes.c_void_p}
+TYPES = {"uint32_t": ctypes.c_uint32, "int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64,
+         "const char*": ctypes.c_char_p, "const uint8_t*": ctypes.POINTER(ctypes.c_uint8),
+         "double": ctypes.c_double, "void*": ctypes.c_void_p}
 
 
 def settings(**changed):

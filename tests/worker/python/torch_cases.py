@@ -54,7 +54,6 @@ class ModeCases(JobCase):
         self.assertRegex(said["closed"]["text"], "closed")
         self.assertEqual(said["closed"]["type"], "StarringError")
 
-
     def assert_gpu_memory(self, world_size: int, way: str, why: str) -> None:
         for said in self.run_job(world_size, "gpu_memory", "reference"):
             found = said["gpu_memory"]

@@ -12,7 +12,7 @@
 namespace starring {
 namespace {
 
-// Of a kernel's vector access. A thread with one access each has enough work.
+// The elements of a vector access. A thread with one such access has enough work.
 constexpr int64_t kElementsOfThread = 4;
 
 CudaDriver::Address AddressOf(const std::byte* memory) { return std::bit_cast<CudaDriver::Address>(memory); }

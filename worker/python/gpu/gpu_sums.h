@@ -14,7 +14,7 @@ namespace starring {
 
 // As many GPUs as one box has.
 inline constexpr int kGpuRanksMax = 8;
-// Of a block.
+// The threads of a block.
 inline constexpr int kGpuSumThreads = 256;
 // 32 blocks fill a link between two GPUs, and leave multiprocessors to the model.
 inline constexpr int kGpuSumBlocksMax = 32;

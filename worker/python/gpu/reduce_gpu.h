@@ -66,7 +66,7 @@ class ReduceGpu final : public ReduceMachine {
   std::string OwnDelay() const override;
 
  private:
-  // What a rank tells about a stage of its sum. Short enough for the board.
+  // A rank tells this about a stage of its sum. It is short enough for the board.
   struct Note {
     uint64_t hash = 0;  // of the head
     int64_t offset = 0;

@@ -225,8 +225,8 @@ def _decide(ranks: List[_meeting.Registration], job_secret: bytes, servers: Sequ
 
 def connect(process_group: Any = None, sync: str = "star", servers: Union[None, str, Sequence[str]] = None, *,
             refusal: Optional[str] = None, parameters: str = "", address: Optional[str] = None, port_range: str = "",
-            gpu: Optional[_library.Gpu] = None, join_deadline_s: float = 60.0, exchange_deadline_s: float = 60.0, stall_report_s: float = 4.0
-            ) -> _library.Group:
+            gpu: Optional[_library.Gpu] = None, join_deadline_s: float = 60.0, exchange_deadline_s: float = 60.0,
+            stall_report_s: float = 4.0) -> _library.Group:
     """The ranks of a process group as a group of the library, for sums of other things than a model's gradients. All
     ranks call it, in the same order. The arguments are those of attach(); `refusal` says why this rank cannot take
     part, and `parameters` has to be equal on all. `gpu`, on all ranks or on none, is the wish to add in GPU memory."""
