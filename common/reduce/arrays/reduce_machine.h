@@ -51,7 +51,8 @@ class ReduceMachine : public Transport::Poster {
   // When a reduction began while none was in flight, or an operation completed. REQUIRES: !IsIdle().
   Clock::time_point last_progress() const { return last_progress_; }
 
-  // Returns when nothing touches the data of reductions any more. Afterwards only the destructor is called.
+  // Returns when nothing touches the data of reductions any more, or after some seconds. Afterwards only the destructor
+  // is called.
   virtual void Stop() {}
   // Why this rank itself holds up its reductions; empty: as far as it knows, it waits for others.
   virtual std::string OwnDelay() const { return ""; }

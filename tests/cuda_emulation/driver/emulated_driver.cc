@@ -6,11 +6,13 @@
 
 #include <atomic>
 #include <bit>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <iterator>
 #include <string_view>
+#include <thread>
 
 #include "worker/python/gpu/gpu_sums.h"
 
@@ -207,5 +209,12 @@ int cuEventSynchronize(cudaEvent_t event) { return cudaEventSynchronize(event); 
 // The copies so far.
 int64_t emulated_device_copies() { return device_copies; }
 int64_t emulated_host_copies() { return host_copies; }
+
+// Asynchronous streams do nothing any more once `stream` has come to this work.
+void emulated_hang(cudaStream_t stream) {
+  starring::cuda_emulation::Enqueue(stream, [] {
+    while (true) std::this_thread::sleep_for(std::chrono::seconds(1));
+  });
+}
 
 }  // extern "C"

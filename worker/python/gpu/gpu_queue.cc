@@ -9,6 +9,7 @@
 
 #include "absl/memory/memory.h"
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 #include "common/base/status.h"
 
 namespace starring {
@@ -34,19 +35,24 @@ absl::StatusOr<std::unique_ptr<GpuQueue>> GpuQueue::Create(const GpuContext* con
 }
 
 GpuQueue::~GpuQueue() {
-  Stop();
+  CHECK(!thread_.joinable());
   if (stream_ == nullptr) return;
   const GpuContext::Scope scope(context_);
   context_.driver().stream_destroy(stream_);
 }
 
-void GpuQueue::Stop() {
+bool GpuQueue::Stop(std::chrono::milliseconds patience) {
+  if (!thread_.joinable()) return true;
   {
     const MutexLock lock(mutex_);
     is_stopping_ = true;
     changed_.NotifyAll();
+    const auto is_over = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return is_over_; };
+    is_abandoned_ = !changed_.WaitFor(mutex_, patience, is_over);
+    if (is_abandoned_) return false;
   }
-  if (thread_.joinable()) thread_.join();
+  thread_.join();
+  return true;
 }
 
 int64_t GpuQueue::Follow() {
@@ -84,7 +90,7 @@ void GpuQueue::Run() {
   status_.Update(current);
   while (true) {
     changed_.Wait(mutex_, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return is_stopping_ || !pending_.empty(); });
-    if (pending_.empty()) return;
+    if (pending_.empty()) break;
     const CudaDriver::Event event = pending_.front();
     pending_.pop_front();
     mutex_.Unlock();
@@ -92,8 +98,10 @@ void GpuQueue::Run() {
     mutex_.Lock();
     status_.Update(done);
     finished_.store(status_.ok() ? finished_.load() + 1 : std::numeric_limits<int64_t>::max());
-    ring_();
+    if (!is_abandoned_) ring_();
   }
+  is_over_ = true;
+  changed_.NotifyAll();
 }
 
 }  // namespace starring

@@ -5,6 +5,7 @@
 #define STARRING_WORKER_PYTHON_GPU_GPU_QUEUE_H_
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -24,7 +25,7 @@ class GpuQueue {
  public:
   // `context` outlives the queue. `ring` is called by the queue's thread after each change of finished().
   static absl::StatusOr<std::unique_ptr<GpuQueue>> Create(const GpuContext* context, std::function<void()> ring);
-  // Waits for the work.
+  // REQUIRES: Stop has returned true. A queue whose work does not end stays until the process ends.
   ~GpuQueue();
 
   CudaDriver::Stream stream() const { return stream_; }
@@ -33,8 +34,8 @@ class GpuQueue {
   // The greatest number of all after an error, so that nobody waits for ever.
   const std::atomic<int64_t>& finished() const { return finished_; }
   absl::Status status() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // Returns when all work has ended. After that Follow is not called.
-  void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Whether all work has ended within `patience`. Afterwards `ring` is not called, and Follow must not be.
+  [[nodiscard]] bool Stop(std::chrono::milliseconds patience) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   GpuQueue(const GpuContext* context, std::function<void()> ring) : context_(*context), ring_(std::move(ring)) {}
@@ -51,6 +52,8 @@ class GpuQueue {
   std::deque<CudaDriver::Event> pending_ ABSL_GUARDED_BY(mutex_);  // null: it could not be recorded
   int64_t begun_ ABSL_GUARDED_BY(mutex_) = 0;
   bool is_stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_abandoned_ ABSL_GUARDED_BY(mutex_) = false;
+  bool is_over_ ABSL_GUARDED_BY(mutex_) = false;  // the thread touches this object no more
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
 
   std::thread thread_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <chrono>
 #include <span>
 #include <utility>
 
@@ -16,6 +17,9 @@ namespace {
 
 // An operation's number: that of the sum, and a code.
 constexpr int64_t kCodes = 64;
+// For a GPU that still works when the group has failed. It may wait for streams of the process, and so for ever.
+constexpr std::chrono::seconds kStopPatience{5};
+
 // Numbers of sums that are in flight together have tags of their own. There are fewer than this (kReductionsMax).
 constexpr int64_t kTags = 4096;
 
@@ -41,6 +45,7 @@ absl::StatusOr<std::unique_ptr<ReduceGpu>> ReduceGpu::Create(Options options) {
 ReduceGpu::ReduceGpu(Options options) : ReduceMachine(options.transport), options_(std::move(options)) {}
 
 ReduceGpu::~ReduceGpu() {
+  Stop();
   const GpuContext::Scope scope(*options_.context);
   for (const auto& [number, sum] : sums_) {
     if (sum.offset < 0) options_.context->DestroyEvent(ArrivalOf(sum.reduction));
@@ -48,8 +53,10 @@ ReduceGpu::~ReduceGpu() {
 }
 
 void ReduceGpu::Stop() {
-  arriving_->Stop();
-  working_->Stop();
+  for (auto* const queue : {&arriving_, &working_}) {
+    if (*queue == nullptr || (*queue)->Stop(kStopPatience)) continue;
+    static_cast<void>(queue->release());
+  }
 }
 
 std::string ReduceGpu::OwnDelay() const {

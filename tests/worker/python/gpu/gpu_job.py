@@ -15,8 +15,9 @@ import numpy as np
 from starring import _library
 
 TYPES = (_library.FLOAT32, _library.BFLOAT16, _library.FLOAT16)
-# Within one block of a ring, one whole block and a part, and several. Two of the last ones do not fit into 2 MiB.
-COUNTS = (1, 17, 5_000, 161_073, 300_001, 300_001, 0, 262_144)
+# Parts of one block of a ring, whole blocks of 2 and 4 ranks, and several and a part. All types together do not fit into
+# 2 MiB.
+COUNTS = (1, 17, 5_000, 131_072, 300_001, 0)
 MEMORY_BYTES = 2 << 20
 _POLL_MS = 100
 
@@ -64,6 +65,9 @@ class Gpu:
                        ctypes.c_size_t(values.nbytes), self.stream)
         self._call("cuStreamSynchronize", self.stream)
         return values
+
+    def hang(self) -> None:
+        self._driver.emulated_hang(self.stream)
 
     def copies(self) -> Tuple[int, int]:
         """On the device; to or from the host."""
@@ -149,6 +153,8 @@ class Rank:
         place = gpu.allocate(40_000)
         try:
             for step in range(1 << 30):
+                if step == self.given.get("hangs_at"):
+                    gpu.hang()
                 self.wait(group, group.allreduce(step, 0, 0, place, 10_000, _library.FLOAT32, 1.0, gpu.stream.value))
                 if step == 20:
                     say(begun=True)

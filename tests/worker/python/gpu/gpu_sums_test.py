@@ -157,6 +157,17 @@ class GpuSumsTest(unittest.TestCase):
         for one in said:
             self.assertIn("did not come within 2s: rank 1 does not answer", one["error"])
 
+    def test_a_gpu_that_hangs_is_named_and_waited_for_a_while(self) -> None:
+        environments = {rank: {"EMULATED_GPU_STREAMS": "async:1"} for rank in range(2)}
+        with started(2, "for_ever", environments, {1: {"hangs_at": 3}}, sync="star", deadline_s=2.0) as ranks:
+            begin = time.monotonic()
+            said = [ranks.line(rank) for rank in range(2)]
+            self.assertLess(time.monotonic() - begin, 25)
+        for one in said:
+            self.assertRegex(one["error"], "step 3, bucket 0 did not come within 2s: ")
+        self.assertTrue(any("the GPU of rank 1 has not computed the array for step 3, bucket 0" in one["error"]
+                            for one in said), said)
+
     def test_ranks_that_disagree_add_nothing(self) -> None:
         with started(2, "disagree", sync="star") as ranks:
             for said in ranks.end():
