@@ -15,8 +15,8 @@ import numpy as np
 from starring import _library
 
 TYPES = (_library.FLOAT32, _library.BFLOAT16, _library.FLOAT16)
-# Parts of one block of a ring, whole blocks of 2 and 4 ranks, and several and a part. All types together do not fit into
-# 2 MiB.
+# Parts of one block of a ring, whole blocks of 2 and 4 ranks, and several and a part. All types together do not fit
+# into 2 MiB.
 COUNTS = (1, 17, 5_000, 131_072, 300_001, 0)
 MEMORY_BYTES = 2 << 20
 _POLL_MS = 100
