@@ -130,7 +130,6 @@ class Rank:
 
     def bits(self) -> None:
         """Says which sums have other bits than those of a group in host memory."""
-        gpu = Gpu()
         counts = self.given.get("counts", COUNTS)
         arrays = [(element_type, wild(element_type, count, self.rank, index))
                   for element_type in TYPES for index, count in enumerate(counts)]
@@ -139,7 +138,7 @@ class Rank:
         if not group.adds_in_gpu_memory:
             say(sum=float(self.host_sums(group, [(_library.FLOAT32, np.ones(1000, np.float32))])[0].sum()))
             return group.close()
-        found = self.gpu_sums(gpu, group, arrays)
+        found = self.gpu_sums(Gpu(), group, arrays)
         group.close()
         other = self.open("other", False)
         wanted = self.host_sums(other, arrays)

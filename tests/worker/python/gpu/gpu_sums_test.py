@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import unittest
 from typing import Any, Dict, Iterator, List, Optional
@@ -109,7 +110,7 @@ class GpuSumsTest(unittest.TestCase):
         for sync, streams in (("star", "late"), ("ring", "late"), ("star", "async:1"), ("ring", "async:2")):
             self.assert_bits(3, sync, streams, counts=[5_000, 100_001, 100_001])
 
-    def assert_refused(self, reason: str, environments: Any = None, options: Any = None, world_size: int = 3) -> None:
+    def assert_refused(self, reason: str, environments: Any = None, options: Any = None, world_size: int = 2) -> None:
         with started(world_size, "bits", environments, options, sync="star") as ranks:
             found = ranks.end()
         for said in found:
@@ -122,16 +123,21 @@ class GpuSumsTest(unittest.TestCase):
 
     def test_one_rank_that_refuses_is_enough(self) -> None:
         self.assert_refused("rank 1 cannot share memory of its GPU: sharing GPU memory failed: cudaErrorNotSupported",
-                            {1: {"EMULATED_GPU_IPC": "nothing"}})
-        self.assert_refused("rank 2 cannot map the GPU memory of rank 0: .* out of memory",
-                            {2: {"EMULATED_GPU_IPC": "full"}})
+                            {1: {"EMULATED_GPU_IPC": "nothing"}}, world_size=3)
+        self.assert_refused("rank 1 cannot map the GPU memory of rank 0: .* out of memory",
+                            {1: {"EMULATED_GPU_IPC": "full"}})
+        with tempfile.TemporaryDirectory() as folder:
+            with open(os.path.join(folder, "libcuda.so.1"), "w", encoding="ascii"):
+                pass
+            self.assert_refused("rank 1: the CUDA driver cannot be loaded: .*libcuda.so.1: file too short",
+                                {1: {"LD_LIBRARY_PATH": folder}})
         self.assert_refused("the arrays of rank 1 are not all on one GPU", options={1: {"gpu": -1}})
-        self.assert_refused("rank 2: GPU 5: looking for it failed: .* invalid device ordinal", options={2: {"gpu": 5}})
+        self.assert_refused("rank 1: GPU 5: looking for it failed: .* invalid device ordinal", options={1: {"gpu": 5}})
 
     def test_the_self_test_finds_memory_that_does_not_serve(self) -> None:
         for fault in ("one_way", "corrupt", "late_visible"):
             self.assert_refused(r"rank \d has written .* into the GPU memory of rank \d, in round \d+ of a test",
-                                {1: {"EMULATED_GPU_IPC": fault}}, world_size=2)
+                                {1: {"EMULATED_GPU_IPC": fault}})
 
     def test_a_killed_rank_is_named(self) -> None:
         for sync in ("star", "ring"):
