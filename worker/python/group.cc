@@ -33,6 +33,8 @@ constexpr std::chrono::seconds kAbortPatience{5};
 // How long a rank that leaves waits for the others to unmap its GPU memory.
 constexpr absl::Duration kGpuLeaveDeadline = absl::Seconds(10);
 
+enum class Role { kRank, kServer };
+
 // The values that must be equal on all processes, sent as they are in memory, little-endian. The number of processes is
 // part of the rendezvous. All versions of the library send so many bytes.
 struct GroupAgreement {
@@ -50,12 +52,13 @@ std::string DescribeTopology(const GroupAgreement& agreement) {
 }
 
 // Empty: both are the same.
-std::string Compare(const std::string& name, const GroupAgreement& other, const GroupAgreement& root) {
+// A server knows no wish of the ranks for GPU memory.
+std::string Compare(const std::string& name, Role role, const GroupAgreement& other, const GroupAgreement& root) {
   if (other.version != root.version) {
     return absl::StrCat(name, " has version ", other.version, " of libstarring, rank 0 version ", root.version,
                         ": install the same on all hosts");
   }
-  if (other.wants_gpu != root.wants_gpu) {
+  if (role == Role::kRank && other.wants_gpu != root.wants_gpu) {
     const auto wish = [](const GroupAgreement& one) { return one.wants_gpu != 0 ? "GPU memory" : "host memory"; };
     return absl::StrCat(name, " opens a group for sums in ", wish(other), ", rank 0 one for sums in ", wish(root),
                         ": give all processes the same options");
@@ -111,7 +114,8 @@ absl::Status Group::Agree() {
                                std::as_writable_bytes(std::span(all)), join));
   std::string verdict;
   for (size_t rank = 1; rank < all.size() && verdict.empty(); ++rank) {
-    verdict = Compare(ProcessName(static_cast<int>(rank), pump_.worker_count()), all[rank], mine);
+    const Role role = static_cast<int>(rank) < pump_.worker_count() ? Role::kRank : Role::kServer;
+    verdict = Compare(ProcessName(static_cast<int>(rank), pump_.worker_count()), role, all[rank], mine);
   }
   RETURN_IF_ERROR(SendTextFromRoot(pump_, verdict, join));
   if (verdict.empty()) return absl::OkStatus();
@@ -175,10 +179,14 @@ absl::Status Group::ShareGpuMemory() {
   RETURN_IF_ERROR(AgreeOnReason(pump_, join, &gpu_refusal_));
   if (gpu_refusal_.empty()) {
     const GpuContext::Scope scope(*gpu_);
-    ASSIGN_OR_RETURN(SharedGpuMemory::Outcome outcome,
-                     SharedGpuMemory::Meet(pump_, gpu_.get(), options_.gpu->bytes, join));
-    gpu_memory_ = std::move(outcome.memory);
-    gpu_refusal_ = std::move(outcome.refusal);
+    auto outcome = SharedGpuMemory::Meet(pump_, gpu_.get(), options_.gpu->bytes, join);
+    if (!outcome.ok()) {
+      // Another rank may map memory of this context.
+      static_cast<void>(gpu_.release());
+      return outcome.status();
+    }
+    gpu_memory_ = std::move(outcome->memory);
+    gpu_refusal_ = std::move(outcome->refusal);
   }
   if (gpu_memory_ == nullptr) gpu_ = nullptr;
   return absl::OkStatus();
@@ -361,6 +369,10 @@ void Group::Run() {
   if (!status.ok()) pump_.Abort(status);
   if (machine_ != nullptr) machine_->Stop();
   const MutexLock lock(mutex_);
+  for (const Reduction& reduction : orders_.begun) {
+    if (reduction.arrival != nullptr) gpu_->DestroyEvent(static_cast<CudaDriver::Event>(reduction.arrival));
+  }
+  orders_.begun.clear();
   // Nothing touches the data of a reduction any more.
   broken_ = status.ok() ? absl::FailedPreconditionError("the group has ended") : status;
   is_over_ = true;
@@ -384,13 +396,28 @@ absl::Status Group::Drive() {
 
 void Group::BeginAll(const std::vector<Reduction>& begun) {
   for (const Reduction& reduction : begun) {
-    pump_.CountCall();
     progress_.set_step(reduction.head.step);
     progress_.set_bucket(reduction.head.bucket);
-    progress_.Enter(WorkPhase::kExchange, ProgressState::Clock::now());
     machine_->Begin(reduction);
+    CountCalls();
+    EnterPhase();
     next_number_ = reduction.number + 1;
   }
+}
+
+// A GPU has not computed the array of a sum when that begins, and only afterwards do others hold it up.
+bool Group::WaitsForOthers() const { return machine_ != nullptr && !machine_->IsIdle() && !machine_->IsComputing(); }
+
+// The roll call names the rank that has made fewer calls: the one whose GPU is late.
+void Group::CountCalls() {
+  for (; machine_ != nullptr && counted_count_ < machine_->contributed_count(); ++counted_count_) pump_.CountCall();
+}
+
+void Group::EnterPhase() {
+  const WorkPhase phase = WaitsForOthers()     ? WorkPhase::kExchange
+                          : machine_->IsIdle() ? WorkPhase::kOutside
+                                               : WorkPhase::kBackward;
+  progress_.Enter(phase, ProgressState::Clock::now());
 }
 
 void Group::EndTickets(const std::vector<int64_t>& numbers) {
@@ -409,15 +436,23 @@ absl::Status Group::AwaitNews() {
 
 absl::Status Group::AwaitUntil(absl::FunctionRef<bool()> done) {
   while (true) {
-    const bool is_idle = machine_ == nullptr || machine_->IsIdle();
+    const bool waits = WaitsForOthers();
     const MessagePump::Clock::time_point deadline =
-        is_idle ? DeadlineAfter(kIdleWait)
-                : machine_->last_progress() + absl::ToChronoNanoseconds(BoundedDeadline(options_.exchange_deadline));
-    const absl::Status status = pump_.PumpUntil(done, deadline, is_idle ? "" : DescribeReduction(machine_->Oldest()));
+        waits ? machine_->last_progress() + absl::ToChronoNanoseconds(BoundedDeadline(options_.exchange_deadline))
+              : DeadlineAfter(kIdleWait);
+    const auto ends = [&] {
+      CountCalls();
+      return done() || waits != WaitsForOthers();
+    };
+    const absl::Status status = pump_.PumpUntil(ends, deadline, waits ? DescribeReduction(machine_->Oldest()) : "");
+    if (status.ok() && !done()) {
+      EnterPhase();
+      continue;
+    }
     // A peer may have given up because of a deadline.
     if (!absl::IsDeadlineExceeded(status) || !pump_.failure().ok()) return status;
     // A reduction that takes long and goes on is slow, not stuck: its deadline has moved.
-    if (!is_idle && !machine_->IsIdle() &&
+    if (waits && WaitsForOthers() &&
         MessagePump::Clock::now() - machine_->last_progress() >=
             absl::ToChronoNanoseconds(BoundedDeadline(options_.exchange_deadline))) {
       return DescribeDeadline();

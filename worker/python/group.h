@@ -142,6 +142,9 @@ class Group {
   absl::Status Serve() ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Leave();
   absl::Status AwaitNews();
+  bool WaitsForOthers() const;
+  void EnterPhase();
+  void CountCalls();
   absl::Status AwaitUntil(absl::FunctionRef<bool()> done);
   absl::Status DescribeDeadline();
   void BeginAll(const std::vector<Reduction>& begun);
@@ -165,6 +168,7 @@ class Group {
   ReduceGpu* gpu_machine_ = nullptr;        // the same, if it adds in GPU memory
   std::unique_ptr<SumServer> server_;       // of a server
   int64_t next_number_ = 0;
+  int64_t counted_count_ = 0;  // reductions that the roll call counts
   MessagePump pump_;
   // Is destroyed first: until then it may write into the memory of the others.
   std::unique_ptr<HostTransport> transport_;

@@ -54,6 +54,10 @@ class ReduceMachine : public Transport::Poster {
   // Returns when nothing touches the data of reductions any more, or after some seconds. Afterwards only the destructor
   // is called.
   virtual void Stop() {}
+  // How many reductions have this rank's own contribution. Those of arrays in host memory have it when they begin.
+  virtual int64_t contributed_count() const { return begun_count_; }
+  // Whether the oldest reduction waits for this rank's own contribution.
+  virtual bool IsComputing() const { return false; }
   // Why this rank itself holds up its reductions; empty: as far as it knows, it waits for others.
   virtual std::string OwnDelay() const { return ""; }
 
@@ -95,6 +99,7 @@ class ReduceMachine : public Transport::Poster {
   const int server_count_;
   std::map<int64_t, InFlight> in_flight_;  // by number
   std::vector<int64_t> completed_;
+  int64_t begun_count_ = 0;
   absl::Status status_;
   Clock::time_point last_progress_;
 };

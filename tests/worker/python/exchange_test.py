@@ -42,7 +42,7 @@ class Bucket:
 class Group:
     """A library's group whose sums the test ends."""
 
-    adds_in_gpu_memory, why_no_gpu_memory, device_copies = False, "", 0
+    adds_in_gpu_memory, why_no_gpu_memory, device_copies, gpu_number = False, "", 0, 1
 
     def __init__(self):
         self.calls, self.waits, self.aborts, self.closed = [], [], [], threading.Event()
@@ -280,7 +280,7 @@ class GpuMemoryTest(ExchangeCase):
     def setUp(self):
         super().setUp()
         self.on_gpu = mock.Mock(is_sparse=False, dtype=torch.float16)
-        self.on_gpu.device.type = "cuda"
+        self.on_gpu.device.type, self.on_gpu.device.index = "cuda", 1
         self.on_gpu.data_ptr.return_value, self.on_gpu.numel.return_value = 4096, 12
 
     def on_its_gpu(self):
@@ -306,8 +306,13 @@ class GpuMemoryTest(ExchangeCase):
 
     def test_a_model_that_has_left_the_gpu(self):
         self.on_its_gpu()
-        self.assert_submit_fails("bucket 0 is on cpu, and the group adds in GPU memory: move no model after attach", 0)
+        self.assert_submit_fails("bucket 0 is on cpu, and the group adds on cuda:1: move no model after attach", 0)
         self.assertEqual(len(self.group.aborts), 1)
+
+    def test_a_model_on_another_gpu(self):
+        self.on_its_gpu()
+        self.on_gpu.device.index = 0
+        self.assert_submit_fails("and the group adds on cuda:1", 0, values=self.on_gpu)
 
 
 if __name__ == "__main__":

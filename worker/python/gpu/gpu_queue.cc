@@ -60,7 +60,10 @@ int64_t GpuQueue::Follow() {
   CudaDriver::Event event = nullptr;
   absl::Status status = driver.StatusOf(
       driver.event_create(&event, CudaDriver::kEventDisableTiming | CudaDriver::kEventBlockingSync), "making an event");
-  if (status.ok()) status = driver.StatusOf(driver.event_record(event, stream_), "recording an event");
+  if (status.ok()) {
+    status = driver.StatusOf(driver.event_record(event, stream_), "recording an event");
+    if (!status.ok()) driver.event_destroy(std::exchange(event, nullptr));
+  }
   const MutexLock lock(mutex_);
   status_.Update(status);
   pending_.push_back(event);
@@ -74,8 +77,8 @@ absl::Status GpuQueue::status() const {
 }
 
 absl::Status GpuQueue::Await(CudaDriver::Event event) {
-  if (event == nullptr) return absl::OkStatus();
   const CudaDriver& driver = context_.driver();
+  if (event == nullptr) return driver.StatusOf(driver.stream_synchronize(stream_), "the GPU's work for a sum");
   const absl::Status status = driver.StatusOf(driver.event_synchronize(event), "the GPU's work for a sum");
   driver.event_destroy(event);
   return status;

@@ -17,8 +17,9 @@ namespace {
 
 // An operation's number: that of the sum, and a code.
 constexpr int64_t kCodes = 64;
-// For a GPU that still works when the group has failed. It may wait for streams of the process, and so for ever.
-constexpr std::chrono::seconds kStopPatience{5};
+// For a GPU that still works when the group has failed. Arrivals wait for streams of the process, and perhaps for ever.
+// They only read arrays.
+constexpr std::chrono::milliseconds kWorkPatience{5000}, kArrivalPatience{500};
 
 // Numbers of sums that are in flight together have tags of their own. There are fewer than this (kReductionsMax).
 constexpr int64_t kTags = 4096;
@@ -53,22 +54,22 @@ ReduceGpu::~ReduceGpu() {
 }
 
 void ReduceGpu::Stop() {
-  for (auto* const queue : {&arriving_, &working_}) {
-    if (*queue == nullptr || (*queue)->Stop(kStopPatience)) continue;
+  for (const auto& [queue, patience] : {std::pair(&working_, kWorkPatience), std::pair(&arriving_, kArrivalPatience)}) {
+    if (*queue == nullptr || (*queue)->Stop(patience)) continue;
     static_cast<void>(queue->release());
   }
 }
 
 std::string ReduceGpu::OwnDelay() const {
   for (const auto& [number, sum] : sums_) {
-    const std::string what = absl::StrCat(" for ", DescribeReduction(sum.reduction.head));
-    if (sum.offset >= 0 && sum.stage < 0) {
-      return absl::StrCat("the GPU of rank ", rank(), " has not computed the array", what);
-    }
-    if (sum.is_busy) return absl::StrCat("the GPU of rank ", rank(), " has not ended its work", what);
+    if (!sum.is_busy) continue;
+    return absl::StrCat("the GPU of rank ", rank(), " has not ended its work for ",
+                        DescribeReduction(sum.reduction.head));
   }
   return "";
 }
+
+bool ReduceGpu::IsComputing() const { return !sums_.empty() && sums_.begin()->second.stage < 0; }
 
 int64_t ReduceGpu::PlaceBytes(const ReductionHead& head) const {
   const bool has_partial = !is_star() && head.type != ElementType::kFloat32;
@@ -80,11 +81,14 @@ absl::Status ReduceGpu::CheckSize(const ReductionHead& head) const {
   if (bytes <= options_.memory->bytes()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("a sum of ", head.count, " elements of ", ElementTypeName(head.type),
                                                  " takes ", bytes, " bytes of GPU memory, and the group has ",
-                                                 options_.memory->bytes(), ": give it more by gpu_bytes"));
+                                                 options_.memory->bytes(), ": open it with more"));
 }
 
 void ReduceGpu::Start(const Reduction& reduction) {
-  if (reduction.head.count == 0) return options_.context->DestroyEvent(ArrivalOf(reduction));
+  if (reduction.head.count == 0) {
+    ++contributed_count_;
+    return options_.context->DestroyEvent(ArrivalOf(reduction));
+  }
   Expect(reduction.number, 1);
   Sum& sum = sums_[reduction.number];
   sum.reduction = reduction;
@@ -157,6 +161,7 @@ void ReduceGpu::Advance(uint64_t operation) {
   const auto code = static_cast<int64_t>(operation) % kCodes;
   switch (static_cast<Code>(std::min(code, static_cast<int64_t>(Code::kReceived)))) {
     case Code::kCopiedIn:
+      ++contributed_count_;
       ReachStage(sum);
       break;
     case Code::kWorked:
@@ -182,7 +187,8 @@ void ReduceGpu::Hear(Sum& sum, const Received& received) {
   const auto& [hash, offset, stage] = received.note;
   // The heads' comparison finds it, on this rank or on another one.
   if (hash != HashOf(sum.reduction.head)) return;
-  if (offset < 0 || offset > options_.memory->bytes() - sum.bytes || stage < 0 || stage > work_count()) {
+  if (offset < 0 || offset > options_.memory->bytes() - sum.bytes || offset % kGpuPlaceAlignment != 0 || stage < 0 ||
+      stage > work_count()) {
     return Fail(absl::InternalError(absl::StrCat("rank ", received.from, " says that its place begins at ", offset,
                                                  " and is at stage ", stage, ": all ranks must run the same build")));
   }

@@ -63,6 +63,8 @@ class ReduceGpu final : public ReduceMachine {
   int64_t copy_count() const { return copy_count_.load(); }
 
   void Stop() override;
+  int64_t contributed_count() const override { return contributed_count_; }
+  bool IsComputing() const override;
   std::string OwnDelay() const override;
 
  private:
@@ -126,6 +128,7 @@ class ReduceGpu final : public ReduceMachine {
 
   const Options options_;
   std::atomic<int64_t> copy_count_ = 0;
+  int64_t contributed_count_ = 0;
   std::map<int64_t, Sum> sums_;      // by number
   std::deque<int64_t> unplaced_;     // numbers, in order
   std::map<int64_t, int64_t> used_;  // places: offset and end

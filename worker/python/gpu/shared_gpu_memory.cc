@@ -127,13 +127,18 @@ absl::StatusOr<std::string> SharedGpuMemory::Allocate() {
   return context_.Export(own_);
 }
 
-// Each text is a name in hexadecimal digits.
+// Each text is a name in hexadecimal digits, and the length of the piece.
 absl::Status SharedGpuMemory::Open(const std::vector<std::string>& names, int rank) {
   pieces_.assign(names.size(), nullptr);
   pieces_[rank] = own_;
   for (int other = 0; other < std::ssize(names); ++other) {
     if (other == rank) continue;
-    ASSIGN_OR_RETURN(pieces_[other], context_.Open(absl::HexStringToBytes(names[other])), "rank ", rank,
+    const std::vector<std::string> parts = absl::StrSplit(names[other], '/');
+    if (parts.size() != 2 || parts[1] != absl::StrCat(bytes_)) {
+      return absl::InvalidArgumentError(absl::StrCat("rank ", rank, " has ", bytes_, " bytes of GPU memory, and rank ",
+                                                     other, " has ", parts.back(), ": give all ranks the same"));
+    }
+    ASSIGN_OR_RETURN(pieces_[other], context_.Open(absl::HexStringToBytes(parts[0])), "rank ", rank,
                      " cannot map the GPU memory of rank ", other);
     others_.push_back(pieces_[other]);
   }
@@ -177,7 +182,8 @@ absl::StatusOr<SharedGpuMemory::Outcome> SharedGpuMemory::Meet(MessagePump& pump
     memory->may_free_ = true;  // no rank has mapped it
     return outcome;
   }
-  ASSIGN_OR_RETURN(const std::vector<std::string> all, GatherTextToRoot(pump, absl::BytesToHexString(*name), join));
+  ASSIGN_OR_RETURN(const std::vector<std::string> all,
+                   GatherTextToRoot(pump, absl::StrCat(absl::BytesToHexString(*name), "/", memory->bytes()), join));
   std::string list = absl::StrJoin(all, "\n");
   RETURN_IF_ERROR(SendTextFromRoot(pump, list, join));
   const std::vector<std::string> names = absl::StrSplit(list, '\n');

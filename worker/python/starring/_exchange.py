@@ -244,8 +244,10 @@ class BucketExchange:
             problem = f"is {values.dtype}: only float32, bfloat16 and float16 are summed"
         elif values.device.type not in ("cpu", "cuda"):
             problem = f"is on {values.device}: only the CPU and CUDA are served"
-        elif self._group.adds_in_gpu_memory and values.device.type != "cuda":
-            problem = f"is on {values.device}, and the group adds in GPU memory: move no model after attach"
+        elif self._group.adds_in_gpu_memory and (values.device.type, values.device.index) != (
+                "cuda", self._group.gpu_number):
+            problem = (f"is on {values.device}, and the group adds on cuda:{self._group.gpu_number}: move no model "
+                       "after attach")
         if problem:
             self.fail(f"rank {self._rank}: bucket {self._next_index} {problem}", "invalid")
             self._raise_failure()

@@ -193,8 +193,9 @@ class Group:
         # torch.multiprocessing.spawn, and not in children of fork.
         self._end = multiprocessing.util.Finalize(self, _close, [self._library, self._handle, options], exitpriority=0)
         # Whether arrays are added in GPU memory, and why not. The reason is that of the first rank that has one.
-        self.adds_in_gpu_memory, self.why_no_gpu_memory = False, ""
+        self.adds_in_gpu_memory, self.why_no_gpu_memory, self.gpu_number = False, "", -1
         if settings.gpu is not None:
+            self.gpu_number = settings.gpu.number
             found = self._describe()
             self.adds_in_gpu_memory = bool(found.adds_in_gpu_memory)
             self.why_no_gpu_memory = (found.why_not or b"").decode("utf-8", "replace")

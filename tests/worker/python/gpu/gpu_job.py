@@ -91,7 +91,7 @@ class Rank:
         self.rank, self.world_size, self.given = given["rank"], given["world_size"], given
 
     def open(self, name: str, wants_gpu: bool) -> _library.Group:
-        gpu = _library.Gpu(self.given.get("gpu", 0), MEMORY_BYTES) if wants_gpu else None
+        gpu = _library.Gpu(self.given.get("gpu", 0), self.given.get("bytes", MEMORY_BYTES)) if wants_gpu else None
         return _library.Group(_library.Settings(
             rank=self.rank, world_size=self.world_size, topology=self.given["sync"],
             rendezvous=self.given[name], group_name=name, join_deadline_s=20.0,
