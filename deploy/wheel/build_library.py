@@ -60,14 +60,19 @@ def own_sources(query: str) -> list[str]:
     return sorted(name[2:].replace(":", "/").lstrip("/") for name in names if name.startswith("//"))
 
 
+def stage_own(names: Sequence[str], tree: str, folder: str) -> None:
+    """Copies files of `tree` to `folder`, by the same names."""
+    for name in names:
+        os.makedirs(os.path.dirname(os.path.join(folder, name)), exist_ok=True)
+        shutil.copyfile(os.path.join(tree, name), os.path.join(folder, name))
+
+
 def stage(own: Sequence[str], tree: str, cache: str) -> str:
     """An empty folder with all sources in it, ours by the same names as in the repository."""
     folder = os.path.join(cache, "build")
     shutil.rmtree(folder, ignore_errors=True)
     os.makedirs(folder)
-    for name in own:
-        os.makedirs(os.path.dirname(os.path.join(folder, name)), exist_ok=True)
-        shutil.copyfile(os.path.join(tree, name), os.path.join(folder, name))
+    stage_own(own, tree, folder)
     for source in downloads.SOURCES:
         downloads.unpack(source, os.path.join(cache, "downloads"), folder)
     return folder

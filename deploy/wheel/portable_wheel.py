@@ -78,6 +78,9 @@ def make(options: argparse.Namespace) -> str:
     say(f"fetches into {cache} what is not there yet (ziglang has 100 MB)")
     programs = downloads.install_programs(cache)
     folder = build_library.stage(own, tree, cache)
+    # The sources that the build makes, such as the kernels' image, for which zig has no compiler.
+    build_library.stage_own(options.generated, os.getcwd(), folder)
+    own += options.generated
     zig = build_library.Zig(programs, cache)
     begin = time.monotonic()
     library = build_library.build(zig, own, folder, options.jobs)
@@ -106,6 +109,7 @@ def main() -> None:
     given = parser.add_argument_group("given by the build")
     given.add_argument("--version", required=True)
     given.add_argument("--sources", required=True, help="the labels of the library's files, one a line")
+    given.add_argument("--generated", nargs="*", default=[], help="files of the library that the build makes")
     given.add_argument("--gcc_library", required=True)
     given.add_argument("--package", nargs="+", required=True)
     given.add_argument("--models", nargs="+", required=True)

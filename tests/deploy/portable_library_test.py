@@ -198,6 +198,11 @@ class BuildTest(InAFolder):
         self.assertEqual([name for name in own if not name.startswith(("common/", "worker/"))], [])
         self.assertEqual(len([name for name in own if name.endswith(".lds")]), 1)
 
+    def test_files_that_the_build_makes_have_their_place(self):
+        write(self.path("made/own/image.cc"), "made")
+        build_library.stage_own(["own/image.cc"], self.path("made"), self.path("build"))
+        self.assertEqual(read(self.path("build/own/image.cc")), b"made")
+
     def build(self, zig):
         for name in ("own/a.cc", "own/a.lds", "abseil/absl/base/b.cc", "abseil/absl/base/b_test.cc",
                      "abseil/absl/flags/f.cc", "zlib/z.c", "zlib/contrib/no.c"):
@@ -308,7 +313,8 @@ class WheelTest(InAFolder):
     def options(self):
         return types.SimpleNamespace(
             output=self.path("out"), cache=self.path("cache"), jobs=1, version="0.1", sources=SOURCES,
-            gcc_library=GCC_LIBRARY, package=PACKAGE, models=[], headers=[], licence="LICENSE")
+            generated=["worker/python/starring.h"], gcc_library=GCC_LIBRARY, package=PACKAGE, models=[],
+            headers=[], licence="LICENSE")
 
     def test_the_whole_way(self):
         """From a list of sources to a wheel, or none if the library's bits differ."""
@@ -329,7 +335,9 @@ class WheelTest(InAFolder):
             wheel = portable_wheel.make(self.options())
         self.assertEqual(os.path.basename(wheel), "starring-0.1-py3-none-manylinux_2_28_x86_64.whl")
         self.assertTrue(zipfile.is_zipfile(wheel))
-        self.assertEqual(fakes["build"].call_args[0][1], build_library.own_sources(read(SOURCES).decode()))
+        self.assertEqual(fakes["build"].call_args[0][1],
+                         build_library.own_sources(read(SOURCES).decode()) + self.options().generated)
+        self.assertTrue(os.path.exists(self.path("worker/python/starring.h")))
 
 
 if __name__ == "__main__":

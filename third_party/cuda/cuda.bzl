@@ -8,6 +8,12 @@
         hdrs = ["elementwise.h"],          # without types of CUDA but cudaStream_t and cudaError_t
     )
 
+    starring_cuda_image(
+        name = "image",                    # a fat binary for the driver's cuModuleLoadData
+        src = "sums.cu",
+        hdrs = ["sums.h"],
+    )
+
 Each .cu is compiled by nvcc for sm_80 and sm_90, and to PTX of compute_90, which a driver compiles for newer GPUs. The
 report of ptxas about every kernel (registers, spills) becomes <stem>.ptxas, in the target NAME_ptxas, for a test to
 read.
@@ -68,6 +74,31 @@ _nvcc_objects = rule(
     implementation = _nvcc_objects_impl,
     attrs = {
         "srcs": attr.label_list(allow_files = [".cu"], mandatory = True),
+        "hdrs": attr.label_list(allow_files = [".h"]),
+    },
+)
+
+def _cuda_image_impl(ctx):
+    image = ctx.actions.declare_file(ctx.label.name + ".fatbin")
+    arguments = ctx.actions.args()
+    arguments.add_all(_NVCC_FLAGS)
+    arguments.add_all(["-fatbin", ctx.file.src, "-o", image])
+    ctx.actions.run_shell(
+        # The report of ptxas is shown only if nvcc fails, as it does where a kernel spills registers.
+        command = "report=$(\"$@\" 2>&1) || { echo \"$report\"; exit 1; }",
+        arguments = [NVCC, arguments],
+        inputs = [ctx.file.src] + ctx.files.hdrs,
+        outputs = [image],
+        mnemonic = "NvccImage",
+        progress_message = "Compiling %s" % ctx.file.src.short_path,
+        use_default_shell_env = True,
+    )
+    return [DefaultInfo(files = depset([image]))]
+
+starring_cuda_image = rule(
+    implementation = _cuda_image_impl,
+    attrs = {
+        "src": attr.label(allow_single_file = [".cu"], mandatory = True),
         "hdrs": attr.label_list(allow_files = [".h"]),
     },
 )

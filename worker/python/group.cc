@@ -22,7 +22,7 @@ namespace starring {
 namespace {
 
 // Raise it with every change after which one process would misunderstand another: heads, cuts, tags, orders of sums.
-constexpr int32_t kGroupVersion = 3;
+constexpr int32_t kGroupVersion = 4;
 
 // How long a process with nothing under way waits at a time.
 constexpr absl::Duration kIdleWait = absl::Hours(1);
@@ -30,25 +30,38 @@ constexpr absl::Duration kIdleWait = absl::Hours(1);
 // How long Abort waits for its notices to leave, which takes the thread two seconds at most.
 constexpr std::chrono::seconds kAbortPatience{5};
 
+// How long a rank that leaves waits for the others to unmap its GPU memory.
+constexpr absl::Duration kGpuLeaveDeadline = absl::Seconds(10);
+
+enum class Role { kRank, kServer };
+
 // The values that must be equal on all processes, sent as they are in memory, little-endian. The number of processes is
-// part of the rendezvous.
+// part of the rendezvous. All versions of the library send so many bytes.
 struct GroupAgreement {
   int32_t version = kGroupVersion;
-  Topology topology = Topology::kStar;
+  int16_t topology = 0;
+  int16_t wants_gpu = 0;
   int32_t server_count = 0;
 };
+static_assert(sizeof(GroupAgreement) == 12);
 
 std::string DescribeTopology(const GroupAgreement& agreement) {
-  if (agreement.topology == Topology::kRing) return "a ring";
+  if (agreement.topology == static_cast<int16_t>(Topology::kRing)) return "a ring";
   if (agreement.server_count == 0) return "a star without servers";
   return absl::StrCat("a star with ", agreement.server_count, agreement.server_count == 1 ? " server" : " servers");
 }
 
 // Empty: both are the same.
-std::string Compare(const std::string& name, const GroupAgreement& other, const GroupAgreement& root) {
+// A server knows no wish of the ranks for GPU memory.
+std::string Compare(const std::string& name, Role role, const GroupAgreement& other, const GroupAgreement& root) {
   if (other.version != root.version) {
     return absl::StrCat(name, " has version ", other.version, " of libstarring, rank 0 version ", root.version,
                         ": install the same on all hosts");
+  }
+  if (role == Role::kRank && other.wants_gpu != root.wants_gpu) {
+    const auto wish = [](const GroupAgreement& one) { return one.wants_gpu != 0 ? "GPU memory" : "host memory"; };
+    return absl::StrCat(name, " opens a group for sums in ", wish(other), ", rank 0 one for sums in ", wish(root),
+                        ": give all processes the same options");
   }
   if (other.topology == root.topology && other.server_count == root.server_count) return "";
   return absl::StrCat(name, " opens ", DescribeTopology(other), ", rank 0 ", DescribeTopology(root),
@@ -70,7 +83,8 @@ absl::StatusOr<std::unique_ptr<Group>> Group::Create(std::unique_ptr<Transport> 
   std::unique_ptr<Group> group(new Group(std::make_unique<HostTransport>(std::move(transport)), std::move(options)));
   RETURN_IF_ERROR(group->Agree());
   RETURN_IF_ERROR(group->ShareMemory());
-  group->CreateMachine();
+  if (group->options_.gpu.has_value()) RETURN_IF_ERROR(group->ShareGpuMemory());
+  RETURN_IF_ERROR(group->CreateMachine());
   // A server waits for ranks, always: it is asked only whether it answers.
   const WorkPhase phase = group->is_server() ? WorkPhase::kExchange : WorkPhase::kOutside;
   group->progress_.Enter(phase, ProgressState::Clock::now());
@@ -92,13 +106,16 @@ Group::Group(std::unique_ptr<HostTransport> transport, Options options)
 absl::Status Group::Agree() {
   if (pump_.world_size() == 1) return absl::OkStatus();
   const CollectiveOptions join = {.what = "joining", .deadline = options_.join_deadline, .with_servers = true};
-  const GroupAgreement mine = {.topology = options_.topology, .server_count = options_.server_count};
+  const GroupAgreement mine = {.topology = static_cast<int16_t>(options_.topology),
+                               .wants_gpu = static_cast<int16_t>(options_.gpu.has_value() ? 1 : 0),
+                               .server_count = options_.server_count};
   std::vector<GroupAgreement> all(pump_.rank() == 0 ? pump_.world_size() : 0);
   RETURN_IF_ERROR(GatherToRoot(pump_, ControlTag::kAgreement, std::as_bytes(std::span(&mine, 1)),
                                std::as_writable_bytes(std::span(all)), join));
   std::string verdict;
   for (size_t rank = 1; rank < all.size() && verdict.empty(); ++rank) {
-    verdict = Compare(ProcessName(static_cast<int>(rank), pump_.worker_count()), all[rank], mine);
+    const Role role = static_cast<int>(rank) < pump_.worker_count() ? Role::kRank : Role::kServer;
+    verdict = Compare(ProcessName(static_cast<int>(rank), pump_.worker_count()), role, all[rank], mine);
   }
   RETURN_IF_ERROR(SendTextFromRoot(pump_, verdict, join));
   if (verdict.empty()) return absl::OkStatus();
@@ -119,6 +136,7 @@ absl::Status Group::ShareMemory() {
                                      .layout = absl::StrCat(kGroupVersion),
                                      .boot_id = options_.host_id},
                                     join));
+  host_refusal_ = outcome.refusal;
   if (outcome.memory != nullptr) {
     memory_ = std::move(outcome.memory);
     transport_->Attach(memory_->board());
@@ -131,14 +149,68 @@ absl::Status Group::ShareMemory() {
   return absl::OkStatus();
 }
 
-void Group::CreateMachine() {
+// Said by this rank, before it takes memory.
+std::string Group::WhyNoGpu() {
+  const Gpu& wish = *options_.gpu;
+  const std::string rank = absl::StrCat("rank ", pump_.rank());
+  if (wish.ordinal < 0) return absl::StrCat("the arrays of ", rank, " are not all on one GPU");
+  if (wish.bytes <= 0) return absl::StrCat(rank, " wants ", wish.bytes, " bytes of GPU memory");
+  absl::StatusOr<std::unique_ptr<GpuContext>> context = GpuContext::Create(wish.ordinal, wish.image);
+  if (!context.ok()) return absl::StrCat(rank, ": ", std::string(context.status().message()));
+  gpu_ = *std::move(context);
+  return "";
+}
+
+absl::Status Group::ShareGpuMemory() {
+  // These reasons are the same on all processes, which so need no messages.
+  if (options_.server_count > 0) {
+    gpu_refusal_ = "servers add in host memory";
+  } else if (pump_.world_size() == 1) {
+    gpu_refusal_ = "there is one rank";
+  } else if (pump_.world_size() > kGpuRanksMax) {
+    gpu_refusal_ =
+        absl::StrCat(pump_.world_size(), " ranks are more than the ", kGpuRanksMax, " that may share GPU memory");
+  } else if (memory_ == nullptr) {
+    gpu_refusal_ = host_refusal_;
+  }
+  if (!gpu_refusal_.empty()) return absl::OkStatus();
+  const CollectiveOptions join = {.what = "joining", .deadline = options_.join_deadline};
+  gpu_refusal_ = WhyNoGpu();
+  RETURN_IF_ERROR(AgreeOnReason(pump_, join, &gpu_refusal_));
+  if (gpu_refusal_.empty()) {
+    const GpuContext::Scope scope(*gpu_);
+    auto outcome = SharedGpuMemory::Meet(pump_, gpu_.get(), options_.gpu->bytes, join);
+    if (!outcome.ok()) {
+      // Another rank may map memory of this context.
+      static_cast<void>(gpu_.release());
+      return outcome.status();
+    }
+    gpu_memory_ = std::move(outcome->memory);
+    gpu_refusal_ = std::move(outcome->refusal);
+  }
+  if (gpu_memory_ == nullptr) gpu_ = nullptr;
+  return absl::OkStatus();
+}
+
+absl::Status Group::CreateMachine() {
   if (is_server()) {
     CreateServer();
+  } else if (gpu_memory_ != nullptr) {
+    const GpuContext::Scope scope(*gpu_);
+    const auto way = options_.topology == Topology::kRing ? ReduceGpu::Way::kRing : ReduceGpu::Way::kStar;
+    ASSIGN_OR_RETURN(auto machine, ReduceGpu::Create({.transport = transport_.get(),
+                                                      .context = gpu_.get(),
+                                                      .memory = gpu_memory_.get(),
+                                                      .way = way,
+                                                      .ring = [board = memory_->board()] { board->RingHere(); }}));
+    gpu_machine_ = machine.get();
+    machine_ = std::move(machine);
   } else if (options_.topology == Topology::kRing) {
     machine_ = std::make_unique<ReduceRing>(RingOptions());
   } else {
     machine_ = std::make_unique<ReduceStar>(StarOptions());
   }
+  return absl::OkStatus();
 }
 
 ReduceRing::Options Group::RingOptions() {
@@ -193,6 +265,12 @@ Group::~Group() {
     Order();
   }
   if (thread_.joinable()) thread_.join();
+  // Other ranks may still map the memory, which must not end with its context.
+  if (gpu_memory_ != nullptr && !gpu_memory_is_free_) {
+    machine_ = nullptr;
+    gpu_memory_ = nullptr;
+    static_cast<void>(gpu_.release());
+  }
 }
 
 void Group::Order() {
@@ -203,6 +281,27 @@ void Group::Order() {
 
 absl::StatusOr<int64_t> Group::Begin(const ReductionHead& head, std::byte* data) {
   RETURN_IF_ERROR(CheckHead(head));
+  if (adds_on_gpu()) return absl::InvalidArgumentError("the group adds arrays in GPU memory: call st_allreduce_gpu");
+  return Enqueue({.head = head, .data = data});
+}
+
+absl::StatusOr<int64_t> Group::BeginOnGpu(const ReductionHead& head, std::byte* data, CudaDriver::Stream stream) {
+  RETURN_IF_ERROR(CheckHead(head));
+  if (!adds_on_gpu()) {
+    return absl::InvalidArgumentError(absl::StrCat("the group adds arrays in host memory",
+                                                   gpu_refusal_.empty() ? "" : ", because ", gpu_refusal_,
+                                                   ": call st_allreduce"));
+  }
+  RETURN_IF_ERROR(gpu_machine_->CheckSize(head));
+  const GpuContext::Scope scope(*gpu_);
+  RETURN_IF_ERROR(scope.status());
+  ASSIGN_OR_RETURN(const CudaDriver::Event arrival, gpu_->RecordEvent(stream));
+  absl::StatusOr<int64_t> ticket = Enqueue({.head = head, .data = data, .arrival = arrival});
+  if (!ticket.ok()) gpu_->DestroyEvent(arrival);
+  return ticket;
+}
+
+absl::StatusOr<int64_t> Group::Enqueue(Reduction reduction) {
   const MutexLock lock(mutex_);
   if (!broken_.ok()) return broken_;
   if (is_server()) return absl::InvalidArgumentError("a server adds what the ranks begin, and begins nothing itself");
@@ -213,7 +312,8 @@ absl::StatusOr<int64_t> Group::Begin(const ReductionHead& head, std::byte* data)
   const int64_t number = begun_count_++;
   // Tickets of ranks begin at 1, because kServerTicket is 0.
   tickets_[number + 1] = {};
-  orders_.begun.push_back({.number = number, .head = head, .data = data});
+  reduction.number = number;
+  orders_.begun.push_back(reduction);
   Order();
   return number + 1;
 }
@@ -263,10 +363,16 @@ void Group::Run() {
   // Sums must not depend on what the process has set, for instance that subnormal numbers are 0.
   std::fesetenv(FE_DFL_ENV);
   pthread_setname_np(pthread_self(), "starring");
-  const absl::Status status = is_server() ? Serve() : Drive();
-  // The call takes up to two seconds, so it comes before the lock: Begin and Wait go on meanwhile.
+  absl::Status status = gpu_ == nullptr ? absl::OkStatus() : gpu_->MakeCurrent();
+  if (status.ok()) status = is_server() ? Serve() : Drive();
+  // The calls take up to two seconds, so they come before the lock: Begin and Wait go on meanwhile.
   if (!status.ok()) pump_.Abort(status);
+  if (machine_ != nullptr) machine_->Stop();
   const MutexLock lock(mutex_);
+  for (const Reduction& reduction : orders_.begun) {
+    if (reduction.arrival != nullptr) gpu_->DestroyEvent(static_cast<CudaDriver::Event>(reduction.arrival));
+  }
+  orders_.begun.clear();
   // Nothing touches the data of a reduction any more.
   broken_ = status.ok() ? absl::FailedPreconditionError("the group has ended") : status;
   is_over_ = true;
@@ -290,13 +396,28 @@ absl::Status Group::Drive() {
 
 void Group::BeginAll(const std::vector<Reduction>& begun) {
   for (const Reduction& reduction : begun) {
-    pump_.CountCall();
     progress_.set_step(reduction.head.step);
     progress_.set_bucket(reduction.head.bucket);
-    progress_.Enter(WorkPhase::kExchange, ProgressState::Clock::now());
     machine_->Begin(reduction);
+    CountCalls();
+    EnterPhase();
     next_number_ = reduction.number + 1;
   }
+}
+
+// A GPU has not computed the array of a sum when that begins, and only afterwards do others hold it up.
+bool Group::WaitsForOthers() const { return machine_ != nullptr && !machine_->IsIdle() && !machine_->IsComputing(); }
+
+// The roll call names the rank that has made fewer calls: the one whose GPU is late.
+void Group::CountCalls() {
+  for (; machine_ != nullptr && counted_count_ < machine_->contributed_count(); ++counted_count_) pump_.CountCall();
+}
+
+void Group::EnterPhase() {
+  const WorkPhase phase = WaitsForOthers()     ? WorkPhase::kExchange
+                          : machine_->IsIdle() ? WorkPhase::kOutside
+                                               : WorkPhase::kBackward;
+  progress_.Enter(phase, ProgressState::Clock::now());
 }
 
 void Group::EndTickets(const std::vector<int64_t>& numbers) {
@@ -315,15 +436,23 @@ absl::Status Group::AwaitNews() {
 
 absl::Status Group::AwaitUntil(absl::FunctionRef<bool()> done) {
   while (true) {
-    const bool is_idle = machine_ == nullptr || machine_->IsIdle();
+    const bool waits = WaitsForOthers();
     const MessagePump::Clock::time_point deadline =
-        is_idle ? DeadlineAfter(kIdleWait)
-                : machine_->last_progress() + absl::ToChronoNanoseconds(BoundedDeadline(options_.exchange_deadline));
-    const absl::Status status = pump_.PumpUntil(done, deadline, is_idle ? "" : DescribeReduction(machine_->Oldest()));
+        waits ? machine_->last_progress() + absl::ToChronoNanoseconds(BoundedDeadline(options_.exchange_deadline))
+              : DeadlineAfter(kIdleWait);
+    const auto ends = [&] {
+      CountCalls();
+      return done() || waits != WaitsForOthers();
+    };
+    const absl::Status status = pump_.PumpUntil(ends, deadline, waits ? DescribeReduction(machine_->Oldest()) : "");
+    if (status.ok() && !done()) {
+      EnterPhase();
+      continue;
+    }
     // A peer may have given up because of a deadline.
     if (!absl::IsDeadlineExceeded(status) || !pump_.failure().ok()) return status;
     // A reduction that takes long and goes on is slow, not stuck: its deadline has moved.
-    if (!is_idle && !machine_->IsIdle() &&
+    if (waits && WaitsForOthers() &&
         MessagePump::Clock::now() - machine_->last_progress() >=
             absl::ToChronoNanoseconds(BoundedDeadline(options_.exchange_deadline))) {
       return DescribeDeadline();
@@ -333,13 +462,21 @@ absl::Status Group::AwaitUntil(absl::FunctionRef<bool()> done) {
 
 absl::Status Group::DescribeDeadline() {
   const std::string what = DescribeReduction(machine_->Oldest());
-  ASSIGN_OR_RETURN(const std::string missing, pump_.FindMissing());
+  std::string missing = machine_->OwnDelay();
+  if (missing.empty()) {
+    ASSIGN_OR_RETURN(missing, pump_.FindMissing());
+  }
   return absl::DeadlineExceededError(
       absl::StrCat(what, " did not come within ", absl::FormatDuration(options_.exchange_deadline), ": ", missing));
 }
 
 // Nothing is under way here, so other ranks need nothing of this one but, if there are servers, to know that it goes.
 absl::Status Group::Leave() {
+  if (gpu_memory_ != nullptr) {
+    machine_->Stop();
+    // A rank that is late or gone costs this process the memory, and nothing else.
+    gpu_memory_is_free_ = gpu_memory_->Disband(pump_, kGpuLeaveDeadline).ok();
+  }
   if (options_.server_count == 0) return absl::OkStatus();
   machine_->Begin({.number = next_number_, .head = {.kind = ReductionHead::Kind::kEnd}});
   return AwaitUntil([this] { return machine_->IsIdle(); });

@@ -8,6 +8,9 @@
 // Faults. A *broken* group has a reason, with which all its tickets end. The group has sent the reason to all peers, or
 // has received it from one. A ticket that makes no progress within the exchange deadline breaks the group with the
 // sentence that names the rank which keeps the others waiting (common/transport/peer_watch.h).
+//
+// GPU memory. Ranks of one host can ask to add arrays where they are, in GPU memory (gpu/reduce_gpu.h). All ranks do,
+// or none does and all know why; then they add arrays in host memory, as without the wish.
 #ifndef STARRING_WORKER_PYTHON_GROUP_H_
 #define STARRING_WORKER_PYTHON_GROUP_H_
 
@@ -42,6 +45,10 @@
 #include "common/transport/message_pump.h"
 #include "common/transport/transport.h"
 #include "common/watch/progress_state.h"
+#include "worker/python/gpu/gpu_context.h"
+#include "worker/python/gpu/gpu_image.h"
+#include "worker/python/gpu/reduce_gpu.h"
+#include "worker/python/gpu/shared_gpu_memory.h"
 
 namespace starring {
 
@@ -52,6 +59,11 @@ int64_t GroupUnexpectedBytesMax(int worker_count);
 
 class Group {
  public:
+  struct Gpu {
+    int ordinal = -1;   // among the GPUs that this process sees; -1: this rank's arrays are on none
+    int64_t bytes = 0;  // of its memory, for all sums that are under way
+    std::span<const unsigned char> image = GpuImage();
+  };
   struct Options {
     Topology topology = Topology::kStar;
     int server_count = 0;  // the last ranks of the world, with a star only
@@ -60,6 +72,7 @@ class Group {
     std::chrono::milliseconds stall_report{4000};  // 0: none
     std::string host_id = BootId();                // processes of one host share memory, if they can
     std::function<void(const std::string&)> say;   // gets lines for people; any thread may call it; null: not wanted
+    std::optional<Gpu> gpu;                        // the wish to add in GPU memory, equal on all ranks
   };
 
   // The only ticket of a server; those of ranks are above.
@@ -76,6 +89,16 @@ class Group {
   // head that is wrong, and at a server; ResourceExhausted if kReductionsMax tickets have not ended; the reason if the
   // group is broken.
   absl::StatusOr<int64_t> Begin(const ReductionHead& head, std::byte* data) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The same for an array in GPU memory, in a group that adds there, and only in such a one: `stream` is the CUDA
+  // stream whose work until now makes the contribution.
+  absl::StatusOr<int64_t> BeginOnGpu(const ReductionHead& head, std::byte* data, CudaDriver::Stream stream)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Whether the group adds in GPU memory, and why not.
+  bool adds_on_gpu() const { return gpu_machine_ != nullptr; }
+  const std::string& gpu_refusal() const { return gpu_refusal_; }
+  // Copies on the GPU that were begun: two for each array.
+  int64_t device_copy_count() const { return gpu_machine_ == nullptr ? 0 : gpu_machine_->copy_count(); }
 
   // Sleeps until `ticket` has ended, for `patience` at most; empty: it has not. Otherwise how it has ended, after which
   // it is unknown: InvalidArgument.
@@ -101,7 +124,10 @@ class Group {
 
   absl::Status Agree();
   absl::Status ShareMemory();
-  void CreateMachine();
+  std::string WhyNoGpu();
+  absl::Status ShareGpuMemory();
+  absl::Status CreateMachine();
+  absl::StatusOr<int64_t> Enqueue(Reduction reduction) ABSL_LOCKS_EXCLUDED(mutex_);
   ReduceRing::Options RingOptions();
   ReduceStarOptions StarOptions();
   void CreateServer();
@@ -116,6 +142,9 @@ class Group {
   absl::Status Serve() ABSL_LOCKS_EXCLUDED(mutex_);
   absl::Status Leave();
   absl::Status AwaitNews();
+  bool WaitsForOthers() const;
+  void EnterPhase();
+  void CountCalls();
   absl::Status AwaitUntil(absl::FunctionRef<bool()> done);
   absl::Status DescribeDeadline();
   void BeginAll(const std::vector<Reduction>& begun);
@@ -127,12 +156,19 @@ class Group {
 
   // ---- Used by Create, and then by the group's thread.
   ProgressState progress_;
-  std::unique_ptr<HostMemory> memory_;      // null: the processes share none
-  AlignedFloats private_;                   // then
-  std::span<std::byte> own_;                // of an owner, in one of them
+  std::unique_ptr<HostMemory> memory_;  // null: the processes share none
+  AlignedFloats private_;               // then
+  std::span<std::byte> own_;            // of an owner, in one of them
+  std::string host_refusal_;            // why there is no memory_
+  std::unique_ptr<GpuContext> gpu_;     // null: the group adds in host memory
+  std::unique_ptr<SharedGpuMemory> gpu_memory_;
+  std::string gpu_refusal_;
+  bool gpu_memory_is_free_ = false;         // no other rank maps it
   std::unique_ptr<ReduceMachine> machine_;  // of a rank
+  ReduceGpu* gpu_machine_ = nullptr;        // the same, if it adds in GPU memory
   std::unique_ptr<SumServer> server_;       // of a server
   int64_t next_number_ = 0;
+  int64_t counted_count_ = 0;  // reductions that the roll call counts
   MessagePump pump_;
   // Is destroyed first: until then it may write into the memory of the others.
   std::unique_ptr<HostTransport> transport_;

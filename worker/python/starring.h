@@ -15,6 +15,11 @@
 //
 // Bfloat16 and float16 are widened to float32, added, divided, and rounded once, to the nearest, ties to even.
 //
+// GPU memory. Ranks of one host whose arrays are on GPUs can ask for a group that adds them there: each rank maps the
+// others' memory by CUDA's IPC. An array is copied twice on its GPU, and never to a host. Either all ranks do so, or
+// none: st_describe says which, and why. Then arrays in host memory are added, and st_allreduce_gpu is refused. The
+// bits are the same, but for those of a NaN. The library needs the driver, libcuda.so.1, for such a group alone.
+//
 // Errors. A call returns one of the codes below, and st_last_error has the sentence. ST_PEER, ST_INTERNAL, and
 // ST_INVALID because ranks disagree, break the group on every rank: all its tickets end with the error, further calls
 // return it, and only st_close is of use.
@@ -64,6 +69,11 @@ typedef struct st_options {
   // use the group. May be null.
   void (*say)(void* context, const char* line);
   void* say_context;
+  int32_t gpu_memory;  // 1: the ranks want to add arrays in GPU memory; the same on all
+  int32_t gpu;         // then: the number of this rank's GPU, among those that it sees; -1: its arrays are on none
+  // Then: the GPU memory for sums that are under way, at least what the longest takes: its bytes, or, of 16-bit
+  // elements in a ring, three times its bytes. Later sums wait for a place.
+  int64_t gpu_bytes;
 } st_options;
 
 // Meets the other ranks; returns when all are connected, at the latest after join_deadline_s and some seconds.
@@ -83,6 +93,21 @@ int st_serve(const st_options* options);
 int st_allreduce(st_group* group, int64_t step, int32_t bucket, uint64_t layout, void* data, int64_t count,
                  int32_t type, float divisor, int64_t* ticket);
 
+// The same for an array on the group's GPU, in a group that adds in GPU memory. `stream` is the CUDA stream whose work
+// until now makes the contribution. When st_wait returns ST_OK, the sum is there for all streams.
+int st_allreduce_gpu(st_group* group, int64_t step, int32_t bucket, uint64_t layout, void* data, int64_t count,
+                     int32_t type, float divisor, void* stream, int64_t* ticket);
+
+typedef struct st_description {
+  uint32_t struct_bytes;       // sizeof(st_description), set by the caller
+  int32_t adds_in_gpu_memory;  // 1: it does
+  const char* why_not;    // the first rank's reason; empty: it does, or was not asked to; valid as long as the group
+  int64_t device_copies;  // of arrays on the GPU, begun so far: two for each sum
+} st_description;
+
+// Fills `description`.
+int st_describe(st_group* group, st_description* description);
+
 // Sleeps until the sum of `ticket` is complete, for `milliseconds` at most (0: only looks). ST_OK or an error ends the
 // ticket, which must not be used again. ST_TIMEOUT: wait again. As the group is broken after exchange_deadline_s
 // without progress, waiting again and again ends.
@@ -97,7 +122,8 @@ const char* st_last_error(const st_group* group);
 int st_abort(st_group* group, const char* why);
 
 // Leaves and frees the group. If a ticket has not ended, the group is broken on the other ranks; otherwise these may go
-// on until they need this rank. `group` may be null.
+// on until they need this rank. In GPU memory it waits up to ten seconds for the others to close the group as well, and
+// otherwise leaves its memory to the end of the process. `group` may be null.
 int st_close(st_group* group);
 
 #ifdef __cplusplus

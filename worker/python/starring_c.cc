@@ -13,6 +13,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
@@ -29,6 +30,7 @@
 #include "common/transport/tcp/tcp_listener.h"
 #include "common/transport/tcp/tcp_rendezvous.h"
 #include "common/transport/transport.h"
+#include "worker/python/gpu/cuda_driver.h"
 #include "worker/python/group.h"
 #include "worker/python/starring.h"
 
@@ -189,6 +191,7 @@ absl::StatusOr<std::unique_ptr<Group>> Open(const st_options* given, Role role) 
                           .exchange_deadline = absl::Seconds(options.exchange_deadline_s),
                           .stall_report = absl::ToChronoMilliseconds(stall_report),
                           .say = say};
+  if (options.gpu_memory != 0) group.gpu = {.ordinal = options.gpu, .bytes = options.gpu_bytes};
   TcpRendezvousOptions rendezvous = {.rank = options.rank,
                                      .world_size = options.world_size + options.server_count,
                                      .server_count = options.server_count,
@@ -214,6 +217,22 @@ absl::StatusOr<std::unique_ptr<Group>> Open(const st_options* given, Role role) 
   const absl::Duration rest = absl::Floor(group.join_deadline - (SteadyNow() - begin), absl::Milliseconds(100));
   group.join_deadline = std::min(group.join_deadline, std::max(rest, kAgreementDeadlineMin));
   return Group::Create(*std::move(transport), std::move(group));
+}
+
+// Checks the arguments of a sum, and begins it by `begin`.
+absl::Status BeginSum(st_group* group, const ReductionHead& head, void* data, int64_t* ticket,
+                      absl::FunctionRef<absl::StatusOr<int64_t>(Group&, std::byte*)> begin) {
+  RETURN_IF_ERROR(CheckOwner(group));
+  // ElementBytes needs a known type, so the head is checked before the alignment.
+  RETURN_IF_ERROR(CheckHead(head));
+  if (ticket == nullptr || (data == nullptr && head.count > 0)) {
+    return absl::InvalidArgumentError("an argument is null");
+  }
+  if (reinterpret_cast<uintptr_t>(data) % ElementBytes(head.type) != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("the array is not aligned for ", ElementTypeName(head.type)));
+  }
+  ASSIGN_OR_RETURN(*ticket, begin(*group->group, static_cast<std::byte*>(data)));
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -244,21 +263,47 @@ int st_serve(const st_options* options) {
 int st_allreduce(st_group* group, int64_t step, int32_t bucket, uint64_t layout, void* data, int64_t count,
                  int32_t type, float divisor, int64_t* ticket) {
   return starring::Call([&]() -> absl::Status {
-    RETURN_IF_ERROR(starring::CheckOwner(group));
     const starring::ReductionHead head = {.bucket = bucket,
                                           .step = step,
                                           .layout = layout,
                                           .count = count,
                                           .type = static_cast<starring::ElementType>(type),
                                           .divisor = divisor};
-    // ElementBytes needs a known type, so the head is checked before the alignment.
-    RETURN_IF_ERROR(starring::CheckHead(head));
-    if (ticket == nullptr || (data == nullptr && count > 0)) return absl::InvalidArgumentError("an argument is null");
-    if (reinterpret_cast<uintptr_t>(data) % starring::ElementBytes(head.type) != 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("the array is not aligned for ", starring::ElementTypeName(head.type)));
+    return starring::BeginSum(group, head, data, ticket, [&head](starring::Group& opened, std::byte* elements) {
+      return opened.Begin(head, elements);
+    });
+  });
+}
+
+int st_allreduce_gpu(st_group* group, int64_t step, int32_t bucket, uint64_t layout, void* data, int64_t count,
+                     int32_t type, float divisor, void* stream, int64_t* ticket) {
+  return starring::Call([&]() -> absl::Status {
+    const starring::ReductionHead head = {.bucket = bucket,
+                                          .step = step,
+                                          .layout = layout,
+                                          .count = count,
+                                          .type = static_cast<starring::ElementType>(type),
+                                          .divisor = divisor};
+    return starring::BeginSum(group, head, data, ticket, [&](starring::Group& opened, std::byte* elements) {
+      return opened.BeginOnGpu(head, elements, static_cast<starring::CudaDriver::Stream>(stream));
+    });
+  });
+}
+
+int st_describe(st_group* group, st_description* description) {
+  return starring::Call([&]() -> absl::Status {
+    RETURN_IF_ERROR(starring::CheckOwner(group));
+    if (description == nullptr) return absl::InvalidArgumentError("the place for the description is null");
+    if (description->struct_bytes != sizeof(st_description)) {
+      return absl::InvalidArgumentError(absl::StrCat("st_description has ", description->struct_bytes,
+                                                     " bytes, this library expects ", sizeof(st_description),
+                                                     ": use the starring.h that came with it"));
     }
-    ASSIGN_OR_RETURN(*ticket, group->group->Begin(head, static_cast<std::byte*>(data)));
+    const starring::Group& opened = *group->group;
+    *description = {.struct_bytes = sizeof(st_description),
+                    .adds_in_gpu_memory = opened.adds_on_gpu() ? 1 : 0,
+                    .why_not = opened.gpu_refusal().c_str(),
+                    .device_copies = opened.device_copy_count()};
     return absl::OkStatus();
   });
 }

@@ -26,6 +26,7 @@ void ReduceMachine::Begin(const Reduction& reduction) {
   if (in_flight_.empty()) NoteProgress();
   const auto [begun, is_first] =
       in_flight_.emplace(reduction.number, InFlight{.reduction = reduction, .left = {}, .missing = 0});
+  ++begun_count_;
   // One call is this function's own, so that the reduction does not end before it has begun.
   Expect(reduction.number, 1);
   if (transport_.world_size() == 1) {

@@ -13,6 +13,7 @@
 #include <chrono>
 #include <cstdint>
 #include <map>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -45,10 +46,20 @@ class ReduceMachine : public Transport::Poster {
   bool has_completed() const { return !completed_.empty(); }
   std::vector<int64_t> TakeCompleted() { return std::exchange(completed_, {}); }
 
-  // InvalidArgument once ranks disagree about a reduction.
+  // InvalidArgument once ranks disagree about a reduction; another error if this rank cannot go on.
   const absl::Status& status() const { return status_; }
   // When a reduction began while none was in flight, or an operation completed. REQUIRES: !IsIdle().
   Clock::time_point last_progress() const { return last_progress_; }
+
+  // Returns when nothing touches the data of reductions any more, or after some seconds. Afterwards only the destructor
+  // is called.
+  virtual void Stop() {}
+  // How many reductions have this rank's own contribution. Those of arrays in host memory have it when they begin.
+  virtual int64_t contributed_count() const { return begun_count_; }
+  // Whether the oldest reduction waits for this rank's own contribution.
+  virtual bool IsComputing() const { return false; }
+  // Why this rank itself holds up its reductions; empty: as far as it knows, it waits for others.
+  virtual std::string OwnDelay() const { return ""; }
 
   void OnCompletion(uint64_t operation) final;
 
@@ -67,6 +78,8 @@ class ReduceMachine : public Transport::Poster {
   void Expect(int64_t number, int64_t calls);
   void Complete(int64_t number);
   void NoteProgress() { last_progress_ = Clock::now(); }
+  // Becomes status(), unless that is an error already.
+  void Fail(const absl::Status& why) { status_.Update(why); }
 
   Transport& transport() const { return transport_; }
   int rank() const { return transport_.rank(); }
@@ -86,6 +99,7 @@ class ReduceMachine : public Transport::Poster {
   const int server_count_;
   std::map<int64_t, InFlight> in_flight_;  // by number
   std::vector<int64_t> completed_;
+  int64_t begun_count_ = 0;
   absl::Status status_;
   Clock::time_point last_progress_;
 };

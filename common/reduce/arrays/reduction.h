@@ -38,6 +38,7 @@ struct Reduction {
   int64_t number = 0;
   ReductionHead head;
   std::byte* data = nullptr;  // the contribution, and then the sum: head.count elements, aligned for their type
+  void* arrival = nullptr;    // of an array in GPU memory: the event after which the contribution is there
 };
 
 // The elements that `owner`, one of `owner_count`, adds. REQUIRES: CheckHead accepts the head.

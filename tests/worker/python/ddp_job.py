@@ -170,6 +170,19 @@ def bfloat16() -> List[str]:
     return [hashlib.sha256(one.float().numpy().tobytes()).hexdigest() for one in (values, expected)]
 
 
+def gpu_memory() -> Dict[str, Any]:
+    """Digests with same_host="gpu_memory" and without, and which way gradients went."""
+    found: Dict[str, Any] = {}
+    for sync in ("star", "ring"):
+        for same_host in ("auto", "gpu_memory"):
+            model = Ddp(layers(), bucket_cap_mb=0.25)
+            attachment = starring.torch.attach(model, sync=sync, same_host=same_host, **DEADLINES)
+            found[f"{sync} {same_host}"] = {"digest": train(model), "way": attachment.way,
+                                            "why": attachment.why_not_gpu_memory, "copies": attachment.device_copies}
+            attachment.close()
+    return found
+
+
 def unused() -> List[bool]:
     """With parameters that a rank does not use: equal to DDP's own exchange up to rounding, and on all ranks?"""
     parameters = []
@@ -265,6 +278,8 @@ def refusals() -> Dict[str, Any]:
         "twice": twice,
         "servers of a ring": attach(layers(), sync="ring", servers="127.0.0.1:1"),
         "no such server": attach(layers(), servers=["127.0.0.1:1"]),
+        "same host": attach(layers(), same_host="gpu_memory" if one else "auto"),
+        "unknown host": attach(layers(), same_host="gpu"),
     }
     return {name: error_of(work) for name, work in found.items()}
 
@@ -409,8 +424,8 @@ def slow_server() -> Dict[str, Any]:
 CASES: Dict[str, Callable[[], Any]] = {
     "star": lambda: bits("star"), "ring": lambda: bits("ring"), "ddp": lambda: bits(None), "reference": reference,
     "float16": lambda: narrow(torch.float16),
-    **{case.__name__: case for case in (buckets, accumulated, bfloat16, unused, several, subgroup, joined, compiled,
-                                        refusals, missing, killed, stopped, stopped_at_once, waiting, raising,
+    **{case.__name__: case for case in (buckets, accumulated, bfloat16, gpu_memory, unused, several, subgroup, joined,
+                                        compiled, refusals, missing, killed, stopped, stopped_at_once, waiting, raising,
                                         going_on, leaving, closed, forked, slow_server)}}
 
 

@@ -42,6 +42,8 @@ class Bucket:
 class Group:
     """A library's group whose sums the test ends."""
 
+    adds_in_gpu_memory, why_no_gpu_memory, device_copies, gpu_number = False, "", 0, 1
+
     def __init__(self):
         self.calls, self.waits, self.aborts, self.closed = [], [], [], threading.Event()
         self._ended, self._error, self._changed = set(), None, threading.Condition()
@@ -78,7 +80,7 @@ class Group:
         self.closed.set()
 
 
-class ExchangeTest(unittest.TestCase):
+class ExchangeCase(unittest.TestCase):
     def setUp(self):
         patch = mock.patch.object(_exchange.dist, "GradBucket", Bucket)
         patch.start()
@@ -95,12 +97,15 @@ class ExchangeTest(unittest.TestCase):
             self.submit(*arguments, **more)
         return caught.exception
 
+
+class ExchangeTest(ExchangeCase):
     def test_the_hook_returns_at_once_and_futures_end_in_order(self):
         values = [torch.ones(4), torch.ones(2)]
         futures = [self.submit(index, index == 1, values[index]) for index in (0, 1)]
         self.assertEqual([call[:2] for call in self.group.calls], [(0, 0), (0, 1)])
         self.assertEqual([call[3:] for call in self.group.calls],
-                         [(values[0].data_ptr(), 4, _library.FLOAT32, 2.0), (values[1].data_ptr(), 2, 0, 2.0)])
+                         [(values[0].data_ptr(), 4, _library.FLOAT32, 2.0, None),
+                          (values[1].data_ptr(), 2, 0, 2.0, None)])
         self.group.end(2)
         time.sleep(0.05)
         self.assertFalse(futures[1].done())  # in order
@@ -243,7 +248,7 @@ class ExchangeTest(unittest.TestCase):
         self.assertEqual(_exchange.layout_hash(["a"]), 0x2F42665B399EF840)  # on every host and in every process
 
 
-class StagedTest(ExchangeTest):
+class StagedTest(ExchangeCase):
     """GPU buckets, with a stand-in for the staging: the copy to the host ends when the test says so."""
 
     def test_a_gpu_bucket_is_summed_in_host_memory(self):
@@ -267,6 +272,47 @@ class StagedTest(ExchangeTest):
         self.assertTrue(future.done())
         self.exchange.end()
         self.assertTrue(self.group.closed.is_set())
+
+
+class GpuMemoryTest(ExchangeCase):
+    """A group that adds in GPU memory, and a stand-in for a tensor that is there."""
+
+    def setUp(self):
+        super().setUp()
+        self.on_gpu = mock.Mock(is_sparse=False, dtype=torch.float16)
+        self.on_gpu.device.type, self.on_gpu.device.index = "cuda", 1
+        self.on_gpu.data_ptr.return_value, self.on_gpu.numel.return_value = 4096, 12
+
+    def on_its_gpu(self):
+        self.group.adds_in_gpu_memory, self.group.device_copies = True, 2
+        stream = mock.patch.object(torch.cuda, "current_stream", return_value=mock.Mock(cuda_stream=77))
+        future = mock.patch.object(torch.futures, "Future", side_effect=lambda devices=None: mock.Mock(devices=devices))
+        for patch in (stream, future):
+            patch.start()
+            self.addCleanup(patch.stop)
+
+    def test_a_bucket_is_summed_where_it_is(self):
+        self.on_its_gpu()
+        self.exchange._staging = None
+        future = self.submit(0, True, self.on_gpu)
+        self.assertEqual([call[3:] for call in self.group.calls], [(4096, 12, _library.FLOAT16, 2.0, 77)])
+        torch.cuda.current_stream.assert_called_once_with(self.on_gpu.device)
+        self.assertEqual(future.devices, [self.on_gpu.device])
+        future.set_result.assert_not_called()
+        self.group.end(1)
+        self.exchange.end_of_backward()
+        future.set_result.assert_called_once_with(self.on_gpu)
+        self.assertEqual(self.exchange.device_copies, 2)
+
+    def test_a_model_that_has_left_the_gpu(self):
+        self.on_its_gpu()
+        self.assert_submit_fails("bucket 0 is on cpu, and the group adds on cuda:1: move no model after attach", 0)
+        self.assertEqual(len(self.group.aborts), 1)
+
+    def test_a_model_on_another_gpu(self):
+        self.on_its_gpu()
+        self.on_gpu.device.index = 0
+        self.assert_submit_fails("and the group adds on cuda:1", 0, values=self.on_gpu)
 
 
 if __name__ == "__main__":

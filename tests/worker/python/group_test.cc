@@ -42,6 +42,8 @@ class Groups {
     const int world_size = worker_count + options.server_count;
     std::vector<Group::Options> all(world_size, options);
     if (hosts == Hosts::kSeveral) all.back().host_id = "another";
+    // Ranks alone have the wish for GPU memory.
+    for (int server = worker_count; server < world_size; ++server) all[server].gpu.reset();
     const std::vector<absl::Status> statuses = Open(std::move(all), options.server_count);
     for (const absl::Status& status : statuses) EXPECT_EQ(status, absl::OkStatus());
   }
@@ -55,6 +57,7 @@ class Groups {
   }
 
   Group& operator[](int rank) { return *groups_[rank]; }
+  const Group& operator[](int rank) const { return *groups_[rank]; }
   void Close(int rank) { groups_[rank] = nullptr; }
   const std::vector<absl::Status>& statuses() const { return statuses_; }
 
@@ -223,6 +226,44 @@ TEST(GroupTest, DifferentTopologiesAreRefusedOnEveryRank) {
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
     EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("rank 2 opens a ring"), HasSubstr("rank 0 a star")));
   }
+}
+
+TEST(GroupTest, AWishForGpuMemoryIsAllRanksOrNones) {
+  const Groups groups(std::vector<Group::Options>{{}, {.gpu = Group::Gpu{.ordinal = 0, .bytes = 1}}});
+  for (const absl::Status& status : groups.statuses()) {
+    EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("rank 1 opens a group for sums in GPU memory, rank 0 one for sums in host memory"));
+  }
+}
+
+// A rank without a GPU is enough, and then the sums are those of host memory.
+TEST(GroupTest, WithoutGpuMemoryTheReasonIsTheSameOnEveryRank) {
+  const std::string reason = "rank 0: this libstarring.so was built without nvcc, and so has no kernels for a GPU";
+  Groups groups(2, {.gpu = Group::Gpu{.ordinal = 0, .bytes = 1, .image = {}}});
+  std::thread other([&] { EXPECT_EQ(SumOnes(groups[1], Head(0, 0, 100)), absl::OkStatus()); });
+  EXPECT_EQ(SumOnes(groups[0], Head(0, 0, 100)), absl::OkStatus());
+  other.join();
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_FALSE(groups[rank].adds_on_gpu());
+    EXPECT_EQ(groups[rank].gpu_refusal(), reason);
+    const absl::Status refused = groups[rank].BeginOnGpu(Head(1, 0, 1), nullptr, nullptr).status();
+    EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
+    EXPECT_THAT(std::string(refused.message()), HasSubstr(reason));
+  }
+}
+
+TEST(GroupTest, GpuMemoryIsForRanksOfOneHostWithoutServers) {
+  const Group::Gpu gpu = {.ordinal = 0, .bytes = 1};
+  const Groups with_server(2, {.server_count = 1, .gpu = gpu});
+  EXPECT_EQ(with_server[0].gpu_refusal(), "servers add in host memory");
+  const Groups alone(1, {.gpu = gpu});
+  EXPECT_EQ(alone[0].gpu_refusal(), "there is one rank");
+  const Groups many(kGpuRanksMax + 1, {.gpu = gpu});
+  EXPECT_EQ(many[3].gpu_refusal(), "9 ranks are more than the 8 that may share GPU memory");
+  const Groups apart(2, {.gpu = gpu}, Groups::Hosts::kSeveral);
+  EXPECT_NE(apart[0].gpu_refusal(), "");
+  EXPECT_EQ(apart[0].gpu_refusal(), apart[1].gpu_refusal());
 }
 
 // Every version of the library sends these numbers first. The rank of another version gets the same sentence.

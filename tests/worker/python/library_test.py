@@ -10,8 +10,9 @@ from unittest import mock
 from starring import _library
 
 HEADER = "worker/python/starring.h"
-TYPES = {"uint32_t": ctypes.c_uint32, "int32_t": ctypes.c_int32, "const char*": ctypes.c_char_p,
-         "const uint8_t*": ctypes.POINTER(ctypes.c_uint8), "double": ctypes.c_double, "void*": ctypes.c_void_p}
+TYPES = {"uint32_t": ctypes.c_uint32, "int32_t": ctypes.c_int32, "int64_t": ctypes.c_int64,
+         "const char*": ctypes.c_char_p, "const uint8_t*": ctypes.POINTER(ctypes.c_uint8),
+         "double": ctypes.c_double, "void*": ctypes.c_void_p}
 
 
 def settings(**changed):
@@ -24,8 +25,8 @@ class HeaderTest(unittest.TestCase):
         with open(HEADER, encoding="utf-8") as file:
             self.text = re.sub(r"//[^\n]*|/\*.*?\*/", "", file.read(), flags=re.S)
 
-    def test_options_have_the_fields_of_the_header(self):
-        body = re.search(r"typedef struct st_options \{(.*?)\} st_options;", self.text, re.S)[1]
+    def fields_of(self, struct):
+        body = re.search(rf"typedef struct {struct} \{{(.*?)\}} {struct};", self.text, re.S)[1]
         fields = []
         for line in filter(None, (part.strip() for part in body.split(";"))):
             function = re.match(r"void \(\*(\w+)\)", line)
@@ -34,7 +35,11 @@ class HeaderTest(unittest.TestCase):
             else:
                 kind, names = re.match(r"((?:const )?\w+\*?)\s+(.*)", line, re.S).groups()
                 fields += [(name.strip(), TYPES[kind]) for name in names.split(",")]
-        self.assertEqual([(name, kind) for name, kind in _library.Options._fields_], fields)
+        return fields
+
+    def test_structs_have_the_fields_of_the_header(self):
+        for name, struct in (("st_options", _library.Options), ("st_description", _library.Description)):
+            self.assertEqual(list(struct._fields_), self.fields_of(name))
 
     def test_codes_and_types_are_those_of_the_header(self):
         values = {name: int(value) for name, value in re.findall(r"(ST_\w+) = (\d+)", self.text)}

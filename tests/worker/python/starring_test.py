@@ -37,12 +37,13 @@ class Options(ctypes.Structure):
                 ("listener", ctypes.c_int32), ("port_range", ctypes.c_char_p), ("group_name", ctypes.c_char_p),
                 ("token", ctypes.c_char_p), ("insecure", ctypes.c_int32), ("join_deadline_s", ctypes.c_double),
                 ("exchange_deadline_s", ctypes.c_double), ("stall_report_s", ctypes.c_double),
-                ("say", ctypes.c_void_p), ("say_context", ctypes.c_void_p)]
+                ("say", ctypes.c_void_p), ("say_context", ctypes.c_void_p), ("gpu_memory", ctypes.c_int32),
+                ("gpu", ctypes.c_int32), ("gpu_bytes", ctypes.c_int64)]
 
 
 def options(rank: int, world_size: int, address: str, **changes: Any) -> Options:
     made = Options(ctypes.sizeof(Options), rank, world_size, 0, STAR, address.encode(), -1, None, b"test", None, 0,
-                   20.0, 20.0, 4.0, None, None)
+                   20.0, 20.0, 4.0, None, None, 0, -1, 0)
     for name, value in changes.items():
         setattr(made, name, value)
     return made

@@ -18,6 +18,9 @@ class TorchBitsTest(torch_cases.ModeCases, torch_cases.RefusalCases, torch_cases
     def test_refusals(self) -> None:
         self.assert_refusals(2)
 
+    def test_gpu_memory_without_a_gpu(self) -> None:
+        self.assert_gpu_memory(2, "host_memory", "the arrays of rank 0 are not all on one GPU")
+
     def test_a_group_of_some_ranks(self) -> None:
         self.assertEqual([len(said["subgroup"]) for said in self.run_job(3, "subgroup")], [0, 1, 1])
 

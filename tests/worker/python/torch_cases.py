@@ -54,6 +54,17 @@ class ModeCases(JobCase):
         self.assertRegex(said["closed"]["text"], "closed")
         self.assertEqual(said["closed"]["type"], "StarringError")
 
+    def assert_gpu_memory(self, world_size: int, way: str, why: str) -> None:
+        for said in self.run_job(world_size, "gpu_memory", "reference"):
+            found = said["gpu_memory"]
+            for sync in ("star", "ring"):
+                wish, auto = found[f"{sync} gpu_memory"], found[f"{sync} auto"]
+                self.assertEqual((wish["way"], auto["way"]), (way, "host_memory"), wish["why"])
+                self.assertEqual((wish["why"], auto["why"]), (why, ""))
+                self.assertEqual(wish["digest"], auto["digest"])
+                self.assertEqual(wish["copies"] > 0, way == "gpu_memory")
+            self.assertEqual(found["star gpu_memory"]["digest"], said["reference"])
+
 
 class RefusalCases(JobCase):
     """What attach() refuses. Not a test by itself."""
@@ -62,7 +73,9 @@ class RefusalCases(JobCase):
         expected = {"sync": "rank 1 has sync=ring, rank 0 has sync=star", "unknown": "rank 1: sync='mesh'",
                     "sparse": "layer 0 has sparse gradients.*sparse=False", "double": "torch.float64, and only float32",
                     "no ddp": "not a Sequential", "twice": "hook already", "servers of a ring": "a ring has no servers",
-                    "no such server": "the job's secret"}
+                    "no such server": "the job's secret",
+                    "same host": "rank 1 has same_host=gpu_memory, rank 0 has same_host=auto: give all ranks the same",
+                    "unknown host": "same_host='gpu' is not one of auto, gpu_memory"}
         for said in self.run_job(world_size, "refusals"):
             for name, text in expected.items():
                 self.assertRegex(said["refusals"][name]["text"], text)

@@ -19,6 +19,9 @@ class TorchGpuTest(torch_cases.ModeCases, torch_cases.BitsCases, torch_cases.Fau
     def test_modes(self) -> None:
         self.assert_modes(2)
 
+    def test_gpu_memory(self) -> None:
+        self.assert_gpu_memory(2, "gpu_memory", "")
+
     def test_one_digest_with_2_processes(self) -> None:
         self.assert_star_has_one_digest(2)
 

@@ -10,7 +10,8 @@ The exchange thread alone waits for sums and ends the group, so that neither can
 `_inbox`, in the order in which their sums began.
 
 The copy thread exists if a GPU's buckets are summed. It takes buckets from `_copies`, waits until their values are in
-host memory, and begins their sums. Without it, the hook begins them.
+host memory, and begins their sums. Without it, the hook begins them. A group that adds in GPU memory needs none: the
+library waits for the stream in which backward makes the values.
 
 None in a queue ends its thread. The copy thread passes it on, so the exchange thread ends last, after all buckets.
 """
@@ -57,7 +58,8 @@ class _Bucket:
     step: int
     layout: int
     memory: torch.Tensor  # what the library sums: the bucket itself, or its copy in host memory
-    staged: Optional[Staged]  # GPU buckets only
+    staged: Optional[Staged]  # GPU buckets that are summed in host memory
+    stream: Optional[int]  # GPU buckets that are summed where they are: the CUDA stream that makes them
     future: Any
     state: _State = _State.SUBMITTED
     ticket: int = -1  # of the sum, while SUMMING
@@ -135,6 +137,19 @@ class BucketExchange:
     def failure(self) -> Optional[StarringError]:
         return self._failure
 
+    @property
+    def adds_in_gpu_memory(self) -> bool:
+        return self._group.adds_in_gpu_memory
+
+    @property
+    def why_no_gpu_memory(self) -> str:
+        return self._group.why_no_gpu_memory
+
+    @property
+    def device_copies(self) -> int:
+        with self._changed:
+            return 0 if self._closing else self._group.device_copies
+
     def submit(self, bucket: Any) -> Any:
         """The hook: begins the sum of a bucket, and returns the future of the same tensor. StarringError if the sums of
         this model have failed before, or if `bucket` is none that can be summed."""
@@ -144,11 +159,14 @@ class BucketExchange:
         self._check_order(bucket.index())
         values = bucket.buffer()
         self._check_values(values)
-        on_gpu = values.device.type == "cuda"
         future = _future_on(values.device)
-        staged = self._staging.copy_to_host(bucket.index(), values) if on_gpu else None
+        staged, stream = None, None
+        if self._group.adds_in_gpu_memory:
+            stream = torch.cuda.current_stream(values.device).cuda_stream
+        elif values.device.type == "cuda":
+            staged = self._staging.copy_to_host(bucket.index(), values)
         entry = _Bucket(bucket.index(), self.step, self._layout(bucket), staged.host if staged else values, staged,
-                        future)
+                        stream, future)
         is_last = bucket.is_last()
         self._leave_room()
         self._next_index = 0 if is_last else entry.index + 1
@@ -226,6 +244,10 @@ class BucketExchange:
             problem = f"is {values.dtype}: only float32, bfloat16 and float16 are summed"
         elif values.device.type not in ("cpu", "cuda"):
             problem = f"is on {values.device}: only the CPU and CUDA are served"
+        elif self._group.adds_in_gpu_memory and (values.device.type, values.device.index) != (
+                "cuda", self._group.gpu_number):
+            problem = (f"is on {values.device}, and the group adds on cuda:{self._group.gpu_number}: move no model "
+                       "after attach")
         if problem:
             self.fail(f"rank {self._rank}: bucket {self._next_index} {problem}", "invalid")
             self._raise_failure()
@@ -264,7 +286,7 @@ class BucketExchange:
                 try:
                     entry.ticket = self._group.allreduce(entry.step, entry.index, entry.layout, entry.memory.data_ptr(),
                                                          entry.memory.numel(), ELEMENT_TYPES[entry.memory.dtype],
-                                                         float(self._world_size))
+                                                         float(self._world_size), entry.stream)
                     entry.state = _State.SUMMING
                 except StarringError as error:
                     self._failure = error

@@ -55,7 +55,27 @@ class Options(ctypes.Structure):
         ("stall_report_s", ctypes.c_double),
         ("say", _Say),
         ("say_context", ctypes.c_void_p),
+        ("gpu_memory", ctypes.c_int32),
+        ("gpu", ctypes.c_int32),
+        ("gpu_bytes", ctypes.c_int64),
     ]
+
+
+class Description(ctypes.Structure):
+    """st_description."""
+    _fields_ = [
+        ("struct_bytes", ctypes.c_uint32),
+        ("adds_in_gpu_memory", ctypes.c_int32),
+        ("why_not", ctypes.c_char_p),
+        ("device_copies", ctypes.c_int64),
+    ]
+
+
+@dataclasses.dataclass
+class Gpu:
+    """The wish to add arrays in GPU memory, which all ranks of a group have, or none."""
+    number: int  # among the GPUs that this process sees; -1: this rank's arrays are on none, or on several
+    memory_bytes: int  # for the sums that are under way (starring.h)
 
 
 @dataclasses.dataclass
@@ -76,6 +96,7 @@ class Settings:
     # Takes a line about a stall. Called by a thread of the library, which takes the GIL for it.
     say: Optional[Callable[[str], None]] = None
     port_range: str = ""  # "7000-7100": from which ranks other than 0 take a port to listen at; empty: any free one
+    gpu: Optional[Gpu] = None
 
 
 def candidates() -> List[str]:
@@ -94,6 +115,9 @@ def _declare(library: Any) -> Any:
         "st_open": [ctypes.POINTER(Options), ctypes.POINTER(group)],
         "st_allreduce": [group, ctypes.c_int64, ctypes.c_int32, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_int64,
                          ctypes.c_int32, ctypes.c_float, ticket],
+        "st_allreduce_gpu": [group, ctypes.c_int64, ctypes.c_int32, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_int64,
+                             ctypes.c_int32, ctypes.c_float, ctypes.c_void_p, ticket],
+        "st_describe": [group, ctypes.POINTER(Description)],
         "st_wait": [group, ctypes.c_int64, ctypes.c_int64],
         "st_last_error": [group],
         "st_abort": [group, ctypes.c_char_p],
@@ -133,11 +157,12 @@ class _CallOptions:
     def __init__(self, settings: Settings) -> None:
         self._token = (ctypes.c_uint8 * TOKEN_BYTES)(*settings.token) if settings.token is not None else None
         self._say = _callback(settings.say) if settings.say is not None else ctypes.cast(0, _Say)
+        gpu = (1, settings.gpu.number, settings.gpu.memory_bytes) if settings.gpu is not None else (0, -1, 0)
         self.struct = Options(
             ctypes.sizeof(Options), settings.rank, settings.world_size, settings.server_count,
             TOPOLOGIES[settings.topology], settings.rendezvous.encode(), settings.listener,
             settings.port_range.encode() or None, settings.group_name.encode(), self._token, int(settings.insecure),
-            settings.join_deadline_s, settings.exchange_deadline_s, settings.stall_report_s, self._say, None)
+            settings.join_deadline_s, settings.exchange_deadline_s, settings.stall_report_s, self._say, None, *gpu)
 
 
 def _check(library: Any, code: int, group: Any) -> None:
@@ -167,14 +192,36 @@ class Group:
         # Unlike atexit, this also runs at the end of multiprocessing's processes, such as those of
         # torch.multiprocessing.spawn, and not in children of fork.
         self._end = multiprocessing.util.Finalize(self, _close, [self._library, self._handle, options], exitpriority=0)
+        # Whether arrays are added in GPU memory, and why not. The reason is that of the first rank that has one.
+        self.adds_in_gpu_memory, self.why_no_gpu_memory, self.gpu_number = False, "", -1
+        if settings.gpu is not None:
+            self.gpu_number = settings.gpu.number
+            found = self._describe()
+            self.adds_in_gpu_memory = bool(found.adds_in_gpu_memory)
+            self.why_no_gpu_memory = (found.why_not or b"").decode("utf-8", "replace")
+
+    @property
+    def device_copies(self) -> int:
+        """Copies of arrays on the GPU so far: two for each sum in GPU memory."""
+        return int(self._describe().device_copies) if self.adds_in_gpu_memory else 0
+
+    def _describe(self) -> Description:
+        description = Description(ctypes.sizeof(Description))
+        _check(self._library, self._library.st_describe(self._handle, ctypes.byref(description)), self._handle)
+        return description
 
     def allreduce(self, step: int, bucket: int, layout: int, address: int, count: int, element_type: int,
-                  divisor: float) -> int:
+                  divisor: float, stream: Optional[int] = None) -> int:
         """Begins a sum in place over `count` elements at `address`; returns its ticket. The memory belongs to the
-        library until wait() has returned True for the ticket, or has raised."""
+        library until wait() has returned True for the ticket, or has raised. In GPU memory, the work in `stream` until
+        now makes the elements: torch.cuda.current_stream().cuda_stream."""
         ticket = ctypes.c_int64()
-        _check(self._library, self._library.st_allreduce(self._handle, step, bucket, layout, address, count,
-                                                         element_type, divisor, ctypes.byref(ticket)), self._handle)
+        head = [self._handle, step, bucket, layout, address, count, element_type, divisor]
+        if stream is None:
+            code = self._library.st_allreduce(*head, ctypes.byref(ticket))
+        else:
+            code = self._library.st_allreduce_gpu(*head, stream, ctypes.byref(ticket))
+        _check(self._library, code, self._handle)
         return ticket.value
 
     def wait(self, ticket: int, milliseconds: int) -> bool:

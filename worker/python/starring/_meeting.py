@@ -34,7 +34,7 @@ _GRACE_S = 5.0  # after the deadline, for rank 0's decision to arrive: rank 0 ma
 _CALL, _DECISION = "call", "decision"
 _UNCOMPARED = ("refusal", "host", "name")  # may differ between ranks
 _WAYS_OUT = {"sync": "give all ranks the same sync", "servers": "give all ranks the same servers",
-             "parameters": "wrap the same model on all ranks",
+             "parameters": "wrap the same model on all ranks", "same_host": "give all ranks the same same_host",
              "has_secret": "set STARRING_JOB_SECRET on all ranks, to copies of one file, or on none"}
 _meetings: Dict[str, int] = collections.defaultdict(int)  # held so far, by group: each has keys of its own
 

@@ -33,7 +33,10 @@ from starring._library import StarringError
 __all__ = ["Attachment", "StarringError", "attach", "connect", "fresh_store"]
 
 SYNCS = ("star", "ring")
+SAME_HOSTS = ("auto", "gpu_memory")
 _LOG = logging.getLogger("starring")
+# Each bucket has a place in GPU memory, which begins and ends at a multiple of this. More buckets wait for a place.
+_GPU_ALIGNMENT, _GPU_BUCKETS_MAX = 512, 2048
 _GROUP_S = 20.0  # from the import to a process group, after which a restarted rank says what may be wrong
 _fresh_stores = 0  # how often fresh_store() was called
 
@@ -49,6 +52,22 @@ class Attachment:
     def step(self) -> int:
         """How many times gradients were exchanged."""
         return self._exchange.step if self._exchange is not None else 0
+
+    @property
+    def way(self) -> str:
+        """Where gradients are added: in "gpu_memory" or in "host_memory"."""
+        return "gpu_memory" if self._exchange is not None and self._exchange.adds_in_gpu_memory else "host_memory"
+
+    @property
+    def why_not_gpu_memory(self) -> str:
+        """With same_host="gpu_memory": why gradients are added in host memory, as the first rank that refuses says;
+        the same on all ranks. Else, and if they are not, empty."""
+        return self._exchange.why_no_gpu_memory if self._exchange is not None else ""
+
+    @property
+    def device_copies(self) -> int:
+        """Copies of buckets on this rank's GPU so far: two for each bucket in GPU memory."""
+        return self._exchange.device_copies if self._exchange is not None else 0
 
     @property
     def failure(self) -> Optional[StarringError]:
@@ -135,20 +154,22 @@ def fresh_store(deadline_s: float = 60.0) -> Any:
     return dist.PrefixStore(f"starring/fresh/{decision['name']}", store)
 
 
-def _wrong_arguments(sync: str, servers: Sequence[str], port_range: str) -> Iterator[str]:
+def _wrong_arguments(sync: str, servers: Sequence[str], port_range: str, same_host: str = "auto") -> Iterator[str]:
     try:
         _address.ports_of(port_range)
     except ValueError as error:
         yield str(error)
     if sync not in SYNCS:
         yield f"sync={sync!r} is not one of {', '.join(SYNCS)}"
+    if same_host not in SAME_HOSTS:
+        yield f"same_host={same_host!r} is not one of {', '.join(SAME_HOSTS)}"
     if sync == "ring" and servers:
         yield "a ring has no servers: give sync=\"star\", or no servers"
 
 
-def _refusals(model: Any, sync: str, servers: Sequence[str], port_range: str) -> Iterator[str]:
+def _refusals(model: Any, sync: str, servers: Sequence[str], port_range: str, same_host: str) -> Iterator[str]:
     """Why this model cannot be served."""
-    yield from _wrong_arguments(sync, servers, port_range)
+    yield from _wrong_arguments(sync, servers, port_range, same_host)
     for name, parameter in model.module.named_parameters():
         if parameter.requires_grad and parameter.dtype not in _exchange.ELEMENT_TYPES:
             yield (f"parameter {name} is {parameter.dtype}, and only float32, bfloat16 and float16 are summed: convert "
@@ -161,6 +182,18 @@ def _refusals(model: Any, sync: str, servers: Sequence[str], port_range: str) ->
     # Not torch._dynamo: to ask for it would import it, which takes seconds.
     if getattr(sys.modules.get("torch._dynamo.config"), "compiled_autograd", False):
         yield "compiled autograd is not served: leave torch._dynamo.config.compiled_autograd off"
+
+
+def _gpu_wish(model: Any, sync: str) -> _library.Gpu:
+    """This rank's wish to add the gradients of `model` in GPU memory."""
+    parameters = [parameter for parameter in model.module.parameters() if parameter.requires_grad]
+    devices = {parameter.device for parameter in parameters}
+    device = devices.pop() if len(devices) == 1 else None
+    number = device.index if device is not None and device.type == "cuda" else -1
+    # Before DDP has made its buckets anew, one may have all gradients. A ring keeps partial sums in float32.
+    needed = sum(parameter.numel() * (parameter.element_size() if sync == "star" or parameter.element_size() == 4
+                                      else 3 * parameter.element_size()) for parameter in parameters)
+    return _library.Gpu(number, needed + _GPU_BUCKETS_MAX * _GPU_ALIGNMENT)
 
 
 def _server_list(servers: Union[None, str, Sequence[str]], sync: str) -> List[str]:
@@ -192,11 +225,11 @@ def _decide(ranks: List[_meeting.Registration], job_secret: bytes, servers: Sequ
 
 def connect(process_group: Any = None, sync: str = "star", servers: Union[None, str, Sequence[str]] = None, *,
             refusal: Optional[str] = None, parameters: str = "", address: Optional[str] = None, port_range: str = "",
-            join_deadline_s: float = 60.0, exchange_deadline_s: float = 60.0, stall_report_s: float = 4.0
-            ) -> _library.Group:
+            gpu: Optional[_library.Gpu] = None, join_deadline_s: float = 60.0, exchange_deadline_s: float = 60.0,
+            stall_report_s: float = 4.0) -> _library.Group:
     """The ranks of a process group as a group of the library, for sums of other things than a model's gradients. All
     ranks call it, in the same order. The arguments are those of attach(); `refusal` says why this rank cannot take
-    part, and `parameters` has to be equal on all."""
+    part, and `parameters` has to be equal on all. `gpu`, on all ranks or on none, is the wish to add in GPU memory."""
     group = process_group if process_group is not None else dist.group.WORLD
     addresses = _server_list(servers, sync)
     deadlines = {"join_deadline_s": join_deadline_s, "exchange_deadline_s": exchange_deadline_s}
@@ -221,7 +254,8 @@ def connect(process_group: Any = None, sync: str = "star", servers: Union[None, 
         return decision
 
     mine = _meeting.registration(refusal, sync=sync, servers=addresses, parameters=parameters,
-                                 has_secret=bool(job_secret), **deadlines)
+                                 same_host="auto" if gpu is None else "gpu_memory", has_secret=bool(job_secret),
+                                 **deadlines)
     try:
         decision = meeting.decide(mine, make)
         listener = listeners.pop().detach() if listeners else -1
@@ -234,12 +268,12 @@ def connect(process_group: Any = None, sync: str = "star", servers: Union[None, 
         rank=meeting.rank, world_size=meeting.world_size, topology=sync, rendezvous=decision["rendezvous"],
         group_name=name, token=token, server_count=len(addresses),
         listener=listener, join_deadline_s=join_deadline_s, exchange_deadline_s=exchange_deadline_s,
-        stall_report_s=stall_report_s, say=_LOG.warning, port_range=port_range))
+        stall_report_s=stall_report_s, say=_LOG.warning, port_range=port_range, gpu=gpu))
 
 
 def attach(model: Any, sync: str = "star", process_group: Any = None,
            servers: Union[None, str, Sequence[str]] = None, *, address: Optional[str] = None, port_range: str = "",
-           join_deadline_s: float = 60.0, exchange_deadline_s: float = 60.0,
+           same_host: str = "auto", join_deadline_s: float = 60.0, exchange_deadline_s: float = 60.0,
            stall_report_s: float = 4.0) -> Attachment:
     """Lets a star or a ring of ours exchange the gradients of `model` instead of its process group.
 
@@ -256,6 +290,10 @@ def attach(model: Any, sync: str = "star", process_group: Any = None,
     address           rank 0's, by which the other ranks reach it; default: found.
     port_range        "first-last", such as "7000-7100": each rank listens at the first free port of these, for hosts
                       whose firewall lets through only some; may differ between ranks; default: any free one.
+    same_host         "gpu_memory": ranks whose parameters are all on one GPU each, 2 to 8 of one host, map each
+                      other's GPU memory, and add gradients there. Either all ranks do, or none: see Attachment.way. It
+                      takes as much GPU memory as the gradients; of 16 bits in a ring three times as much. "auto":
+                      gradients of GPUs pass through pinned host memory.
     join_deadline_s   for all ranks to be there.
     exchange_deadline_s  without any progress, after which a sum has failed on every rank.
     stall_report_s    without progress, after which the logger "starring" is told who waits for whom.
@@ -271,7 +309,7 @@ def attach(model: Any, sync: str = "star", process_group: Any = None,
     group = process_group if process_group is not None else replica.process_group
     addresses = _server_list(servers, sync)
     attachment = Attachment(sync, dist.get_rank(group), dist.get_world_size(group), addresses)
-    refusal = next(_refusals(replica, sync, addresses, port_range), None)
+    refusal = next(_refusals(replica, sync, addresses, port_range, same_host), None)
     if attachment.world_size == 1 and not addresses and refusal is None:
         return attachment  # the mean over one rank is what it has
     if refusal is None:
@@ -281,12 +319,15 @@ def attach(model: Any, sync: str = "star", process_group: Any = None,
             refusal = f"the model has a communication hook already: {error}"
     names = _exchange.parameter_names(replica.module)
     parameters = hashlib.sha256("\n".join(names.values()).encode()).hexdigest()[:16]
+    gpu = _gpu_wish(replica, sync) if same_host == "gpu_memory" else None
     library_group = connect(group, sync, addresses, refusal=refusal, parameters=parameters, address=address,
-                            port_range=port_range, join_deadline_s=join_deadline_s,
+                            port_range=port_range, gpu=gpu, join_deadline_s=join_deadline_s,
                             exchange_deadline_s=exchange_deadline_s, stall_report_s=stall_report_s)
     exchange = _exchange.BucketExchange(library_group, attachment.rank, attachment.world_size, names,
                                         exchange_deadline_s)
     attachment._exchange = exchange
+    if exchange.why_no_gpu_memory and attachment.rank == 0:
+        _LOG.warning("gradients are added in host memory, not in GPU memory: %s", exchange.why_no_gpu_memory)
     # The exchange must not keep the model alive. A process that ends calls _exchange.end_all() instead.
     weakref.finalize(replica, exchange.begin_to_end).atexit = False
     return attachment
