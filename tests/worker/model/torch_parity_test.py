@@ -77,8 +77,8 @@ PARITY["activations"] = ("layer { name: \"c\" conv2d { out_channels: 4 kernel: 3
 TOLERANCES = {"reference": 2e-6, "cpu": 1e-5}
 # Losses in bf16 beside those of PyTorch's autocast, which rounds at other places.
 BF16_LOSSES = 5e-2
-# The error of the first gradients beside autocast's. It is a matter of ReLUs: an input that rounds to another sign moves
-# a whole gradient.
+# The error of the first gradients beside autocast's. It is a matter of ReLUs: an input that rounds to another sign
+# moves a whole gradient.
 BF16_GRADIENTS = 1.5
 
 
