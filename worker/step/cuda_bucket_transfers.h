@@ -97,7 +97,10 @@ class CudaBucketTransfers {
   // Waits for `done`, which was recorded after `step`, and refuses a gradient of any rank that was not finite. Only if
   // works_in_stream().
   absl::Status AwaitStep(int64_t step, CudaEvent* done);
-  // Waits for all that is on the device's stream by now, whatever the way is, and looks for no such gradient.
+  // Waits for `done` alone, and leaves such a gradient to AwaitStep. Only if works_in_stream().
+  absl::Status AwaitEnd(int64_t step, CudaEvent* done);
+  // Waits for all that is on the device's stream by now, whatever the way is, and looks for no such gradient. REQUIRES:
+  // the steps before `step` have been awaited, if works_in_stream().
   absl::Status AwaitDevice(int64_t step);
   // The error for CudaStepResult::non_finite_element; it names the tensor of `element`.
   absl::Status NonFinite(int64_t step, int64_t element) const;

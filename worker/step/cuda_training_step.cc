@@ -1,5 +1,6 @@
 #include "worker/step/cuda_training_step.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "common/base/check.h"
@@ -96,6 +97,7 @@ class CudaTrainingStep final : public TrainingStep {
   absl::Status Feed(int64_t step, Loader* batches, Slot& slot);
   absl::Status Launch(Slot& slot);
   absl::Status RunOneByOne(Slot& slot);
+  absl::Status AwaitEarlier(int64_t step);
   absl::StatusOr<CapturedStep> Capture(Slot& slot);
   absl::Status Backward(const Network::TrainStep& work, Slot& slot);
   absl::Status Finish(Slot& slot, std::vector<FinishedStep>* finished);
@@ -215,7 +217,27 @@ absl::Status CudaTrainingStep::Launch(Slot& slot) {
   return absl::OkStatus();
 }
 
+// Each round has a wait of its own, whose deadline, stall report and count are those of this round: a wait for `step`
+// alone would be one for all of them. Results and findings are left to Finish.
+absl::Status CudaTrainingStep::AwaitEarlier(int64_t step) {
+  if (optimizer_ != nullptr || !transfers_->works_in_stream()) return absl::OkStatus();
+  ProgressState* const progress = timer_->progress();
+  const StepPart part = timer_->Enter(StepPart::kBackward);
+  for (int64_t earlier = std::max<int64_t>(0, step - slots_->count() + 1); earlier < step; ++earlier) {
+    const Slot& slot = slots_->of(earlier);
+    if (!slot.runs()) continue;
+    CHECK_EQ(slot.plan().step, earlier);
+    if (progress != nullptr) progress->set_step(earlier);
+    RETURN_IF_ERROR(transfers_->AwaitEnd(earlier, slot.done()));
+  }
+  if (progress != nullptr) progress->set_step(step);
+  timer_->Enter(part);
+  return absl::OkStatus();
+}
+
 absl::Status CudaTrainingStep::RunOneByOne(Slot& slot) {
+  // First of all: the first step of a batch size allocates, and such a call may wait for the whole GPU.
+  RETURN_IF_ERROR(AwaitEarlier(slot.plan().step));
   Bind(&slot);
   // The step reads the loss scale, its number and the learning rate from the slot, as a graph does. So a run without
   // graphs has the same bits, and its first steps the same as the later ones.

@@ -81,6 +81,7 @@ std::optional<StreamExchange::NonFinite> PeerExchange::FindNonFinite(int64_t rou
 // Once a round, though a step may wait for its round twice: the roll call compares the counts of ranks.
 void PeerExchange::CountRound(int64_t round) {
   if (round <= last_round_) return;
+  CHECK_EQ(round, last_round_ + 1) << "a round that nobody has awaited";
   last_round_ = round;
   pump_.CountCall();
   // The bytes that a star's messages would have.
