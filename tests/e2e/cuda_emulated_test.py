@@ -362,6 +362,26 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
                                           r"--resume.*--exchange_deadline_s")
             self.assertLess(time.monotonic() - begin, 20)
 
+    def worker_with(self, rank, variables):
+        """A program that is the worker, with these variables in the environment of this rank."""
+        path = self.path("worker_of_%d.sh" % rank)
+        with open(path, "w") as file:
+            file.write('#!/bin/sh\ncase " $* " in *" --rank=%d "*) export %s;; esac\nexec "%s" "$@"\n' % (
+                rank, variables, self.worker))
+        os.chmod(path, 0o755)
+        return path
+
+    def test_a_gpu_that_hangs_is_named_by_those_that_wait_for_it(self):
+        job = self.job_command(
+            "star/tcp", 2, flags=["--device=cuda", *cuda_jobs.DATA, "--model=logreg", "--epochs=20",
+                                  "--exchange_deadline_s=2", "--same_host=gpu_memory", "--gpu_waits=graph"],
+            launch_flags=["--worker_binary=" + self.worker_with(1, "EMULATED_GPU_HANGS_AT_LAUNCH=6")])
+        done = self.run_to_end(["env", "EMULATED_GPU_STREAMS=async", *job])
+        self.assertNotEqual(done.returncode, 0, done.output)
+        self.assertRegex(done.output, "worker 1: error: GPU .* does not answer: |worker 0: error: .*rank 1")
+        self.assertNotRegex(done.output, "worker 0: error: GPU .* does not answer")
+        self.assertNotIn("look at the network", done.output)
+
     def test_mpi_starts_when_the_gpu_of_the_rank_is_current(self):
         for device, gpus in (("cuda", "01"), ("cpu", ["-1", "-1"])):
             done = self.run_to_end(["env", "EMULATED_MPI_SAYS_GPU=yes"] + self.job_command(

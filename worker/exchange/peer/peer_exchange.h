@@ -157,6 +157,7 @@ class PeerExchange final : public GradientExchange, private StreamExchange {
   absl::Status WaitForRound(int64_t round, absl::FunctionRef<bool()> done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CountRound(int64_t round) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string LatePeers() const;
+  std::string RanksOfLag(const GpuFlags::Lag& lag) const;
   int64_t RoundOfLag(const GpuFlags::Lag& lag) const;
   bool DrainGpu() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string SameHostReason() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

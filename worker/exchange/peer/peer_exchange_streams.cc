@@ -125,25 +125,37 @@ absl::Status PeerExchange::AwaitRound(int64_t round, CudaEvent* done) {
 absl::Status PeerExchange::WaitForRound(int64_t round, absl::FunctionRef<bool()> done) {
   const std::string step = absl::StrCat("step ", round);
   transport_->BeginLooking();
+  // Others must not take a rank whose own GPU is slow for one that waits for them.
+  pump_.set_is_busy([this] { return LatePeers().empty(); });
   absl::Status status = pump_.PumpUntil(done, DeadlineAfter(job_.exchange_deadline), step, kSleepMax);
   // As long as the watch of other calls waits for a GPU. A byte that has just come must not make this one's the fault.
   if (absl::IsDeadlineExceeded(status) && LatePeers().empty()) {
     status = pump_.PumpUntil(done, DeadlineAfter(job_.exchange_deadline / 8), step, kSleepMax);
   }
+  pump_.set_is_busy(nullptr);
   transport_->EndLooking();
   if (!absl::IsDeadlineExceeded(status)) return status;
   // The fault is this rank's GPU, unless it waits for others.
-  if (LatePeers().empty()) {
+  const GpuFlags::Lag lag = gpu_flags_->FindLag();
+  const std::string late = RanksOfLag(lag);
+  if (late.empty()) {
     if (gpu_->watch() != nullptr) gpu_->watch()->Report("waiting for an event");
     return Fail(absl::DeadlineExceededError(
         absl::StrCat(step, ": the GPU has not come to its end within ", absl::FormatDuration(job_.exchange_deadline))));
   }
-  const GpuFlags::Lag lag = gpu_flags_->FindLag();
   const std::string bucket = absl::StrCat("step ", RoundOfLag(lag), ", bucket ", lag.bucket);
-  ASSIGN_OR_RETURN(const std::string missing, pump_.FindMissing());
-  return Fail(absl::DeadlineExceededError(absl::StrCat(bucket, " did not come within ",
-                                                       absl::FormatDuration(job_.exchange_deadline),
-                                                       " (oldest in flight: ", bucket, "): ", missing)));
+  // Processes whose GPUs hang answer.
+  ASSIGN_OR_RETURN(const std::string missing,
+                   pump_.FindMissing(absl::StrCat("all processes answer: look at the GPU of ", late)));
+  return Fail(absl::DeadlineExceededError(
+      absl::StrCat(bucket, " did not come within ", absl::FormatDuration(job_.exchange_deadline),
+                   " (oldest in flight: ", bucket, "): the GPU waits for that of ", late, ": ", missing)));
+}
+
+// "rank 1", if the GPU waits for other ranks alone; else empty.
+std::string PeerExchange::RanksOfLag(const GpuFlags::Lag& lag) const {
+  if (lag.ranks.empty() || std::ranges::find(lag.ranks, job_.rank) != lag.ranks.end()) return "";
+  return absl::StrCat(lag.ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(lag.ranks, ", "));
 }
 
 // The GPU is in one of the rounds that are enqueued, of which there are no more than slots.
@@ -155,9 +167,8 @@ int64_t PeerExchange::RoundOfLag(const GpuFlags::Lag& lag) const {
 // The ranks for which this rank's GPU waits, as "rank 1 (step 17, bucket 3)"; empty: it waits for none. Any thread.
 std::string PeerExchange::LatePeers() const {
   const GpuFlags::Lag lag = gpu_flags_->FindLag();
-  if (lag.ranks.empty() || std::ranges::find(lag.ranks, job_.rank) != lag.ranks.end()) return "";
-  return absl::StrCat(lag.ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(lag.ranks, ", "), " (step ",
-                      RoundOfLag(lag), ", bucket ", lag.bucket, ")");
+  const std::string ranks = RanksOfLag(lag);
+  return ranks.empty() ? "" : absl::StrCat(ranks, " (step ", RoundOfLag(lag), ", bucket ", lag.bucket, ")");
 }
 
 // False: the GPU still waits.
