@@ -236,6 +236,12 @@ absl::Status CudaBucketTransfers::FinishBackward() {
   return device_.Join(downloads_.get());
 }
 
+void CudaBucketTransfers::AbandonBackward() {
+  next_bucket_ = 0;
+  // It fails where the branch has not begun, which spoils a capture that nobody needs.
+  (void)device_.Join(downloads_.get());
+}
+
 CudaOptimizerScalars CudaBucketTransfers::ScalarsOf(int64_t step) const {
   return way_ == Way::kStream ? streams_->ScalarsOf(RoundOf(step)) : CudaOptimizerScalars{};
 }

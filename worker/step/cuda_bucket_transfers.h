@@ -90,6 +90,8 @@ class CudaBucketTransfers {
   // Called after backward. kNone: applies the optimizer, which also looks for gradients that are not finite
   // (CudaDevice::BindStepResult).
   absl::Status FinishBackward();
+  // Called instead after an error in a capture: ends the branch, so that the capture can end.
+  void AbandonBackward();
 
   // Called after the launch: waits for each bucket of the step, refuses values that are not finite, and submits the
   // bucket. Not with kNone.

@@ -99,6 +99,7 @@ class CudaTrainingStep final : public TrainingStep {
   absl::Status RunOneByOne(Slot& slot);
   absl::Status AwaitEarlier(int64_t step);
   absl::StatusOr<CapturedStep> Capture(Slot& slot);
+  absl::StatusOr<std::vector<Segment>> CaptureSegments(Slot& slot);
   absl::Status Backward(const Network::TrainStep& work, Slot& slot);
   absl::Status Finish(Slot& slot, std::vector<FinishedStep>* finished);
 
@@ -268,6 +269,18 @@ absl::StatusOr<CapturedStep> CudaTrainingStep::Capture(Slot& slot) {
   Bind(&slot);
   // The network keeps operations for few batch sizes: others may have replaced those of this size since its first step.
   RETURN_IF_ERROR(network_.PlanTraining(std::ssize(slot.plan().samples)));
+  absl::StatusOr<std::vector<Segment>> segments = CaptureSegments(slot);
+  Bind(nullptr);
+  if (!segments.ok()) {
+    // A stream that still captures runs nothing: who asks whether it has come to its end would hear that it has.
+    transfers_->AbandonBackward();
+    (void)device_.EndCapture();
+    return segments.status();
+  }
+  return CapturedStep{.operations = network_.operations(), .segments = *std::move(segments)};
+}
+
+absl::StatusOr<std::vector<Segment>> CudaTrainingStep::CaptureSegments(Slot& slot) {
   std::vector<Segment> segments(1);
   // By bucket: whether a segment so far waits for it.
   std::vector<bool> is_read(static_cast<size_t>(buckets_.bucket_count()), false);
@@ -299,10 +312,9 @@ absl::StatusOr<CapturedStep> CudaTrainingStep::Capture(Slot& slot) {
   RETURN_IF_ERROR(network_.Forward(work, before_layer));
   RETURN_IF_ERROR(Backward(work, slot));
   RETURN_IF_ERROR(end_segment());
-  Bind(nullptr);
   // Before backward every bucket must have been awaited, also a bucket that no layer reads.
   segments.back().reads = {0, element_count()};
-  return CapturedStep{.operations = network_.operations(), .segments = std::move(segments)};
+  return segments;
 }
 
 // Enqueues backward, the downloads or the optimizer, and the copy of the step's result.

@@ -64,13 +64,19 @@ CudaOptimizerScalars PeerExchange::ScalarsOf(int64_t round) const { return gpu_o
 
 // Without the lock: where streams are synchronous, as those of an emulated GPU may be, the call waits for other ranks.
 absl::Status PeerExchange::EnqueueBucket(CudaStream* stream, int slot, int bucket, const CudaStepValues* values) {
+  NoteStream(stream);
   RETURN_IF_ERROR(gpu_flags_->Arrive(stream, slot, bucket));
   if (!gpu_flags_->IsOwner(bucket)) return absl::OkStatus();
   RETURN_IF_ERROR(gpu_flags_->AwaitArrivals(stream, slot, bucket));
   return gpu_owner_->EnqueueUpdateFromAll(gpu_flags_.get(), stream, slot, bucket, values);
 }
 
+void PeerExchange::NoteStream(CudaStream* stream) {
+  if (std::ranges::find(waiting_streams_, stream) == waiting_streams_.end()) waiting_streams_.push_back(stream);
+}
+
 absl::Status PeerExchange::EnqueueEnd(CudaStream* stream, int slot) {
+  NoteStream(stream);
   return gpu_flags_->AwaitUpdates(stream, slot, 0, gpu_flags_->trial_bucket());
 }
 
@@ -171,20 +177,29 @@ std::string PeerExchange::LatePeers() const {
   return ranks.empty() ? "" : absl::StrCat(ranks, " (step ", RoundOfLag(lag), ", bucket ", lag.bucket, ")");
 }
 
-// False: the GPU still waits.
+// False: the GPU still waits. After an error in backward, branches may wait that the device's stream has not joined.
 bool PeerExchange::DrainGpu() {
   gpu_flags_->SayVoid();
-  const absl::StatusOr<std::unique_ptr<CudaEvent>> end = gpu_->CreateEvent();
-  if (!end.ok() || !gpu_->stream()->Record(end->get()).ok()) return false;
+  NoteStream(gpu_->stream());
+  std::vector<std::unique_ptr<CudaEvent>> ends;
+  for (CudaStream* const stream : waiting_streams_) {
+    absl::StatusOr<std::unique_ptr<CudaEvent>> end = gpu_->CreateEvent();
+    if (!end.ok() || !stream->Record(end->get()).ok()) return false;
+    ends.push_back(*std::move(end));
+  }
   const auto deadline = std::chrono::steady_clock::now() + kDrainDeadline;
-  while (std::chrono::steady_clock::now() < deadline) {
-    const absl::StatusOr<bool> passed = (*end)->HasPassed();
+  while (!ends.empty()) {
+    const absl::StatusOr<bool> passed = ends.back()->HasPassed();
     if (!passed.ok()) return false;
-    if (*passed) return true;
+    if (*passed) {
+      ends.pop_back();
+      continue;
+    }
+    if (std::chrono::steady_clock::now() >= deadline) return false;
     gpu_flags_->Release();
     std::this_thread::sleep_for(GpuFlags::kReleasePause);
   }
-  return false;
+  return true;
 }
 
 }  // namespace starring
