@@ -301,7 +301,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-  if (Hangs()) return cudaErrorNotReady;  // a driver answers for a GPU that does not
+  if (starring::cuda_emulation::Hangs()) return cudaErrorNotReady;  // a driver answers for a GPU that does not
   Point point;
   if (const cudaError_t error = PointOf(event, &point); error != cudaSuccess) return error;
   return IsReached(point) ? cudaSuccess : cudaErrorNotReady;
