@@ -101,6 +101,8 @@ class CudaJobs(JobTest):
         self.assertEqual(mapped["exchange"]["gpu_transfer"], "gpu-memory-graph" if in_graph else "gpu-memory")
         self.assertGreater(mapped["exchange"]["bytes_sent"], 0)
         self.assert_exposed(mapped)
+        for use in mapped["workers"]:
+            self.assertEqual(use["compute_ms"] == 0, in_graph)
         self.assertEqual(mapped["parameter_sha256"], digest, (workers, flags, sync))
         return mapped["exchange"]["bytes_sent"]
 

@@ -87,6 +87,7 @@ class CudaTrainingStep final : public TrainingStep {
     return optimizer_ == nullptr ? exchange_.GatherOptimizerState(state) : optimizer_->CopyStateOut(state);
   }
   absl::StatusOr<LossResult> Evaluate(const Batch& batch) override;
+  bool host_awaits_exchange() const override { return optimizer_ != nullptr || !transfers_->works_in_stream(); }
   std::optional<StepSummary> gpu_exposed() const override {
     return stamps_ == nullptr ? std::nullopt : std::optional(stamps_->exposed());
   }
@@ -221,7 +222,7 @@ absl::Status CudaTrainingStep::Launch(Slot& slot) {
 // Each round has a wait of its own, whose deadline, stall report and count are those of this round: a wait for `step`
 // alone would be one for all of them. Results and findings are left to Finish.
 absl::Status CudaTrainingStep::AwaitEarlier(int64_t step) {
-  if (optimizer_ != nullptr || !transfers_->works_in_stream()) return absl::OkStatus();
+  if (host_awaits_exchange()) return absl::OkStatus();
   ProgressState* const progress = timer_->progress();
   const StepPart part = timer_->Enter(StepPart::kBackward);
   for (int64_t earlier = std::max<int64_t>(0, step - slots_->count() + 1); earlier < step; ++earlier) {
