@@ -81,7 +81,7 @@ class CudaBucketTransfers {
   // The factors of the update of `step`, for its step values; those of an optimizer that is not the exchange's are the
   // caller's. After Begin.
   CudaOptimizerScalars ScalarsOf(int64_t step) const;
-  // Work that is enqueued or captured from now on belongs to `step`, whose values will be in `values`, in device memory.
+  // Work that is enqueued or captured from now on belongs to `step`, whose values will be in `values`, device memory.
   void BeginStep(int64_t step, const CudaStepValues* values);
 
   // Called in backward, captured or not, when the work enqueued so far writes the last gradients from element `begin`

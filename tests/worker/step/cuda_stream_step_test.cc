@@ -63,8 +63,12 @@ class NotingExchange final : public GradientExchange, public StreamExchange {
     awaited.push_back(round);
     return done->Wait();
   }
-  std::optional<NonFinite> FindNonFinite(int64_t) const override { return std::nullopt; }
+  std::optional<NonFinite> FindNonFinite(int64_t round) const override {
+    if (round != spoilt_round) return std::nullopt;
+    return NonFinite{.rank = 1, .element = 0};
+  }
 
+  int64_t spoilt_round = -1;
   int refused_slot = -1;
   std::vector<int64_t> awaited;
 
@@ -151,6 +155,13 @@ TEST_F(CudaStreamStepTest, RoundsAreAwaitedInTheirOrderAlsoBeforeAStepThatRunsCa
   ASSERT_TRUE(step_->Settle(&finished_).ok());
   ASSERT_EQ(finished_.size(), 4u);
   EXPECT_EQ(finished_[3].step, 3);
+}
+
+TEST_F(CudaStreamStepTest, ANanOfAnotherRankIsNamedOnceAnEarlierStepIsFinished) {
+  exchange_->spoilt_round = 1;
+  ASSERT_TRUE(Run(4).ok());  // step 3 awaits round 1, and leaves its finding
+  EXPECT_THAT(std::string(Run(1).message()), HasSubstr("rank 1, step 1: the gradient of tensor fc1."));
+  EXPECT_EQ(finished_.size(), 1u);
 }
 
 TEST_F(CudaStreamStepTest, AnErrorInACaptureEndsTheCapture) {
