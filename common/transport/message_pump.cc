@@ -228,7 +228,7 @@ void MessagePump::TellAll(NoticeKind kind, const absl::Status& why, int except_p
   for (Token token = first; token < next_token_; ++token) leaving_.insert(token);
 }
 
-absl::StatusOr<std::string> MessagePump::FindMissing() {
+absl::StatusOr<std::string> MessagePump::FindMissing(const std::string& if_all_wait) {
   const Clock::time_point now = Clock::now();
   watch_.CallRoll(now);
   // A deadline here is an answer, not an error: the silent ranks are what the caller wants to know. No `what`: the
@@ -237,6 +237,7 @@ absl::StatusOr<std::string> MessagePump::FindMissing() {
   // The rank that no longer reaches another one needs its patience to be sure, and knows more than this one.
   if (failure_.ok() && watch_.AllWait()) (void)PumpUntil([] { return false; }, now + watch_.patience_for_others(), "");
   if (!failure_.ok()) return failure_;
+  if (!if_all_wait.empty() && watch_.AllWait()) return if_all_wait;
   return watch_.DescribeMissing(Clock::now());
 }
 

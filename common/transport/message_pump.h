@@ -21,12 +21,14 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -109,9 +111,13 @@ class MessagePump final : private Transport::Poster {
   // Counts a call that all ranks make in the same order. The roll call compares the counts.
   void CountCall() { watch_.CountCall(); }
 
+  // PeerWatch::set_is_busy.
+  void set_is_busy(std::function<bool()> is_busy) { watch_.set_is_busy(std::move(is_busy)); }
+
   // Calls the roll and describes the outcome for the message of an expired deadline: "rank 2 does not answer". Takes up
-  // to PeerWatch::patience_for_others. The failure instead if another rank has given up first.
-  absl::StatusOr<std::string> FindMissing();
+  // to PeerWatch::patience_for_others. The failure instead if another rank has given up first. `if_all_wait`: what to
+  // say where all ranks answer and none is behind; empty: that it may be the network.
+  absl::StatusOr<std::string> FindMissing(const std::string& if_all_wait = "");
 
   // Asks `peer` how far it is. The answer goes to StallOptions::on_heard.
   void AskProgress(int peer) { SendNotice(peer, NoticeKind::kRollCall, ""); }

@@ -66,10 +66,10 @@ PeerWatch::PeerWatch(Options options)
       report_(options_.stall.say),
       calls_(options_.world_size, kSilent) {}
 
-// A rank that waits is in the exchange, whatever its phase says: an evaluation waits in a sum, too.
+// A rank that waits for others is in the exchange, whatever its phase says: an evaluation waits in a sum, too.
 WorkState PeerWatch::MyWork(Time now) const {
   WorkState work = options_.stall.progress == nullptr ? WorkState() : options_.stall.progress->Read(now);
-  if (waiting_since_.has_value()) {
+  if (waiting_since_.has_value() && !(is_busy_ && is_busy_())) {
     work.phase = WorkPhase::kExchange;
     work.age = Since(*waiting_since_, now);
   }

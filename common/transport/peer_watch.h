@@ -52,6 +52,8 @@ class PeerWatch {
   // This rank waits, and nothing has arrived since `since`. EndWait: something has arrived, or the wait is over.
   void BeginWait(Time since) { waiting_since_ = since; }
   void EndWait(Time now);
+  // While `is_busy` returns true, a wait is for work of this rank itself, which its progress names. Null: it never is.
+  void set_is_busy(std::function<bool()> is_busy) { is_busy_ = std::move(is_busy); }
   // To be called again and again while this rank waits for `what`: asks other ranks, and reports the stall once its
   // root is known. Cheap when there is nothing to do.
   void Look(const std::string& what, Time now);
@@ -84,6 +86,7 @@ class PeerWatch {
   int64_t call_count_ = 0;
   std::vector<int64_t> calls_;  // by rank: the call count in its answer, or kSilent
   std::optional<Time> waiting_since_;
+  std::function<bool()> is_busy_;
   Time next_look_;
   Time next_tell_;
   std::pair<WorkPhase, int64_t> last_told_ = {WorkPhase::kUnknown, -1};

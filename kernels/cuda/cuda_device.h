@@ -176,6 +176,8 @@ class CudaPeerBoard {
     // Becomes `value` when the parameters are there, as Store's byte; null: no byte does.
     uint8_t* done = nullptr;
     uint8_t value = 0;
+    // Not null: where this is not 0 the update touches no gradient and no parameter, since a rank may have gone.
+    const uint64_t* is_void = nullptr;
   };
   virtual absl::Status ApplyPeerUpdate(CudaStream* stream, const OptimizerConfig& config, const CudaPeerUpdate& update,
                                        const Update& more) = 0;

@@ -139,6 +139,7 @@ absl::Status MappedBoard::ApplyPeerUpdate(CudaStream* stream, const OptimizerCon
   args.done = Mapped(more.done);
   args.done_value = more.value;
   args.counter = counter_.data();
+  args.is_void = Mapped(more.is_void);
   return CudaStatus(cuda::ApplyPeerUpdate(StreamOf(stream), args), "the update among GPUs");
 }
 

@@ -86,23 +86,9 @@ __device__ inline void UpdateElements(const PeerUpdateArgs& g, int64_t e) {
   for (int rank = 0; rank < kRanks; ++rank) StorePack(out, g.parameters[rank] + e);
 }
 
-// Every thread of a block calls when it has stored its parameters. The fences are of the system: a block's stores went
-// to other GPUs, and the word must not arrive there before them.
-__device__ inline void SayDone(const PeerUpdateArgs& g) {
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  __threadfence_system();
-  const unsigned last = gridDim.x - 1;
-  if (atomicInc(g.counter, last) != last) return;
-  __threadfence_system();
-  StoreReleaseSystem(g.done, g.done_value);
-}
-
-// A table of pointers in constant memory can be indexed by a register; a copy of it in each thread would be in local
-// memory.
+// This thread's part of [begin, end).
 template <int kRanks, Update kUpdate>
-__global__ void __launch_bounds__(kBlockThreads)
-    PeerUpdateKernel(const __grid_constant__ PeerUpdateArgs g, int64_t packs) {
+__device__ inline void UpdateRange(const PeerUpdateArgs& g, int64_t packs) {
   const int64_t stride = int64_t{gridDim.x} * kBlockThreads;
   const int64_t thread = int64_t{blockIdx.x} * kBlockThreads + threadIdx.x;
   for (int64_t i = thread; i < packs; i += stride) {
@@ -117,6 +103,35 @@ __global__ void __launch_bounds__(kBlockThreads)
   for (int64_t e = g.begin + kPackFloats * packs + thread; e < g.end; e += stride) {
     UpdateElements<kRanks, kUpdate, 1>(g, e);
   }
+}
+
+// Every thread of a block calls when it has stored its parameters. The fences are of the system: a block's stores went
+// to other GPUs, and the word must not arrive there before them.
+__device__ inline void SayDone(const PeerUpdateArgs& g) {
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  __threadfence_system();
+  const unsigned last = gridDim.x - 1;
+  if (atomicInc(g.counter, last) != last) return;
+  __threadfence_system();
+  StoreReleaseSystem(g.done, g.done_value);
+}
+
+// Whether the block must leave the vectors alone; the same for all its threads.
+__device__ inline bool IsVoid(const PeerUpdateArgs& g) {
+  if (g.is_void == nullptr) return false;
+  __shared__ bool is_void;
+  if (threadIdx.x == 0) is_void = LoadAcquireSystem(g.is_void) != 0;
+  __syncthreads();
+  return is_void;
+}
+
+// A table of pointers in constant memory can be indexed by a register; a copy of it in each thread would be in local
+// memory.
+template <int kRanks, Update kUpdate>
+__global__ void __launch_bounds__(kBlockThreads)
+    PeerUpdateKernel(const __grid_constant__ PeerUpdateArgs g, int64_t packs) {
+  if (!IsVoid(g)) UpdateRange<kRanks, kUpdate>(g, packs);
   if (g.done != nullptr) SayDone(g);
 }
 

@@ -41,6 +41,9 @@ struct PeerUpdateArgs {
   uint8_t* done = nullptr;
   uint8_t done_value = 0;
   unsigned* counter = nullptr;  // device memory; 0 before and after
+  // Memory of the host that this GPU maps. A block that finds it not 0 touches no vector: a rank has given up, and its
+  // memory may be gone. Null: nothing is looked at.
+  const uint64_t* is_void = nullptr;
   int64_t blocks_max = 32;
 };
 
@@ -48,12 +51,12 @@ struct PeerUpdateArgs {
 // begin <= e < end.
 // Shapes:      vectors: of at least `end` float32; states: (end - begin).
 // Writes:      parameters are overwritten (=), states in place.
-// Launch:      256 threads a block, at most blocks_max blocks, which stride over the range; no shared memory.
+// Launch:      256 threads a block, at most blocks_max blocks, which stride over the range; one shared byte.
 // Requires:    16-byte alignment of all pointers at `begin` for the vector path, scalar path otherwise (both tested).
 //              Nothing writes the gradients, or reads the parameters, until the kernel has ended or stored done_value.
 // Cost:        4 * (rank_count + 1) bytes read and 4 * rank_count written per element, over the link but for one of
 //              each, and 8 (momentum) or 16 (AdamW) of states: bound by the link, or by memory where ranks share a GPU.
-//              32 blocks fill a link, and leave multiprocessors to the step.
+//              32 blocks fill a link, and leave multiprocessors to the step. is_void: one load from the host a block.
 // Determinism: bitwise. Reference: common/arithmetic/{sum_in_order,optimizer}.h, tolerance 0.
 [[nodiscard]] cudaError_t ApplyPeerUpdate(cudaStream_t stream, const PeerUpdateArgs& args);
 

@@ -1,6 +1,7 @@
 #include <cublasLt.h>
 
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -76,6 +77,7 @@ struct Product {
     const int64_t rows = d_layout.rows, columns = d_layout.columns;
     const int64_t depth = After(operation.a, a_layout).columns;
     const bool plain_a = operation.a == CUBLAS_OP_N, plain_b = operation.b == CUBLAS_OP_N;
+    const bool gives_nans = starring::cuda_emulation::GivesNans();
     std::vector<double> sums(static_cast<size_t>(rows));
     for (int64_t j = 0; j < columns; ++j) {
       std::fill(sums.begin(), sums.end(), 0.0);
@@ -87,7 +89,7 @@ struct Product {
       }
       const int64_t column = j * d_layout.leading_dimension;
       for (int64_t i = 0; i < rows; ++i) {
-        double v = alpha * sums[static_cast<size_t>(i)];
+        double v = gives_nans ? std::numeric_limits<double>::quiet_NaN() : alpha * sums[static_cast<size_t>(i)];
         if (beta != 0) v += double{beta} * d_stored.floats()[column + i];
         if (adds_bias) v += bias.floats()[i];
         if ((operation.epilogue & CUBLASLT_EPILOGUE_RELU) != 0 && v < 0) v = 0;

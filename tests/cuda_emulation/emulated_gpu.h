@@ -65,16 +65,21 @@ struct EmulatedGpu {
 //   EMULATED_GPU_HANGS_AT_LAUNCH=n    Hangs() is true from the n-th launch of a graph on
 //   EMULATED_GPU_IPC=nothing, full, one_way, corrupt or late_visible
 //   EMULATED_GPU_MIG=yes              all are parts of one GPU
+//   EMULATED_GPU_NANS_AT_LAUNCH=n     products give NaN from the n-th launch of a graph on
 //   EMULATED_GPU_PEERS=no             no GPU accesses another's memory
 //   EMULATED_GPU_REGISTERS=nothing or writable
 //   EMULATED_GPU_SAYS_BYTES=yes       the process ends with a line that says how many bytes of its GPU it has not freed
 //   EMULATED_GPU_SAYS_COUNTS=yes      the same for what its GPU was given to do, and how often its host waited
+//   EMULATED_GPU_STOPS_AT_LAUNCH=n    the process stops itself (SIGSTOP) at the n-th launch of a graph
 //   EMULATED_GPU_STREAMS=late, async or async:7, whose number is the seed
 //   EMULATED_GPU_WAITS=no             streams cannot wait for 64-bit words
 EmulatedGpu& Gpu();
 
 // While this is true, no call returns that waits for the GPU or may wait for it. Any thread.
 std::atomic<bool>& Hangs();
+
+// While this is true, products that begin give NaN. Any thread.
+std::atomic<bool>& GivesNans();
 
 // The GPU that the calling thread has made its current one; -1: none.
 int CurrentGpu();

@@ -29,10 +29,14 @@ int LaunchOf(const char* name) {
 // Counts a launch of a graph, which may be the last thing that this GPU or this process does.
 void CountLaunch() {
   static const int hangs_at = LaunchOf("EMULATED_GPU_HANGS_AT_LAUNCH");
+  static const int stops_at = LaunchOf("EMULATED_GPU_STOPS_AT_LAUNCH");
+  static const int gives_nans_at = LaunchOf("EMULATED_GPU_NANS_AT_LAUNCH");
   static const int dies_at = LaunchOf("EMULATED_GPU_DIES_AT_LAUNCH");
   static std::atomic<int> count = 0;
   const int launch = ++count;
   if (launch == hangs_at) Hangs() = true;
+  if (launch == gives_nans_at) GivesNans() = true;
+  if (launch == stops_at) kill(getpid(), SIGSTOP);
   if (launch == dies_at) kill(getpid(), SIGKILL);
 }
 

@@ -141,6 +141,11 @@ std::atomic<bool>& Hangs() {
   return hangs;
 }
 
+std::atomic<bool>& GivesNans() {
+  static std::atomic<bool> gives_nans = false;
+  return gives_nans;
+}
+
 std::mutex& EventMutex() {
   static std::mutex& mutex = *new std::mutex;
   return mutex;
@@ -301,8 +306,11 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-  ReturnIfAlive();
+  if (starring::cuda_emulation::Hangs()) return cudaErrorNotReady;  // a driver answers for a GPU that does not
   Point point;
   if (const cudaError_t error = PointOf(event, &point); error != cudaSuccess) return error;
-  return IsReached(point) ? cudaSuccess : cudaErrorNotReady;
+  // Queries until the event is reached are one wait.
+  const bool is_reached = IsReached(point);
+  if (std::exchange(event->was_early, !is_reached) && is_reached) starring::cuda_emulation::CountHostWait();
+  return is_reached ? cudaSuccess : cudaErrorNotReady;
 }

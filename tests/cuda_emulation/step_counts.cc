@@ -100,6 +100,7 @@ absl::StatusOr<WorkCounts> CountStep(const CountedStep& step) {
           {.device = device.get(),
            .optimizer = is_local ? std::optional(optimizer) : std::nullopt,
            .data = &data,
+           .element = element,
            .batch_max = step.batch,
            .evaluation_batch_max = 1}));
   const JobSpec job{.optimizer = optimizer, .layout = network->layout(), .buckets = buckets};

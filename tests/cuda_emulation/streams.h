@@ -76,6 +76,7 @@ struct CudaEmulatedEvent {
   std::weak_ptr<starring::cuda_emulation::Capture> capture;
   int node = -1;                          // of the capture, after which the event is
   starring::cuda_emulation::Point point;  // if not captured
+  bool was_early = false;                 // the last query came before the event; of the thread that asks
 };
 struct CudaEmulatedGraph {
   std::vector<starring::cuda_emulation::GraphNode> nodes;

@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import signal
+import subprocess
 import time
 import unittest
 
@@ -114,7 +116,7 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
             self.assertEqual(refused.returncode, 2, (machine, refused.output))
             self.assertRegex(refused.output, why)
 
-    def counts_of_a_step(self, more):
+    def counts_of_a_step(self, more, streams="now"):
         """What the GPU of a rank is given in a step, by the emulation's names, and how often its host waits."""
         totals = []
         for steps in (12, 20):
@@ -122,7 +124,7 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
                      "--global_batch=16", "--model=mlp", "--bucket_bytes=1048576", "--progress=none",
                      "--max_steps=%d" % steps, *more]
             job = self.job_command("star/tcp", 2, flags=flags, launch_flags=["--worker_binary=" + self.worker])
-            done = self.run_to_end(["env", "EMULATED_GPU_SAYS_COUNTS=yes", *job])
+            done = self.run_to_end(["env", "EMULATED_GPU_SAYS_COUNTS=yes", "EMULATED_GPU_STREAMS=" + streams, *job])
             self.assertEqual(done.returncode, 0, done.output)
             said = re.findall(r"emulated GPU: (.*host waits)", done.output)
             self.assertEqual(len(said), 2, done.output)
@@ -140,6 +142,9 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
         self.assertEqual(graph["graph launches"], 1)
         self.assertGreaterEqual(host["host waits"], 16)
         self.assertLess(graph["host waits"], 2)
+        # Where work takes its time: for the batch's copy, and for the step before the three last ones.
+        self.assertLess(self.counts_of_a_step(["--same_host=gpu_memory", "--gpu_waits=graph"], "async")["host waits"],
+                        2.5)
         self.assertEqual(graph["copies"], host["copies"])
         self.assertEqual(graph["events"], 0)
         self.assertEqual(graph["memory operations"], 9)
@@ -361,6 +366,49 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
                                           r"waiting for an event has taken 1s, .* step \d+: nvidia-smi.*"
                                           r"--resume.*--exchange_deadline_s")
             self.assertLess(time.monotonic() - begin, 20)
+
+    def worker_with(self, rank, variables):
+        """A program that is the worker, with these variables in the environment of this rank."""
+        path = self.path("worker_of_%d.sh" % rank)
+        with open(path, "w") as file:
+            file.write('#!/bin/sh\ncase " $* " in *" --rank=%d "*) export %s;; esac\nexec "%s" "$@"\n' % (
+                rank, variables, self.worker))
+        os.chmod(path, 0o755)
+        return path
+
+    def job_in_graph(self, rank, variables, streams="async"):
+        """Runs a job in which this rank's GPU is as the variables say. The first launch is that of the trial."""
+        job = self.job_command(
+            "star/tcp", 2, flags=["--device=cuda", *cuda_jobs.DATA, "--model=logreg", "--epochs=20",
+                                  "--exchange_deadline_s=2", "--same_host=gpu_memory", "--gpu_waits=graph"],
+            launch_flags=["--worker_binary=" + self.worker_with(rank, variables)])
+        return self.run_to_end(["env", "EMULATED_GPU_STREAMS=" + streams, *job])
+
+    def test_a_rank_that_waits_with_an_empty_batch_names_the_one_that_stops(self):
+        # Rank 0 runs every third step call by call, while two are queued. Rank 1 stops in the first of them, and in it:
+        # after the vote before step 8. But for steps 0 and 2, each step is a launch of rank 1, whose GPU may be behind.
+        for launch in (9, 11):
+            done = self.job_in_graph(1, "EMULATED_GPU_STOPS_AT_LAUNCH=%d" % launch)
+            self.assertEqual(done.returncode, 3, done.output)
+            found = re.search(
+                r"worker 0: error: (step (\d+), bucket 0) did not come within 2s \(oldest in flight: \1\): "
+                "the GPU waits for that of rank 1: rank 1 does not answer", done.output)
+            self.assertIsNotNone(found, done.output)
+            self.assertIn(int(found[2]), range(9, launch + 1))
+
+    def test_a_nan_of_one_rank_is_told_by_all_with_its_rank_and_step(self):
+        done = self.job_in_graph(1, "EMULATED_GPU_NANS_AT_LAUNCH=4", "now")
+        self.assertNotEqual(done.returncode, 0, done.output)
+        self.assertRegex(done.output,
+                         r"worker 0: error: .*rank 1, step 4: the gradient of tensor \w+\.\w+ is not finite")
+        self.assertNotIn("rank 0, step", done.output)
+
+    def test_a_gpu_that_hangs_is_named_by_those_that_wait_for_it(self):
+        done = self.job_in_graph(1, "EMULATED_GPU_HANGS_AT_LAUNCH=6")
+        self.assertNotEqual(done.returncode, 0, done.output)
+        self.assertRegex(done.output, "worker 1: error: GPU .* does not answer: |worker 0: error: .*rank 1")
+        self.assertNotRegex(done.output, "worker 0: error: GPU .* does not answer")
+        self.assertNotIn("look at the network", done.output)
 
     def test_mpi_starts_when_the_gpu_of_the_rank_is_current(self):
         for device, gpus in (("cuda", "01"), ("cpu", ["-1", "-1"])):

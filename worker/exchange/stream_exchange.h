@@ -7,13 +7,12 @@
 // *slots*, in turn, and each slot has values of its own. Two slots are enough: no rank is more than one round ahead of
 // another in any bucket.
 //
-// Thread safety: the trainer's thread, except for LatePeers.
+// Thread safety: the trainer's thread.
 #ifndef STARRING_WORKER_EXCHANGE_STREAM_EXCHANGE_H_
 #define STARRING_WORKER_EXCHANGE_STREAM_EXCHANGE_H_
 
 #include <cstdint>
 #include <optional>
-#include <string>
 
 #include "absl/status/status.h"
 #include "kernels/cuda/cuda_device.h"
@@ -36,8 +35,8 @@ class StreamExchange {
   // Work on `stream` from now on reads the parameters of the round, and may overwrite its gradients.
   virtual absl::Status EnqueueEnd(CudaStream* stream, int slot) = 0;
 
-  // Waits, as Await does, until the GPU has passed `done`, which was recorded after EnqueueEnd. After an error no
-  // result of the round, or of a later one, may be used.
+  // Waits, as Await does, until the GPU has passed `done`, which was recorded after EnqueueEnd. The first waits for
+  // rounds come in the order of the rounds. After an error no result of the round, or of a later one, may be used.
   virtual absl::Status AwaitRound(int64_t round, CudaEvent* done) = 0;
   // A contribution to `round` that was not finite; the same on all ranks. After AwaitRound, before the next call of
   // EnqueueBucket or launch for the slot.
@@ -46,10 +45,6 @@ class StreamExchange {
     int64_t element = 0;  // of the parameter vector
   };
   virtual std::optional<NonFinite> FindNonFinite(int64_t round) const = 0;
-
-  // The ranks for which this rank's GPU waits, as "rank 1 (step 17, bucket 3)"; empty: it waits for none, and an
-  // AwaitRound that takes long has another cause. Any thread.
-  virtual std::string LatePeers() const = 0;
 
  protected:
   ~StreamExchange() = default;

@@ -43,8 +43,9 @@ absl::Status CudaBatchSlots::Slot::Finish() {
 
 absl::Status CudaBatchSlots::Slot::Finish(absl::FunctionRef<absl::Status(CudaEvent*)> wait) {
   CHECK(runs_);
+  RETURN_IF_ERROR(wait(done_.get()));
   runs_ = false;
-  return wait(done_.get());
+  return absl::OkStatus();
 }
 
 CudaBatchSlots::CudaBatchSlots(const Options& options)

@@ -65,6 +65,9 @@ class CudaBatchSlots final : public BatchMemory {
     const uint8_t* stored() const;    // Batch::stored
     const uint32_t* samples() const;  // instead of the two above, if the loader's format is kSamples
 
+    // Recorded at the end of the step. REQUIRES: runs().
+    CudaEvent* done() const { return done_.get(); }
+
     // Pinned memory, to which the step copies device_result().
     CudaStepResult* result() const { return static_cast<CudaStepResult*>(result_->data()); }
 

@@ -236,6 +236,12 @@ absl::Status CudaBucketTransfers::FinishBackward() {
   return device_.Join(downloads_.get());
 }
 
+void CudaBucketTransfers::AbandonBackward() {
+  next_bucket_ = 0;
+  // It fails where the branch has not begun, which spoils a capture that nobody needs.
+  (void)device_.Join(downloads_.get());
+}
+
 CudaOptimizerScalars CudaBucketTransfers::ScalarsOf(int64_t step) const {
   return way_ == Way::kStream ? streams_->ScalarsOf(RoundOf(step)) : CudaOptimizerScalars{};
 }
@@ -246,12 +252,16 @@ void CudaBucketTransfers::BeginStep(int64_t step, const CudaStepValues* values) 
 }
 
 absl::Status CudaBucketTransfers::AwaitStep(int64_t step, CudaEvent* done) {
-  if (way_ != Way::kStream) return done->Wait();
-  RETURN_IF_ERROR(streams_->AwaitRound(RoundOf(step), done));
+  RETURN_IF_ERROR(AwaitEnd(step, done));
+  if (way_ != Way::kStream) return absl::OkStatus();
   // The parameters of all ranks are spoilt by then, and later steps may be on the GPU. All ranks end here.
   const auto found = streams_->FindNonFinite(RoundOf(step));
   if (!found.has_value()) return absl::OkStatus();
   return in_flight_.NonFinite(step, found->element, "not finite", found->rank);
+}
+
+absl::Status CudaBucketTransfers::AwaitEnd(int64_t step, CudaEvent* done) {
+  return way_ == Way::kStream ? streams_->AwaitRound(RoundOf(step), done) : done->Wait();
 }
 
 absl::Status CudaBucketTransfers::AwaitDevice(int64_t step) {

@@ -81,7 +81,7 @@ class CudaBucketTransfers {
   // The factors of the update of `step`, for its step values; those of an optimizer that is not the exchange's are the
   // caller's. After Begin.
   CudaOptimizerScalars ScalarsOf(int64_t step) const;
-  // Work that is enqueued or captured from now on belongs to `step`, whose values will be in `values`, in device memory.
+  // Work that is enqueued or captured from now on belongs to `step`, whose values will be in `values`, device memory.
   void BeginStep(int64_t step, const CudaStepValues* values);
 
   // Called in backward, captured or not, when the work enqueued so far writes the last gradients from element `begin`
@@ -90,6 +90,8 @@ class CudaBucketTransfers {
   // Called after backward. kNone: applies the optimizer, which also looks for gradients that are not finite
   // (CudaDevice::BindStepResult).
   absl::Status FinishBackward();
+  // Called instead after an error in a capture: ends the branch, so that the capture can end.
+  void AbandonBackward();
 
   // Called after the launch: waits for each bucket of the step, refuses values that are not finite, and submits the
   // bucket. Not with kNone.
@@ -97,7 +99,10 @@ class CudaBucketTransfers {
   // Waits for `done`, which was recorded after `step`, and refuses a gradient of any rank that was not finite. Only if
   // works_in_stream().
   absl::Status AwaitStep(int64_t step, CudaEvent* done);
-  // Waits for all that is on the device's stream by now, whatever the way is, and looks for no such gradient.
+  // Waits for `done` alone, and leaves such a gradient to AwaitStep. Only if works_in_stream().
+  absl::Status AwaitEnd(int64_t step, CudaEvent* done);
+  // Waits for all that is on the device's stream by now, whatever the way is, and looks for no such gradient. REQUIRES:
+  // the steps before `step` have been awaited, if works_in_stream().
   absl::Status AwaitDevice(int64_t step);
   // The error for CudaStepResult::non_finite_element; it names the tensor of `element`.
   absl::Status NonFinite(int64_t step, int64_t element) const;

@@ -1,5 +1,6 @@
 #include "worker/step/cuda_training_step.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "common/base/check.h"
@@ -86,6 +87,7 @@ class CudaTrainingStep final : public TrainingStep {
     return optimizer_ == nullptr ? exchange_.GatherOptimizerState(state) : optimizer_->CopyStateOut(state);
   }
   absl::StatusOr<LossResult> Evaluate(const Batch& batch) override;
+  bool host_awaits_exchange() const override { return optimizer_ != nullptr || !transfers_->works_in_stream(); }
   std::optional<StepSummary> gpu_exposed() const override {
     return stamps_ == nullptr ? std::nullopt : std::optional(stamps_->exposed());
   }
@@ -96,7 +98,9 @@ class CudaTrainingStep final : public TrainingStep {
   absl::Status Feed(int64_t step, Loader* batches, Slot& slot);
   absl::Status Launch(Slot& slot);
   absl::Status RunOneByOne(Slot& slot);
+  absl::Status AwaitEarlier(int64_t step);
   absl::StatusOr<CapturedStep> Capture(Slot& slot);
+  absl::StatusOr<std::vector<Segment>> CaptureSegments(Slot& slot);
   absl::Status Backward(const Network::TrainStep& work, Slot& slot);
   absl::Status Finish(Slot& slot, std::vector<FinishedStep>* finished);
 
@@ -215,7 +219,27 @@ absl::Status CudaTrainingStep::Launch(Slot& slot) {
   return absl::OkStatus();
 }
 
+// Each round has a wait of its own, whose deadline, stall report and count are those of this round: a wait for `step`
+// alone would be one for all of them. Results and findings are left to Finish.
+absl::Status CudaTrainingStep::AwaitEarlier(int64_t step) {
+  if (host_awaits_exchange()) return absl::OkStatus();
+  ProgressState* const progress = timer_->progress();
+  const StepPart part = timer_->Enter(StepPart::kBackward);
+  for (int64_t earlier = std::max<int64_t>(0, step - slots_->count() + 1); earlier < step; ++earlier) {
+    const Slot& slot = slots_->of(earlier);
+    if (!slot.runs()) continue;
+    CHECK_EQ(slot.plan().step, earlier);
+    if (progress != nullptr) progress->set_step(earlier);
+    RETURN_IF_ERROR(transfers_->AwaitEnd(earlier, slot.done()));
+  }
+  if (progress != nullptr) progress->set_step(step);
+  timer_->Enter(part);
+  return absl::OkStatus();
+}
+
 absl::Status CudaTrainingStep::RunOneByOne(Slot& slot) {
+  // First of all: the first step of a batch size allocates, and such a call may wait for the whole GPU.
+  RETURN_IF_ERROR(AwaitEarlier(slot.plan().step));
   Bind(&slot);
   // The step reads the loss scale, its number and the learning rate from the slot, as a graph does. So a run without
   // graphs has the same bits, and its first steps the same as the later ones.
@@ -246,6 +270,18 @@ absl::StatusOr<CapturedStep> CudaTrainingStep::Capture(Slot& slot) {
   Bind(&slot);
   // The network keeps operations for few batch sizes: others may have replaced those of this size since its first step.
   RETURN_IF_ERROR(network_.PlanTraining(std::ssize(slot.plan().samples)));
+  absl::StatusOr<std::vector<Segment>> segments = CaptureSegments(slot);
+  Bind(nullptr);
+  if (!segments.ok()) {
+    // A stream that still captures runs nothing: who asks whether it has come to its end would hear that it has.
+    transfers_->AbandonBackward();
+    (void)device_.EndCapture();
+    return segments.status();
+  }
+  return CapturedStep{.operations = network_.operations(), .segments = *std::move(segments)};
+}
+
+absl::StatusOr<std::vector<Segment>> CudaTrainingStep::CaptureSegments(Slot& slot) {
   std::vector<Segment> segments(1);
   // By bucket: whether a segment so far waits for it.
   std::vector<bool> is_read(static_cast<size_t>(buckets_.bucket_count()), false);
@@ -277,10 +313,9 @@ absl::StatusOr<CapturedStep> CudaTrainingStep::Capture(Slot& slot) {
   RETURN_IF_ERROR(network_.Forward(work, before_layer));
   RETURN_IF_ERROR(Backward(work, slot));
   RETURN_IF_ERROR(end_segment());
-  Bind(nullptr);
   // Before backward every bucket must have been awaited, also a bucket that no layer reads.
   segments.back().reads = {0, element_count()};
-  return CapturedStep{.operations = network_.operations(), .segments = std::move(segments)};
+  return segments;
 }
 
 // Enqueues backward, the downloads or the optimizer, and the copy of the step's result.

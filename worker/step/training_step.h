@@ -59,6 +59,10 @@ class TrainingStep {
   // one worker. After Settle.
   virtual std::optional<StepSummary> gpu_exposed() const { return std::nullopt; }
 
+  // Whether the host's thread waits for the exchange, so that the timer's forward and backward are this rank's work
+  // alone. False: the GPU waits for other ranks, and the host for the GPU. After Begin.
+  virtual bool host_awaits_exchange() const { return true; }
+
   // Host memory as long as the parameter vector, for GradientExchange::Start. Valid until Begin.
   virtual std::span<float> initial_parameters() = 0;
 

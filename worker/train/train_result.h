@@ -20,7 +20,7 @@ namespace starring {
 
 // One worker's share of the machine in the measured steps.
 struct WorkerUse {
-  double compute_ms = 0;   // mean per step, forward and backward
+  double compute_ms = 0;   // mean per step, forward and backward; 0: see TrainingStep::host_awaits_exchange
   double cpu_percent = 0;  // 100 is one core
 };
 

@@ -470,7 +470,9 @@ absl::Status Trainer::TrainStep() {
     RETURN_IF_ERROR(training_step_.Settle(&finished_));
   }
   timer_->EndStep();
-  straggler_watch_.AddStep(timer_->part_seconds());
+  // Where GPUs wait for each other, the steps of all ranks take equally long, and a rank that shares no step votes for
+  // none.
+  if (training_step_.host_awaits_exchange()) straggler_watch_.AddStep(timer_->part_seconds());
   for (const FinishedStep& done : finished_) RETURN_IF_ERROR(segment_.check_loss(done.step, done.loss.loss_sum));
   TakeFinished();
   return absl::OkStatus();
@@ -739,7 +741,9 @@ absl::Status Trainer::GatherUse() {
   const auto part_ms = [this](StepPart part) { return result_.step_summary.part_ms[static_cast<int>(part)]; };
   const auto rank = static_cast<size_t>(worker_.rank);
   std::vector<double> values(2 * static_cast<size_t>(worker_.world_size));
-  values[2 * rank] = part_ms(StepPart::kForward) + part_ms(StepPart::kBackward);
+  if (training_step_.host_awaits_exchange()) {
+    values[2 * rank] = part_ms(StepPart::kForward) + part_ms(StepPart::kBackward);
+  }
   values[2 * rank + 1] = processor_use_.percent();
   RETURN_IF_ERROR(exchange_.Sum(SumPurpose::kWorkerUse, values));
   for (size_t i = 0; i < values.size(); i += 2) {

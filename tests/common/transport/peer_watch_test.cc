@@ -93,6 +93,19 @@ class Ranks {
   size_t notices_waiting() const { return notices_.size(); }
 };
 
+TEST(PeerWatchTest, ARankThatWaitsForItsOwnGpuIsTheRoot) {
+  Ranks ranks(2);
+  for (const int rank : {0, 1}) {
+    ranks.Enter(rank, WorkPhase::kBackward, 7);
+    ranks[rank].BeginWait(ranks.now);
+  }
+  ranks[1].set_is_busy([] { return true; });
+  ranks.Run(milliseconds(4'150));
+  ASSERT_EQ(ranks.lines[0].size(), 1u);
+  EXPECT_THAT(ranks.lines[0][0], HasSubstr("stuck for 4.0 s (step 7, bucket 2): rank 1 "));
+  EXPECT_THAT(ranks.lines[0][0], HasSubstr("backward of step 7"));
+}
+
 TEST(PeerWatchTest, AllNameTheRankThatDoesNotAnswerAndWhereItWas) {
   Ranks ranks(5);
   for (int rank = 0; rank < 5; ++rank) ranks.Enter(rank, WorkPhase::kForward, 7);

@@ -128,6 +128,7 @@ absl::Status PeerExchange::Start(const JobSpec& job, std::span<float> parameters
   has_enough_cores_ = pump_.world_size() <= sysconf(_SC_NPROCESSORS_ONLN);
   if (!owner_->status().ok()) return Fail(owner_->status());  // the machine's memory
   oldest_round_ = job.first_step;
+  last_round_ = job.first_step - 1;
   if (gpu_flags_ != nullptr && gpu_->watch() != nullptr) {
     gpu_->watch()->AskForPeers([this] { return LatePeers(); });
   }

@@ -157,7 +157,9 @@ class PeerExchange final : public GradientExchange, private StreamExchange {
   absl::Status WaitForRound(int64_t round, absl::FunctionRef<bool()> done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CountRound(int64_t round) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string LatePeers() const;
+  std::string RanksOfLag(const GpuFlags::Lag& lag) const;
   int64_t RoundOfLag(const GpuFlags::Lag& lag) const;
+  void NoteStream(CudaStream* stream);
   bool DrainGpu() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string SameHostReason() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status ChooseFastest() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -222,6 +224,7 @@ class PeerExchange final : public GradientExchange, private StreamExchange {
   // In memory_; null: no GPU waits for another one. Constant after Start.
   std::unique_ptr<GpuFlags> gpu_flags_;
   const GpuSliceOwner* gpu_owner_ = nullptr;         // the owner, with the memory of GPUs. Constant after Start
+  std::vector<CudaStream*> waiting_streams_;         // the caller's that were given work; of the trainer's thread
   std::atomic<int64_t> oldest_round_ = 0;            // that AwaitRound has not ended
   int64_t last_round_ ABSL_GUARDED_BY(mutex_) = -1;  // that was counted
   std::unique_ptr<MachineTrial> trial_ ABSL_GUARDED_BY(mutex_);  // during Start, and after an error in it

@@ -64,13 +64,19 @@ CudaOptimizerScalars PeerExchange::ScalarsOf(int64_t round) const { return gpu_o
 
 // Without the lock: where streams are synchronous, as those of an emulated GPU may be, the call waits for other ranks.
 absl::Status PeerExchange::EnqueueBucket(CudaStream* stream, int slot, int bucket, const CudaStepValues* values) {
+  NoteStream(stream);
   RETURN_IF_ERROR(gpu_flags_->Arrive(stream, slot, bucket));
   if (!gpu_flags_->IsOwner(bucket)) return absl::OkStatus();
   RETURN_IF_ERROR(gpu_flags_->AwaitArrivals(stream, slot, bucket));
   return gpu_owner_->EnqueueUpdateFromAll(gpu_flags_.get(), stream, slot, bucket, values);
 }
 
+void PeerExchange::NoteStream(CudaStream* stream) {
+  if (std::ranges::find(waiting_streams_, stream) == waiting_streams_.end()) waiting_streams_.push_back(stream);
+}
+
 absl::Status PeerExchange::EnqueueEnd(CudaStream* stream, int slot) {
+  NoteStream(stream);
   return gpu_flags_->AwaitUpdates(stream, slot, 0, gpu_flags_->trial_bucket());
 }
 
@@ -81,6 +87,7 @@ std::optional<StreamExchange::NonFinite> PeerExchange::FindNonFinite(int64_t rou
 // Once a round, though a step may wait for its round twice: the roll call compares the counts of ranks.
 void PeerExchange::CountRound(int64_t round) {
   if (round <= last_round_) return;
+  CHECK_EQ(round, last_round_ + 1) << "a round that nobody has awaited";
   last_round_ = round;
   pump_.CountCall();
   // The bytes that a star's messages would have.
@@ -124,25 +131,37 @@ absl::Status PeerExchange::AwaitRound(int64_t round, CudaEvent* done) {
 absl::Status PeerExchange::WaitForRound(int64_t round, absl::FunctionRef<bool()> done) {
   const std::string step = absl::StrCat("step ", round);
   transport_->BeginLooking();
+  // Others must not take a rank whose own GPU is slow for one that waits for them.
+  pump_.set_is_busy([this] { return LatePeers().empty(); });
   absl::Status status = pump_.PumpUntil(done, DeadlineAfter(job_.exchange_deadline), step, kSleepMax);
   // As long as the watch of other calls waits for a GPU. A byte that has just come must not make this one's the fault.
   if (absl::IsDeadlineExceeded(status) && LatePeers().empty()) {
     status = pump_.PumpUntil(done, DeadlineAfter(job_.exchange_deadline / 8), step, kSleepMax);
   }
+  pump_.set_is_busy(nullptr);
   transport_->EndLooking();
   if (!absl::IsDeadlineExceeded(status)) return status;
   // The fault is this rank's GPU, unless it waits for others.
-  if (LatePeers().empty()) {
+  const GpuFlags::Lag lag = gpu_flags_->FindLag();
+  const std::string late = RanksOfLag(lag);
+  if (late.empty()) {
     if (gpu_->watch() != nullptr) gpu_->watch()->Report("waiting for an event");
     return Fail(absl::DeadlineExceededError(
         absl::StrCat(step, ": the GPU has not come to its end within ", absl::FormatDuration(job_.exchange_deadline))));
   }
-  const GpuFlags::Lag lag = gpu_flags_->FindLag();
   const std::string bucket = absl::StrCat("step ", RoundOfLag(lag), ", bucket ", lag.bucket);
-  ASSIGN_OR_RETURN(const std::string missing, pump_.FindMissing());
-  return Fail(absl::DeadlineExceededError(absl::StrCat(bucket, " did not come within ",
-                                                       absl::FormatDuration(job_.exchange_deadline),
-                                                       " (oldest in flight: ", bucket, "): ", missing)));
+  // Processes whose GPUs hang answer.
+  ASSIGN_OR_RETURN(const std::string missing,
+                   pump_.FindMissing(absl::StrCat("all processes answer: look at the GPU of ", late)));
+  return Fail(absl::DeadlineExceededError(
+      absl::StrCat(bucket, " did not come within ", absl::FormatDuration(job_.exchange_deadline),
+                   " (oldest in flight: ", bucket, "): the GPU waits for that of ", late, ": ", missing)));
+}
+
+// "rank 1", if the GPU waits for other ranks alone; else empty.
+std::string PeerExchange::RanksOfLag(const GpuFlags::Lag& lag) const {
+  if (lag.ranks.empty() || std::ranges::find(lag.ranks, job_.rank) != lag.ranks.end()) return "";
+  return absl::StrCat(lag.ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(lag.ranks, ", "));
 }
 
 // The GPU is in one of the rounds that are enqueued, of which there are no more than slots.
@@ -154,25 +173,33 @@ int64_t PeerExchange::RoundOfLag(const GpuFlags::Lag& lag) const {
 // The ranks for which this rank's GPU waits, as "rank 1 (step 17, bucket 3)"; empty: it waits for none. Any thread.
 std::string PeerExchange::LatePeers() const {
   const GpuFlags::Lag lag = gpu_flags_->FindLag();
-  if (lag.ranks.empty() || std::ranges::find(lag.ranks, job_.rank) != lag.ranks.end()) return "";
-  return absl::StrCat(lag.ranks.size() == 1 ? "rank " : "ranks ", absl::StrJoin(lag.ranks, ", "), " (step ",
-                      RoundOfLag(lag), ", bucket ", lag.bucket, ")");
+  const std::string ranks = RanksOfLag(lag);
+  return ranks.empty() ? "" : absl::StrCat(ranks, " (step ", RoundOfLag(lag), ", bucket ", lag.bucket, ")");
 }
 
-// False: the GPU still waits.
+// False: the GPU still waits. After an error in backward, branches may wait that the device's stream has not joined.
 bool PeerExchange::DrainGpu() {
   gpu_flags_->SayVoid();
-  const absl::StatusOr<std::unique_ptr<CudaEvent>> end = gpu_->CreateEvent();
-  if (!end.ok() || !gpu_->stream()->Record(end->get()).ok()) return false;
+  NoteStream(gpu_->stream());
+  std::vector<std::unique_ptr<CudaEvent>> ends;
+  for (CudaStream* const stream : waiting_streams_) {
+    absl::StatusOr<std::unique_ptr<CudaEvent>> end = gpu_->CreateEvent();
+    if (!end.ok() || !stream->Record(end->get()).ok()) return false;
+    ends.push_back(*std::move(end));
+  }
   const auto deadline = std::chrono::steady_clock::now() + kDrainDeadline;
-  while (std::chrono::steady_clock::now() < deadline) {
-    const absl::StatusOr<bool> passed = (*end)->HasPassed();
+  while (!ends.empty()) {
+    const absl::StatusOr<bool> passed = ends.back()->HasPassed();
     if (!passed.ok()) return false;
-    if (*passed) return true;
+    if (*passed) {
+      ends.pop_back();
+      continue;
+    }
+    if (std::chrono::steady_clock::now() >= deadline) return false;
     gpu_flags_->Release();
     std::this_thread::sleep_for(GpuFlags::kReleasePause);
   }
-  return false;
+  return true;
 }
 
 }  // namespace starring

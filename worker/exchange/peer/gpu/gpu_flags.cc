@@ -79,7 +79,8 @@ absl::Status GpuFlags::Update(CudaStream* stream, int slot, int bucket, Part par
   CudaPeerBoard::Update more = {.values = values,
                                 .findings = Finding(slot, bucket),
                                 .findings_stride = 1,
-                                .value = static_cast<uint8_t>(ByteOf(slot))};
+                                .value = static_cast<uint8_t>(ByteOf(slot)),
+                                .is_void = Word(head_.is_void)};
   if (part == Part::kLast) more.done = OwnByte(words_[bucket].updated);
   if (update.range.size() == 0) {
     return more.done == nullptr ? absl::OkStatus() : board_->Store(stream, more.done, more.value);

@@ -18,7 +18,7 @@
 //
 // Release. When a rank gives up, the others' GPUs would wait for it for ever. Any host that hears of it sets a word
 // that says that results are void, and then gives all words the values of one slot after the other, so that the GPUs
-// drain.
+// drain. An owner's kernel that finds results void touches no memory of other ranks, which may have gone.
 #ifndef STARRING_WORKER_EXCHANGE_PEER_GPU_GPU_FLAGS_H_
 #define STARRING_WORKER_EXCHANGE_PEER_GPU_GPU_FLAGS_H_
 
