@@ -8,6 +8,7 @@
 #include "common/base/check.h"
 #include "common/base/status.h"
 #include "common/job/layout.h"
+#include "common/job/slice_places.h"
 
 namespace starring {
 namespace {
@@ -21,12 +22,14 @@ int64_t BytesOf(std::span<const float> floats) { return static_cast<int64_t>(flo
 }  // namespace
 
 GpuSliceOwner::GpuSliceOwner(Options options) : options_(std::move(options)), memory_(*options_.memory) {
-  for (const std::vector<ElementRange>& slice : options_.owned.slices) {
+  const SlicePlaces places(options_.owned.slices);
+  state_elements_ = places.element_count();
+  for (int b = 0; b < places.bucket_count(); ++b) {
     std::vector<Part>& parts = parts_.emplace_back();
-    for (const ElementRange& range : slice) {
-      parts.push_back({.range = range, .state_begin = state_elements_});
-      // State is aligned as its parameters are.
-      state_elements_ += Aligned(range.size());
+    int64_t begin = places.slice(b).begin;
+    for (const ElementRange& range : places.ranges(b)) {
+      parts.push_back({.range = range, .state_begin = begin});
+      begin += range.size();
     }
   }
 }
