@@ -339,7 +339,7 @@ def main() -> int:
     if flags.record:
         with open(flags.record, "w", encoding="utf-8") as file:
             json.dump({"device": bench.device,
-                       "batch": flags.batch,
+                       "batch": flags.batch, "problems": problems,
                        "jobs": [{"model": model, "job": job, "samples": [dataclasses.asdict(one) for one in found]}
                                 for (model, job), found in bench.samples.items()],
                        "failures": [{"model": model, "job": job, "why": reason}

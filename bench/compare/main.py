@@ -248,6 +248,8 @@ class Comparison:
         found = gpu_cells.measure(options.models, options.repeats, 2 * options.batch_per_worker, options.syncs,
                                   self.torch)
         self.results["gpu_cells"] = found
+        self.notes += found["problems"]
+        self.failed = self.failed or bool(found["problems"])
         self.notes += [f"{one['model']} {one['job']} on one GPU: {one['why']}" for one in found["failures"]]
 
     def _trace(self, groups: list[list[jobs.Job]]) -> None:

@@ -146,7 +146,7 @@ exchange_checks() {
   for memory in socket shared_memory gpu_memory; do
     cells="$cells star:tcp:--same_host=$memory ring:tcp:--same_host=$memory"
   done
-  models="--models=mlp:400,mnist_cnn:150,resnet20:50 --repeats=5 --overlap_s=1.2"
+  models="--models=mlp:400,mnist_cnn:150,resnet20:50 --repeats=5 --overlap_s=1.2 --job_seconds=15"
   steps="--models=resnet20,mnist_cnn --batches=512 --repeats=1 --steps=200 --seconds=0.4 --warmup_s=0.2"
   tests="test_a_rank_that_is_killed_is_named test_a_rank_that_is_stopped_is_named"
   if [ $short = yes ]; then

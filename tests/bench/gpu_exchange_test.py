@@ -89,8 +89,9 @@ class ScriptTest(unittest.TestCase):
             with open(record, encoding="utf-8") as file:
                 found = json.load(file)
         # As bench/compare/measured/results.py describes it.
-        self.assertEqual(set(found), {"device", "batch", "jobs", "failures"})
+        self.assertEqual(set(found), {"device", "batch", "problems", "jobs", "failures"})
         self.assertEqual([one["job"] for one in found["failures"]], ["ring:tcp:--nonsense=1"])
+        self.assertIn("DIGESTS DIFFER", found["problems"][0])
         jobs = {job["job"]: job["samples"] for job in found["jobs"]}
         self.assertEqual(set(jobs["star:tcp"][0]), {"p50_ms", "waits_ms", "gpu_ms", "digests"})
         self.assertIn("emulated GPU", done.stdout)

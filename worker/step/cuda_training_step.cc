@@ -89,7 +89,9 @@ class CudaTrainingStep final : public TrainingStep {
   absl::StatusOr<LossResult> Evaluate(const Batch& batch) override;
   bool host_awaits_exchange() const override { return optimizer_ != nullptr || !transfers_->works_in_stream(); }
   std::optional<StepSummary> gpu_exposed() const override {
-    return stamps_ == nullptr ? std::nullopt : std::optional(stamps_->exposed());
+    if (stamps_ == nullptr) return std::nullopt;
+    const StepSummary exposed = stamps_->exposed();
+    return exposed.steps_measured == 0 ? std::nullopt : std::optional(exposed);
   }
 
  private:

@@ -251,6 +251,7 @@ class GpuCells(TypedDict):
     """The section of two workers on one GPU: the record of bench/gpu_exchange.py."""
     device: str
     batch: int  # of all workers together
+    problems: list[str]  # digests that differ
     jobs: list[GpuJob]
     failures: list[GpuFailure]
 

@@ -45,7 +45,7 @@ def make_gpu_cells() -> dict[str, Any]:
             job("ring:tcp:--same_host=gpu_memory", [0.6, 0.8, 1.1], "3c", 0.31, 0.25),
             job("ddp", [6.4, 6.6, 6.9], "4d", 5.5)]
     failures = [{"model": "mlp", "job": "nccl:tcp", "why": "exit status 2: no NCCL"}]
-    return {"device": "cuda:0 (a GPU)", "batch": 512, "jobs": jobs, "failures": failures}
+    return {"device": "cuda:0 (a GPU)", "batch": 512, "problems": [], "jobs": jobs, "failures": failures}
 
 
 def make_lab(hosts: int = 4, server_hosts: int = 0) -> Netlab:

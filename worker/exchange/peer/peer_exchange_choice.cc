@@ -50,7 +50,8 @@ int64_t PeerExchange::SharedGpuBytes(const OptimizerConfig& optimizer, int64_t e
 }
 
 int64_t PeerExchange::NcclBytes(const OptimizerConfig& optimizer, int64_t element_count) {
-  return CudaSliceOwner::Bytes(optimizer, element_count) + NcclTransport::kBytesEstimate;
+  const int64_t sums = element_count * static_cast<int64_t>(sizeof(float));  // the machine's
+  return CudaSliceOwner::Bytes(optimizer, element_count) + sums + NcclTransport::kBytesEstimate;
 }
 
 // *error: the same on all ranks, which have all owners or none.

@@ -45,8 +45,11 @@ bool NcclTransport::Abort() {
   waits_for_gpu_.store(false, std::memory_order_relaxed);
   if (communicator_ == nullptr) return !was_left_;
   // The watch does not look at this call: its sentence would end the process before the cause is said.
-  std::packaged_task<void()> task([abort = options_.library->comm_abort, gone = std::exchange(communicator_, nullptr)] {
-    (void)abort(gone);  // an error has no caller to go to: the communicator is gone either way
+  std::packaged_task<void()> task([abort = options_.library->comm_abort, gone = std::exchange(communicator_, nullptr),
+                                   ordinal = options_.gpu->info().ordinal] {
+    // A new thread has GPU 0. An error of either call has no caller to go to: the communicator is gone either way.
+    (void)MakeCudaDeviceCurrent(ordinal);
+    (void)abort(gone);
   });
   const std::future<void> over = task.get_future();
   std::thread ends(std::move(task));
