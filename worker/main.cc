@@ -190,11 +190,14 @@ absl::StatusOr<PeerTransport> CreateTransport(const JobParts& parts) {
     ASSIGN_OR_RETURN(peers.transport, ConnectFullMesh(std::move(rendezvous)));
   }
   if (options.sync == Sync::kNccl) {
+    const int ordinal = parts.choice->cuda->info().ordinal;
     auto nccl = std::make_unique<NcclTransport>(
-        std::move(peers.transport), NcclTransport::Options{.gpu = parts.choice->cuda.get(),
-                                                           .library = parts.nccl,
-                                                           .may_share_gpus = parts.launcher->nccl_may_share_gpus,
-                                                           .watch = parts.watch});
+        std::move(peers.transport),
+        NcclTransport::Options{.gpu = parts.choice->cuda.get(),
+                               .library = parts.nccl,
+                               .may_share_gpus = parts.launcher->nccl_may_share_gpus,
+                               .watch = parts.watch,
+                               .enter_gpu = [ordinal] { (void)MakeCudaDeviceCurrent(ordinal); }});
     peers.nccl = nccl.get();
     peers.transport = std::move(nccl);
   }

@@ -168,7 +168,8 @@ TEST(ResumeCheckTest, EveryFlagThatTheRanksCompareHasARule) {
     if (!row.Has(kSameOnAllRanks) && !row.Has(kInJobSpec)) continue;
     const bool decides_nothing = row.topic == "job" || row.topic == "checkpoint" || row.topic == "output" ||
                                  row.name == "bucket_bytes" || row.name == "elastic" || row.name == "epochs" ||
-                                 row.name == "max_steps" || row.name == "early_stop" || row.name == "cuda_aware_mpi";
+                                 row.name == "max_steps" || row.name == "early_stop" || row.name == "cuda_aware_mpi" ||
+                                 row.name == "gpu_waits";
     EXPECT_NE(values.contains(std::string(row.name)), decides_nothing) << "--" << row.name;
   }
 }

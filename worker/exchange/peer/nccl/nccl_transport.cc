@@ -46,9 +46,9 @@ bool NcclTransport::Abort() {
   if (communicator_ == nullptr) return !was_left_;
   // The watch does not look at this call: its sentence would end the process before the cause is said.
   std::packaged_task<void()> task([abort = options_.library->comm_abort, gone = std::exchange(communicator_, nullptr),
-                                   ordinal = options_.gpu->info().ordinal] {
-    // A new thread has GPU 0. An error of either call has no caller to go to: the communicator is gone either way.
-    (void)MakeCudaDeviceCurrent(ordinal);
+                                   enter_gpu = options_.enter_gpu] {
+    // An error has no caller to go to: the communicator is gone either way.
+    if (enter_gpu) enter_gpu();
     (void)abort(gone);
   });
   const std::future<void> over = task.get_future();

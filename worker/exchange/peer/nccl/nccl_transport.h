@@ -24,6 +24,7 @@
 #include <chrono>
 #include <cstddef>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -49,6 +50,8 @@ class NcclTransport final : public AllreduceTransport {
     bool may_share_gpus = false;          // NCCL_MULTI_RANK_GPU_ENABLE=1 is in the environment
     CudaWatch* watch = nullptr;           // of calls that should not block; outlives the transport; may be null
     std::chrono::nanoseconds abort_deadline = std::chrono::seconds(5);
+    // Makes the rank's GPU the current one of a new thread, which has GPU 0. A program without CUDA has none.
+    std::function<void()> enter_gpu;
   };
   // The memory of its GPU that NCCL takes for a communicator of two to eight ranks of a host. Nothing asks NCCL for it.
   // The buffers for sending and receiving have 4 MiB each (NCCL_BUFFSIZE), in each of up to 24 channels, and the
