@@ -8,10 +8,11 @@ import re
 import sys
 import unittest
 
-# 256 threads a block, and at least three blocks of them on a multiprocessor's 65536 registers; two of a tall tile.
+# 256 threads a block, and at least three blocks of them on a multiprocessor's 65536 registers. Two of a tall tile, and
+# of an owner's kernel, which is launched with no more.
 REGISTERS_MAX = 80
 TALL_REGISTERS_MAX = 128
-TALL = "ProductKernelILi128E"
+TALL = ("ProductKernelILi128E", "PeerUpdateKernel")
 ARCHITECTURES = {"sm_80", "sm_90"}
 
 KERNEL = re.compile(r"Compiling entry function '(\S+)' for '(\S+)'")
@@ -59,7 +60,8 @@ class PtxasReportTest(unittest.TestCase):
                 with self.subTest(kernel=name, target=target):
                     self.assertEqual(stack, 0, "bytes of stack")
                     self.assertEqual(spills, 0, "bytes spilled")
-                    self.assertLessEqual(registers, TALL_REGISTERS_MAX if TALL in name else REGISTERS_MAX)
+                    is_tall = any(part in name for part in TALL)
+                    self.assertLessEqual(registers, TALL_REGISTERS_MAX if is_tall else REGISTERS_MAX)
             print(f"{os.path.basename(path)}: {len(names)} kernels, at most "
                   f"{max(registers for _, _, registers in kernels.values())} registers, no spills")
         print(f"{total} kernels for each of {', '.join(sorted(ARCHITECTURES))}")
