@@ -91,7 +91,8 @@ class OwnedSlices {
     int64_t updated_count = 0;  // elements that are updated already in that step
   };
 
-  // What the passes over a piece share. It is looked up once a piece, because a pass takes a quarter of a microsecond.
+  // The values that all passes over a piece share. They are looked up once a piece: a pass takes a quarter of a
+  // microsecond.
   struct Piece {
     int64_t update = 0;  // counted from 1
     float learning_rate = 0;

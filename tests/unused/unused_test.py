@@ -25,7 +25,6 @@ Sources = dict[str, str]  # path to text
 # Full name: why it stays although no program needs it.
 ALLOWED: dict[str, str] = {
     "starring::CheckFlagTable": "a test calls it for the table of every program",
-    "starring::CudaDriverLibrary::Load": "the exchange in captured graphs will wait by the driver's memory operations",
     "starring::SerializeSafetensors": "tests and a fuzzer write a file as a whole, programs in pieces",
     "//kernels/cuda:cudnn_interface": "for a test; the device has the header among its sources",
     "common/wire/exchange_message.h: held_bytes": "a fuzzer checks by it that memory stays bounded",
