@@ -84,7 +84,7 @@ void Ring::Submit(const RingSum& sum) {
 
 // Slots are used in turn, although another may be free earlier: see the header.
 void Ring::StartGroups() {
-  while (unstarted_ != sums_.end() && !groups_[next_slot_].is_used) {
+  while (unstarted_ != sums_.end() && !groups_[next_slot_].is_used && !IsStillSent(unstarted_)) {
     Group& group = groups_[next_slot_];
     next_slot_ = (next_slot_ + 1) % static_cast<int>(groups_.size());
     InFlight& in_flight = *unstarted_;
@@ -101,6 +101,16 @@ void Ring::StartGroups() {
     if (in_flight.next_begin == in_flight.sum.elements.end) ++unstarted_;
     StartGroup(group);
   }
+}
+
+// A sum is ready before the sends of its results have ended. The right neighbour may take them late, when the left one
+// has begun the next sum of the same elements: its partial sums would arrive where the sends still read.
+bool Ring::IsStillSent(std::list<InFlight>::iterator next) const {
+  if (is_shared() || !options_.results_are_apart) return false;
+  const ElementRange range = next->sum.elements;
+  return std::any_of(sums_.begin(), std::list<InFlight>::const_iterator(next), [&](const InFlight& older) {
+    return older.sum.elements.begin < range.end && range.begin < older.sum.elements.end;
+  });
 }
 
 void Ring::StartGroup(Group& group) {

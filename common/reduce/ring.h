@@ -28,8 +28,8 @@
 //
 // Groups start in one order on all ranks, a bounded number at a time, and take their *slots* in turn. A slot is memory
 // and a set of tags, so it means the same group everywhere. There is no deadlock: the oldest unfinished group is in
-// flight wherever its sum has been submitted, because only older groups could hold its slot. A hop needs the hop before
-// it at the left neighbour, and nothing else.
+// flight wherever its sum has been submitted, because only older groups could hold its slot, and because a sum waits
+// for older ones of the same elements alone. A hop needs the hop before it at the left neighbour, and nothing else.
 //
 // A ring never waits, starts no thread and reads no clock but for traces. Thread safety: one thread at a time.
 #ifndef STARRING_COMMON_REDUCE_RING_H_
@@ -52,7 +52,7 @@ namespace starring {
 
 // One sum, as every rank submits it.
 struct RingSum {
-  int64_t number = 0;                    // the sink's name for it; no other sum in flight has it
+  int64_t number = 0;                    // the sink's name for it; no other sum that is not ready has it
   ElementRange elements;                 // from a block's begin on
   int64_t result_bytes = sizeof(float);  // of an element of the result
   // Sums with different keys have different tags, as far as there are tags. So messages of sums on which ranks disagree
@@ -149,6 +149,8 @@ class Ring final : public Transport::Poster {
 
   void AllocateMemory();
   void StartGroups();
+  // Whether an older sum still sends from the place of the results of `next`.
+  bool IsStillSent(std::list<InFlight>::iterator next) const;
   void StartGroup(Group& group);
   void SendContribution(Group& group);
   void OnReduceReceived(Group& group, int hop);

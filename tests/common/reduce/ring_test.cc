@@ -282,5 +282,81 @@ TEST_P(RingTest, HasNoMoreMemoryThanItNeeds) {
   }
 }
 
+// A training: each round adds to one vector, and the next one begins as soon as the ring says that the sum is ready.
+class RoundsSink final : public RingSink {
+ public:
+  RoundsSink(int64_t count, float contribution) : results(count, 1.0f), contribution_(count, contribution) {}
+  std::vector<float> results;
+  bool is_ready = true;
+
+  std::span<float> Allocate(int64_t count) override { return memory_.emplace_back(count).span(); }
+  std::span<const float> Contribution(const RingSum& /*sum*/, ElementRange range) override {
+    return std::span<const float>(contribution_).subspan(range.begin, range.size());
+  }
+  void CopyContribution(const RingSum& sum, ElementRange range, std::span<float> out) override {
+    std::ranges::copy(Contribution(sum, range), out.begin());
+  }
+  void Add(const RingSum& sum, ElementRange range, std::span<float> partial) override {
+    const std::span<const float> own = Contribution(sum, range);
+    for (size_t i = 0; i < partial.size(); ++i) partial[i] += own[i];
+  }
+  void Finish(const RingSum& sum, ElementRange range, std::span<float> partial) override {
+    Add(sum, range, partial);
+    for (size_t i = 0; i < partial.size(); ++i) results[range.begin + i] += partial[i];
+  }
+  std::span<std::byte> Result(const RingSum& /*sum*/, ElementRange range) override {
+    return std::as_writable_bytes(std::span(results).subspan(range.begin, range.size()));
+  }
+  void OnReady(const RingSum& /*sum*/) override { is_ready = true; }
+  void OnDone(const RingSum& /*sum*/) override {}
+
+ private:
+  std::vector<float> contribution_;
+  std::vector<AlignedFloats> memory_;
+};
+
+// A slow right neighbour still takes a round's results when the left one sends partial sums of the next round.
+TEST(Ring, PartialSumsDoNotArriveWhereResultsAreStillSent) {
+  constexpr int kRanks = 5, kRounds = 40;
+  constexpr int64_t kCount = 103;
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    InMemoryNetwork network(kRanks, seed);
+    std::mt19937_64 random(seed);
+    std::vector<std::unique_ptr<RoundsSink>> sinks;
+    std::vector<std::unique_ptr<Transport>> transports;
+    std::vector<std::unique_ptr<Ring>> rings;
+    for (int rank = 0; rank < kRanks; ++rank) {
+      sinks.push_back(std::make_unique<RoundsSink>(kCount, static_cast<float>(rank + 1)));
+      transports.push_back(std::make_unique<ExclusiveTransport>(network.CreateTransport(rank)));
+      rings.push_back(std::make_unique<Ring>(Ring::Options{.transport = transports.back().get(),
+                                                           .sink = sinks.back().get(),
+                                                           .first_tag = 16,
+                                                           .sum_elements_max = kCount,
+                                                           .own = {},
+                                                           .right = {}}));
+    }
+    std::vector<int> begun(kRanks, 0);
+    const auto is_over = [&] {
+      return std::ranges::all_of(begun, [](int rounds) { return rounds == kRounds; }) &&
+             std::ranges::all_of(rings, [](const auto& ring) { return ring->Oldest() == nullptr; });
+    };
+    for (int poll = 0; poll < kPollsMax && !is_over(); ++poll) {
+      const size_t rank = random() % kRanks;
+      if (sinks[rank]->is_ready && begun[rank] < kRounds) {
+        sinks[rank]->is_ready = false;
+        ++begun[rank];
+        rings[rank]->Submit({.number = 0, .elements = {0, kCount}});
+      }
+      std::vector<Transport::Token> completed;
+      CHECK_OK(transports[rank]->Poll(completed));
+      for (const Transport::Token& token : completed) token.poster->OnCompletion(token.operation);
+    }
+    ASSERT_TRUE(is_over()) << "the ranks wait for ever";
+    for (const auto& sink : sinks) {
+      ASSERT_EQ(sink->results, std::vector<float>(kCount, 1.0f + kRounds * 15.0f)) << "seed " << seed;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace starring
