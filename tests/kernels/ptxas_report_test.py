@@ -9,7 +9,7 @@ import sys
 import unittest
 
 # 256 threads a block, and at least three blocks of them on a multiprocessor's 65536 registers. Two of a tall tile, and
-# of an owner's kernel, which is launched with no more.
+# of an owner's kernel, which is launched with 32 blocks in all.
 REGISTERS_MAX = 80
 TALL_REGISTERS_MAX = 128
 TALL = ("ProductKernelILi128E", "PeerUpdateKernel")

@@ -36,7 +36,7 @@ class GpuStamps {
   // `segment_max`: of a step. `device` outlives the stamps. ResourceExhausted with the number of bytes.
   static absl::StatusOr<std::unique_ptr<GpuStamps>> Create(CudaDevice* device, int slot_count, int segment_max);
 
-  // `track` gets the GPU's row of the timeline; null: there is none. `timer` says which steps are measured.
+  // `track` gets the GPU's row of the timeline, and may be null. `timer` says which steps are measured.
   absl::Status Begin(const StepTimer* timer, TraceTrack* track);
 
   // Enqueued, in a capture or not, around each segment of the step on `slot`. The last EndSegment follows the last

@@ -122,7 +122,7 @@ struct TrainingStepParts {
   std::function<void()> on_leaf;  // called when a leaf is computed; may be null
   // The part that time in the exchange belongs to. A single worker waits for no other, so there it is the optimizer's.
   StepPart exchange_part = StepPart::kExposedExchange;
-  Trace* trace = nullptr;  // gets the row of a GPU; null: there is none
+  Trace* trace = nullptr;  // gets the row of a GPU; may be null
 };
 
 // The step on a device whose memory is the host's: gradients and parameters are where the exchange has them, and are

@@ -85,7 +85,7 @@ class ReduceGpu final : public ReduceMachine {
   struct Sum {
     Reduction reduction;
     int64_t bytes = 0;
-    int64_t offset = -1;  // of the place; -1: there is none yet
+    int64_t offset = -1;  // of the place; -1 until a place is free
     int64_t stage = -1;
     bool is_busy = false;     // this rank's GPU is
     bool is_copied = false;   // to the array
