@@ -32,6 +32,7 @@
 #include "common/arithmetic/optimizer.h"
 #include "common/arithmetic/reduction_order.h"
 #include "common/base/element_range.h"
+#include "kernels/cuda/element_rows.h"
 #include "kernels/cuda/peer_ranks.h"
 #include "kernels/cuda/step_values.h"
 #include "kernels/device.h"
@@ -112,7 +113,7 @@ class PinnedBuffer {
 // The update of one owner's range by the gradients of ranks whose GPUs map each other's memory. All memory is device
 // memory that this GPU maps.
 struct CudaPeerUpdate {
-  ElementRange range;                          // of the parameter vector
+  ElementRows rows;                            // of the parameter vector
   int64_t element_count = 0;                   // of the parameter vector
   ReductionOrder reduction;                    // with 2 to kPeerRanksMax ranks
   int rank = 0;                                // the owner
@@ -120,7 +121,7 @@ struct CudaPeerUpdate {
   float* parameters[kPeerRanksMax] = {};       // by rank: whole vectors; the owner's are read, all are written
   float learning_rate = 0;
   int64_t update = 1;                   // counts from 1
-  std::vector<std::span<float>> state;  // of the range, one for each state vector of the optimizer
+  std::vector<std::span<float>> state;  // of the rows alone, one for each state vector of the optimizer
 };
 
 // Arithmetic on device memory on a stream of its own, for a thread other than the device's: an exchange treats
@@ -136,6 +137,8 @@ class CudaVectorMath {
   virtual void ApplyOptimizer(const OptimizerConfig& config, const UpdateArgs& args) = 0;
   // ApplyOptimizer with the sum of all ranks' gradients, in the order of `reduction`, and with the bits of a CPU's sum.
   virtual void ApplyPeerUpdate(const OptimizerConfig& config, const CudaPeerUpdate& update) = 0;
+  // out = left + own in the rows of these vectors, which this GPU maps; own null: out = left.
+  virtual void RunPeerHop(const ElementRows& rows, const float* left, const float* own, float* out) = 0;
   virtual void CopyToDevice(const void* host, void* device, int64_t size_bytes) = 0;
   virtual void CopyToHost(const void* device, void* host, int64_t size_bytes) = 0;
   // Between two places that this GPU maps: its own memory, or that of another process (CudaDevice::OpenShared).

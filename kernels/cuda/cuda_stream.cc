@@ -75,6 +75,11 @@ class CudaVectorMathOnStream final : public CudaVectorMath {
     Keep(SetDevice());
     Keep(CudaStatus(cuda::ApplyPeerUpdate(stream_->get(), PeerUpdateOf(config, update)), "the update among GPUs"));
   }
+  void RunPeerHop(const ElementRows& rows, const float* left, const float* own, float* out) override {
+    Keep(SetDevice());
+    const cuda::PeerHopArgs args = {.rows = rows, .left = left, .own = own, .out = out};
+    Keep(CudaStatus(cuda::RunPeerHop(stream_->get(), args), "a hop among GPUs"));
+  }
   void CopyToDevice(const void* host, void* device, int64_t size_bytes) override {
     Keep(stream_->CopyToDevice(host, device, size_bytes));
   }
@@ -113,17 +118,16 @@ cuda::PeerUpdateArgs PeerUpdateOf(const OptimizerConfig& config, const CudaPeerU
   // More would be read behind the tables of pointers.
   CHECK(2 <= ranks && ranks <= kPeerRanksMax) << ranks;
   CHECK(0 <= update.rank && update.rank < ranks) << update.rank;
-  CHECK(0 <= update.range.begin && update.range.begin <= update.range.end && update.range.end <= update.element_count)
-      << update.range.begin << " to " << update.range.end << " of " << update.element_count;
+  CHECK(0 <= update.rows.begin && update.rows.end() <= update.element_count)
+      << update.rows.begin << " to " << update.rows.end() << " of " << update.element_count;
   CHECK_EQ(std::ssize(update.state), StateVectorCount(config));
-  for (const std::span<float> state : update.state) CHECK_EQ(std::ssize(state), update.range.size());
+  for (const std::span<float> state : update.state) CHECK_EQ(std::ssize(state), update.rows.size());
   const int64_t whole_end = update.element_count - update.element_count % ReductionBlockElements(ranks);
   cuda::PeerUpdateArgs args = {
       .update = UpdateOf(config),
       .rank_count = ranks,
       .rank = update.rank,
-      .begin = update.range.begin,
-      .end = update.range.end,
+      .rows = update.rows,
       .first = update.state.empty() ? nullptr : update.state[0].data(),
       .second = update.state.size() < 2 ? nullptr : update.state[1].data(),
       .tree = update.reduction.order == SumOrder::kTree,

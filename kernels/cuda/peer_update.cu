@@ -46,10 +46,10 @@ __device__ inline void NoteNonFinite(const PeerUpdateArgs& g, const Pack<float, 
   }
 }
 
-// Elements [e, e + kWidth), whose sums begin with the same rank. No `__restrict__` and no read-only cache: peers write
-// these arrays between two launches.
+// Elements [e, e + kWidth), whose sums begin with the same rank; their states are at `s`. No `__restrict__` and no
+// read-only cache: peers write these arrays between two launches.
 template <int kRanks, Update kUpdate, int kWidth>
-__device__ inline void UpdateElements(const PeerUpdateArgs& g, int64_t e) {
+__device__ inline void UpdateElements(const PeerUpdateArgs& g, int64_t e, int64_t s) {
   Pack<float, kWidth> in[kRanks];
   const int first_rank = FirstRankOf<kRanks>(g, e);
   // All loads come before the first addition: a load from another GPU takes a microsecond.
@@ -63,7 +63,6 @@ __device__ inline void UpdateElements(const PeerUpdateArgs& g, int64_t e) {
   const CudaOptimizerScalars scalars = g.bound != nullptr ? g.bound->optimizer : g.scalars;
   // All ranks have equal parameters. The own copy is read, which needs no link.
   const Pack<float, kWidth> before = LoadPack<kWidth>(g.parameters[g.rank] + e);
-  const int64_t s = e - g.begin;
   Pack<float, kWidth> out, first = {}, second = {};
   if constexpr (kUpdate != Update::kSgd) first = LoadPack<kWidth>(g.first + s);
   if constexpr (kUpdate == Update::kAdamW) second = LoadPack<kWidth>(g.second + s);
@@ -86,22 +85,31 @@ __device__ inline void UpdateElements(const PeerUpdateArgs& g, int64_t e) {
   for (int rank = 0; rank < kRanks; ++rank) StorePack(out, g.parameters[rank] + e);
 }
 
-// This thread's part of [begin, end).
+// Where element number i of the rows is in the vector.
+__device__ inline int64_t ElementAt(const ElementRows& rows, int64_t i) {
+  if (i >= rows.in_rows) return rows.tail.begin + i - rows.in_rows;
+  const int64_t row = i >> rows.row_shift;
+  return rows.begin + row * rows.stride + (i - (row << rows.row_shift));
+}
+
+// This thread's part of the rows.
 template <int kRanks, Update kUpdate>
 __device__ inline void UpdateRange(const PeerUpdateArgs& g, int64_t packs) {
   const int64_t stride = int64_t{gridDim.x} * kBlockThreads;
   const int64_t thread = int64_t{blockIdx.x} * kBlockThreads + threadIdx.x;
   for (int64_t i = thread; i < packs; i += stride) {
-    const int64_t e = g.begin + kPackFloats * i;
+    const int64_t s = kPackFloats * i;
+    const int64_t e = ElementAt(g.rows, s);
     // The boundaries of chunks are multiples of a pack, but those of the last block are not.
     if (g.tree || e < g.whole_end) {
-      UpdateElements<kRanks, kUpdate, kPackFloats>(g, e);
+      UpdateElements<kRanks, kUpdate, kPackFloats>(g, e, s);
     } else {
-      for (int k = 0; k < kPackFloats; ++k) UpdateElements<kRanks, kUpdate, 1>(g, e + k);
+      for (int k = 0; k < kPackFloats; ++k) UpdateElements<kRanks, kUpdate, 1>(g, e + k, s + k);
     }
   }
-  for (int64_t e = g.begin + kPackFloats * packs + thread; e < g.end; e += stride) {
-    UpdateElements<kRanks, kUpdate, 1>(g, e);
+  const int64_t size = g.rows.in_rows + g.rows.tail.end - g.rows.tail.begin;
+  for (int64_t s = kPackFloats * packs + thread; s < size; s += stride) {
+    UpdateElements<kRanks, kUpdate, 1>(g, ElementAt(g.rows, s), s);
   }
 }
 
@@ -135,22 +143,60 @@ __global__ void __launch_bounds__(kBlockThreads)
   if (g.done != nullptr) SayDone(g);
 }
 
+// This thread's elements of a row-shaped hop. A thread has kFlights loads under way: one at a time would leave a link
+// idle for most of the microsecond that each takes.
+template <int kWidth>
+__device__ inline void RunHop(const PeerHopArgs& g, int64_t begin, int64_t end) {
+  constexpr int kFlights = 4;
+  const int64_t stride = int64_t{gridDim.x} * kBlockThreads * kWidth;
+  const int64_t thread = begin + (int64_t{blockIdx.x} * kBlockThreads + threadIdx.x) * kWidth;
+  for (int64_t i = thread; i < end; i += kFlights * stride) {
+    Pack<float, kWidth> sums[kFlights];
+#pragma unroll
+    for (int k = 0; k < kFlights; ++k) {
+      const int64_t at = i + k * stride;
+      sums[k] = at < end ? LoadPack<kWidth>(g.left + ElementAt(g.rows, at)) : Pack<float, kWidth>{};
+    }
+#pragma unroll
+    for (int k = 0; k < kFlights; ++k) {
+      const int64_t at = i + k * stride;
+      if (at >= end) break;
+      const int64_t e = ElementAt(g.rows, at);
+      if (g.own != nullptr) sums[k] += LoadPack<kWidth>(g.own + e);
+      StorePack(sums[k], g.out + e);
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kBlockThreads) PeerHopKernel(PeerHopArgs g, int64_t packs) {
+  RunHop<kPackFloats>(g, 0, kPackFloats * packs);
+  RunHop<1>(g, kPackFloats * packs, g.rows.in_rows + g.rows.tail.end - g.rows.tail.begin);
+}
+
 __global__ void StoreByteKernel(uint8_t* byte, uint8_t value) {
   __threadfence_system();
   StoreReleaseSystem(byte, value);
 }
 
+// The packs of a launch: none in the tail, and none anywhere if a row would begin inside a pack.
+int64_t PacksOf(const ElementRows& rows, bool aligned) {
+  aligned = aligned && rows.begin % kPackFloats == 0 && rows.stride % kPackFloats == 0 && rows.row_shift >= 2;
+  return aligned ? rows.in_rows / kPackFloats : 0;
+}
+
+LaunchShape ShapeFor(const ElementRows& rows, int64_t packs, int64_t blocks_max) {
+  const int64_t threads = std::max(packs, rows.size() - kPackFloats * packs);
+  return {.blocks = std::min(blocks_max, CeilDivide(threads, kBlockThreads))};
+}
+
 template <int kRanks, Update kUpdate>
 cudaError_t Run(cudaStream_t stream, const PeerUpdateArgs& args) {
-  bool aligned = args.begin % kPackFloats == 0 && AlignedForPacks(args.first, args.second);
+  bool aligned = AlignedForPacks(args.first, args.second);
   for (int rank = 0; rank < kRanks; ++rank) {
     aligned = aligned && AlignedForPacks(args.gradients[rank], args.parameters[rank]);
   }
-  const int64_t count = args.end - args.begin;
-  const int64_t packs = aligned ? count / kPackFloats : 0;
-  const int64_t threads = std::max(packs, count - kPackFloats * packs);
-  return Launch(stream, {.blocks = std::min(args.blocks_max, CeilDivide(threads, kBlockThreads))},
-                PeerUpdateKernel<kRanks, kUpdate>, args, packs);
+  const int64_t packs = PacksOf(args.rows, aligned);
+  return Launch(stream, ShapeFor(args.rows, packs, args.blocks_max), PeerUpdateKernel<kRanks, kUpdate>, args, packs);
 }
 
 template <int kRanks>
@@ -178,6 +224,11 @@ cudaError_t RunFor(cudaStream_t stream, const PeerUpdateArgs& args) {
 cudaError_t ApplyPeerUpdate(cudaStream_t stream, const PeerUpdateArgs& args) {
   if (args.rank_count < 2 || args.blocks_max < 1) return cudaErrorInvalidValue;
   return RunFor<2>(stream, args);
+}
+
+cudaError_t RunPeerHop(cudaStream_t stream, const PeerHopArgs& args) {
+  const int64_t packs = PacksOf(args.rows, AlignedForPacks(args.left, args.own, args.out));
+  return Launch(stream, ShapeFor(args.rows, packs, args.blocks_max), PeerHopKernel, args, packs);
 }
 
 cudaError_t StoreByte(cudaStream_t stream, uint8_t* byte, uint8_t value) {

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/element_rows.h"
 #include "kernels/cuda/peer_ranks.h"
 #include "kernels/cuda/step_values.h"
 #include "kernels/cuda/update_formula.h"
@@ -19,11 +20,11 @@ struct PeerUpdateArgs {
   Update update = Update::kSgd;
   int rank_count = 0;                          // 2 to kPeerRanksMax
   int rank = 0;                                // whose parameters are read
-  int64_t begin = 0, end = 0;                  // elements of the parameter vector
+  ElementRows rows;                            // of the parameter vector
   const float* gradients[kPeerRanksMax] = {};  // by rank: whole vectors
   float* parameters[kPeerRanksMax] = {};       // by rank: whole vectors
-  float* first = nullptr;                      // momentum_buffer or exp_avg, of [begin, end)
-  float* second = nullptr;                     // exp_avg_sq, of [begin, end)
+  float* first = nullptr;                      // momentum_buffer or exp_avg, of the rows alone
+  float* second = nullptr;                     // exp_avg_sq, of the rows alone
   // The order of the sum (common/arithmetic/reduction_order.h): as a tree, or as a chain in chunks of 1 << chunk_shift
   // elements, whose whole blocks end at whole_end. The last block has last_elements.
   bool tree = false;
@@ -47,18 +48,36 @@ struct PeerUpdateArgs {
   int64_t blocks_max = 32;
 };
 
-// parameters[r][e] = the update of parameters[rank][e] by the sum of all gradients[r][e], for all ranks r and
-// begin <= e < end.
-// Shapes:      vectors: of at least `end` float32; states: (end - begin).
+// parameters[r][e] = the update of parameters[rank][e] by the sum of all gradients[r][e], for all ranks r and all
+// elements e of `rows`.
+// Shapes:      vectors: of at least rows.end() float32; states: (rows.size()).
 // Writes:      parameters are overwritten (=), states in place.
-// Launch:      256 threads a block, at most blocks_max blocks, which stride over the range; one shared byte.
-// Requires:    16-byte alignment of all pointers at `begin` for the vector path, scalar path otherwise (both tested).
+// Launch:      256 threads a block, at most blocks_max blocks, which stride over the rows; one shared byte.
+// Requires:    16-byte alignment of all pointers at each row for the vector path, scalar path otherwise and in the tail
+//              (all tested).
 //              Nothing writes the gradients, or reads the parameters, until the kernel has ended or stored done_value.
 // Cost:        4 * (rank_count + 1) bytes read and 4 * rank_count written per element, over the link but for one of
 //              each, and 8 (momentum) or 16 (AdamW) of states: bound by the link, or by memory where ranks share a GPU.
 //              32 blocks fill a link, and leave multiprocessors to the step. is_void: one load from the host a block.
 // Determinism: bitwise. Reference: common/arithmetic/{sum_in_order,optimizer}.h, tolerance 0.
 [[nodiscard]] cudaError_t ApplyPeerUpdate(cudaStream_t stream, const PeerUpdateArgs& args);
+
+struct PeerHopArgs {
+  ElementRows rows;             // of the vectors
+  const float* left = nullptr;  // a neighbour's vector
+  const float* own = nullptr;   // null: there is nothing to add
+  float* out = nullptr;
+  int64_t blocks_max = 32;  // as of an update
+};
+
+// out[e] = left[e] + own[e], or left[e], for all elements e of `rows`.
+// Shapes:      vectors: of at least rows.end() float32.
+// Writes:      out is overwritten (=); it may be `own`.
+// Launch:      256 threads a block, at most blocks_max blocks, which stride over the rows.
+// Requires:    as ApplyPeerUpdate.
+// Cost:        4 bytes read and 4 written per element, one of them over the link; 4 more read where it adds.
+// Determinism: bitwise. Reference: common/arithmetic/sum_in_order.h, tolerance 0.
+[[nodiscard]] cudaError_t RunPeerHop(cudaStream_t stream, const PeerHopArgs& args);
 
 // *byte = value, after all that the stream did before, as other GPUs and the host see it.
 // Shapes:      byte: memory that this GPU maps.

@@ -67,6 +67,7 @@ struct EmulatedGpu {
 //   EMULATED_GPU_MIG=yes              all are parts of one GPU
 //   EMULATED_GPU_NANS_AT_LAUNCH=n     products give NaN from the n-th launch of a graph on
 //   EMULATED_GPU_PEERS=no             no GPU accesses another's memory
+//   EMULATED_GPU_REFUSES_KERNEL=n     the n-th launch of a kernel, captured or not, is an error, and no other one
 //   EMULATED_GPU_REGISTERS=nothing or writable
 //   EMULATED_GPU_SAYS_BYTES=yes       the process ends with a line that says how many bytes of its GPU it has not freed
 //   EMULATED_GPU_SAYS_COUNTS=yes      the same for what its GPU was given to do, and how often its host waited

@@ -367,6 +367,9 @@ uint64_t GlobalTimer() {
 }
 
 cudaError_t EnqueueGrid(const cudaLaunchConfig_t& config, std::function<void()> thread) {
+  static const char* const refuses = std::getenv("EMULATED_GPU_REFUSES_KERNEL");
+  static std::atomic<int> kernels = 0;
+  if (refuses != nullptr && ++kernels == std::atoi(refuses)) return cudaErrorLaunchOutOfResources;
   const dim3 grid = config.gridDim, block = config.blockDim;
   const uint64_t threads = uint64_t{block.x} * block.y * block.z;
   if (threads == 0 || threads > kBlockThreadsMax || block.z > 64 || config.dynamicSmemBytes != 0 || grid.x == 0 ||

@@ -376,11 +376,11 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
         os.chmod(path, 0o755)
         return path
 
-    def job_in_graph(self, rank, variables, streams="async"):
+    def job_in_graph(self, rank, variables, streams="async", more=("--model=logreg",)):
         """Runs a job in which this rank's GPU is as the variables say. The first launch is that of the trial."""
         job = self.job_command(
-            "star/tcp", 2, flags=["--device=cuda", *cuda_jobs.DATA, "--model=logreg", "--epochs=20",
-                                  "--exchange_deadline_s=2", "--same_host=gpu_memory", "--gpu_waits=graph"],
+            "star/tcp", 2, flags=["--device=cuda", *cuda_jobs.DATA, "--epochs=20", "--exchange_deadline_s=2",
+                                  "--same_host=gpu_memory", "--gpu_waits=graph", *more],
             launch_flags=["--worker_binary=" + self.worker_with(rank, variables)])
         return self.run_to_end(["env", "EMULATED_GPU_STREAMS=" + streams, *job])
 
@@ -395,6 +395,32 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
                 "the GPU waits for that of rank 1: rank 1 does not answer", done.output)
             self.assertIsNotNone(found, done.output)
             self.assertIn(int(found[2]), range(9, launch + 1))
+
+    def test_an_error_while_branches_wait_ends_all(self):
+        # The error comes between the calls of a step: branches wait for other ranks, and the device's stream has not
+        # joined them. The GPU is drained all the same, before its memory goes.
+        found = set()
+        for kernel in (520, 523, 526, 529, 532):
+            begin = time.monotonic()
+            done = self.job_in_graph(1, "EMULATED_GPU_REFUSES_KERNEL=%d" % kernel,
+                                     more=["--nocuda_graph", "--model=mlp", "--bucket_bytes=1"])
+            self.assertLess(time.monotonic() - begin, 15, done.output)
+            self.assertNotEqual(done.returncode, 0, done.output)
+            error = re.search(r"worker 1: error: (.*): too many resources requested for launch", done.output)
+            self.assertIsNotNone(error, done.output)
+            self.assertIn("worker 0: error: rank 1 gave up: " + error[1], done.output)
+            found.add(error[1])
+        self.assertGreater(len(found), 2, found)
+
+    def test_a_rank_that_cannot_enqueue_the_trial_says_why(self):
+        # One of the trial's rounds, and one of the kernels that run beside them. No other rank waits in vain for it.
+        for kernel in (300, 305):
+            begin = time.monotonic()
+            done = self.job_in_graph(1, "EMULATED_GPU_REFUSES_KERNEL=%d" % kernel)
+            self.assertLess(time.monotonic() - begin, 8, done.output)
+            self.assertEqual(done.returncode, 2, done.output)
+            self.assertRegex(done.output, "worker 0: error: --gpu_waits=graph: rank 1: .*: too many resources "
+                                          "requested for launch.*: give --gpu_waits=host")
 
     def test_a_nan_of_one_rank_is_told_by_all_with_its_rank_and_step(self):
         done = self.job_in_graph(1, "EMULATED_GPU_NANS_AT_LAUNCH=4", "now")

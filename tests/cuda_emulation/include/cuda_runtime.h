@@ -79,6 +79,7 @@ enum cudaError_t {
   cudaErrorPeerAccessUnsupported = 217,
   cudaErrorInvalidResourceHandle = 400,
   cudaErrorNotReady = 600,
+  cudaErrorLaunchOutOfResources = 701,
   cudaErrorLaunchTimeout = 702,
   cudaErrorNotSupported = 801,
   cudaErrorStreamCaptureUnsupported = 900,

@@ -97,7 +97,7 @@ TEST_F(CudaPeerBoardTest, AnUpdateReadsItsFactorsWhenItRunsAndSaysThatItIsDone) 
   const auto values = device_->Allocate(sizeof(CudaStepValues)).value();
   std::vector<float> ones(4 * kCount, 1.0f);
   device_->CopyToDevice(ones.data(), floats->floats(), 4 * kCount * kFloatBytes);
-  CudaPeerUpdate update = {.range = {0, kCount},
+  CudaPeerUpdate update = {.rows = ElementRange{0, kCount},
                            .element_count = kCount,
                            .reduction = {.order = SumOrder::kChain, .world_size = 2},
                            .learning_rate = 100.0f};

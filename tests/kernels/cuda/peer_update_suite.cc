@@ -67,6 +67,23 @@ struct Case {
   int64_t end = 0;     // and where it ends: no rank updates what follows
 };
 
+// The rows of a ring's chunk, and a tail.
+std::vector<ElementRange> RowsInOrder(int64_t begin, int64_t length, int64_t stride, int count, int64_t tail) {
+  std::vector<ElementRange> rows;
+  for (int i = 0; i < count; ++i) rows.push_back({begin + i * stride, begin + i * stride + length});
+  const int64_t last = begin + count * stride;
+  if (tail > 0) rows.push_back({last, last + tail});
+  return rows;
+}
+
+std::vector<std::vector<ElementRange>> RowCases() {
+  return {RowsInOrder(0, 1024, 3072, 5, 0), RowsInOrder(2048, 1024, 4096, 3, 517),  // a tail of another length
+          RowsInOrder(4, 256, 512, 1, 7),                                           // one row and a tail
+          RowsInOrder(1, 512, 1023, 4, 3),                                          // rows that no pack fits
+          RowsInOrder(0, 2, 8, 9, 1),                                               // rows shorter than a pack
+          RowsInOrder(17, 1031, 0, 1, 0)};                                          // one row of any length
+}
+
 // The first rank and the last one update a vector, each its range.
 void ExpectTheBitsOfTheCpu(CudaDevice* device, const Case& test) {
   SCOPED_TRACE(testing::Message() << test.reduction.world_size << " ranks, "
@@ -96,7 +113,7 @@ void ExpectTheBitsOfTheCpu(CudaDevice* device, const Case& test) {
     const ElementRange range = owner == 0 ? ElementRange{0, test.middle} : ElementRange{test.middle, test.end};
     std::vector<std::vector<float>> states;
     std::vector<std::unique_ptr<DeviceTensor>> states_on_gpu;
-    update.range = range;
+    update.rows = range;
     update.rank = owner;
     update.state.clear();
     for (int i = 0; i < StateVectorCount(test.optimizer); ++i) {
@@ -126,6 +143,74 @@ TEST_P(CudaDeviceTest, PeerUpdatesHaveTheBitsOfTheCpu) {
       ExpectTheBitsOfTheCpu(device(), {{.momentum = 0.9, .nesterov = true}, reduction, 1031, 515, 1029});
       ExpectTheBitsOfTheCpu(device(), {{.weight_decay = 0.01}, reduction, 2 * ranks + 1, 4, 4});
       ExpectTheBitsOfTheCpu(device(), {{.kind = OptimizerKind::kAdamW}, reduction, 4099, 2048, 4098});
+    }
+  }
+}
+
+TEST_P(CudaDeviceTest, AHopCopiesOrAddsItsRowsAlone) {
+  for (const std::vector<ElementRange>& ranges : RowCases()) {
+    const ElementRows rows = ElementRows::Of(ranges);
+    const int64_t count = rows.end() + 5;
+    const std::vector<float> left = RandomFloats(1, count), own = RandomFloats(2, count), before(count, 7.0f);
+    std::vector<float> copy = before, sum = before;
+    for (const ElementRange& range : ranges) {
+      for (int64_t e = range.begin; e < range.end; ++e) copy[e] = left[e], sum[e] = left[e] + own[e];
+    }
+    DeviceTensor left_on_gpu(device(), left), own_on_gpu(device(), own);
+    DeviceTensor copied(device(), before), added(device(), before);
+    ASSERT_TRUE(device()->Synchronize().ok());
+    auto math = device()->CreateVectorMath().value();
+    math->RunPeerHop(rows, left_on_gpu.data(), nullptr, copied.data());
+    math->RunPeerHop(rows, left_on_gpu.data(), own_on_gpu.data(), added.data());
+    ASSERT_TRUE(math->Synchronize().ok());
+    EXPECT_EQ(copied.Host(), copy) << rows.begin;
+    EXPECT_EQ(added.Host(), sum) << rows.begin;
+  }
+}
+
+// As a ring updates: two gradients, of which one is a partial sum, and the parameters of one rank.
+TEST_P(CudaDeviceTest, AnUpdateOfRowsHasTheBitsOfTheCpu) {
+  for (const OptimizerConfig& optimizer : {OptimizerConfig{.momentum = 0.9}, {.kind = OptimizerKind::kAdamW}}) {
+    for (const std::vector<ElementRange>& ranges : RowCases()) {
+      const ElementRows rows = ElementRows::Of(ranges);
+      const int64_t count = rows.end() + 5;
+      const std::vector<std::vector<float>> gradients = {RandomFloats(1, count), RandomFloats(2, count)};
+      const std::vector<float> before = RandomFloats(3, count);
+      DeviceTensor left(device(), gradients[0]), own(device(), gradients[1]);
+      DeviceTensor parameters(device(), before);
+      CudaPeerUpdate update = {.rows = rows,
+                               .element_count = count,
+                               .reduction = {.order = SumOrder::kTree, .world_size = 2},
+                               .gradients = {left.data(), own.data()},
+                               .parameters = {parameters.data(), parameters.data()},
+                               .learning_rate = 0.1f,
+                               .update = 3};
+      std::vector<std::vector<float>> states;
+      std::vector<std::unique_ptr<DeviceTensor>> states_on_gpu;
+      for (int i = 0; i < StateVectorCount(optimizer); ++i) {
+        std::vector<float> state = RandomFloats(50 + static_cast<uint64_t>(i), rows.size());
+        for (float& value : state) value = std::abs(value);
+        states_on_gpu.push_back(std::make_unique<DeviceTensor>(device(), state));
+        update.state.emplace_back(states_on_gpu.back()->data(), static_cast<size_t>(rows.size()));
+        states.push_back(std::move(state));
+      }
+      ASSERT_TRUE(device()->Synchronize().ok());
+      auto math = device()->CreateVectorMath().value();
+      math->ApplyPeerUpdate(optimizer, update);
+      ASSERT_TRUE(math->Synchronize().ok());
+      CpuUpdate want(optimizer, before);
+      int64_t at = 0;  // in the states
+      for (const ElementRange& range : ranges) {
+        std::vector<std::vector<float>> of_range;
+        for (const std::vector<float>& state : states) {
+          of_range.emplace_back(state.begin() + at, state.begin() + at + range.size());
+        }
+        want.Run(gradients, update.reduction, range, of_range);
+        for (size_t i = 0; i < states.size(); ++i) std::ranges::copy(of_range[i], states[i].begin() + at);
+        at += range.size();
+      }
+      EXPECT_EQ(parameters.Host(), want.parameters()) << rows.begin;
+      for (size_t i = 0; i < states.size(); ++i) EXPECT_EQ(states_on_gpu[i]->Host(), states[i]) << rows.begin;
     }
   }
 }

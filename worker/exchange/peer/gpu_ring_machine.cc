@@ -39,7 +39,7 @@ GpuRingMachine::GpuRingMachine(const Options& options)
   CHECK_EQ(std::ssize(options_.own_gradient), buckets_.element_count());
   const OwnerMap owners = OwnerMap::SplitChunks(rank_count_);
   for (int b = 0; b < buckets_.bucket_count(); ++b) {
-    for (int chunk = 0; chunk < rank_count_; ++chunk) ranges_.push_back(owners.SliceOf(buckets_.sum(b), chunk));
+    for (int chunk = 0; chunk < rank_count_; ++chunk) bytes_.push_back(BytesOf(owners.SliceOf(buckets_.sum(b), chunk)));
   }
   counters_.shared_memory = true;
 }
@@ -85,19 +85,19 @@ void GpuRingMachine::OnCompletion(uint64_t operation) {
 void GpuRingMachine::BeginHop(int bucket) {
   Bucket& state = state_[bucket];
   state.hop_began_ns = TraceNow();
-  const std::span<const ElementRange> ranges = Ranges(bucket, ChunkOf(state.hop));
+  const int chunk = ChunkOf(state.hop);
   const RingHops::From from = state.hop == 0 ? RingHops::From::kGradient : RingHops::From::kPartialSum;
   int64_t number = 0;
   if (state.hop >= rank_count_ - 1) {
-    number = hops_.BeginCopy(ranges);
+    number = hops_.BeginCopy(bucket, chunk);
   } else if (Updates(state.hop)) {
     number = hops_.BeginUpdate(state.step, bucket, from);
   } else {
-    number = hops_.BeginAdd(ranges, from);
+    number = hops_.BeginAdd(bucket, chunk, from);
   }
-  counters_.bytes_received += BytesOf(ranges);
+  counters_.bytes_received += bytes(bucket, chunk);
   // The right neighbour pulls the next chunk in its hop of this number.
-  counters_.bytes_sent += BytesOf(Ranges(bucket, (ChunkOf(state.hop) + 1) % rank_count_));
+  counters_.bytes_sent += bytes(bucket, (chunk + 1) % rank_count_);
   transport_.PostWait(hops_.hops_finished(), number, TokenOf(this, bucket, kHop));
 }
 

@@ -21,7 +21,7 @@
 // all signals of the neighbour's last one.
 //
 // Cost: 2 (N - 1) hops follow one after the other, each with a wake-up of two threads. A rank reads 2 (N - 1) / N of
-// the bucket from its neighbour. A hop launches a kernel, or a copy, for each block of the bucket.
+// the bucket from its neighbour. A hop is one kernel.
 #ifndef STARRING_WORKER_EXCHANGE_PEER_GPU_RING_MACHINE_H_
 #define STARRING_WORKER_EXCHANGE_PEER_GPU_RING_MACHINE_H_
 
@@ -31,7 +31,6 @@
 #include <span>
 #include <vector>
 
-#include "common/base/element_range.h"
 #include "common/job/bucket_map.h"
 #include "common/metrics/trace.h"
 #include "common/transport/memory/host_board.h"
@@ -81,9 +80,7 @@ class GpuRingMachine final : public BucketMachine {
   // The chunk that this rank pulls in a hop.
   int ChunkOf(int hop) const { return hop < rank_count_ - 1 ? Left(2 + hop) : Left(2 + hop - rank_count_); }
   bool Updates(int hop) const { return hop == rank_count_ - 2; }
-  std::span<const ElementRange> Ranges(int bucket, int chunk) const {
-    return ranges_[static_cast<size_t>(bucket) * rank_count_ + chunk];
-  }
+  int64_t bytes(int bucket, int chunk) const { return bytes_[static_cast<size_t>(bucket) * rank_count_ + chunk]; }
   const std::atomic<int64_t>& SignalsOf(int bucket, int rank) const {
     return board_.arrivals(bucket * rank_count_ + rank);
   }
@@ -100,9 +97,9 @@ class GpuRingMachine final : public BucketMachine {
   HostTransport& transport_;
   const int rank_;
   const int rank_count_;
-  std::vector<std::vector<ElementRange>> ranges_;  // by bucket and chunk
-  std::vector<Bucket> state_;                      // by bucket
-  std::deque<InFlight> submitted_;                 // oldest first; at most one entry a bucket
+  std::vector<int64_t> bytes_;      // by bucket and chunk
+  std::vector<Bucket> state_;       // by bucket
+  std::deque<InFlight> submitted_;  // oldest first; at most one entry a bucket
   ExchangeCounters counters_;
 };
 

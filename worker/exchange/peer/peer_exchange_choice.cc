@@ -56,11 +56,17 @@ int64_t PeerExchange::NcclBytes(const OptimizerConfig& optimizer, int64_t elemen
 
 // *error: the same on all ranks, which have all owners or none.
 absl::Status PeerExchange::CreateGpuOwner(HostBoard* board, const CollectiveOptions& join, absl::Status* error) {
+  std::vector<std::vector<ElementRows>> chunks;
+  for (int rank = 0; rank < job_.world_size && way_.algorithm == Algorithm::kRing; ++rank) {
+    std::vector<ElementRows>& of_rank = chunks.emplace_back();
+    for (const auto& slice : SlicesOf(way_, job_.buckets, rank)) of_rank.push_back(ElementRows::Of(slice));
+  }
   auto owner = GpuSliceOwner::Create({.device = gpu_,
                                       .memory = gpu_memory_.get(),
                                       .rank = job_.rank,
                                       .order = job_.sum_order,
                                       .owned = OwnerOptions(),
+                                      .chunks = std::move(chunks),
                                       .ring = [board, rank = job_.rank] { board->Ring(rank); }});
   if (!owner.ok()) {
     *error = absl::Status(owner.status().code(),

@@ -78,10 +78,10 @@ class HostHops final : public RingHops {
   // Before each copy from the left neighbour, which could write there meanwhile.
   void set_delay(std::chrono::milliseconds delay) { delay_ = delay; }
 
-  int64_t BeginAdd(std::span<const ElementRange> ranges, From from) override {
-    return Begin([this, ranges, from] {
+  int64_t BeginAdd(int bucket, int chunk, From from) override {
+    return Begin([this, bucket, chunk, from] {
       const std::vector<float>& gradient = shared_.gradients[rank_];
-      for (const ElementRange& range : ranges) {
+      for (const ElementRange& range : Chunk(bucket, chunk)) {
         for (int64_t e = range.begin; e < range.end; ++e) shared_.parameters[rank_][e] = Left(from)[e] + gradient[e];
       }
     });
@@ -98,10 +98,10 @@ class HostHops final : public RingHops {
       }
     });
   }
-  int64_t BeginCopy(std::span<const ElementRange> ranges) override {
-    return Begin([this, ranges] {
+  int64_t BeginCopy(int bucket, int chunk) override {
+    return Begin([this, bucket, chunk] {
       std::this_thread::sleep_for(delay_);
-      for (const ElementRange& range : ranges) {
+      for (const ElementRange& range : Chunk(bucket, chunk)) {
         for (int64_t e = range.begin; e < range.end; ++e) {
           shared_.parameters[rank_][e] = shared_.parameters[left_][e];
         }
@@ -111,6 +111,9 @@ class HostHops final : public RingHops {
   const std::atomic<int64_t>& hops_finished() const override { return finished_; }
 
  private:
+  std::vector<ElementRange> Chunk(int bucket, int chunk) const {
+    return OwnerMap::SplitChunks(std::ssize(shared_.parameters)).SliceOf(shared_.buckets.sum(bucket), chunk);
+  }
   const std::vector<float>& Left(From from) const {
     return from == From::kGradient ? shared_.gradients[left_] : shared_.parameters[left_];
   }

@@ -73,18 +73,16 @@ absl::Status GpuFlags::AwaitUpdates(CudaStream* stream, int slot, int first, int
   return board_->Await(stream, waits);
 }
 
-absl::Status GpuFlags::Update(CudaStream* stream, int slot, int bucket, Part part, const CudaStepValues* values,
+absl::Status GpuFlags::Update(CudaStream* stream, int slot, int bucket, const CudaStepValues* values,
                               const OptimizerConfig& config, const CudaPeerUpdate& update) {
   CHECK(IsOwner(bucket)) << "rank " << options_.rank << " owns nothing of bucket " << bucket;
-  CudaPeerBoard::Update more = {.values = values,
-                                .findings = Finding(slot, bucket),
-                                .findings_stride = 1,
-                                .value = static_cast<uint8_t>(ByteOf(slot)),
-                                .is_void = Word(head_.is_void)};
-  if (part == Part::kLast) more.done = OwnByte(words_[bucket].updated);
-  if (update.range.size() == 0) {
-    return more.done == nullptr ? absl::OkStatus() : board_->Store(stream, more.done, more.value);
-  }
+  const CudaPeerBoard::Update more = {.values = values,
+                                      .findings = Finding(slot, bucket),
+                                      .findings_stride = 1,
+                                      .done = OwnByte(words_[bucket].updated),
+                                      .value = static_cast<uint8_t>(ByteOf(slot)),
+                                      .is_void = Word(head_.is_void)};
+  if (update.rows.size() == 0) return board_->Store(stream, more.done, more.value);
   return board_->ApplyPeerUpdate(stream, config, update, more);
 }
 

@@ -64,9 +64,8 @@ class GpuFlags {
   absl::Status Arrive(CudaStream* stream, int slot, int bucket);
   absl::Status AwaitArrivals(CudaStream* stream, int slot, int bucket);
   absl::Status AwaitUpdates(CudaStream* stream, int slot, int first, int end);
-  // An owner's update of a part of the bucket, which may be empty; with the last part, its byte of `updated`.
-  enum class Part { kLast, kOther };
-  absl::Status Update(CudaStream* stream, int slot, int bucket, Part part, const CudaStepValues* values,
+  // An owner's update of its slice of the bucket, which may be empty, and its byte of `updated`.
+  absl::Status Update(CudaStream* stream, int slot, int bucket, const CudaStepValues* values,
                       const OptimizerConfig& config, const CudaPeerUpdate& update);
 
   std::optional<StreamExchange::NonFinite> FindNonFinite(int slot) const;

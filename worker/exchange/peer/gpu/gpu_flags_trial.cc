@@ -23,6 +23,8 @@ constexpr int kRounds = 100;
 // More rounds, in a graph: not every driver captures such waits.
 constexpr int kCapturedRounds = StreamExchange::kSlots;
 constexpr int kAllRounds = kRounds + kCapturedRounds;
+// Kernels of another stream that run beside the first rounds, as those of a training step do.
+constexpr int kBusyKernels = 50;
 // Elements for each rank: several blocks of a kernel share them.
 constexpr int64_t kElements = 2048;
 // Much more than the rounds take, also where ranks take turns on one GPU.
@@ -45,6 +47,8 @@ class Trial {
   absl::Status EnqueueAll();
   // Waits for the GPU, and goes on with messages meanwhile.
   absl::Status AwaitGpu();
+  // Ends the GPU's waits: some rank has enqueued less than all rounds.
+  void Drain();
   bool is_stuck() const { return is_stuck_; }
   absl::Status Check();
   absl::Status Restore();
@@ -66,6 +70,8 @@ class Trial {
   const int rank_, ranks_;
   const int64_t count_;
   std::unique_ptr<PinnedBuffer> patterns_;  // by round
+  std::unique_ptr<DeviceBuffer> scratch_;
+  std::unique_ptr<CudaVectorMath> busy_;
   std::unique_ptr<CudaStream> stream_;
   std::unique_ptr<CudaEvent> done_;
   std::unique_ptr<CudaGraph> graph_;
@@ -83,6 +89,8 @@ absl::Status Trial::Fill(float gradient) {
 absl::Status Trial::Prepare() {
   ASSIGN_OR_RETURN(stream_, device_.CreateStream());
   ASSIGN_OR_RETURN(done_, device_.CreateEvent());
+  ASSIGN_OR_RETURN(busy_, device_.CreateVectorMath());
+  ASSIGN_OR_RETURN(scratch_, device_.Allocate(count_ * kFloatBytes));
   ASSIGN_OR_RETURN(patterns_, device_.AllocatePinned(kAllRounds * count_ * kFloatBytes));
   for (int round = 0; round < kAllRounds; ++round) {
     for (int64_t e = 0; e < count_; ++e) Pattern(round)[e] = PatternOf(rank_, round, e);
@@ -96,7 +104,7 @@ absl::Status Trial::EnqueueRound(int round) {
   RETURN_IF_ERROR(flags_.Arrive(stream_.get(), slot, bucket_));
   RETURN_IF_ERROR(flags_.AwaitArrivals(stream_.get(), slot, bucket_));
   const int part = (rank_ + round) % ranks_;
-  CudaPeerUpdate update = {.range = {part * count_ / ranks_, (part + 1) * count_ / ranks_},
+  CudaPeerUpdate update = {.rows = ElementRange{part * count_ / ranks_, (part + 1) * count_ / ranks_},
                            .element_count = count_,
                            .reduction = {.order = SumOrder::kChain, .world_size = ranks_},
                            .rank = rank_,
@@ -105,13 +113,15 @@ absl::Status Trial::EnqueueRound(int round) {
     update.gradients[other] = memory_.gradients(other).data();
     update.parameters[other] = memory_.parameters(other).data();
   }
-  RETURN_IF_ERROR(
-      flags_.Update(stream_.get(), slot, bucket_, GpuFlags::Part::kLast, nullptr, OptimizerConfig{}, update));
+  RETURN_IF_ERROR(flags_.Update(stream_.get(), slot, bucket_, nullptr, OptimizerConfig{}, update));
   return flags_.AwaitUpdates(stream_.get(), slot, bucket_, bucket_ + 1);
 }
 
 absl::Status Trial::EnqueueAll() {
-  for (int round = 0; round < kRounds; ++round) RETURN_IF_ERROR(EnqueueRound(round));
+  for (int round = 0; round < kRounds; ++round) {
+    RETURN_IF_ERROR(EnqueueRound(round));
+    if (round < kBusyKernels) busy_->Add(scratch_->floats(), scratch_->floats(), scratch_->floats(), count_);
+  }
   RETURN_IF_ERROR(stream_->Record(done_.get()));
   RETURN_IF_ERROR(device_.stream()->Wait(done_.get()));
   RETURN_IF_ERROR(device_.BeginCapture());
@@ -140,17 +150,25 @@ bool Trial::HasPassed(Clock::duration deadline, bool releases, absl::Status* err
   return false;
 }
 
+void Trial::Drain() {
+  flags_.SayVoid();
+  absl::Status error = stream_->Record(done_.get());
+  if (error.ok()) error = device_.stream()->Wait(done_.get());
+  if (error.ok()) error = device_.stream()->Record(done_.get());
+  is_stuck_ = !error.ok() || !HasPassed(kDrainDeadline, true, &error);
+}
+
 absl::Status Trial::AwaitGpu() {
   absl::Status error;
   if (HasPassed(kDeadline, false, &error)) return error;
-  flags_.SayVoid();
-  is_stuck_ = !HasPassed(kDrainDeadline, true, &error);
+  Drain();
   return absl::UnavailableError(absl::StrCat("its GPU has waited in vain for ", std::chrono::seconds(kDeadline).count(),
                                              " s for flags of other ranks", is_stuck_ ? ", and still waits" : ""));
 }
 
 absl::Status Trial::Check() {
   if (flags_.is_void()) return absl::UnavailableError("another rank has given up the trial");
+  RETURN_IF_ERROR(busy_->Synchronize());
   std::vector<float> found(static_cast<size_t>(count_));
   device_.CopyToHost(memory_.parameters(rank_).data(), found.data(), count_ * kFloatBytes);
   RETURN_IF_ERROR(device_.Synchronize());
@@ -180,11 +198,18 @@ absl::Status TryGpuFlags(MessagePump& pump, CudaDevice* device, const GpuMemory&
   RETURN_IF_ERROR(AgreeOnFirstError(pump, join, &agreed));
   if (!agreed.ok()) return absl::OkStatus();
   *why = trial.EnqueueAll();
-  const absl::Status waited = trial.AwaitGpu();
-  why->Update(waited);
+  // The others' GPUs wait for rounds that an error has left out, and this is sooner told than a wait in vain.
+  agreed = *why;
+  RETURN_IF_ERROR(AgreeOnFirstError(pump, join, &agreed));
+  if (agreed.ok()) {
+    *why = trial.AwaitGpu();
+  } else {
+    trial.Drain();
+  }
   // The destructor would wait for the GPU for ever.
   if (trial.is_stuck()) static_cast<void>(owned.release());
   RETURN_IF_ERROR(Barrier(pump, join));
+  if (!agreed.ok()) return absl::OkStatus();
   if (why->ok()) *why = trial.Check();
   RETURN_IF_ERROR(Barrier(pump, join));
   if (why->ok()) *why = trial.Restore();

@@ -111,7 +111,7 @@ class SelfTest {
 
   std::string Update(int round) {
     const int part = (rank_ + round) % ranks_;
-    CudaPeerUpdate update = {.range = {part * count_ / ranks_, (part + 1) * count_ / ranks_},
+    CudaPeerUpdate update = {.rows = ElementRange{part * count_ / ranks_, (part + 1) * count_ / ranks_},
                              .element_count = count_,
                              .reduction = {.order = SumOrder::kChain, .world_size = ranks_},
                              .rank = rank_,

@@ -8,7 +8,6 @@
 #include "common/base/check.h"
 #include "common/base/status.h"
 #include "common/job/layout.h"
-#include "common/job/slice_places.h"
 
 namespace starring {
 namespace {
@@ -21,29 +20,21 @@ int64_t BytesOf(std::span<const float> floats) { return static_cast<int64_t>(flo
 
 }  // namespace
 
-GpuSliceOwner::GpuSliceOwner(Options options) : options_(std::move(options)), memory_(*options_.memory) {
-  const SlicePlaces places(options_.owned.slices);
-  state_elements_ = places.element_count();
-  for (int b = 0; b < places.bucket_count(); ++b) {
-    std::vector<Part>& parts = parts_.emplace_back();
-    int64_t begin = places.slice(b).begin;
-    for (const ElementRange& range : places.ranges(b)) {
-      parts.push_back({.range = range, .state_begin = begin});
-      begin += range.size();
-    }
-  }
+GpuSliceOwner::GpuSliceOwner(Options options)
+    : options_(std::move(options)), memory_(*options_.memory), places_(options_.owned.slices) {
+  for (int b = 0; b < places_.bucket_count(); ++b) rows_.push_back(ElementRows::Of(places_.ranges(b)));
 }
 
 absl::StatusOr<std::unique_ptr<GpuSliceOwner>> GpuSliceOwner::Create(Options options) {
   CudaDevice& device = *options.device;
   auto owner = absl::WrapUnique(new GpuSliceOwner(std::move(options)));
   for (int i = 0; i < StateVectorCount(owner->options_.owned.optimizer); ++i) {
-    ASSIGN_OR_RETURN(owner->state_.emplace_back(), device.Allocate(owner->state_elements_ * kFloatBytes),
+    ASSIGN_OR_RETURN(owner->state_.emplace_back(), device.Allocate(owner->places_.element_count() * kFloatBytes),
                      "optimizer state");
   }
   ASSIGN_OR_RETURN(owner->math_, device.CreateVectorMath());
   // A bucket has one piece of work under way, and there may be no bucket.
-  const int in_flight_max = std::max(1, static_cast<int>(owner->parts_.size()));
+  const int in_flight_max = std::max(1, owner->places_.bucket_count());
   ASSIGN_OR_RETURN(owner->completions_,
                    GpuCompletions::Create(&device, owner->math_.get(), in_flight_max, owner->options_.ring));
   return owner;
@@ -53,23 +44,31 @@ int64_t GpuSliceOwner::StateBytes(const OptimizerConfig& optimizer, int64_t elem
   return StateVectorCount(optimizer) * Aligned((element_count + rank_count - 1) / rank_count) * kFloatBytes;
 }
 
-std::span<float> GpuSliceOwner::State(const Part& part, int vector) const {
-  const std::span<float> all(state_[static_cast<size_t>(vector)]->floats(), static_cast<size_t>(state_elements_));
-  return all.subspan(static_cast<size_t>(part.state_begin), static_cast<size_t>(part.range.size()));
+std::span<float> GpuSliceOwner::State(int vector, ElementRange range) const {
+  return {state_[static_cast<size_t>(vector)]->floats() + range.begin, static_cast<size_t>(range.size())};
 }
 
-CudaPeerUpdate GpuSliceOwner::UpdateOf(int64_t step, const Part& part) const {
-  CudaPeerUpdate update = {.range = part.range,
+template <class F>
+void GpuSliceOwner::ForEachState(int vector, int bucket, F f) const {
+  int64_t begin = places_.slice(bucket).begin;
+  for (const ElementRange& range : places_.ranges(bucket)) {
+    f(State(vector, {begin, begin + range.size()}), range);
+    begin += range.size();
+  }
+}
+
+CudaPeerUpdate GpuSliceOwner::UpdateOf(int64_t step, int bucket) const {
+  CudaPeerUpdate update = {.rows = rows_[static_cast<size_t>(bucket)],
                            .element_count = options_.owned.element_count,
                            .learning_rate = LearningRateAt(options_.owned.schedule, step),
                            .update = step + 1};
-  for (int i = 0; i < std::ssize(state_); ++i) update.state.push_back(State(part, i));
+  for (int i = 0; i < std::ssize(state_); ++i) update.state.push_back(State(i, places_.slice(bucket)));
   return update;
 }
 
-CudaPeerUpdate GpuSliceOwner::UpdateFromAll(int64_t step, const Part& part) const {
+CudaPeerUpdate GpuSliceOwner::UpdateFromAll(int64_t step, int bucket) const {
   const int ranks = memory_.rank_count();
-  CudaPeerUpdate update = UpdateOf(step, part);
+  CudaPeerUpdate update = UpdateOf(step, bucket);
   update.reduction = {.order = options_.order, .world_size = ranks};
   update.rank = options_.rank;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -80,22 +79,16 @@ CudaPeerUpdate GpuSliceOwner::UpdateFromAll(int64_t step, const Part& part) cons
 }
 
 int64_t GpuSliceOwner::BeginUpdateFromAll(int64_t step, int bucket) {
-  for (const Part& part : parts_[static_cast<size_t>(bucket)]) {
-    math_->ApplyPeerUpdate(options_.owned.optimizer, UpdateFromAll(step, part));
+  if (rows_[static_cast<size_t>(bucket)].size() > 0) {
+    math_->ApplyPeerUpdate(options_.owned.optimizer, UpdateFromAll(step, bucket));
   }
   return completions_->Follow();
 }
 
 absl::Status GpuSliceOwner::EnqueueUpdateFromAll(GpuFlags* flags, CudaStream* stream, int slot, int bucket,
                                                  const CudaStepValues* values) const {
-  const std::vector<Part>& parts = parts_[static_cast<size_t>(bucket)];
-  for (const Part& part : parts) {
-    // The kernel reads the step's factors from `values`, so the step does not matter here.
-    const auto which = &part == &parts.back() ? GpuFlags::Part::kLast : GpuFlags::Part::kOther;
-    RETURN_IF_ERROR(
-        flags->Update(stream, slot, bucket, which, values, options_.owned.optimizer, UpdateFromAll(0, part)));
-  }
-  return absl::OkStatus();
+  // The kernel reads the step's factors from `values`, so the step does not matter here.
+  return flags->Update(stream, slot, bucket, values, options_.owned.optimizer, UpdateFromAll(0, bucket));
 }
 
 // Steps count from 0 and updates from 1.
@@ -107,32 +100,27 @@ const float* GpuSliceOwner::Left(From from) const {
   return from == From::kGradient ? memory_.gradients(left()).data() : memory_.parameters(left()).data();
 }
 
-int64_t GpuSliceOwner::BeginAdd(std::span<const ElementRange> ranges, From from) {
-  const float* const gradient = memory_.gradients(options_.rank).data();
-  for (const ElementRange& range : ranges) {
-    math_->Add(Left(from) + range.begin, gradient + range.begin, own_parameters().data() + range.begin, range.size());
-  }
+int64_t GpuSliceOwner::BeginAdd(int bucket, int chunk, From from) {
+  math_->RunPeerHop(options_.chunks[chunk][bucket], Left(from), memory_.gradients(options_.rank).data(),
+                    own_parameters().data());
   return completions_->Follow();
 }
 
-// To the kernel there are two ranks, with this rank's parameters alone. The order of a sum of two does not matter.
+// To the kernel there are two ranks, with this rank's parameters alone. The order of a sum of two does not matter, and
+// a tree's is the same for all elements.
 int64_t GpuSliceOwner::BeginUpdate(int64_t step, int bucket, From from) {
-  for (const Part& part : parts_[static_cast<size_t>(bucket)]) {
-    CudaPeerUpdate update = UpdateOf(step, part);
-    update.reduction = {.order = SumOrder::kChain, .world_size = 2};
-    update.gradients[0] = Left(from);
-    update.gradients[1] = memory_.gradients(options_.rank).data();
-    update.parameters[0] = update.parameters[1] = own_parameters().data();
-    math_->ApplyPeerUpdate(options_.owned.optimizer, update);
-  }
+  CudaPeerUpdate update = UpdateOf(step, bucket);
+  update.reduction = {.order = SumOrder::kTree, .world_size = 2};
+  update.gradients[0] = Left(from);
+  update.gradients[1] = memory_.gradients(options_.rank).data();
+  update.parameters[0] = update.parameters[1] = own_parameters().data();
+  math_->ApplyPeerUpdate(options_.owned.optimizer, update);
   return completions_->Follow();
 }
 
-int64_t GpuSliceOwner::BeginCopy(std::span<const ElementRange> ranges) {
-  for (const ElementRange& range : ranges) {
-    math_->CopyOnDevice(memory_.parameters(left()).data() + range.begin, own_parameters().data() + range.begin,
-                        range.size() * kFloatBytes);
-  }
+int64_t GpuSliceOwner::BeginCopy(int bucket, int chunk) {
+  math_->RunPeerHop(options_.chunks[chunk][bucket], memory_.parameters(left()).data(), nullptr,
+                    own_parameters().data());
   return completions_->Follow();
 }
 
@@ -143,23 +131,19 @@ void GpuSliceOwner::CopyParametersIn(std::span<const float> parameters) {
 }
 
 void GpuSliceOwner::CopyState(int bucket, int vector, std::span<float> out) {
-  int64_t at = 0;
-  for (const Part& part : parts_[static_cast<size_t>(bucket)]) {
-    math_->CopyToHost(State(part, vector).data(), out.data() + at, BytesOf(State(part, vector)));
-    at += part.range.size();
-  }
-  CHECK_EQ(at, std::ssize(out));
+  const std::span<float> state = State(vector, places_.slice(bucket));
+  CHECK_EQ(state.size(), out.size());
+  math_->CopyToHost(state.data(), out.data(), BytesOf(state));
   Wait();
 }
 
 void GpuSliceOwner::CopyStateOut(std::span<const std::span<float>> whole) {
   CHECK_EQ(whole.size(), state_.size());
   for (int i = 0; i < std::ssize(whole); ++i) {
-    for (const std::vector<Part>& parts : parts_) {
-      for (const Part& part : parts) {
-        const std::span<float> state = State(part, i);
-        math_->CopyToHost(state.data(), whole[static_cast<size_t>(i)].data() + part.range.begin, BytesOf(state));
-      }
+    for (int bucket = 0; bucket < places_.bucket_count(); ++bucket) {
+      ForEachState(i, bucket, [&](std::span<float> state, ElementRange range) {
+        math_->CopyToHost(state.data(), whole[static_cast<size_t>(i)].data() + range.begin, BytesOf(state));
+      });
     }
   }
   Wait();
@@ -168,11 +152,10 @@ void GpuSliceOwner::CopyStateOut(std::span<const std::span<float>> whole) {
 void GpuSliceOwner::CopyStateIn(std::span<const std::span<const float>> whole) {
   CHECK_LE(whole.size(), state_.size());
   for (int i = 0; i < std::ssize(whole); ++i) {
-    for (const std::vector<Part>& parts : parts_) {
-      for (const Part& part : parts) {
-        const std::span<float> state = State(part, i);
-        math_->CopyToDevice(whole[static_cast<size_t>(i)].data() + part.range.begin, state.data(), BytesOf(state));
-      }
+    for (int bucket = 0; bucket < places_.bucket_count(); ++bucket) {
+      ForEachState(i, bucket, [&](std::span<float> state, ElementRange range) {
+        math_->CopyToDevice(whole[static_cast<size_t>(i)].data() + range.begin, state.data(), BytesOf(state));
+      });
     }
   }
   Wait();

@@ -19,7 +19,9 @@
 #include "absl/status/statusor.h"
 #include "common/arithmetic/reduction_order.h"
 #include "common/job/owned_slices.h"
+#include "common/job/slice_places.h"
 #include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/element_rows.h"
 #include "worker/exchange/peer/gpu/gpu_completions.h"
 #include "worker/exchange/peer/gpu/gpu_flags.h"
 #include "worker/exchange/peer/gpu/gpu_memory.h"
@@ -36,6 +38,8 @@ class GpuSliceOwner final : public SliceOwner, public RingHops {
     int rank = 0;
     SumOrder order = SumOrder::kChain;
     OwnedSlices::Options owned;
+    // A ring's chunks, by the rank that owns them and bucket; a star has none.
+    std::vector<std::vector<ElementRows>> chunks;
     std::function<void()> ring;  // called by a thread of the owner when work that was begun has ended
   };
   // `device` and `memory` outlive the owner. Optimizer state starts at zero. ResourceExhausted with the number of
@@ -52,9 +56,9 @@ class GpuSliceOwner final : public SliceOwner, public RingHops {
   // For CudaStepValues.
   CudaOptimizerScalars ScalarsOf(int64_t step) const;
   const std::atomic<int64_t>* finished() const override { return &completions_->finished(); }
-  int64_t BeginAdd(std::span<const ElementRange> ranges, From from) override;
+  int64_t BeginAdd(int bucket, int chunk, From from) override;
   int64_t BeginUpdate(int64_t step, int bucket, From from) override;
-  int64_t BeginCopy(std::span<const ElementRange> ranges) override;
+  int64_t BeginCopy(int bucket, int chunk) override;
   const std::atomic<int64_t>& hops_finished() const override { return completions_->finished(); }
 
   std::span<float> own_parameters() override { return memory_.parameters(options_.rank); }
@@ -72,26 +76,24 @@ class GpuSliceOwner final : public SliceOwner, public RingHops {
   void Apply(const ApplyArgs& args) override;
 
  private:
-  // A range of a bucket's slice, and where its state begins in each state vector.
-  struct Part {
-    ElementRange range;
-    int64_t state_begin = 0;
-  };
-
   explicit GpuSliceOwner(Options options);
   int left() const { return (options_.rank + memory_.rank_count() - 1) % memory_.rank_count(); }
   // The left neighbour's array, as a whole vector.
   const float* Left(From from) const;
-  std::span<float> State(const Part& part, int vector) const;
-  // The arguments of an update of `part` but for gradients and parameters.
-  CudaPeerUpdate UpdateOf(int64_t step, const Part& part) const;
-  CudaPeerUpdate UpdateFromAll(int64_t step, const Part& part) const;
+  // A part of a state vector.
+  std::span<float> State(int vector, ElementRange range) const;
+  // f(state, range): the bucket's owned ranges, and their parts of a state vector.
+  template <class F>
+  void ForEachState(int vector, int bucket, F f) const;
+  // The arguments of an update of the bucket's slice but for gradients and parameters.
+  CudaPeerUpdate UpdateOf(int64_t step, int bucket) const;
+  CudaPeerUpdate UpdateFromAll(int64_t step, int bucket) const;
   void Wait() { status_.Update(math_->Synchronize()); }
 
   const Options options_;
   const GpuMemory& memory_;
-  std::vector<std::vector<Part>> parts_;  // by bucket
-  int64_t state_elements_ = 0;            // of each state vector
+  const SlicePlaces places_;       // of slices and their state
+  std::vector<ElementRows> rows_;  // of slices, by bucket
   std::vector<std::unique_ptr<DeviceBuffer>> state_;
   std::unique_ptr<CudaVectorMath> math_;
   absl::Status status_;

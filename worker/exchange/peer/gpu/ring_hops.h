@@ -7,24 +7,22 @@
 
 #include <atomic>
 #include <cstdint>
-#include <span>
-
-#include "common/base/element_range.h"
 
 namespace starring {
 
-// On the arrays of this rank and its left neighbour. Each call begins a hop, and returns the number that
-// hops_finished() reaches when the hop is done; it stays below after an error. `ranges` are of the parameter vector.
+// On the arrays of this rank and its left neighbour, in a chunk of a bucket as gpu_ring_machine.h has it. Each call
+// begins a hop, and returns the number that hops_finished() reaches when the hop is done; it stays below after an
+// error.
 class RingHops {
  public:
   enum class From { kGradient, kPartialSum };  // the left neighbour's array
   // This rank's partial sum, which takes the place of its parameters = the left neighbour's array + this rank's
   // gradient.
-  virtual int64_t BeginAdd(std::span<const ElementRange> ranges, From from) = 0;
-  // This rank's parameters of its chunk of `bucket` = their update by such a sum.
+  virtual int64_t BeginAdd(int bucket, int chunk, From from) = 0;
+  // This rank's parameters of its own chunk = their update by such a sum.
   virtual int64_t BeginUpdate(int64_t step, int bucket, From from) = 0;
   // This rank's parameters = the left neighbour's.
-  virtual int64_t BeginCopy(std::span<const ElementRange> ranges) = 0;
+  virtual int64_t BeginCopy(int bucket, int chunk) = 0;
   virtual const std::atomic<int64_t>& hops_finished() const = 0;
 
  protected:
