@@ -124,6 +124,14 @@ struct CudaPeerUpdate {
   std::vector<std::span<float>> state;  // of the rows alone, one for each state vector of the optimizer
 };
 
+// One hop of a ring of such ranks: out = left + own in the rows of these vectors; own null: out = left.
+struct CudaPeerHop {
+  ElementRows rows;
+  const float* left = nullptr;
+  const float* own = nullptr;
+  float* out = nullptr;
+};
+
 // Arithmetic on device memory on a stream of its own, for a thread other than the device's: an exchange treats
 // gradients and parameters that stay on the GPU with it. Errors are kept, as the device's are.
 //
@@ -137,8 +145,7 @@ class CudaVectorMath {
   virtual void ApplyOptimizer(const OptimizerConfig& config, const UpdateArgs& args) = 0;
   // ApplyOptimizer with the sum of all ranks' gradients, in the order of `reduction`, and with the bits of a CPU's sum.
   virtual void ApplyPeerUpdate(const OptimizerConfig& config, const CudaPeerUpdate& update) = 0;
-  // out = left + own in the rows of these vectors, which this GPU maps; own null: out = left.
-  virtual void RunPeerHop(const ElementRows& rows, const float* left, const float* own, float* out) = 0;
+  virtual void RunPeerHop(const CudaPeerHop& hop) = 0;
   virtual void CopyToDevice(const void* host, void* device, int64_t size_bytes) = 0;
   virtual void CopyToHost(const void* device, void* host, int64_t size_bytes) = 0;
   // Between two places that this GPU maps: its own memory, or that of another process (CudaDevice::OpenShared).
@@ -169,21 +176,34 @@ class CudaPeerBoard {
     uint64_t value = 0;
   };
   virtual absl::Status Await(CudaStream* stream, std::span<const Wait> waits) = 0;
-  // As CudaVectorMath::ApplyPeerUpdate, with the learning rate and the number of the update that `values` has, in
-  // device memory, when the work runs. All calls are for one stream.
-  struct Update {
-    const CudaStepValues* values = nullptr;  // null: those of the CudaPeerUpdate
-    // If a rank's gradient is not finite: findings[rank * findings_stride] = one of its elements + 1.
-    int64_t* findings = nullptr;
-    int64_t findings_stride = 0;
-    // Becomes `value` when the parameters are there, as Store's byte; null: no byte does.
+  // How an update or a hop tells others that it is done, and hears that it must not run.
+  struct Signal {
+    // Becomes `value` when the results are there, as Store's byte; null: no byte does.
     uint8_t* done = nullptr;
     uint8_t value = 0;
-    // Not null: where this is not 0 the update touches no gradient and no parameter, since a rank may have gone.
+    // Not null: where this is not 0 no vector is touched, since a rank may have gone.
     const uint64_t* is_void = nullptr;
+  };
+  // As CudaVectorMath::ApplyPeerUpdate, with the learning rate and the number of the update that `values` has, in
+  // device memory, when the work runs. All calls of this and RunPeerHop are for one stream.
+  struct Update {
+    const CudaStepValues* values = nullptr;  // null: those of the CudaPeerUpdate
+    // If the gradient of a rank from first_finding on is not finite: findings[rank * findings_stride] = one of its
+    // elements + 1.
+    int64_t* findings = nullptr;
+    int64_t findings_stride = 0;
+    int first_finding = 0;
+    Signal signal;
   };
   virtual absl::Status ApplyPeerUpdate(CudaStream* stream, const OptimizerConfig& config, const CudaPeerUpdate& update,
                                        const Update& more) = 0;
+  // As CudaVectorMath::RunPeerHop; an element + 1 that is not finite is noted in *left_finding or *own_finding.
+  struct Hop {
+    int64_t* left_finding = nullptr;  // null: not looked at
+    int64_t* own_finding = nullptr;
+    Signal signal;
+  };
+  virtual absl::Status RunPeerHop(CudaStream* stream, const CudaPeerHop& hop, const Hop& more) = 0;
 };
 
 // Work that was captured, and that one call launches.

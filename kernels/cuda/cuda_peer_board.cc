@@ -41,6 +41,7 @@ class MappedBoard final : public CudaPeerBoard {
   absl::Status Await(CudaStream* stream, std::span<const Wait> waits) override;
   absl::Status ApplyPeerUpdate(CudaStream* stream, const OptimizerConfig& config, const CudaPeerUpdate& update,
                                const Update& more) override;
+  absl::Status RunPeerHop(CudaStream* stream, const CudaPeerHop& hop, const Hop& more) override;
 
  private:
   static cudaStream_t StreamOf(CudaStream* stream) { return static_cast<cudaStream_t>(stream->native()); }
@@ -52,6 +53,12 @@ class MappedBoard final : public CudaPeerBoard {
     const auto offset = reinterpret_cast<const std::byte*>(host) - memory_.data();
     CHECK(0 <= offset && offset + static_cast<ptrdiff_t>(sizeof(T)) <= std::ssize(memory_)) << "not of the board";
     return reinterpret_cast<T*>(mapped_ + offset);
+  }
+  cuda::PeerSignal SignalOf(const Signal& signal) {
+    return {.done = Mapped(signal.done),
+            .done_value = signal.value,
+            .counter = counter_.data(),
+            .is_void = Mapped(signal.is_void)};
   }
   absl::StatusOr<bool> Has(CUdevice device, CUdevice_attribute attribute) const;
   absl::Status StatusOf(CUresult result, const char* what) const;
@@ -136,11 +143,20 @@ absl::Status MappedBoard::ApplyPeerUpdate(CudaStream* stream, const OptimizerCon
   args.bound = more.values;
   args.findings = Mapped(more.findings);
   args.findings_stride = more.findings_stride;
-  args.done = Mapped(more.done);
-  args.done_value = more.value;
-  args.counter = counter_.data();
-  args.is_void = Mapped(more.is_void);
+  args.first_finding = more.first_finding;
+  args.signal = SignalOf(more.signal);
   return CudaStatus(cuda::ApplyPeerUpdate(StreamOf(stream), args), "the update among GPUs");
+}
+
+absl::Status MappedBoard::RunPeerHop(CudaStream* stream, const CudaPeerHop& hop, const Hop& more) {
+  const cuda::PeerHopArgs args = {.rows = hop.rows,
+                                  .left = hop.left,
+                                  .own = hop.own,
+                                  .out = hop.out,
+                                  .left_finding = Mapped(more.left_finding),
+                                  .own_finding = Mapped(more.own_finding),
+                                  .signal = SignalOf(more.signal)};
+  return CudaStatus(cuda::RunPeerHop(StreamOf(stream), args), "a hop among GPUs");
 }
 
 }  // namespace

@@ -75,9 +75,9 @@ class CudaVectorMathOnStream final : public CudaVectorMath {
     Keep(SetDevice());
     Keep(CudaStatus(cuda::ApplyPeerUpdate(stream_->get(), PeerUpdateOf(config, update)), "the update among GPUs"));
   }
-  void RunPeerHop(const ElementRows& rows, const float* left, const float* own, float* out) override {
+  void RunPeerHop(const CudaPeerHop& hop) override {
     Keep(SetDevice());
-    const cuda::PeerHopArgs args = {.rows = rows, .left = left, .own = own, .out = out};
+    const cuda::PeerHopArgs args = {.rows = hop.rows, .left = hop.left, .own = hop.own, .out = hop.out};
     Keep(CudaStatus(cuda::RunPeerHop(stream_->get(), args), "a hop among GPUs"));
   }
   void CopyToDevice(const void* host, void* device, int64_t size_bytes) override {

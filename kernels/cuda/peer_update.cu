@@ -41,7 +41,7 @@ __device__ inline void NoteNonFinite(const PeerUpdateArgs& g, const Pack<float, 
     const int rank = first_rank + j < kRanks ? first_rank + j : first_rank + j - kRanks;
 #pragma unroll
     for (int k = 0; k < kWidth; ++k) {
-      if (!IsFinite(in[j].v[k])) g.findings[rank * g.findings_stride] = e + k + 1;
+      if (rank >= g.first_finding && !IsFinite(in[j].v[k])) g.findings[rank * g.findings_stride] = e + k + 1;
     }
   }
 }
@@ -113,23 +113,24 @@ __device__ inline void UpdateRange(const PeerUpdateArgs& g, int64_t packs) {
   }
 }
 
-// Every thread of a block calls when it has stored its parameters. The fences are of the system: a block's stores went
-// to other GPUs, and the word must not arrive there before them.
-__device__ inline void SayDone(const PeerUpdateArgs& g) {
+// Every thread of a block calls when it has stored its results. The fences are of the system: a block's stores are read
+// by other GPUs, and the word must not arrive there before them.
+__device__ inline void SayDone(const PeerSignal& signal) {
+  if (signal.done == nullptr) return;
   __syncthreads();
   if (threadIdx.x != 0) return;
   __threadfence_system();
   const unsigned last = gridDim.x - 1;
-  if (atomicInc(g.counter, last) != last) return;
+  if (atomicInc(signal.counter, last) != last) return;
   __threadfence_system();
-  StoreReleaseSystem(g.done, g.done_value);
+  StoreReleaseSystem(signal.done, signal.done_value);
 }
 
 // Whether the block must leave the vectors alone; the same for all its threads.
-__device__ inline bool IsVoid(const PeerUpdateArgs& g) {
-  if (g.is_void == nullptr) return false;
+__device__ inline bool IsVoid(const PeerSignal& signal) {
+  if (signal.is_void == nullptr) return false;
   __shared__ bool is_void;
-  if (threadIdx.x == 0) is_void = LoadAcquireSystem(g.is_void) != 0;
+  if (threadIdx.x == 0) is_void = LoadAcquireSystem(signal.is_void) != 0;
   __syncthreads();
   return is_void;
 }
@@ -139,12 +140,21 @@ __device__ inline bool IsVoid(const PeerUpdateArgs& g) {
 template <int kRanks, Update kUpdate>
 __global__ void __launch_bounds__(kBlockThreads)
     PeerUpdateKernel(const __grid_constant__ PeerUpdateArgs g, int64_t packs) {
-  if (!IsVoid(g)) UpdateRange<kRanks, kUpdate>(g, packs);
-  if (g.done != nullptr) SayDone(g);
+  if (!IsVoid(g.signal)) UpdateRange<kRanks, kUpdate>(g, packs);
+  SayDone(g.signal);
 }
 
-// This thread's elements of a row-shaped hop. A thread has kFlights loads under way: one at a time would leave a link
-// idle for most of the microsecond that each takes.
+template <int kWidth>
+__device__ inline void NoteNonFinite(int64_t* finding, const Pack<float, kWidth>& values, int64_t e) {
+  if (finding == nullptr) return;
+#pragma unroll
+  for (int k = 0; k < kWidth; ++k) {
+    if (!IsFinite(values.v[k])) *finding = e + k + 1;
+  }
+}
+
+// This thread's elements of a hop, of those from `begin` to `end` in its rows. A thread has kFlights loads under way:
+// one at a time would leave a link idle for most of the microsecond that each takes.
 template <int kWidth>
 __device__ inline void RunHop(const PeerHopArgs& g, int64_t begin, int64_t end) {
   constexpr int kFlights = 4;
@@ -162,15 +172,23 @@ __device__ inline void RunHop(const PeerHopArgs& g, int64_t begin, int64_t end) 
       const int64_t at = i + k * stride;
       if (at >= end) break;
       const int64_t e = ElementAt(g.rows, at);
-      if (g.own != nullptr) sums[k] += LoadPack<kWidth>(g.own + e);
+      NoteNonFinite(g.left_finding, sums[k], e);
+      if (g.own != nullptr) {
+        const Pack<float, kWidth> own = LoadPack<kWidth>(g.own + e);
+        NoteNonFinite(g.own_finding, own, e);
+        sums[k] += own;
+      }
       StorePack(sums[k], g.out + e);
     }
   }
 }
 
 __global__ void __launch_bounds__(kBlockThreads) PeerHopKernel(PeerHopArgs g, int64_t packs) {
-  RunHop<kPackFloats>(g, 0, kPackFloats * packs);
-  RunHop<1>(g, kPackFloats * packs, g.rows.in_rows + g.rows.tail.end - g.rows.tail.begin);
+  if (!IsVoid(g.signal)) {
+    RunHop<kPackFloats>(g, 0, kPackFloats * packs);
+    RunHop<1>(g, kPackFloats * packs, g.rows.in_rows + g.rows.tail.end - g.rows.tail.begin);
+  }
+  SayDone(g.signal);
 }
 
 __global__ void StoreByteKernel(uint8_t* byte, uint8_t value) {

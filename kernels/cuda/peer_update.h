@@ -16,6 +16,19 @@
 
 namespace starring::cuda {
 
+// How a kernel tells other GPUs that it is done, and hears that it must not run. All pointers are to memory of the host
+// that this GPU maps, but for `counter`.
+struct PeerSignal {
+  // The last block to end stores done_value, by StoreReleaseSystem: another GPU that reads it also sees what the kernel
+  // has stored. Null: nothing is stored, and `counter` is not used.
+  uint8_t* done = nullptr;
+  uint8_t done_value = 0;
+  unsigned* counter = nullptr;  // device memory; 0 before and after
+  // A block that finds it not 0 touches no vector: a rank has given up, and its memory may be gone. Null: nothing is
+  // looked at.
+  const uint64_t* is_void = nullptr;
+};
+
 struct PeerUpdateArgs {
   Update update = Update::kSgd;
   int rank_count = 0;                          // 2 to kPeerRanksMax
@@ -33,18 +46,12 @@ struct PeerUpdateArgs {
   int64_t last_elements = 0;
   CudaOptimizerScalars scalars;
   const CudaStepValues* bound = nullptr;  // device memory, which has the factors instead; null: scalars has them
-  // Where contributions that are not finite are noted: findings[rank * findings_stride] = their element + 1. Memory of
-  // the host that this GPU maps; null: nowhere.
+  // Where contributions that are not finite are noted, of the ranks from first_finding on:
+  // findings[rank * findings_stride] = their element + 1. Memory of the host that this GPU maps; null: nowhere.
   int64_t* findings = nullptr;
   int64_t findings_stride = 0;
-  // The last block to end stores done_value, by StoreReleaseSystem: another GPU that reads it also sees the parameters.
-  // Null: nothing is stored, and `counter` is not used.
-  uint8_t* done = nullptr;
-  uint8_t done_value = 0;
-  unsigned* counter = nullptr;  // device memory; 0 before and after
-  // Memory of the host that this GPU maps. A block that finds it not 0 touches no vector: a rank has given up, and its
-  // memory may be gone. Null: nothing is looked at.
-  const uint64_t* is_void = nullptr;
+  int first_finding = 0;
+  PeerSignal signal;
   int64_t blocks_max = 32;
 };
 
@@ -67,13 +74,17 @@ struct PeerHopArgs {
   const float* left = nullptr;  // a neighbour's vector
   const float* own = nullptr;   // null: there is nothing to add
   float* out = nullptr;
+  // Where values that are not finite are noted, as of an update; null: nowhere.
+  int64_t* left_finding = nullptr;
+  int64_t* own_finding = nullptr;
+  PeerSignal signal;
   int64_t blocks_max = 32;  // as of an update
 };
 
 // out[e] = left[e] + own[e], or left[e], for all elements e of `rows`.
 // Shapes:      vectors: of at least rows.end() float32.
 // Writes:      out is overwritten (=); it may be `own`.
-// Launch:      256 threads a block, at most blocks_max blocks, which stride over the rows.
+// Launch:      256 threads a block, at most blocks_max blocks, which stride over the rows; one shared byte.
 // Requires:    as ApplyPeerUpdate.
 // Cost:        4 bytes read and 4 written per element, one of them over the link; 4 more read where it adds.
 // Determinism: bitwise. Reference: common/arithmetic/sum_in_order.h, tolerance 0.

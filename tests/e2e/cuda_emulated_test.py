@@ -97,9 +97,10 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
             file.write('layer { name: "out" dense { units: 10 } }\n')
         flags = [*cuda_jobs.DATA, "--model=" + path, "--bucket_bytes=1", "--epochs=4"]
         digest = self.cuda("star/tcp", 3, flags=flags)["parameter_sha256"]
-        for seed in range(1, 5):
-            more = ["--same_host=gpu_memory", "--gpu_waits=graph", *(["--nocuda_graph"] if seed == 4 else [])]
-            self.assertEqual(self.digest_on("EMULATED_GPU_STREAMS=async:%d" % seed, "star/tcp", 3, [*flags, *more]),
+        for seed in range(1, 7):
+            more = ["--same_host=gpu_memory", "--gpu_waits=graph", *(["--nocuda_graph"] if seed > 4 else [])]
+            sync = "ring/tcp" if seed % 2 else "star/tcp"
+            self.assertEqual(self.digest_on("EMULATED_GPU_STREAMS=async:%d" % seed, sync, 3, [*flags, *more]),
                              digest, seed)
 
     def test_gpus_that_cannot_wait_are_refused(self):
@@ -108,7 +109,6 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
                  "--gpu_waits=graph: rank 0: the GPU's streams cannot wait for 64-bit words .*: give --gpu_waits=host"),
                 ("EMULATED_GPU_REGISTERS=nothing", "star/tcp", ["--same_host=gpu_memory"],
                  "--gpu_waits=graph: rank 0: cudaHostRegister.*: give --gpu_waits=host"),
-                ("A=a", "ring/tcp", ["--same_host=gpu_memory"], "--sync=ring lets hosts wait .*give --sync=star"),
                 ("A=a", "star/tcp", [], "flag --gpu_waits cannot be .*give --same_host=gpu_memory")):
             refused = self.run_to_end(["env", machine, *self.job_command(
                 sync, 2, flags=["--device=cuda", *cuda_jobs.DATA, "--model=logreg", "--epochs=1", "--gpu_waits=graph",
@@ -150,7 +150,8 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
         self.assertEqual(graph["memory operations"], 9)
 
     def test_gpu_memory_is_freed_at_the_end(self):
-        for sync, waits in (("ring/tcp", "host"), ("star/tcp", "host"), ("star/tcp", "graph")):
+        for sync, waits in (("ring/tcp", "host"), ("star/tcp", "host"), ("star/tcp", "graph"),
+                            ("ring/tcp", "graph")):
             job = self.job_command(sync, 2, flags=["--device=cuda", *cuda_jobs.DATA, "--model=lenet5", "--epochs=1",
                                                    "--optimizer=adamw", "--same_host=gpu_memory",
                                                    "--gpu_waits=" + waits],
@@ -169,7 +170,8 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
         for sync, number, waits, pause_s in (
                 ("star/tcp", signal.SIGKILL, "host", 0), ("ring/tcp", signal.SIGKILL, "host", 0),
                 ("ring/tcp", signal.SIGSTOP, "host", 0), ("star/tcp", signal.SIGKILL, "graph", 0),
-                ("star/tcp", signal.SIGKILL, "graph", 0.29), ("star/tcp", signal.SIGSTOP, "graph", 0.17)):
+                ("ring/tcp", signal.SIGKILL, "graph", 0.29), ("star/tcp", signal.SIGSTOP, "graph", 0.17),
+                ("ring/tcp", signal.SIGSTOP, "graph", 0.23)):
             job = self.job_command(sync, 2, flags=["--device=cuda", *flags, "--gpu_waits=" + waits],
                                    launch_flags=["--worker_binary=" + self.worker])
             running = self.start([*(in_graph if waits == "graph" else []), *job])
@@ -192,7 +194,7 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
                 (("star/tcp", "socket"), ("ring", "gpu_memory")),
                 (("ring/tcp", "gpu_memory"), ("star/mpi", "gpu_memory")),
                 (("ring/tcp", "gpu_memory"), ("ring", "shared_memory")),
-                (("star/tcp", "gpu_memory", "--gpu_waits=graph"), ("star/mpi", "gpu_memory", "--gpu_waits=graph")))):
+                (("star/tcp", "gpu_memory", "--gpu_waits=graph"), ("ring", "gpu_memory", "--gpu_waits=graph")))):
             folder = ["--checkpoint_dir=" + self.path("saved.%d" % number), "--resume"]
             self.cuda(first[0], 3, flags=[*flags, *folder, "--epochs=1", "--same_host=" + first[1], *first[2:]])
             again = self.cuda(then[0], 3, flags=[*flags, *folder, "--epochs=2", "--same_host=" + then[1], *then[2:]])
@@ -376,10 +378,10 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
         os.chmod(path, 0o755)
         return path
 
-    def job_in_graph(self, rank, variables, streams="async", more=("--model=logreg",)):
+    def job_in_graph(self, rank, variables, streams="async", more=("--model=logreg",), sync="star/tcp"):
         """Runs a job in which this rank's GPU is as the variables say. The first launch is that of the trial."""
         job = self.job_command(
-            "star/tcp", 2, flags=["--device=cuda", *cuda_jobs.DATA, "--epochs=20", "--exchange_deadline_s=2",
+            sync, 2, flags=["--device=cuda", *cuda_jobs.DATA, "--epochs=20", "--exchange_deadline_s=2",
                                   "--same_host=gpu_memory", "--gpu_waits=graph", *more],
             launch_flags=["--worker_binary=" + self.worker_with(rank, variables)])
         return self.run_to_end(["env", "EMULATED_GPU_STREAMS=" + streams, *job])
@@ -387,8 +389,8 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
     def test_a_rank_that_waits_with_an_empty_batch_names_the_one_that_stops(self):
         # Rank 0 runs every third step call by call, while two are queued. Rank 1 stops in the first of them, and in it:
         # after the vote before step 8. But for steps 0 and 2, each step is a launch of rank 1, whose GPU may be behind.
-        for launch in (9, 11):
-            done = self.job_in_graph(1, "EMULATED_GPU_STOPS_AT_LAUNCH=%d" % launch)
+        for launch, sync in ((9, "star/tcp"), (11, "star/tcp"), (9, "ring/tcp")):
+            done = self.job_in_graph(1, "EMULATED_GPU_STOPS_AT_LAUNCH=%d" % launch, sync=sync)
             self.assertEqual(done.returncode, 3, done.output)
             found = re.search(
                 r"worker 0: error: (step (\d+), bucket 0) did not come within 2s \(oldest in flight: \1\): "
@@ -423,18 +425,20 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
                                           "requested for launch.*: give --gpu_waits=host")
 
     def test_a_nan_of_one_rank_is_told_by_all_with_its_rank_and_step(self):
-        done = self.job_in_graph(1, "EMULATED_GPU_NANS_AT_LAUNCH=4", "now")
-        self.assertNotEqual(done.returncode, 0, done.output)
-        self.assertRegex(done.output,
-                         r"worker 0: error: .*rank 1, step 4: the gradient of tensor \w+\.\w+ is not finite")
-        self.assertNotIn("rank 0, step", done.output)
+        for sync in ("star/tcp", "ring/tcp"):
+            done = self.job_in_graph(1, "EMULATED_GPU_NANS_AT_LAUNCH=4", "now", sync=sync)
+            self.assertNotEqual(done.returncode, 0, done.output)
+            self.assertRegex(done.output,
+                             r"worker 0: error: .*rank 1, step 4: the gradient of tensor \w+\.\w+ is not finite")
+            self.assertNotIn("rank 0, step", done.output)
 
     def test_a_gpu_that_hangs_is_named_by_those_that_wait_for_it(self):
-        done = self.job_in_graph(1, "EMULATED_GPU_HANGS_AT_LAUNCH=6")
-        self.assertNotEqual(done.returncode, 0, done.output)
-        self.assertRegex(done.output, "worker 1: error: GPU .* does not answer: |worker 0: error: .*rank 1")
-        self.assertNotRegex(done.output, "worker 0: error: GPU .* does not answer")
-        self.assertNotIn("look at the network", done.output)
+        for sync in ("star/tcp", "ring/tcp"):
+            done = self.job_in_graph(1, "EMULATED_GPU_HANGS_AT_LAUNCH=6", sync=sync)
+            self.assertNotEqual(done.returncode, 0, done.output)
+            self.assertRegex(done.output, "worker 1: error: GPU .* does not answer: |worker 0: error: .*rank 1")
+            self.assertNotRegex(done.output, "worker 0: error: GPU .* does not answer")
+            self.assertNotIn("look at the network", done.output)
 
     def test_mpi_starts_when_the_gpu_of_the_rank_is_current(self):
         for device, gpus in (("cuda", "01"), ("cpu", ["-1", "-1"])):

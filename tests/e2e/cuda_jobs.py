@@ -148,13 +148,17 @@ class CudaJobs(JobTest):
 
     def test_gpus_that_wait_for_each_other(self) -> None:
         # Several epochs, so that each slot's graph is launched again.
-        flags = [*without(MLP, "bucket_bytes"), "--bucket_bytes=262144", "--epochs=4"]
+        flags = [*without(MLP, "bucket_bytes"), "--bucket_bytes=262144", "--epochs=3"]
         for workers in (2, 3):
             digest = self.cuda("star/tcp", workers, flags=[*flags, "--same_host=socket"])["parameter_sha256"]
             # Each round counts once, also where a step runs call by call behind steps that are queued.
-            sent = [self.assert_mapped_memory_gives(sync, workers, [*flags, more, "--gpu_waits=graph"], digest)
-                    for sync, more in (("star/mpi", "--cuda_graph"), ("star/tcp", "--nocuda_graph"))]
-            self.assertEqual(sent[0], sent[1])
+            for sync, other in (("star/mpi", "star/tcp"), ("ring/tcp", "ring")):
+                sent = [self.assert_mapped_memory_gives(sync, workers, [*flags, "--gpu_waits=graph"], digest),
+                        self.assert_mapped_memory_gives(other, workers, [*flags, "--nocuda_graph",
+                                                                         "--gpu_waits=graph"], digest)]
+                self.assertEqual(sent[0], sent[1])
+        # As many bytes as its hosts count.
+        self.assertEqual(sent[0], self.assert_mapped_memory_gives("ring/tcp", 3, flags, digest))
         flags += ["--sum_order=tree"]
         tree = self.cuda("star/tcp", 3, flags=flags)["parameter_sha256"]
         self.assert_mapped_memory_gives("star/tcp", 3, [*flags, "--gpu_waits=graph"], tree)
@@ -168,7 +172,7 @@ class CudaJobs(JobTest):
                  "--schedule=cosine", "--warmup_steps=2", "--learning_rate=0.05"]
         for workers in (4, 8):
             digest = self.cuda("ring", workers, flags=[*flags, "--same_host=socket"])["parameter_sha256"]
-            for sync, more in (("ring", "host"), ("star/tcp", "host"), ("star/tcp", "graph")):
+            for sync, more in (("ring", "host"), ("star/tcp", "host"), ("star/tcp", "graph"), ("ring/tcp", "graph")):
                 self.assert_mapped_memory_gives(sync, workers, [*flags, "--gpu_waits=" + more], digest)
 
     def assert_a_rank_is_named(self, number: signal.Signals, sync: str, memory: str, sentence: str) -> None:

@@ -356,16 +356,9 @@ absl::Status CheckSameHost(const WorkerOptions& options) {
 }
 
 absl::Status CheckGpuWaits(const WorkerOptions& options) {
-  if (options.gpu_waits == GpuWaits::kHost) return absl::OkStatus();
-  if (options.same_host != SameHost::kGpuMemory) {
-    return RefuseFlag("gpu_waits", "graph",
-                      "it is for ranks that map each other's GPU memory: give "
-                      "--same_host=gpu_memory too, or drop it");
-  }
-  if (options.sync == Sync::kStar && !options.RanksChoose()) return absl::OkStatus();
+  if (options.gpu_waits == GpuWaits::kHost || options.same_host == SameHost::kGpuMemory) return absl::OkStatus();
   return RefuseFlag("gpu_waits", "graph",
-                    absl::StrCat("--sync=", SyncName(options.sync),
-                                 " lets hosts wait between its hops: give --sync=star, or --gpu_waits=host"));
+                    "it is for ranks that map each other's GPU memory: give --same_host=gpu_memory too, or drop it");
 }
 
 // Resolves the protection of the connections to the servers, or between the ranks.

@@ -272,7 +272,7 @@ inline constexpr FlagRow kRows[] = {
      "here, with ranks if all are, else by --transport; --sync=auto measures both; gpu_memory: ranks on GPUs that map "
      "each other's memory; does not change the bits",
      OneOfAt<kSameHosts, &W::asked, &Asked::same_host>(), 0, OneOfAt<kResolvedSameHosts, &W::same_host>()},
-    {"gpu_waits", "exchange", "star of gpu_memory: hosts wait for ranks, or GPUs in a step's graph",
+    {"gpu_waits", "exchange", "with gpu_memory: hosts wait for ranks, or GPUs in a step's graph",
      OneOfAt<kGpuWaits, &W::gpu_waits>(), kSameOnAllRanks},
     {"bucket_bytes", "exchange",
      "unit of exchange, in whole blocks; does not change the bits; 0: 4 MiB if a star's servers have loopback "

@@ -115,8 +115,7 @@ TEST_F(CudaPeerBoardTest, AnUpdateReadsItsFactorsWhenItRunsAndSaysThatItIsDone) 
                                       {.values = static_cast<const CudaStepValues*>(values->data()),
                                        .findings = findings,
                                        .findings_stride = 3,
-                                       .done = memory_.Byte(round, 5),
-                                       .value = 9})
+                                       .signal = {.done = memory_.Byte(round, 5), .value = 9}})
                     .ok());
   }
   ASSERT_TRUE(stream_->Synchronize().ok());

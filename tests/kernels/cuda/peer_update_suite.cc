@@ -160,8 +160,8 @@ TEST_P(CudaDeviceTest, AHopCopiesOrAddsItsRowsAlone) {
     DeviceTensor copied(device(), before), added(device(), before);
     ASSERT_TRUE(device()->Synchronize().ok());
     auto math = device()->CreateVectorMath().value();
-    math->RunPeerHop(rows, left_on_gpu.data(), nullptr, copied.data());
-    math->RunPeerHop(rows, left_on_gpu.data(), own_on_gpu.data(), added.data());
+    math->RunPeerHop({.rows = rows, .left = left_on_gpu.data(), .out = copied.data()});
+    math->RunPeerHop({.rows = rows, .left = left_on_gpu.data(), .own = own_on_gpu.data(), .out = added.data()});
     ASSERT_TRUE(math->Synchronize().ok());
     EXPECT_EQ(copied.Host(), copy) << rows.begin;
     EXPECT_EQ(added.Host(), sum) << rows.begin;

@@ -454,8 +454,10 @@ TEST(WorkerOptionsTest, SameHost) {
   EXPECT_EQ(Parse({"--same_host=shared_memory", "--sync=ring"}, MpirunOf(0, 2))->same_host, SameHost::kSharedMemory);
   EXPECT_EQ(Parse({"--same_host=gpu_memory", "--sync=star", "--gpu_waits=graph"}, MpirunOf(0, 2))->gpu_waits,
             GpuWaits::kGraph);
-  EXPECT_THAT(Refusal({"--same_host=gpu_memory", "--sync=ring", "--gpu_waits=graph"}, MpirunOf(0, 2)),
-              HasSubstr("--sync=ring lets hosts wait between its hops: give --sync=star, or --gpu_waits=host"));
+  EXPECT_EQ(Parse({"--same_host=gpu_memory", "--sync=ring", "--gpu_waits=graph"}, MpirunOf(0, 2))->gpu_waits,
+            GpuWaits::kGraph);
+  EXPECT_THAT(Refusal({"--same_host=gpu_memory", "--sync=mpi", "--gpu_waits=graph"}, MpirunOf(0, 2)),
+              HasSubstr("--same_host"));
   EXPECT_THAT(Refusal({"--sync=star", "--gpu_waits=graph"}, MpirunOf(0, 2)),
               HasSubstr("give --same_host=gpu_memory too, or drop it"));
   EXPECT_THAT(Refusal({"--same_host=shared_memory", "--sync=mpi"}, MpirunOf(0, 2)),

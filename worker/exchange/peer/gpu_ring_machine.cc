@@ -33,6 +33,7 @@ GpuRingMachine::GpuRingMachine(const Options& options)
       transport_(*options.transport),
       rank_(transport_.rank()),
       rank_count_(transport_.world_size()),
+      schedule_({.rank = rank_, .rank_count = rank_count_}),
       state_(buckets_.bucket_count()) {
   CHECK_GE(rank_count_, 2);
   CHECK_EQ(buckets_.world_size(), rank_count_);
@@ -55,8 +56,8 @@ void GpuRingMachine::Submit(int64_t step, int bucket, std::span<const float> gra
   state.hop = 0;
   if (options_.track != nullptr) state.submitted_ns = TraceNow();
   submitted_.push_back({.step = step, .bucket = bucket});
-  Signal(bucket, Left(rank_count_ - 1));
-  transport_.PostWait(SignalsOf(bucket, Left(rank_count_ - 1)), state.signals_before, TokenOf(this, bucket, kRight));
+  Signal(bucket, schedule_.right());
+  transport_.PostWait(SignalsOf(bucket, schedule_.right()), state.signals_before, TokenOf(this, bucket, kRight));
 }
 
 // Only one neighbour waits for a signal.
@@ -67,7 +68,8 @@ void GpuRingMachine::Signal(int bucket, int listener) {
 
 void GpuRingMachine::WaitForLeft(int bucket) {
   const Bucket& state = state_[bucket];
-  transport_.PostWait(SignalsOf(bucket, Left(1)), state.signals_before + state.hop + 1, TokenOf(this, bucket, kLeft));
+  transport_.PostWait(SignalsOf(bucket, schedule_.Left(1)), state.signals_before + state.hop + 1,
+                      TokenOf(this, bucket, kLeft));
 }
 
 void GpuRingMachine::OnCompletion(uint64_t operation) {
@@ -85,12 +87,12 @@ void GpuRingMachine::OnCompletion(uint64_t operation) {
 void GpuRingMachine::BeginHop(int bucket) {
   Bucket& state = state_[bucket];
   state.hop_began_ns = TraceNow();
-  const int chunk = ChunkOf(state.hop);
+  const int chunk = schedule_.ChunkOf(state.hop);
   const RingHops::From from = state.hop == 0 ? RingHops::From::kGradient : RingHops::From::kPartialSum;
   int64_t number = 0;
-  if (state.hop >= rank_count_ - 1) {
+  if (schedule_.Copies(state.hop)) {
     number = hops_.BeginCopy(bucket, chunk);
-  } else if (Updates(state.hop)) {
+  } else if (schedule_.Updates(state.hop)) {
     number = hops_.BeginUpdate(state.step, bucket, from);
   } else {
     number = hops_.BeginAdd(bucket, chunk, from);
@@ -103,13 +105,13 @@ void GpuRingMachine::BeginHop(int bucket) {
 
 void GpuRingMachine::EndHop(int bucket) {
   Bucket& state = state_[bucket];
-  const bool updated = Updates(state.hop);
+  const bool updated = schedule_.Updates(state.hop);
   if (updated) counters_.optimizer_seconds += static_cast<double>(TraceNow() - state.hop_began_ns) * 1e-9;
   AddFlight(options_.track, updated ? "apply" : "hop", state.hop_began_ns, {.step = state.step, .bucket = bucket});
   ++state.hop;
-  const bool is_last = state.hop == hop_count();
+  const bool is_last = state.hop == schedule_.hop_count();
   // The last signal says that this rank reads nothing of its left neighbour any more. All others are for the right one.
-  Signal(bucket, is_last ? Left(1) : Left(rank_count_ - 1));
+  Signal(bucket, is_last ? schedule_.Left(1) : schedule_.right());
   if (!is_last) return WaitForLeft(bucket);
   FinishBucket(bucket);
 }
@@ -119,7 +121,7 @@ void GpuRingMachine::FinishBucket(int bucket) {
   AddFlight(options_.track, "exchange", state.submitted_ns, {.step = state.step, .bucket = bucket});
   // Buckets may be ready in another order than they were submitted in.
   submitted_.erase(std::ranges::find(submitted_, bucket, &InFlight::bucket));
-  state.signals_before += signals_per_round();
+  state.signals_before += schedule_.signal_count();
   state.in_flight = false;
 }
 

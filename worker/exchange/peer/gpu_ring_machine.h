@@ -73,13 +73,6 @@ class GpuRingMachine final : public BucketMachine {
     int64_t hop_began_ns = 0;
   };
 
-  int hop_count() const { return 2 * (rank_count_ - 1); }
-  int signals_per_round() const { return hop_count() + 1; }
-  // The chunk, or rank, `distance` places to the left. REQUIRES: 0 <= distance <= N.
-  int Left(int distance) const { return (rank_ - distance + rank_count_) % rank_count_; }
-  // The chunk that this rank pulls in a hop.
-  int ChunkOf(int hop) const { return hop < rank_count_ - 1 ? Left(2 + hop) : Left(2 + hop - rank_count_); }
-  bool Updates(int hop) const { return hop == rank_count_ - 2; }
   int64_t bytes(int bucket, int chunk) const { return bytes_[static_cast<size_t>(bucket) * rank_count_ + chunk]; }
   const std::atomic<int64_t>& SignalsOf(int bucket, int rank) const {
     return board_.arrivals(bucket * rank_count_ + rank);
@@ -97,6 +90,7 @@ class GpuRingMachine final : public BucketMachine {
   HostTransport& transport_;
   const int rank_;
   const int rank_count_;
+  const RingSchedule schedule_;
   std::vector<int64_t> bytes_;      // by bucket and chunk
   std::vector<Bucket> state_;       // by bucket
   std::deque<InFlight> submitted_;  // oldest first; at most one entry a bucket

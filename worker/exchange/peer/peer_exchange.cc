@@ -87,7 +87,8 @@ PeerExchange::PeerExchange(std::unique_ptr<HostTransport> transport, Options opt
       transport_(std::move(transport)) {
   CHECK(way_.algorithm != Algorithm::kAllreduce || mpi_ != nullptr || nccl_ != nullptr) << "no library adds";
   CHECK(nccl_ == nullptr || (gpu_ != nullptr && way_.algorithm == Algorithm::kAllreduce));
-  CHECK(!gpus_wait_ || (shares_gpu_memory_ && way_.algorithm == Algorithm::kDirect));
+  CHECK(!gpus_wait_ ||
+        (shares_gpu_memory_ && (way_.algorithm == Algorithm::kDirect || way_.algorithm == Algorithm::kRing)));
   CHECK_EQ(way_.algorithm == Algorithm::kDedicated, server_count_ > 0);
   CHECK_LT(pump_.rank(), pump_.worker_count()) << "servers run server/shard/shard_rank.h";
 }

@@ -155,6 +155,7 @@ class PeerExchange final : public GradientExchange, private StreamExchange {
   std::string NotTriedOnGpus() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CreateGpuFlags(HostMemory* host, const CollectiveOptions& join) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status WaitForRound(int64_t round, absl::FunctionRef<bool()> done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  int64_t SliceElements(int bucket, int rank) const;
   void CountRound(int64_t round) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string LatePeers() const;
   std::string RanksOfLag(const GpuFlags::Lag& lag) const;

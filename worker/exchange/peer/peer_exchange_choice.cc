@@ -87,7 +87,7 @@ absl::Status PeerExchange::ShareGpuMemory() {
   const CollectiveOptions join = {.what = "sharing GPU memory with the other ranks", .deadline = job_.join_deadline};
   const int bucket_count = job_.buckets.bucket_count();
   const bool is_ring = way_.algorithm == Algorithm::kRing;
-  const int64_t flag_bytes = gpus_wait_ ? GpuFlags::Bytes(bucket_count, job_.world_size) : 0;
+  const int64_t flag_bytes = gpus_wait_ ? GpuFlags::Bytes(bucket_count, job_.world_size, is_ring) : 0;
   ASSIGN_OR_RETURN(
       HostMemory::Outcome board,
       HostMemory::Meet(

@@ -32,8 +32,11 @@ constexpr absl::Duration kNoticeDeadline = absl::Seconds(5);
 
 // The reason is the same on all ranks. REQUIRES: the ranks share GPU memory.
 absl::Status PeerExchange::CreateGpuFlags(HostMemory* host, const CollectiveOptions& join) {
-  GpuFlags::Options options = {
-      .device = gpu_, .rank = job_.rank, .rank_count = job_.world_size, .memory = host->writable_piece(0)};
+  GpuFlags::Options options = {.device = gpu_,
+                               .rank = job_.rank,
+                               .rank_count = job_.world_size,
+                               .is_ring = way_.algorithm == Algorithm::kRing,
+                               .memory = host->writable_piece(0)};
   for (int bucket = 0; bucket < job_.buckets.bucket_count(); ++bucket) {
     std::vector<bool>& owners = options.owners.emplace_back();
     for (int rank = 0; rank < job_.world_size; ++rank) {
@@ -65,6 +68,9 @@ CudaOptimizerScalars PeerExchange::ScalarsOf(int64_t round) const { return gpu_o
 // Without the lock: where streams are synchronous, as those of an emulated GPU may be, the call waits for other ranks.
 absl::Status PeerExchange::EnqueueBucket(CudaStream* stream, int slot, int bucket, const CudaStepValues* values) {
   NoteStream(stream);
+  if (way_.algorithm == Algorithm::kRing) {
+    return gpu_owner_->EnqueueHops(gpu_flags_.get(), stream, slot, bucket, values);
+  }
   RETURN_IF_ERROR(gpu_flags_->Arrive(stream, slot, bucket));
   if (!gpu_flags_->IsOwner(bucket)) return absl::OkStatus();
   RETURN_IF_ERROR(gpu_flags_->AwaitArrivals(stream, slot, bucket));
@@ -77,11 +83,18 @@ void PeerExchange::NoteStream(CudaStream* stream) {
 
 absl::Status PeerExchange::EnqueueEnd(CudaStream* stream, int slot) {
   NoteStream(stream);
+  if (way_.algorithm == Algorithm::kRing) return gpu_flags_->AwaitRight(stream, slot);
   return gpu_flags_->AwaitUpdates(stream, slot, 0, gpu_flags_->trial_bucket());
 }
 
 std::optional<StreamExchange::NonFinite> PeerExchange::FindNonFinite(int64_t round) const {
   return gpu_flags_->FindNonFinite(SlotOf(round));
+}
+
+int64_t PeerExchange::SliceElements(int bucket, int rank) const {
+  int64_t elements = 0;
+  for (const ElementRange& range : OwnersOf(way_).SliceOf(job_.buckets.sum(bucket), rank)) elements += range.size();
+  return elements;
 }
 
 // Once a round, though a step may wait for its round twice: the roll call compares the counts of ranks.
@@ -90,17 +103,19 @@ void PeerExchange::CountRound(int64_t round) {
   CHECK_EQ(round, last_round_ + 1) << "a round that nobody has awaited";
   last_round_ = round;
   pump_.CountCall();
-  // The bytes that a star's messages would have.
-  int64_t elements = 0;
+  // The bytes that messages would have. In a star a rank sends all slices but its own, and its own to all; in a ring
+  // twice all chunks but one, of which one is its own.
+  const RingSchedule ring = {.rank = job_.rank, .rank_count = job_.world_size};
+  int64_t sent = 0, received = 0;  // elements
   for (int bucket = 0; bucket < job_.buckets.bucket_count(); ++bucket) {
-    int64_t slice = 0;
-    for (const ElementRange& range : OwnersOf(way_).SliceOf(job_.buckets.sum(bucket), job_.rank)) {
-      slice += range.size();
-    }
-    elements += job_.buckets.bucket(bucket).size() + slice * (job_.world_size - 2);
+    const int64_t all = job_.buckets.bucket(bucket).size();
+    const int64_t own = SliceElements(bucket, job_.rank);
+    const bool is_ring = way_.algorithm == Algorithm::kRing;
+    sent += is_ring ? 2 * all - own - SliceElements(bucket, ring.right()) : all + own * (job_.world_size - 2);
+    received += is_ring ? 2 * all - own - SliceElements(bucket, ring.Left(1)) : all + own * (job_.world_size - 2);
   }
-  earlier_.bytes_sent += elements * kFloatBytes;
-  earlier_.bytes_received += elements * kFloatBytes;
+  earlier_.bytes_sent += sent * kFloatBytes;
+  earlier_.bytes_received += received * kFloatBytes;
 }
 
 absl::Status PeerExchange::AwaitRound(int64_t round, CudaEvent* done) {

@@ -19,19 +19,28 @@ uint64_t ByteOf(int slot) { return static_cast<uint64_t>(slot) + 1; }
 
 }  // namespace
 
-int64_t GpuFlags::Bytes(int bucket_count, int rank_count) {
+// All words have eight bytes.
+int64_t GpuFlags::Bytes(int bucket_count, int rank_count, bool is_ring) {
+  constexpr auto kWordBytes = static_cast<int64_t>(sizeof(uint64_t));
   const int64_t buckets = bucket_count + 1;
+  const int64_t findings = StreamExchange::kSlots * buckets * rank_count;
+  const int64_t ring_words =
+      is_ring ? int64_t{bucket_count} * rank_count * RingSchedule{.rank_count = rank_count}.signal_count() : 0;
   return static_cast<int64_t>(sizeof(Head)) + buckets * static_cast<int64_t>(sizeof(Words)) +
-         StreamExchange::kSlots * buckets * rank_count * static_cast<int64_t>(sizeof(int64_t));
+         (findings + ring_words) * kWordBytes;
 }
 
 GpuFlags::GpuFlags(Options options)
     : options_(std::move(options)),
       all_ranks_(static_cast<size_t>(options_.rank_count), true),
       head_(*reinterpret_cast<Head*>(options_.memory.data())),
-      words_(reinterpret_cast<Words*>(options_.memory.data() + sizeof(Head)), options_.owners.size() + 1) {
+      words_(reinterpret_cast<Words*>(options_.memory.data() + sizeof(Head)), options_.owners.size() + 1),
+      schedule_({.rank = options_.rank, .rank_count = options_.rank_count}),
+      ring_words_(reinterpret_cast<std::atomic<uint64_t>*>(options_.memory.data() +
+                                                           Bytes(trial_bucket(), options_.rank_count, false)),
+                  options_.is_ring ? options_.owners.size() * options_.rank_count * schedule_.signal_count() : 0) {
   CHECK(2 <= options_.rank_count && options_.rank_count <= kPeerRanksMax) << options_.rank_count;
-  CHECK_GE(std::ssize(options_.memory), Bytes(trial_bucket(), options_.rank_count));
+  CHECK_GE(std::ssize(options_.memory), Bytes(trial_bucket(), options_.rank_count, options_.is_ring));
   for (const std::vector<bool>& ranks : options_.owners) CHECK_EQ(std::ssize(ranks), options_.rank_count);
 }
 
@@ -79,11 +88,60 @@ absl::Status GpuFlags::Update(CudaStream* stream, int slot, int bucket, const Cu
   const CudaPeerBoard::Update more = {.values = values,
                                       .findings = Finding(slot, bucket),
                                       .findings_stride = 1,
-                                      .done = OwnByte(words_[bucket].updated),
-                                      .value = static_cast<uint8_t>(ByteOf(slot)),
-                                      .is_void = Word(head_.is_void)};
-  if (update.rows.size() == 0) return board_->Store(stream, more.done, more.value);
+                                      .signal = {.done = OwnByte(words_[bucket].updated),
+                                                 .value = static_cast<uint8_t>(ByteOf(slot)),
+                                                 .is_void = Word(head_.is_void)}};
+  if (update.rows.size() == 0) return board_->Store(stream, more.signal.done, more.signal.value);
   return board_->ApplyPeerUpdate(stream, config, update, more);
+}
+
+// A word of a ring has one writer, so its value is that of one byte.
+CudaPeerBoard::Signal GpuFlags::SignalOf(int slot, int bucket, int signal) const {
+  return {.done = reinterpret_cast<uint8_t*>(&RingWord(bucket, options_.rank, signal)),
+          .value = static_cast<uint8_t>(ByteOf(slot)),
+          .is_void = Word(head_.is_void)};
+}
+
+absl::Status GpuFlags::Signal(CudaStream* stream, int slot, int bucket, int signal) {
+  const CudaPeerBoard::Signal one = SignalOf(slot, bucket, signal);
+  return board_->Store(stream, one.done, one.value);
+}
+
+absl::Status GpuFlags::AwaitLeft(CudaStream* stream, int slot, int bucket, int signal) {
+  const CudaPeerBoard::Wait wait = {.word = Word(RingWord(bucket, schedule_.Left(1), signal)), .value = ByteOf(slot)};
+  return board_->Await(stream, {&wait, 1});
+}
+
+absl::Status GpuFlags::AwaitRight(CudaStream* stream, int slot) {
+  std::vector<CudaPeerBoard::Wait> waits;
+  for (int bucket = 0; bucket < trial_bucket(); ++bucket) {
+    waits.push_back({.word = Word(RingWord(bucket, schedule_.right(), schedule_.hop_count())), .value = ByteOf(slot)});
+  }
+  return board_->Await(stream, waits);
+}
+
+absl::Status GpuFlags::RunHop(CudaStream* stream, int slot, int bucket, int hop, bool reads_gradient,
+                              const CudaPeerHop& work) {
+  if (work.rows.size() == 0) return Signal(stream, slot, bucket, hop + 1);
+  // Each gradient is looked at once: where its rank adds it, or in the first hop, which sends it as it is.
+  CudaPeerBoard::Hop more = {.signal = SignalOf(slot, bucket, hop + 1)};
+  if (reads_gradient) more.left_finding = Finding(slot, bucket) + schedule_.Left(1);
+  if (work.own != nullptr) more.own_finding = Finding(slot, bucket) + options_.rank;
+  return board_->RunPeerHop(stream, work, more);
+}
+
+absl::Status GpuFlags::RunUpdate(CudaStream* stream, int slot, int bucket, int hop, bool reads_gradient,
+                                 const CudaStepValues* values, const OptimizerConfig& config,
+                                 const CudaPeerUpdate& update) {
+  if (update.rows.size() == 0) return Signal(stream, slot, bucket, hop + 1);
+  // The kernel's ranks are the left neighbour and this one.
+  int64_t* const left = Finding(slot, bucket) + schedule_.Left(1);
+  return board_->ApplyPeerUpdate(stream, config, update,
+                                 {.values = values,
+                                  .findings = left,
+                                  .findings_stride = options_.rank - schedule_.Left(1),
+                                  .first_finding = reads_gradient ? 0 : 1,
+                                  .signal = SignalOf(slot, bucket, hop + 1)});
 }
 
 // Backward completes the buckets in their order, so that of the first one is named, as by an exchange that waits.
@@ -110,6 +168,7 @@ std::vector<int> GpuFlags::Lacking(const std::atomic<uint64_t>& word, int slot, 
 
 // A GPU takes the buckets in their order, and its own bytes say how far it is.
 GpuFlags::Lag GpuFlags::FindLag() const {
+  if (options_.is_ring) return FindRingLag();
   const auto own_byte = [this](int bucket) { return words_[bucket].arrived.load() >> (8 * options_.rank) & 0xff; };
   const std::vector<int> own = {options_.rank};
   const uint64_t now = own_byte(0);
@@ -137,6 +196,46 @@ GpuFlags::Lag GpuFlags::FindLag() const {
   return {.slot = slot};
 }
 
+int GpuFlags::SignalsOf(int slot, int bucket, int rank) const {
+  int count = 0;
+  while (count < schedule_.signal_count()) {
+    const uint64_t value = RingWord(bucket, rank, count).load();
+    if (value != ByteOf(slot) && value != ByteOf((slot + 1) % StreamExchange::kSlots)) break;
+    ++count;
+  }
+  return count;
+}
+
+// Signal k says that hop k - 1 is over, and hop k needs signal k of the left neighbour. So each rank of the chain has
+// given fewer signals than the one before it, and the chain ends.
+int GpuFlags::LastOfChain(int slot, int bucket, int rank) const {
+  while (true) {
+    const int signals = SignalsOf(slot, bucket, rank);
+    const int left = (rank + options_.rank_count - 1) % options_.rank_count;
+    // It computes its gradient, or the next hop.
+    if (signals == 0 || signals == schedule_.signal_count() || SignalsOf(slot, bucket, left) >= signals) return rank;
+    rank = left;
+  }
+}
+
+// As in a star, the own signals say in which round this rank's GPU is.
+GpuFlags::Lag GpuFlags::FindRingLag() const {
+  const uint64_t now = RingWord(0, options_.rank, 0).load();
+  if (now == 0) return {.ranks = {options_.rank}};
+  const int slot = static_cast<int>(now) - 1;
+  const auto has_own = [&](int bucket, int signal) { return RingWord(bucket, options_.rank, signal).load() == now; };
+  for (int bucket = 0; bucket < trial_bucket(); ++bucket) {
+    if (!has_own(bucket, 0)) return {.slot = slot, .bucket = bucket, .ranks = {options_.rank}};
+    if (has_own(bucket, schedule_.hop_count())) continue;
+    return {.slot = slot, .bucket = bucket, .ranks = {LastOfChain(slot, bucket, options_.rank)}};
+  }
+  for (int bucket = 0; bucket < trial_bucket(); ++bucket) {
+    if (SignalsOf(slot, bucket, schedule_.right()) == schedule_.signal_count()) continue;
+    return {.slot = slot, .bucket = bucket, .ranks = {LastOfChain(slot, bucket, schedule_.right())}};
+  }
+  return {.slot = slot};
+}
+
 void GpuFlags::SayVoid() { head_.is_void.store(1); }
 bool GpuFlags::is_void() const { return head_.is_void.load() != 0; }
 
@@ -149,6 +248,7 @@ void GpuFlags::Release() {
     words_[bucket].arrived.store(ValueOf(slot, all_ranks_));
     words_[bucket].updated.store(ValueOf(slot, OwnersOf(bucket)));
   }
+  for (std::atomic<uint64_t>& word : ring_words_) word.store(ByteOf(slot));
 }
 
 }  // namespace starring

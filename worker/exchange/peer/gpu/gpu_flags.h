@@ -34,6 +34,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "kernels/cuda/cuda_device.h"
+#include "worker/exchange/peer/gpu/ring_hops.h"
 #include "worker/exchange/stream_exchange.h"
 
 namespace starring {
@@ -47,10 +48,11 @@ class GpuFlags {
     int rank_count = 0;  // at most kPeerRanksMax
     // By bucket of the job, then rank: whether the rank owns a part of it.
     std::vector<std::vector<bool>> owners;
+    bool is_ring = false;
     // Bytes(...) of them, zero at first, the same on all ranks. They outlive the flags, as the device does.
     std::span<std::byte> memory;
   };
-  static int64_t Bytes(int bucket_count, int rank_count);
+  static int64_t Bytes(int bucket_count, int rank_count, bool is_ring);
   // One more bucket, for a trial: all ranks own a part of it.
   int trial_bucket() const { return static_cast<int>(options_.owners.size()); }
   // Unavailable, with the reason, if this GPU's streams cannot wait so.
@@ -67,6 +69,19 @@ class GpuFlags {
   // An owner's update of its slice of the bucket, which may be empty, and its byte of `updated`.
   absl::Status Update(CudaStream* stream, int slot, int bucket, const CudaStepValues* values,
                       const OptimizerConfig& config, const CudaPeerUpdate& update);
+
+  // A ring's, on a stream as well. This rank's signal number `signal` (gpu_ring_machine.h); the wait for the left
+  // neighbour's, without which hop `signal` must not begin; and the wait for the right neighbour's last signals of all
+  // buckets, which says that it reads this rank's arrays no more.
+  absl::Status Signal(CudaStream* stream, int slot, int bucket, int signal);
+  absl::Status AwaitLeft(CudaStream* stream, int slot, int bucket, int signal);
+  absl::Status AwaitRight(CudaStream* stream, int slot);
+  // Hop `hop`, which may have no elements, and the signal behind it. `reads_gradient`: the left neighbour's array is
+  // its gradient.
+  absl::Status RunHop(CudaStream* stream, int slot, int bucket, int hop, bool reads_gradient, const CudaPeerHop& work);
+  absl::Status RunUpdate(CudaStream* stream, int slot, int bucket, int hop, bool reads_gradient,
+                         const CudaStepValues* values, const OptimizerConfig& config, const CudaPeerUpdate& update);
+  const RingSchedule& schedule() const { return schedule_; }
 
   std::optional<StreamExchange::NonFinite> FindNonFinite(int slot) const;
 
@@ -88,7 +103,8 @@ class GpuFlags {
   static constexpr std::chrono::microseconds kReleasePause{500};
 
  private:
-  // In the order of memory; then the findings, by slot, bucket and rank.
+  // In the order of memory; then the findings, by slot, bucket and rank; then a ring's words, by bucket, rank and
+  // signal.
   struct Head {
     std::atomic<uint64_t> is_void;
     uint64_t unused[7];
@@ -108,6 +124,15 @@ class GpuFlags {
   int64_t* Finding(int slot, int bucket) const;
   static uint64_t* Word(std::atomic<uint64_t>& word) { return reinterpret_cast<uint64_t*>(&word); }
   uint8_t* OwnByte(std::atomic<uint64_t>& word) const { return reinterpret_cast<uint8_t*>(&word) + options_.rank; }
+  std::atomic<uint64_t>& RingWord(int bucket, int rank, int signal) const {
+    return ring_words_[(bucket * options_.rank_count + rank) * schedule_.signal_count() + signal];
+  }
+  CudaPeerBoard::Signal SignalOf(int slot, int bucket, int signal) const;
+  // How many signals of the round in `slot` the rank has given in the bucket.
+  int SignalsOf(int slot, int bucket, int rank) const;
+  // The rank for which this rank's GPU waits at last in a round of a ring: the others wait for it, one for the other.
+  int LastOfChain(int slot, int bucket, int rank) const;
+  Lag FindRingLag() const;
   // The ranks whose bytes have neither the value of `slot` nor that of the next one.
   std::vector<int> Lacking(const std::atomic<uint64_t>& word, int slot, const std::vector<bool>& ranks) const;
 
@@ -115,6 +140,8 @@ class GpuFlags {
   const std::vector<bool> all_ranks_;
   Head& head_;
   const std::span<Words> words_;  // by bucket
+  const RingSchedule schedule_;
+  const std::span<std::atomic<uint64_t>> ring_words_;
   std::unique_ptr<CudaPeerBoard> board_;
 };
 

@@ -100,28 +100,64 @@ const float* GpuSliceOwner::Left(From from) const {
   return from == From::kGradient ? memory_.gradients(left()).data() : memory_.parameters(left()).data();
 }
 
-int64_t GpuSliceOwner::BeginAdd(int bucket, int chunk, From from) {
-  math_->RunPeerHop(options_.chunks[chunk][bucket], Left(from), memory_.gradients(options_.rank).data(),
-                    own_parameters().data());
-  return completions_->Follow();
+CudaPeerHop GpuSliceOwner::HopOf(int bucket, int chunk, From from) const {
+  return {.rows = options_.chunks[chunk][bucket],
+          .left = Left(from),
+          .own = memory_.gradients(options_.rank).data(),
+          .out = memory_.parameters(options_.rank).data()};
+}
+
+CudaPeerHop GpuSliceOwner::CopyOf(int bucket, int chunk) const {
+  return {.rows = options_.chunks[chunk][bucket],
+          .left = memory_.parameters(left()).data(),
+          .out = memory_.parameters(options_.rank).data()};
 }
 
 // To the kernel there are two ranks, with this rank's parameters alone. The order of a sum of two does not matter, and
 // a tree's is the same for all elements.
-int64_t GpuSliceOwner::BeginUpdate(int64_t step, int bucket, From from) {
+CudaPeerUpdate GpuSliceOwner::UpdateByRing(int64_t step, int bucket, From from) const {
   CudaPeerUpdate update = UpdateOf(step, bucket);
   update.reduction = {.order = SumOrder::kTree, .world_size = 2};
   update.gradients[0] = Left(from);
   update.gradients[1] = memory_.gradients(options_.rank).data();
-  update.parameters[0] = update.parameters[1] = own_parameters().data();
-  math_->ApplyPeerUpdate(options_.owned.optimizer, update);
+  update.parameters[0] = update.parameters[1] = memory_.parameters(options_.rank).data();
+  return update;
+}
+
+int64_t GpuSliceOwner::BeginAdd(int bucket, int chunk, From from) {
+  math_->RunPeerHop(HopOf(bucket, chunk, from));
+  return completions_->Follow();
+}
+
+int64_t GpuSliceOwner::BeginUpdate(int64_t step, int bucket, From from) {
+  math_->ApplyPeerUpdate(options_.owned.optimizer, UpdateByRing(step, bucket, from));
   return completions_->Follow();
 }
 
 int64_t GpuSliceOwner::BeginCopy(int bucket, int chunk) {
-  math_->RunPeerHop(options_.chunks[chunk][bucket], memory_.parameters(left()).data(), nullptr,
-                    own_parameters().data());
+  math_->RunPeerHop(CopyOf(bucket, chunk));
   return completions_->Follow();
+}
+
+absl::Status GpuSliceOwner::EnqueueHops(GpuFlags* flags, CudaStream* stream, int slot, int bucket,
+                                        const CudaStepValues* values) const {
+  const RingSchedule& schedule = flags->schedule();
+  RETURN_IF_ERROR(flags->Signal(stream, slot, bucket, 0));
+  for (int hop = 0; hop < schedule.hop_count(); ++hop) {
+    RETURN_IF_ERROR(flags->AwaitLeft(stream, slot, bucket, hop));
+    const int chunk = schedule.ChunkOf(hop);
+    const From from = hop == 0 ? From::kGradient : From::kPartialSum;
+    if (schedule.Updates(hop)) {
+      // The kernel reads the step's factors from `values`, so the step does not matter here.
+      RETURN_IF_ERROR(flags->RunUpdate(stream, slot, bucket, hop, hop == 0, values, options_.owned.optimizer,
+                                       UpdateByRing(0, bucket, from)));
+    } else if (schedule.Copies(hop)) {
+      RETURN_IF_ERROR(flags->RunHop(stream, slot, bucket, hop, false, CopyOf(bucket, chunk)));
+    } else {
+      RETURN_IF_ERROR(flags->RunHop(stream, slot, bucket, hop, hop == 0, HopOf(bucket, chunk, from)));
+    }
+  }
+  return absl::OkStatus();
 }
 
 void GpuSliceOwner::CopyParametersIn(std::span<const float> parameters) {

@@ -53,6 +53,9 @@ class GpuSliceOwner final : public SliceOwner, public RingHops {
   // this owner's byte of `flags` at its end. The device's thread.
   absl::Status EnqueueUpdateFromAll(GpuFlags* flags, CudaStream* stream, int slot, int bucket,
                                     const CudaStepValues* values) const;
+  // The same for all hops of a ring.
+  absl::Status EnqueueHops(GpuFlags* flags, CudaStream* stream, int slot, int bucket,
+                           const CudaStepValues* values) const;
   // For CudaStepValues.
   CudaOptimizerScalars ScalarsOf(int64_t step) const;
   const std::atomic<int64_t>* finished() const override { return &completions_->finished(); }
@@ -85,6 +88,10 @@ class GpuSliceOwner final : public SliceOwner, public RingHops {
   // f(state, range): the bucket's owned ranges, and their parts of a state vector.
   template <class F>
   void ForEachState(int vector, int bucket, F f) const;
+  // Both REQUIRE a ring. Chunk `chunk` of the bucket, and the update of the own one.
+  CudaPeerHop HopOf(int bucket, int chunk, From from) const;
+  CudaPeerHop CopyOf(int bucket, int chunk) const;
+  CudaPeerUpdate UpdateByRing(int64_t step, int bucket, From from) const;
   // The arguments of an update of the bucket's slice but for gradients and parameters.
   CudaPeerUpdate UpdateOf(int64_t step, int bucket) const;
   CudaPeerUpdate UpdateFromAll(int64_t step, int bucket) const;

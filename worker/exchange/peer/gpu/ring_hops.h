@@ -10,6 +10,23 @@
 
 namespace starring {
 
+// The hops of one rank in a round, as gpu_ring_machine.h names them.
+struct RingSchedule {
+  int rank = 0;
+  int rank_count = 2;  // at least 2
+
+  int hop_count() const { return 2 * (rank_count - 1); }
+  // A signal before the first hop, and one after each.
+  int signal_count() const { return hop_count() + 1; }
+  // The chunk, or rank, `distance` places to the left. REQUIRES: 0 <= distance <= rank_count.
+  int Left(int distance) const { return (rank - distance + rank_count) % rank_count; }
+  int right() const { return Left(rank_count - 1); }
+  // The chunk that this rank pulls in a hop.
+  int ChunkOf(int hop) const { return hop < rank_count - 1 ? Left(2 + hop) : Left(2 + hop - rank_count); }
+  bool Updates(int hop) const { return hop == rank_count - 2; }
+  bool Copies(int hop) const { return hop >= rank_count - 1; }
+};
+
 // On the arrays of this rank and its left neighbour, in a chunk of a bucket as gpu_ring_machine.h has it. Each call
 // begins a hop, and returns the number that hops_finished() reaches when the hop is done; it stays below after an
 // error.

@@ -44,13 +44,13 @@ class GpuFlagsTest : public testing::Test {
   }
 
   // `owners`: by bucket, how many of the first ranks have a part.
-  void Begin(int ranks, std::vector<int> owners, uint64_t seed) {
+  void Begin(int ranks, std::vector<int> owners, uint64_t seed, bool is_ring = false) {
     ranks_.clear();
     device_.reset();
     cuda_emulation::Gpu() = {.async = true, .async_seed = seed};
     owner_counts_ = std::move(owners);
     device_ = CreateCudaDevice({}).value();
-    const int64_t bytes = GpuFlags::Bytes(buckets(), ranks);
+    const int64_t bytes = GpuFlags::Bytes(buckets(), ranks, is_ring);
     for (int r = 0; r < ranks; ++r) {
       Rank& rank = ranks_.emplace_back();
       rank.memory =
@@ -60,8 +60,11 @@ class GpuFlagsTest : public testing::Test {
       rank.done = device_->CreateEvent().value();
       rank.gradients = device_->Allocate(elements() * kFloatBytes).value();
       rank.parameters = device_->Allocate(elements() * kFloatBytes).value();
-      GpuFlags::Options options = {
-          .device = device_.get(), .rank = r, .rank_count = ranks, .memory = rank.memory->writable_bytes()};
+      GpuFlags::Options options = {.device = device_.get(),
+                                   .rank = r,
+                                   .rank_count = ranks,
+                                   .is_ring = is_ring,
+                                   .memory = rank.memory->writable_bytes()};
       for (const int count : owner_counts_) {
         options.owners.emplace_back(ranks, false);
         std::fill_n(options.owners.back().begin(), count, true);
@@ -113,6 +116,65 @@ class GpuFlagsTest : public testing::Test {
     ASSERT_TRUE(rank.stream->Record(rank.done.get()).ok());
   }
 
+  // Rank r's chunk of a bucket in a ring; that of the last rank is empty in the last bucket.
+  ElementRange Chunk(int bucket, int r) const {
+    const auto ranks = static_cast<int64_t>(ranks_.size()) - (bucket + 1 == buckets() && ranks_.size() > 2 ? 1 : 0);
+    const int64_t begin = bucket * kBucketElements;
+    if (r == ranks) return {begin, begin};
+    return {begin + r * kBucketElements / ranks, begin + (r + 1) * kBucketElements / ranks};
+  }
+
+  // The hops of all buckets, after gradients that are on the stream.
+  void EnqueueHops(int r, int slot) {
+    Rank& rank = ranks_[r];
+    GpuFlags& flags = *rank.flags;
+    const RingSchedule& schedule = flags.schedule();
+    const Rank& left = ranks_[schedule.Left(1)];
+    for (int b = 0; b < buckets(); ++b) {
+      ASSERT_TRUE(flags.Signal(rank.stream.get(), slot, b, 0).ok());
+      for (int hop = 0; hop < schedule.hop_count(); ++hop) {
+        ASSERT_TRUE(flags.AwaitLeft(rank.stream.get(), slot, b, hop).ok());
+        const float* const from = hop == 0 ? left.gradients->floats() : left.parameters->floats();
+        if (schedule.Updates(hop)) {
+          const CudaPeerUpdate update = {.rows = Chunk(b, r),
+                                         .element_count = elements(),
+                                         .reduction = {.order = SumOrder::kTree, .world_size = 2},
+                                         .gradients = {from, rank.gradients->floats()},
+                                         .parameters = {rank.parameters->floats(), rank.parameters->floats()},
+                                         .learning_rate = 1.0f};
+          ASSERT_TRUE(
+              flags.RunUpdate(rank.stream.get(), slot, b, hop, hop == 0, nullptr, OptimizerConfig{}, update).ok());
+          continue;
+        }
+        const CudaPeerHop work = {.rows = Chunk(b, schedule.ChunkOf(hop)),
+                                  .left = from,
+                                  .own = schedule.Copies(hop) ? nullptr : rank.gradients->floats(),
+                                  .out = rank.parameters->floats()};
+        ASSERT_TRUE(flags.RunHop(rank.stream.get(), slot, b, hop, hop == 0, work).ok());
+      }
+    }
+    ASSERT_TRUE(flags.AwaitRight(rank.stream.get(), slot).ok());
+    ASSERT_TRUE(rank.stream->Record(rank.done.get()).ok());
+  }
+
+  void EnqueueRingRound(int r, int64_t round) {
+    for (int b = 0; b < buckets(); ++b) EnqueueGradient(r, b, static_cast<float>(10 * round + b));
+    EnqueueHops(r, StreamExchange::SlotOf(round));
+  }
+
+  // After kRounds rounds.
+  std::vector<float> Expected() const {
+    std::vector<float> expected(elements());
+    for (int64_t e = 0; e < elements(); ++e) {
+      for (int round = 0; round < kRounds; ++round) {
+        for (size_t r = 0; r < ranks_.size(); ++r) {
+          expected[e] -= static_cast<float>(10 * round + e / kBucketElements) + static_cast<float>(r);
+        }
+      }
+    }
+    return expected;
+  }
+
   bool IsDone(int r, std::chrono::milliseconds limit = std::chrono::seconds(30)) {
     const auto end = std::chrono::steady_clock::now() + limit;
     while (std::chrono::steady_clock::now() < end) {
@@ -143,13 +205,7 @@ TEST_F(GpuFlagsTest, RoundsOfAllRanksGiveTheirSumsWithoutAHost) {
         for (int r = 0; r < ranks; ++r) EnqueueRound(r, round);
       }
       for (int r = 0; r < ranks; ++r) ASSERT_TRUE(IsDone(r)) << "rank " << r << " of " << ranks << ", seed " << seed;
-      std::vector<float> expected(elements());
-      for (int64_t e = 0; e < elements(); ++e) {
-        for (int round = 0; round < kRounds; ++round) {
-          for (int r = 0; r < ranks; ++r) expected[e] -= static_cast<float>(10 * round + e / kBucketElements + r);
-        }
-      }
-      for (int r = 0; r < ranks; ++r) EXPECT_EQ(ParametersOf(r), expected) << ranks << " ranks, seed " << seed;
+      for (int r = 0; r < ranks; ++r) EXPECT_EQ(ParametersOf(r), Expected()) << ranks << " ranks, seed " << seed;
       EXPECT_FALSE(ranks_[0].flags->FindNonFinite(0).has_value());
     }
   }
@@ -264,6 +320,87 @@ TEST_F(GpuFlagsTest, AGradientThatIsNotFiniteIsFoundByItsRankAndSlot) {
     ASSERT_TRUE(found.has_value());
     EXPECT_EQ(found->rank, 2);
     EXPECT_TRUE(kBucketElements <= found->element && found->element < 2 * kBucketElements) << found->element;
+  }
+}
+
+TEST_F(GpuFlagsTest, RoundsOfARingGiveItsSumsWithoutAHost) {
+  for (uint64_t seed = 1; seed <= 6; ++seed) {
+    for (const int ranks : {2, 3, 8}) {
+      Begin(ranks, {ranks, ranks, ranks}, seed, true);
+      for (int round = 0; round < kRounds; ++round) {
+        for (int r = 0; r < ranks; ++r) EnqueueRingRound(r, round);
+      }
+      for (int r = 0; r < ranks; ++r) ASSERT_TRUE(IsDone(r)) << "rank " << r << " of " << ranks << ", seed " << seed;
+      for (int r = 0; r < ranks; ++r) EXPECT_EQ(ParametersOf(r), Expected()) << ranks << " ranks, seed " << seed;
+      EXPECT_FALSE(ranks_[0].flags->FindNonFinite(0).has_value());
+      for (int r = 0; r < ranks; ++r) EXPECT_THAT(ranks_[r].flags->FindLag().ranks, testing::IsEmpty());
+    }
+  }
+}
+
+TEST_F(GpuFlagsTest, TheLateRankOfARingIsNamedByAllAndAReleaseDrains) {
+  Begin(4, {4, 4}, 1, true);
+  for (const int r : {0, 1, 3}) {
+    for (int round = 0; round < StreamExchange::kSlots; ++round) EnqueueRingRound(r, round);
+  }
+  for (const int r : {0, 1, 3}) EXPECT_FALSE(IsDone(r, std::chrono::milliseconds(20)));
+  // Rank 3 waits for it, rank 0 for rank 3, and rank 1 for rank 0.
+  for (const int r : {0, 1, 3}) EXPECT_THAT(ranks_[r].flags->FindLag().ranks, testing::ElementsAre(2)) << r;
+  EXPECT_THAT(ranks_[2].flags->FindLag().ranks, testing::ElementsAre(2));
+  ranks_[0].flags->SayVoid();
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  for (const int r : {0, 1, 3}) {
+    while (!IsDone(r, std::chrono::milliseconds(1))) {
+      ASSERT_LT(std::chrono::steady_clock::now(), end);
+      ranks_[0].flags->Release();
+    }
+  }
+}
+
+TEST_F(GpuFlagsTest, ARankOfARingThatIsOneHopBehindIsLate) {
+  Begin(3, {3}, 1, true);
+  for (const int r : {0, 2}) EnqueueRingRound(r, 0);
+  ASSERT_TRUE(ranks_[1].flags->Signal(ranks_[1].stream.get(), 0, 0, 0).ok());
+  for (const int r : {0, 2}) EXPECT_FALSE(IsDone(r, std::chrono::milliseconds(20)));
+  // It has its gradient, and the signal of rank 0 that its first hop needs.
+  for (int r = 0; r < 3; ++r) EXPECT_THAT(ranks_[r].flags->FindLag().ranks, testing::ElementsAre(1)) << r;
+  ranks_[0].flags->SayVoid();
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  for (const int r : {0, 2}) {
+    while (!IsDone(r, std::chrono::milliseconds(1))) {
+      ASSERT_LT(std::chrono::steady_clock::now(), end);
+      ranks_[0].flags->Release();
+    }
+  }
+}
+
+// Partial sums with a NaN of another rank pass through all of them.
+TEST_F(GpuFlagsTest, ANonFiniteGradientOfARingIsFoundByItsRankInEveryChunk) {
+  for (const int ranks : {2, 3, 4}) {
+    for (int poisoned = 0; poisoned < ranks; ++poisoned) {
+      Begin(ranks, {ranks}, 1, true);
+      for (int chunk = 0; chunk + 1 < ranks + (ranks == 2); ++chunk) {
+        const int slot = chunk % StreamExchange::kSlots;
+        for (int r = 0; r < ranks; ++r) {
+          EnqueueGradient(r, 0, 1.0f);
+          if (r == poisoned) {
+            const float nan = std::numeric_limits<float>::quiet_NaN();
+            ASSERT_TRUE(
+                ranks_[r]
+                    .stream->CopyToDevice(&nan, ranks_[r].gradients->floats() + Chunk(0, chunk).begin + 1, kFloatBytes)
+                    .ok());
+          }
+          EnqueueHops(r, slot);
+        }
+        for (int r = 0; r < ranks; ++r) {
+          ASSERT_TRUE(IsDone(r));
+          const std::optional<StreamExchange::NonFinite> found = ranks_[r].flags->FindNonFinite(slot);
+          ASSERT_TRUE(found.has_value());
+          EXPECT_EQ(found->rank, poisoned) << "chunk " << chunk << " of " << ranks;
+          EXPECT_EQ(found->element, Chunk(0, chunk).begin + 1);
+        }
+      }
+    }
   }
 }
 
