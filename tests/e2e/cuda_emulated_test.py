@@ -116,14 +116,14 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
             self.assertEqual(refused.returncode, 2, (machine, refused.output))
             self.assertRegex(refused.output, why)
 
-    def counts_of_a_step(self, more, streams="now"):
+    def counts_of_a_step(self, more, streams="now", sync="star/tcp"):
         """What the GPU of a rank is given in a step, by the emulation's names, and how often its host waits."""
         totals = []
         for steps in (12, 20):
             flags = ["--device=cuda", "--dataset=synthetic", "--synthetic_train_count=400", "--synthetic_test_count=1",
                      "--global_batch=16", "--model=mlp", "--bucket_bytes=1048576", "--progress=none",
                      "--max_steps=%d" % steps, *more]
-            job = self.job_command("star/tcp", 2, flags=flags, launch_flags=["--worker_binary=" + self.worker])
+            job = self.job_command(sync, 2, flags=flags, launch_flags=["--worker_binary=" + self.worker])
             done = self.run_to_end(["env", "EMULATED_GPU_SAYS_COUNTS=yes", "EMULATED_GPU_STREAMS=" + streams, *job])
             self.assertEqual(done.returncode, 0, done.output)
             said = re.findall(r"emulated GPU: (.*host waits)", done.output)
@@ -148,6 +148,11 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
         self.assertEqual(graph["copies"], host["copies"])
         self.assertEqual(graph["events"], 0)
         self.assertEqual(graph["memory operations"], 9)
+        ring = self.counts_of_a_step(["--same_host=gpu_memory", "--gpu_waits=graph"], sync="ring/tcp")
+        self.assertEqual((ring["graph launches"], ring["events"]), (1, 0))
+        # One for each of two hops of a bucket, and one for the end; a hop is one kernel.
+        self.assertEqual(ring["memory operations"], 8 * 2 + 1)
+        self.assertEqual(ring["kernels"], graph["kernels"] + 8)
 
     def test_gpu_memory_is_freed_at_the_end(self):
         for sync, waits in (("ring/tcp", "host"), ("star/tcp", "host"), ("star/tcp", "graph"),
