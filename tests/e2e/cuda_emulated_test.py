@@ -60,7 +60,7 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
 
     def test_too_little_gpu_memory_to_share_is_no_end(self):
         # The ranks agree, and go by way of memory of the host.
-        flags = [*cuda_jobs.MLP, "--epochs=1"]
+        flags = [*self.deep(), "--epochs=1"]
         for sync in ("ring/tcp", "star/tcp"):
             record = self.path("record." + sync.replace("/", "."))
             job = self.job_command(sync, 2, flags=["--device=cuda", *flags, "--same_host=gpu_memory",
@@ -79,7 +79,7 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
 
     def test_gpu_memory_while_work_waits(self):
         # Streams that go on by themselves, each at its own pace: a wait that is missing shows.
-        flags = [*cuda_jobs.MLP, "--epochs=1"]
+        flags = [*self.deep(), "--epochs=1"]
         digest = self.cuda("star/tcp", 3, flags=flags)["parameter_sha256"]
         for seed, sync in ((1, "star/tcp"), (2, "star/tcp"), (3, "ring/tcp"), (4, "ring/tcp")):
             more = ["--same_host=gpu_memory", *(["--nocuda_graph"] if seed % 2 else [])]
@@ -87,15 +87,9 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
                              digest, seed)
 
     def test_gpus_wait_for_each_other_while_work_waits(self):
-        # A missing edge of a graph, or a wait for a wrong word, shows with some seeds. Each layer has a bucket or more,
-        # so that backward runs beside the exchange, and each slot's graph is launched again.
-        path = self.path("deep.textproto")
-        with open(path, "w") as file:
-            file.write('name: "deep" layer { name: "flatten" flatten {} }\n')
-            for layer in range(6):
-                file.write('layer { name: "fc%d" dense { units: 256 relu: true } }\n' % layer)
-            file.write('layer { name: "out" dense { units: 10 } }\n')
-        flags = [*cuda_jobs.DATA, "--model=" + path, "--bucket_bytes=1", "--epochs=4"]
+        # A missing edge of a graph, or a wait for a wrong word, shows with some seeds. Each slot's graph is launched
+        # again.
+        flags = [*self.deep(), "--epochs=4"]
         digest = self.cuda("star/tcp", 3, flags=flags)["parameter_sha256"]
         for seed in range(1, 7):
             more = ["--same_host=gpu_memory", "--gpu_waits=graph", *(["--nocuda_graph"] if seed > 4 else [])]
