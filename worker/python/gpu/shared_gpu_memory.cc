@@ -31,8 +31,8 @@ class SelfTest {
     if (stream_ != nullptr) context_.driver().stream_destroy(stream_);
   }
 
-  // *found: why the memory does not serve. Unavailable if it has other contents; else a call has failed. A rank that has
-  // found an error goes on, because others wait for it.
+  // *found: why the memory does not serve. Unavailable if it has other contents, else a call has failed. A rank that
+  // has found an error goes on, because others wait for it.
   absl::Status Run(const CollectiveOptions& join, absl::Status* found) {
     const CudaDriver& driver = context_.driver();
     absl::Status status =
