@@ -4,7 +4,8 @@
     bazel build //deploy:launch && bench/gpu_exchange.py [CELL ...]
 
 A cell is SYNC:TRANSPORT, then `:servers=N` and flags of the worker: star:tcp:servers=1, ring:mpi:--bucket_bytes=1. The
-cell `ddp` is PyTorch's DistributedDataParallel (bench/ddp), under --torch_python. For each of --models the jobs are:
+cell `ddp` is PyTorch's DistributedDataParallel (bench/ddp), under --torch_python; a bundle lacks that program, so the
+cell needs a source tree. For each of --models the jobs are:
 
   one process    a batch of --batch on the GPU alone
   control        two processes that know nothing of each other, each with half of the batch, at the same time
@@ -13,9 +14,13 @@ cell `ddp` is PyTorch's DistributedDataParallel (bench/ddp), under --torch_pytho
 The GPU runs the steps of two processes in turns, so a worker also waits for the other one's turn, in the control too.
 What the exchange costs is E, the cell's p50 less the control's. Control and cells run in turns (--repeats), and E is
 the median of the differences within a repeat. `waits` is the mean time that a step waits for the exchange, with the
-other one's turn, by the host's clock; `GPU` the median of the same by the GPU's own (gpu_exposed_exchange_ms of the run
-record). The control takes --overlap_s seconds or more, so that its processes compute side by side in most of their
-steps.
+other one's turn, by the host's clock; `GPU` the p50 of the same by the GPU's own (gpu_exposed_exchange_ms of the run
+record). Both are rank 0's. The control takes --overlap_s seconds or more, so that its processes compute side by side
+in most of their steps.
+
+E also has what a cell costs for being measured. Its steps are stamped (worker/step/gpu_stamps.h) by kernels of one
+thread, one after another with the step's own: two a segment, so four a step of the default models, and two with
+--gpu_waits=graph. The control and `ddp` have none.
 
 All cells of a model but ddp must end with one digest, in every repeat. Exit status: 0; 1 a digest differs, or a job
 failed or had no time left; 2 nothing could be measured.
@@ -60,6 +65,7 @@ class StoppedError(Exception):
 
 
 def stop(number: int, frame: object) -> None:
+    signal.signal(number, signal.SIG_IGN)  # timeout sends it twice, and a second error would leave jobs
     raise StoppedError(f"signal {number}")
 
 
@@ -180,7 +186,7 @@ class Bench:
 
     def ddp(self, training: list[str]) -> list[str]:
         ours = ("--progress=", "--checkpoint_dir=")
-        program = existing("", ("ddp/train.py",))
+        program = existing("", ("ddp/train.py",))  # of a source tree
         return [self.flags.torch_python, program, "--world_size=2", "--share_gpus", "--data=ram",
                 *(flag for flag in training if not flag.startswith(ours))]
 
@@ -231,16 +237,18 @@ class Bench:
                                             max(steps, int(1000 * self.flags.overlap_s / sample.p50_ms)))
 
     def measure_all(self) -> None:
-        """Whole repeats first, so that a run which ends early has every cell."""
+        """Whole repeats first, so that a run which ends early has every cell. A model that does not train has none."""
         begin = time.monotonic()
         for repeat in range(self.flags.repeats):
             for model, steps in self.flags.models:
                 for job in ([ONE] if repeat == 0 else []) + [CONTROL, *(cell.name for cell in self.cells)]:
                     if 0 < self.flags.seconds < time.monotonic() - begin + self.took_s.get((model, job), 0):
                         return
-                    if job == CONTROL and model not in self.control_steps:
-                        raise BenchError(f"{model} does not train: {self.failures[model, ONE]}")
-                    self.measure(model, steps, job)
+                    if job == ONE or model in self.control_steps:
+                        self.measure(model, steps, job)
+        if not self.samples:
+            raise BenchError("; ".join(f"{model} does not train: {reason}"
+                                       for (model, _), reason in self.failures.items()))
 
 
 def costs_us(samples: Samples, model: str, job: str) -> list[float]:
@@ -251,7 +259,8 @@ def costs_us(samples: Samples, model: str, job: str) -> list[float]:
 
 def table(samples: Samples, failures: dict[tuple[str, str], str], models: list[str], jobs: list[str]) -> list[str]:
     """The lines of the table."""
-    lines = [f"{'model':<10} {'job':<36} {'p50 ms':>9} {'waits ms':>9} {'GPU ms':>8} {'E us':>9} "
+    lines = [f"{'':<10} {'':<36} {'p50':>9} {'mean':>9} {'p50':>8} {'median':>9}",
+             f"{'model':<10} {'job':<36} {'step ms':>9} {'waits ms':>9} {'GPU ms':>8} {'E us':>9} "
              f"{'least':>8} {'most':>8} {'pairs':>5}  digest"]
     for model in models:
         for job in jobs:
@@ -271,6 +280,12 @@ def table(samples: Samples, failures: dict[tuple[str, str], str], models: list[s
             elif not found:
                 lines.append(begin + "not run")
     return lines
+
+
+def fewest_pairs(samples: Samples, models: list[str], jobs: list[str]) -> str:
+    """A sentence about the cell that was measured least often."""
+    count = min(len(costs_us(samples, model, job)) for model in models for job in jobs if job not in (ONE, CONTROL))
+    return f"each cell has {count} pair{'' if count == 1 else 's'} with the control, or more"
 
 
 def different_digests(samples: Samples, models: list[str], jobs: list[str]) -> list[str]:
@@ -335,7 +350,8 @@ def main() -> int:
         stopped = [f"STOPPED by {error}"]
     problems = stopped + different_digests(bench.samples, models, jobs)
     print(bench.device)
-    print("\n".join(table(bench.samples, bench.failures, models, jobs) + problems))
+    lines = [*table(bench.samples, bench.failures, models, jobs), fewest_pairs(bench.samples, models, jobs), *problems]
+    print("\n".join(lines))
     if flags.record:
         with open(flags.record, "w", encoding="utf-8") as file:
             json.dump({"device": bench.device,

@@ -9,7 +9,7 @@ loader to the optimizer, on synthetic data. It runs with and without its graph, 
 --conv=auto does not take: cuDNN's in fp32, its own otherwise. PyTorch's data set is in the GPU's memory
 (ddp/torch_steps.py) and its optimizer is fused; it runs eagerly, captured in a CUDA graph, and captured with images in
 channels_last. A run takes at least --steps steps and --seconds seconds after a second of warm-up, and its value is the
-median of the steps (Starring's include the warm-up).
+median of the steps (Starring's include the warm-up). With --seconds=0 and --warmup_s=0 it has just --steps steps.
 Targets: at batch 64 at most a quarter of PyTorch eager and 0.9 of PyTorch captured, at batch 512 PyTorch's best.
 
 Exit status: 0 all targets met, 1 not all, 2 nothing could be measured. --device=cpu only shows that the script works.
@@ -68,10 +68,10 @@ def run(command: list[str]) -> str:
 
 def time_worker(flags: argparse.Namespace, math: str, job: str, model: str, batch: int) -> tuple[float, str]:
     """Milliseconds per step, and the device."""
-    if flags.device == "cpu":
+    seconds = flags.warmup_s + flags.seconds
+    if flags.device == "cpu" or seconds == 0:
         return run_worker(flags, math, job, model, batch, flags.steps)
     probe_ms, _ = run_worker(flags, math, job, model, batch, PROBE_STEPS)
-    seconds = flags.warmup_s + flags.seconds
     return run_worker(flags, math, job, model, batch, max(flags.steps, int(1000 * seconds / probe_ms)))
 
 

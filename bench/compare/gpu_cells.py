@@ -17,6 +17,7 @@ CELLS = tuple(f"{sync}:tcp:--same_host={memory}" for sync in ("star", "ring")
 STEPS = {"mlp": 600, "mnist_cnn": 200, "resnet20": 60}
 STEPS_OF_OTHERS = 200
 SECONDS_MAX = 3600
+LAST_JOB_SECONDS = 120  # the job that runs when the time is over may take so long, and then there is a record
 
 
 def command(models: Sequence[str], repeats: int, batch: int, syncs: Sequence[str], torch: programs.Torch | None,
@@ -25,7 +26,8 @@ def command(models: Sequence[str], repeats: int, batch: int, syncs: Sequence[str
     cells = [*CELLS, *(["nccl:tcp"] if "nccl" in syncs else []), *(["ddp"] if torch is not None else [])]
     steps = ",".join(f"{model}:{STEPS.get(model, STEPS_OF_OTHERS)}" for model in models)
     return [sys.executable, os.path.join(programs.ROOT, "bench/gpu_exchange.py"), f"--models={steps}",
-            f"--repeats={repeats}", f"--batch={batch}", "--worker=" + programs.binary("worker/worker"),
+            f"--repeats={repeats}", f"--batch={batch}", f"--seconds={SECONDS_MAX - LAST_JOB_SECONDS}",
+            "--worker=" + programs.binary("worker/worker"),
             "--launch=" + programs.binary("deploy/launch"), "--record=" + record,
             *(["--torch_python=" + torch.python] if torch is not None else []), *cells]
 
@@ -41,5 +43,8 @@ def measure(models: Sequence[str], repeats: int, batch: int, syncs: Sequence[str
             if not os.path.exists(record):
                 raise
         with open(record, encoding="utf-8") as file:
-            found: schema.GpuCells = json.load(file)
+            try:
+                found: schema.GpuCells = json.load(file)
+            except json.JSONDecodeError as error:
+                raise programs.ProgramError(f"the record of bench/gpu_exchange.py has no end: {error}") from error
     return found

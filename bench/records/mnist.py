@@ -136,8 +136,8 @@ def main() -> int:
         for seed in flags.seeds:
             runs.append(train(flags, seed))
             print(line(runs[-1]), flush=True)
-    except (RecordsError, subprocess.TimeoutExpired) as error:
-        print(f"mnist: {error}", file=sys.stderr)
+    except (RecordsError, subprocess.TimeoutExpired, KeyboardInterrupt) as error:
+        print(f"mnist: {str(error) or 'stopped: what follows is of the seeds so far'}", file=sys.stderr)
         failed = True
     if not runs:
         return 2

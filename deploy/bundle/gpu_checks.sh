@@ -15,16 +15,19 @@
 # The checks: device_suite jobs steps kernels_64 kernels_cudnn_64 kernels_512 kernels_cudnn_512 sanitizer_memcheck
 # sanitizer_racecheck sanitizer_synccheck sanitizer_initcheck sanitizer_step
 #
-# --exchange: instead, within eight minutes, the checks of what several workers exchange on one GPU. Their limits add up
-# to that time. --short: a job or two of each, to see that the script goes through.
+# --exchange: instead, within eight minutes, the checks of what several workers exchange on one GPU. Each row has a
+# limit, and the last one has the time that the others leave, three and a half minutes or more. --short: a job or two of
+# each, to see that the script goes through.
 #
 #   nccl            two ranks on one GPU, which NCCL allows since 2.30; skipped with NCCL's or our reason
-#   first_contact   gpu_first_contact.sh: how streams wait for each other, and five pairs of control and cell for mlp,
-#                   mnist_cnn and resnet20 in star and ring by way of the host, shared memory and GPU memory, and nccl
 #   faults          a rank that is killed or stopped is named, and the next job runs
 #   cuda_aware_mpi  --cuda_aware_mpi=try, if an MPI is there
-#   bf16            steps in bf16 beside fp32
+#   bf16            steps in bf16 beside fp32: resnet20 and mnist_cnn; with PyTorch's, mnist_cnn alone
+#   first_contact   gpu_first_contact.sh: how streams wait for each other, and up to five pairs of control and cell for
+#                   mlp, mnist_cnn and resnet20 in star and ring by way of the host, shared memory and GPU memory, and
+#                   nccl if the row nccl has passed
 set -u
+started=$(date +%s)
 usage="usage: gpu_checks.sh FOLDER [--exchange] [--only=NAME,NAME...] [--torch_python=PYTHON] [--quick] [--short]"
 top=$(cd "$(dirname "$0")/.." && pwd)
 [ $# -ge 1 ] || { echo "$usage" >&2; exit 2; }
@@ -36,11 +39,13 @@ torch_python=python3
 quick=no
 exchange=no
 short=no
+first_run_s=120
 only=all
 case " $* " in
   *" --exchange "*)
     exchange=yes
-    names="nccl first_contact faults cuda_aware_mpi bf16"
+    first_run_s=40
+    names="nccl faults cuda_aware_mpi bf16 first_contact"
     ;;
 esac
 for flag in "$@"; do
@@ -63,10 +68,11 @@ for flag in "$@"; do
 done
 export STARRING_BIN="$top/bin" OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 status=0
+grace_s=8  # between the signals SIGTERM and SIGKILL, to a check that is late
 
 # The worker searches for cuBLAS and cuDNN in Python wheels by itself. The test suites and benchmarks search only the
 # loader's path, so it gets the wheels' folders here.
-wheels=$("$torch_python" -c '
+wheels=$(timeout -s KILL 10 "$torch_python" -c '
 import glob, os, site, sysconfig
 roots = {sysconfig.get_paths()["purelib"], site.getusersitepackages(), *site.getsitepackages()}
 print(":".join(path for root in sorted(roots) for path in sorted(glob.glob(os.path.join(root, "nvidia/*/lib")))))' \
@@ -94,7 +100,7 @@ check() {
   shift 2
   wanted "$name" || return
   begin=$(date +%s)
-  timeout -k 10 "$limit_s" "$@" >"$out/$name.txt" 2>&1
+  timeout -k "$grace_s" "$limit_s" "$@" >"$out/$name.txt" 2>&1
   code=$?
   took="$(($(date +%s) - begin)) s"
   if [ $code = 124 ] || [ $code = 137 ]; then
@@ -118,8 +124,20 @@ skip() {
   wanted "$1" || return
   echo "SKIPPED  $1: $2" | tee "$out/$1.txt"
 }
+# check_by_python NAME SECONDS COMMAND...: a check that needs python3.
+check_by_python() {
+  if command -v python3 >/dev/null; then
+    check "$@"
+  else
+    passed=no
+    skip "$1" "no python3"
+  fi
+}
+torch_sees_a_gpu() {
+  timeout -s KILL 20 "$torch_python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null
+}
 
-if ! timeout -k 10 120 "$top/bin/worker" --device=cuda --model=logreg --dataset=synthetic \
+if ! timeout -k "$grace_s" "$first_run_s" "$top/bin/worker" --device=cuda --model=logreg --dataset=synthetic \
   --synthetic_train_count=640 --synthetic_test_count=64 --epochs=1 --progress=plain --checkpoint_dir=none \
   >"$out/gpu.txt" 2>&1; then
   echo "NO GPU CAN BE USED HERE, NOTHING WAS CHECKED:" >&2
@@ -140,6 +158,23 @@ check_two_ranks() {
   refusal_is=failure
 }
 
+# The last row, which ends eight minutes after the script began. A repeat is 24 jobs of some two seconds each; with less
+# time there are fewer repeats.
+# shellcheck disable=SC2086  # words of the lists are arguments
+first_contact() {
+  wanted first_contact || return
+  if [ "$nccl" = yes ]; then
+    cells="$cells nccl:tcp"
+  elif ! wanted nccl; then
+    echo "         first_contact is without the cell nccl:tcp, which needs --only=nccl,first_contact"
+  fi
+  left_s=$((480 - grace_s - ($(date +%s) - started)))
+  # gpu_first_contact.sh may take 30 s longer than it is told, and then has 5 s for its summary.
+  check_by_python first_contact "$left_s" "$top/tests/gpu_first_contact.sh" "$out/first_contact" \
+    --seconds=$((left_s - 35)) --spike_seconds=45 $models $cells
+  [ ! -f "$out/first_contact.txt" ] || sed -n 's/^each cell has /         each cell has /p' "$out/first_contact.txt"
+}
+
 # shellcheck disable=SC2046,SC2086  # words of the lists are arguments
 exchange_checks() {
   cells=
@@ -147,28 +182,31 @@ exchange_checks() {
     cells="$cells star:tcp:--same_host=$memory ring:tcp:--same_host=$memory"
   done
   models="--models=mlp:400,mnist_cnn:150,resnet20:50 --repeats=5 --overlap_s=1.2 --job_seconds=15"
-  steps="--models=resnet20,mnist_cnn --batches=512 --repeats=1 --steps=200 --seconds=0.4 --warmup_s=0.2"
+  steps="--batches=512 --repeats=1 --steps=400 --seconds=0 --warmup_s=0"
+  networks=resnet20,mnist_cnn
   tests="test_a_rank_that_is_killed_is_named test_a_rank_that_is_stopped_is_named"
   if [ $short = yes ]; then
     cells="star:tcp:--same_host=socket ring:tcp:--same_host=gpu_memory"
     models="--models=logreg:3 --batch=16 --train_count=32 --overlap_s=0 --repeats=1"
-    steps="--models=logreg --batches=64 --repeats=1 --steps=10 --seconds=0 --warmup_s=0"
-    tests=test_a_rank_that_is_stopped_is_named
+    steps="--batches=64 --repeats=1 --steps=10 --seconds=0 --warmup_s=0"
+    networks=logreg
+    tests=test_a_rank_that_is_killed_is_named
   fi
   check_two_ranks nccl 20 nccl tcp
   nccl=$passed
-  [ "$nccl" = no ] || cells="$cells nccl:tcp"
-  # Five repeats of 25 jobs, of some two seconds each; with less time there are fewer repeats.
-  check first_contact 340 "$top/tests/gpu_first_contact.sh" "$out/first_contact" --seconds=310 --spike_seconds=45 \
-    $models $cells
-  check faults 50 env PYTHONPATH="$top" STARRING_TEST_NCCL="$nccl" python3 -m unittest -v \
+  check_by_python faults 45 env PYTHONPATH="$top" STARRING_TEST_NCCL="$nccl" python3 -m unittest -v \
     $(printf 'tests.e2e.cuda_test.CudaTest.%s ' $tests)
   check_two_ranks cuda_aware_mpi 20 ring mpi --cuda_aware_mpi=try --record="$out/cuda_aware_mpi.json"
   [ "$passed" = no ] ||
     sed -n 's/^ *"gpu_transfer": "\(.*\)",*$/         its messages went \1/p' "$out/cuda_aware_mpi.json"
-  "$torch_python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null || torch_python=
-  check bf16 50 python3 "$top/bench/gpu_steps.py" --maths=fp32,bf16 $steps --torch_python="$torch_python" \
-    --record="$out/bf16.json"
+  if ! wanted bf16 || ! torch_sees_a_gpu; then
+    torch_python=
+  elif [ $short = no ]; then
+    networks=mnist_cnn
+  fi
+  check_by_python bf16 60 python3 "$top/bench/gpu_steps.py" --maths=fp32,bf16 --models=$networks $steps \
+    --torch_python="$torch_python" --record="$out/bf16.json"
+  first_contact
 }
 if [ $exchange = yes ]; then
   exchange_checks
@@ -177,11 +215,7 @@ fi
 
 check device_suite 180 "$top/tests/cuda_device_test"
 # The test's checks: CPU and GPU curves agree, star = ring, graph = no graph, resume, and the refusals' messages.
-if command -v python3 >/dev/null; then
-  check jobs 240 env PYTHONPATH="$top" python3 -m unittest -v tests.e2e.cuda_test
-else
-  skip jobs "no python3"
-fi
+check_by_python jobs 240 env PYTHONPATH="$top" python3 -m unittest -v tests.e2e.cuda_test
 
 set -- --repeats=5
 limit_s=7200
@@ -189,7 +223,7 @@ if [ "$quick" = yes ]; then
   set -- --repeats=1 --steps=500 --seconds=1 --warmup_s=0.5 --maths=fp32,tf32 --models=mnist_cnn,resnet20
   limit_s=300
 fi
-if "$torch_python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
+if torch_sees_a_gpu; then
   check steps "$limit_s" "$torch_python" "$top/bench/gpu_steps.py" --torch_python="$torch_python" "$@" \
     --record="$out/steps.json"
 else

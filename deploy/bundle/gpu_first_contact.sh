@@ -36,6 +36,29 @@ done
 begin=$(date +%s)
 status=0
 
+# part SECONDS COMMAND...: runs the command, which has failed after so many seconds. A SIGTERM to this script ends the
+# command and keeps others from beginning, so that the summary has what there is.
+running=
+stopped=no
+trap 'stopped=yes; [ -z "$running" ] || kill -TERM "$running"' TERM
+part() {
+  limit_s=$1
+  shift
+  [ $stopped = no ] || return 143
+  timeout -k 5 "$limit_s" "$@" &
+  running=$!
+  [ $stopped = no ] || kill -TERM "$running"  # it has come before there was a number
+  wait "$running"
+  code=$?
+  # The signal ends a wait and not the command. timeout sends it twice.
+  while [ $stopped = yes ] && kill -0 "$running" 2>/dev/null; do
+    wait "$running"
+    code=$?
+  done
+  running=
+  return $code
+}
+
 if command -v nvidia-smi >/dev/null; then
   timeout -k 5 20 sh -c 'nvidia-smi -L; nvidia-smi topo -m; nvidia-smi -q -d COMPUTE,CLOCK,PERFORMANCE; nvidia-smi' \
     >"$out/nvidia_smi.txt" 2>&1
@@ -43,7 +66,7 @@ fi
 
 # spike NAME: its table goes to NAME.txt.
 spike() {
-  timeout -k 10 $((spike_seconds + 30)) "$top/bench/gpu_wait_spike" --seconds_max="$spike_seconds" >"$out/$1.txt" 2>&1
+  part $((spike_seconds + 30)) "$top/bench/gpu_wait_spike" --seconds_max="$spike_seconds" >"$out/$1.txt" 2>&1
   code=$?
   echo "exit status $code" >>"$out/$1.txt"
   return $code
@@ -58,10 +81,10 @@ if grep -q "all rows are with MPS" "$out/gpu_wait_spike.txt"; then
   CUDA_MPS_PIPE_DIRECTORY=/nonexistent spike gpu_wait_spike_without_mps || status=1
 fi
 
-# It begins no job that would take longer than the rest of the time; the limit of timeout is for what hangs.
+# It begins no job that would take longer than the rest of the time. 25 s more are for a job that hangs.
 left=$((seconds - ($(date +%s) - begin)))
 [ "$left" -ge 1 ] || left=1
-timeout -k 10 $((left + 30)) python3 "$top/bench/gpu_exchange.py" --seconds="$left" --record="$out/gpu_exchange.json" \
+part $((left + 25)) python3 "$top/bench/gpu_exchange.py" --seconds="$left" --record="$out/gpu_exchange.json" \
   "$@" >"$out/gpu_exchange.txt" 2>"$out/gpu_exchange_log.txt" || status=1
 
 {
@@ -76,6 +99,7 @@ timeout -k 10 $((left + 30)) python3 "$top/bench/gpu_exchange.py" --seconds="$le
   if [ $status = 0 ]; then
     echo "ALL PARTS RAN"
   else
+    [ $stopped = no ] || echo "STOPPED by SIGTERM"
     echo "A PART FAILED:"
     grep -h "FAILED\|DIFFER\|NOTHING WAS MEASURED\|exit status [^0]" "$out"/gpu_*.txt
   fi

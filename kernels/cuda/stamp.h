@@ -13,7 +13,7 @@ namespace starring::cuda {
 // Writes:      *place is overwritten (=).
 // Launch:      one block of one thread.
 // Requires:    `place` is device memory, or pinned memory, to which the write is posted.
-// Cost:        one launch, some 2 us where the stream is busy; the clock moves in steps of 32 ns or, on older GPUs,
+// Cost:        one launch, some 1.5 us in a graph (expected); the clock moves in steps of 32 ns or, on older GPUs,
 //              1 us.
 // Determinism: none: it is a clock. Reference: the host's clock around it.
 [[nodiscard]] cudaError_t Stamp(cudaStream_t stream, uint64_t* place);

@@ -55,10 +55,20 @@ class TableTest(unittest.TestCase):
         for cost, expected in zip(gpu_exchange.costs_us(found, "mlp", "ring:mpi"), (1000, 1100, 1500)):
             self.assertAlmostEqual(cost, expected)
         lines = gpu_exchange.table(found, {("mlp", "star:tcp"): "why"}, ["mlp"], [ONE, CONTROL, "ring:mpi", "star:tcp"])
+        lines = lines[1:]  # a head has two lines
         self.assertRegex(lines[1], r"^mlp +one process +not run$")
         self.assertRegex(lines[2], r"^mlp +control +0\.600 +0\.300 +aaaaaaaaaaaa$")
         self.assertRegex(lines[3], r"^mlp +ring:mpi +1\.700 +0\.850 +0\.250 +1100 +1000 +1500 +3  aaaaaaaaaaaa$")
         self.assertRegex(lines[4], r"^mlp +star:tcp +FAILED: why$")
+
+    def test_the_cell_with_the_fewest_pairs_is_said(self):
+        found = {("mlp", CONTROL): samples(1, 1, 1), ("mlp", "ring:mpi"): samples(2, 2),
+                 ("mlp", "star:tcp"): samples(2)}
+        jobs = [ONE, CONTROL, "ring:mpi", "star:tcp"]
+        self.assertEqual(gpu_exchange.fewest_pairs(found, ["mlp"], jobs[:3]),
+                         "each cell has 2 pairs with the control, or more")
+        self.assertRegex(gpu_exchange.fewest_pairs(found, ["mlp"], jobs), "has 1 pair with")
+        self.assertRegex(gpu_exchange.fewest_pairs(found, ["mlp", "resnet20"], jobs), "has 0 pairs with")
 
     def test_digests_that_differ_are_named(self):
         jobs = [ONE, CONTROL, "ring:mpi", "star:tcp"]
@@ -115,7 +125,14 @@ class ScriptTest(unittest.TestCase):
             gpu_exchange.run([["true"], ["sleep", "100"]], 0.1)
         self.assertLess(time.monotonic() - begin, 50)
 
-    def test_a_worker_that_does_not_train_ends_it(self):
+    def test_a_model_that_does_not_train_leaves_the_others_theirs(self):
+        done = self.run_script("--repeats=1", "--models=nonsense:3,logreg:3", "star:tcp")
+        self.assertEqual(done.returncode, 1, done.stderr)
+        self.assertRegex(done.stdout, r"nonsense +one process +FAILED: exit status 2: .*nonsense")
+        self.assertRegex(done.stdout, r"nonsense +star:tcp +not run\n")
+        self.assertRegex(done.stdout, r"logreg +star:tcp +\d+\.\d+ ")
+
+    def test_where_no_model_trains_nothing_was_measured(self):
         done = self.run_script("--repeats=1", "--train_count=0", "star:tcp")
         self.assertEqual(done.returncode, 2, done.stdout)
         self.assertRegex(done.stderr, "NOTHING WAS MEASURED: logreg does not train: exit status 2: .*train_count")

@@ -225,6 +225,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int ordinal) {
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int ordinal) {
   if (ordinal < 0 || ordinal >= Gpu().count) return cudaErrorInvalidDevice;
+  if (starring::cuda_emulation::EnvironmentText("EMULATED_GPU_ANSWERS") == "no") return cudaErrorNotSupported;
   if (attribute != cudaDevAttrIpcEventSupport) return cudaErrorInvalidValue;
   *value = Gpu().ipc == starring::cuda_emulation::EmulatedGpu::Ipc::kNothing ? 0 : 1;
   return cudaSuccess;

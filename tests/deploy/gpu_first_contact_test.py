@@ -1,8 +1,10 @@
 """Tests deploy/bundle/gpu_first_contact.sh with emulated GPUs, in a folder that is laid out as a bundle."""
 
 import os
+import signal
 import subprocess
 import tempfile
+import time
 import unittest
 
 from bench import gpu_exchange
@@ -69,6 +71,26 @@ class GpuFirstContactTest(unittest.TestCase):
         self.assertIn("exit status 1\n", failed)  # the spike's
         self.assertIn("NOTHING WAS MEASURED: logreg does not train: ", failed)
         self.assertNotIn("ALL PARTS RAN", done.stdout)
+
+    def test_when_it_is_stopped_there_is_a_summary(self):
+        command = ["timeout", "300", self.script, self.out, *TINY, "--repeats=1000", "ring:tcp"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "SPIKE_ENDS_WITH": "0"},
+                              start_new_session=True) as late:
+            self.addCleanup(lambda: late.poll() is None and os.killpg(late.pid, signal.SIGKILL))
+            end = time.monotonic() + 60
+            while " ring:tcp " not in self.log():
+                self.assertLess(time.monotonic(), end)
+                time.sleep(0.05)
+            late.terminate()
+            output = late.communicate(timeout=60)[0]
+        self.assertEqual(late.returncode, 1)
+        self.assertRegex(output, r"(?m)^logreg +ring:tcp +\d+\.\d+ ")
+        self.assertIn("STOPPED by SIGTERM", output)
+        self.assertEqual(output, self.read("summary.txt"))
+
+    def log(self):
+        path = os.path.join(self.out, "gpu_exchange_log.txt")
+        return self.read(path) if os.path.exists(path) else ""
 
     def test_without_a_gpu_nothing_is_measured(self):
         done = self.run_script(self.out, spike=2)

@@ -9,7 +9,7 @@ import time
 import unittest
 
 from tests.e2e import cuda_jobs
-from tests.e2e.jobs import WORKER
+from tests.e2e.jobs import WORKER, children_of
 
 
 class CudaEmulatedTest(cuda_jobs.CudaJobs):
@@ -57,6 +57,13 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
             self.assertEqual(done.returncode, 0, done.output)
             with open(record) as file:
                 self.assertRegex(json.load(file)["config"]["same_host_reason"], "GPU memory: " + why)
+
+    def test_a_driver_that_does_not_say_what_it_shares_refuses_no_job(self):
+        job = self.job_command("ring/tcp", 2, flags=["--device=cuda", *cuda_jobs.DATA, "--model=logreg",
+                                                     "--max_steps=4", "--same_host=gpu_memory"],
+                               launch_flags=["--worker_binary=" + self.worker])
+        done = self.run_to_end(["env", "EMULATED_GPU_ANSWERS=no", *job])
+        self.assertEqual(done.returncode, 0, done.output)
 
     def test_too_little_gpu_memory_to_share_is_no_end(self):
         # The ranks agree, and go by way of memory of the host.
@@ -176,9 +183,7 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
             running = self.start([*(in_graph if waits == "graph" else []), *job])
             self.wait_for_output(running, "epoch 1/1000")
             time.sleep(pause_s)
-            children = subprocess.run(["pgrep", "-P", str(running.pid), "-f", "--", "--rank=1"], capture_output=True,
-                                      text=True, check=True).stdout.split()
-            os.kill(int(children[0]), number)
+            os.kill(children_of(running.pid, "--rank=1")[0], number)
             done = self.finish(running, deadline_s=60)
             self.assertNotEqual(done.returncode, 0)
             self.assertRegex(done.output, sentence[number])

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 from typing import Any, Callable, Sequence
 
-from tests.e2e.jobs import JobTest
+from tests.e2e.jobs import JobTest, children_of
 
 # 67 samples in batches of 33 leave a last batch of 1 sample, in which one of two ranks has none.
 DATA = ["--dataset=synthetic", "--synthetic_train_count=67", "--synthetic_test_count=20", "--global_batch=33",
@@ -188,13 +187,12 @@ class CudaJobs(JobTest):
 
     def assert_a_rank_is_named(self, number: signal.Signals, sync: str, memory: str, sentence: str) -> None:
         """The others end with this sentence when rank 1 gets the signal in the middle of a step."""
-        flags = ["--device=cuda", *without(MLP, "progress"), "--epochs=100000", "--progress=plain",
+        # On a GPU so many epochs take a minute: a job that is left over ends.
+        flags = ["--device=cuda", *without(MLP, "progress"), "--epochs=20000", "--progress=plain",
                  "--exchange_deadline_s=3", *(["--same_host=" + memory] if memory else [])]
         running = self.start(self.job_command(sync, 2, flags=flags, launch_flags=["--worker_binary=" + self.worker]))
-        self.wait_for_output(running, "epoch 1/100000")
-        children = subprocess.run(["pgrep", "-P", str(running.pid), "-f", "--", "--rank=1"], capture_output=True,
-                                  text=True, check=True).stdout.split()
-        os.kill(int(children[0]), number)
+        self.wait_for_output(running, "epoch 1/20000")
+        os.kill(children_of(running.pid, "--rank=1")[0], number)
         done = self.finish(running, deadline_s=60)
         self.assertNotEqual(done.returncode, 0)
         self.assertRegex(done.output, sentence, (sync, memory))
@@ -204,16 +202,16 @@ class CudaJobs(JobTest):
         return [("star/tcp", "gpu_memory"), ("ring/tcp", "gpu_memory"), *by_nccl]
 
     def test_a_rank_that_is_killed_is_named(self) -> None:
-        for sync, memory in (*self.fault_cells(), ("ring/tcp", "shared_memory")):
-            self.assert_a_rank_is_named(signal.SIGKILL, sync, memory, "worker 0: error: .*rank 1")
+        self.for_each((*self.fault_cells(), ("ring/tcp", "shared_memory")),
+                      lambda cell: self.assert_a_rank_is_named(signal.SIGKILL, *cell, "worker 0: error: .*rank 1"))
         # The GPU is of use to the next job.
         self.cuda("ring/tcp", 2, flags=[*MLP, "--epochs=1", "--same_host=gpu_memory"])
 
     def test_a_rank_that_is_stopped_is_named(self) -> None:
-        for sync, memory in self.fault_cells()[1:]:
-            self.assert_a_rank_is_named(signal.SIGSTOP, sync, memory,
-                                        r"worker 0: error: .*did not come within 3s \(oldest in flight: step \d+, "
-                                        r"bucket \d+\): .*rank 1")
+        sentence = (r"worker 0: error: .*did not come within 3s \(oldest in flight: step \d+, bucket \d+\): "
+                    r".*rank 1")
+        self.for_each(self.fault_cells()[1:],
+                      lambda cell: self.assert_a_rank_is_named(signal.SIGSTOP, *cell, sentence))
 
     def assert_shared_memory_gives(self, sync: str, flags: list[str], digest: str) -> None:
         """Three ranks that share memory, on GPUs, end with this digest."""

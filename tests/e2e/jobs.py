@@ -1,6 +1,6 @@
 """Starts real jobs of real binaries, for the tests of this folder.
 
-Every wait has a deadline. All processes of a test end with the test, even if it fails.
+Every wait has a deadline. All processes of a test end with the test, even if it fails or gets SIGTERM.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import threading
 import time
 import unittest
 from concurrent.futures import ThreadPoolExecutor
-from typing import IO, Any, Callable, Iterable, Sequence
+from typing import IO, Any, Callable, Iterable, Sequence, TypeVar
 
 # The programs of a bundle, if starring/tests/gpu_checks.sh named its folder; else those that Bazel built.
 BUNDLE_BIN = os.environ.get("STARRING_BIN")
@@ -25,6 +25,8 @@ WORKER = os.path.join(BUNDLE_BIN, "worker") if BUNDLE_BIN else os.path.abspath("
 SERVER = os.path.join(BUNDLE_BIN, "server") if BUNDLE_BIN else os.path.abspath("server/server")
 # A worker that misbehaves as variables say (stopping_worker.cc). A bundle has none.
 STOPPING_WORKER = os.path.abspath("tests/e2e/stopping_worker")
+
+Case = TypeVar("Case")
 
 # Sanitized binaries are several times slower, and four processes share two cores.
 JOB_SECONDS_MAX = 300
@@ -49,6 +51,23 @@ def with_flags(job: Sequence[str], *flags: str) -> list[str]:
     """The job with these flags in place of its own of the same names."""
     names = [flag.partition("=")[0] for flag in flags]
     return [word for word in job if word.partition("=")[0] not in names] + list(flags)
+
+
+def children_of(pid: int, word: str) -> list[int]:
+    """The processes that `pid` has started and that have `word` among their arguments. A GPU's machine may lack pgrep.
+    """
+    children = []
+    for name in os.listdir("/proc"):
+        try:
+            with open("/proc/%s/stat" % name, encoding="utf-8", errors="replace") as file:
+                fields = file.read().rpartition(")")[2].split()  # a program's name may have spaces
+            with open("/proc/%s/cmdline" % name, encoding="utf-8", errors="replace") as file:
+                words = file.read().split("\0")
+        except OSError:
+            continue  # no process, or one that has ended
+        if name.isdigit() and int(fields[1]) == pid and word in words:
+            children.append(int(name))
+    return children
 
 
 class Process(subprocess.Popen):
@@ -80,7 +99,17 @@ class JobTest(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
         self.processes: list[Process] = []
         self.starting = threading.Lock()
+        self.addCleanup(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, self.end))
         self.addCleanup(self.end_processes)
+
+    def end(self, number: int, frame: object) -> None:
+        """A time limit has sent SIGTERM: the processes are in sessions of their own, and it has not reached them."""
+        # The lock is kept, so no thread starts a process after this. One that is being started is known in a moment.
+        if not self.starting.acquire(blocking=False):
+            threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
+            return
+        self.doCleanups()
+        os._exit(128 + number)  # unittest would catch an exception and go on with the next test
 
     def mpi_files(self) -> dict[str, str]:
         """Folders for one mpirun. Open MPI names its files after the number of mpirun's process, and sandboxes have
@@ -95,10 +124,11 @@ class JobTest(unittest.TestCase):
         return folders
 
     def end_processes(self) -> None:
-        for process in self.processes:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait(timeout=30)
+        running = [process for process in self.processes if process.poll() is None]
+        for process in running:
+            os.killpg(process.pid, signal.SIGKILL)
+        for process in running:
+            process.wait(timeout=30)
 
     def path(self, name: str) -> str:
         return os.path.join(self.folder, name)
@@ -114,7 +144,7 @@ class JobTest(unittest.TestCase):
             self.processes.append(process)
         return process
 
-    def for_each(self, cases: Iterable[str], check: Callable[[str], None]) -> None:
+    def for_each(self, cases: Iterable[Case], check: Callable[[Case], None]) -> None:
         """Checks four cases at a time: a job waits more than it computes. `check` may start processes."""
         with ThreadPoolExecutor(max_workers=4) as pool:
             for _ in pool.map(check, cases):

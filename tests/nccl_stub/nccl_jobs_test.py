@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import time
 import unittest
 
@@ -73,10 +72,8 @@ class NcclJobsTest(jobs.JobTest):
     def test_a_rank_that_dies_is_named_before_the_deadline(self):
         running = self.start(self.job("nccl/tcp", 2, "--epochs=1000"))
         self.wait_for_output(running, "epoch 1/1000")
-        children = subprocess.run(["pgrep", "-P", str(running.pid), "-f", "--", "--rank=1"], capture_output=True,
-                                  text=True, check=True).stdout.split()
         begin = time.monotonic()
-        os.kill(int(children[0]), signal.SIGKILL)
+        os.kill(jobs.children_of(running.pid, "--rank=1")[0], signal.SIGKILL)
         done = self.finish(running, deadline_s=60)
         self.assertNotEqual(done.returncode, 0)
         self.assertRegex(done.output, "worker 0: error: .*rank 1")
@@ -85,9 +82,7 @@ class NcclJobsTest(jobs.JobTest):
     def test_a_rank_that_stops_is_named_at_the_deadline(self):
         running = self.start(self.job("nccl/tcp", 2, "--epochs=1000", "--exchange_deadline_s=3"))
         self.wait_for_output(running, "epoch 1/1000")
-        children = subprocess.run(["pgrep", "-P", str(running.pid), "-f", "--", "--rank=1"], capture_output=True,
-                                  text=True, check=True).stdout.split()
-        os.kill(int(children[0]), signal.SIGSTOP)
+        os.kill(jobs.children_of(running.pid, "--rank=1")[0], signal.SIGSTOP)
         done = self.finish(running, deadline_s=60)
         self.assertNotEqual(done.returncode, 0)
         self.assertRegex(done.output, "worker 0: error: step .* did not come within 3s .*rank 1 does not answer")

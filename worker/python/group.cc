@@ -22,7 +22,7 @@ namespace starring {
 namespace {
 
 // Raise it with every change after which one process would misunderstand another: heads, cuts, tags, orders of sums.
-constexpr int32_t kGroupVersion = 4;
+constexpr int32_t kGroupVersion = 5;
 
 // How long a process with nothing under way waits at a time.
 constexpr absl::Duration kIdleWait = absl::Hours(1);

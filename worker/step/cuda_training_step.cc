@@ -243,24 +243,28 @@ absl::Status CudaTrainingStep::RunOneByOne(Slot& slot) {
   // First of all: the first step of a batch size allocates, and such a call may wait for the whole GPU.
   RETURN_IF_ERROR(AwaitEarlier(slot.plan().step));
   Bind(&slot);
+  // The same segments as in a graph, whose first one takes the batch when the parameters have come that it reads.
+  std::vector<bool> is_read(static_cast<size_t>(buckets_.bucket_count()), false);
+  int first_layer = 0;
+  while (first_layer < network_.layer_count() && !ReadsNew(first_layer, &is_read)) ++first_layer;
+  if (first_layer < network_.layer_count()) RETURN_IF_ERROR(transfers_->Bring(network_.LayerRange(first_layer)));
+  const int slot_number = slots_->IndexOf(slot.plan().step);
+  if (stamps_ != nullptr) {
+    stamps_->BeginStep(slot_number);
+    stamps_->BeginSegment();
+  }
   // The step reads the loss scale, its number and the learning rate from the slot, as a graph does. So a run without
   // graphs has the same bits, and its first steps the same as the later ones.
   const Network::TrainStep work = TakeInput(slot);
-  const int slot_number = slots_->IndexOf(slot.plan().step);
-  if (stamps_ != nullptr) stamps_->BeginStep(slot_number);
-  if (stamps_ != nullptr && transfers_->works_in_stream()) stamps_->BeginSegment();
-  std::vector<bool> is_read(static_cast<size_t>(buckets_.bucket_count()), false);
-  // The same segments as in a graph.
   RETURN_IF_ERROR(network_.Forward(work, [&](int layer) -> absl::Status {
-    const bool begins = stamps_ != nullptr && !transfers_->works_in_stream() && ReadsNew(layer, &is_read);
-    if (begins && stamps_->segment_count() > 0) stamps_->EndSegment();
+    if (transfers_->works_in_stream() || !ReadsNew(layer, &is_read)) return absl::OkStatus();
+    if (stamps_ != nullptr) stamps_->EndSegment();
     RETURN_IF_ERROR(transfers_->Bring(network_.LayerRange(layer)));
-    if (begins) stamps_->BeginSegment();
+    if (stamps_ != nullptr) stamps_->BeginSegment();
     return absl::OkStatus();
   }));
   // Backward reads parameters again and overwrites gradients of every bucket, also of those that forward did not read.
   RETURN_IF_ERROR(transfers_->Bring({0, element_count()}));
-  if (stamps_ != nullptr && stamps_->segment_count() == 0) stamps_->BeginSegment();
   RETURN_IF_ERROR(Backward(work, slot));
   if (stamps_ != nullptr) stamps_->Ran(slot_number, stamps_->segment_count());
   Bind(nullptr);

@@ -8,12 +8,14 @@
 //   stamps                      B     E                                 B     E                          B     E
 //
 // The *exposed exchange* of a step is the sum of its gaps. Everything that keeps the stream waiting belongs to a gap:
-// copies to and from the host, the other ranks, the host's thread that wakes up and launches.
+// copies to and from the host, the other ranks, the host's thread that wakes up and launches. So do a loader that is
+// late, the copy of the batch that the step waits for, and the ranks' vote about once a second whether to stop.
 //
 // A stamp is a node of the graph that writes to pinned memory (CudaDevice::Stamp). Each slot has its stamps, which are
 // read when the slot's step has ended, so nothing waits for them.
 //
-// The first step, and a step after Settle, have no first gap: the GPU has had an evaluation or nothing to do.
+// The first step, and a step after Settle, have no first gap: the GPU has had an evaluation, a checkpoint or nothing to
+// do. exposed() is without such a step.
 //
 // Thread safety: one thread, the device's.
 #ifndef STARRING_WORKER_STEP_GPU_STAMPS_H_

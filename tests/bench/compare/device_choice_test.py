@@ -111,7 +111,19 @@ class MatrixTest(unittest.TestCase):
                 command = gpu_cells.command(["mlp", "a.textproto"], 5, 512, syncs, torch, "r.json")
                 self.assertEqual([one for one in command[2:] if not one.startswith("--")], [*gpu_cells.CELLS, *more])
                 self.assertIn("--models=mlp:600,a.textproto:200", command)
-                gpu_exchange.parse_flags(command[2:])
+                flags = gpu_exchange.parse_flags(command[2:])
+                # Its record is written before the time is over that the comparison gives it.
+                self.assertLess(flags.seconds + flags.job_seconds + 2 * gpu_exchange.GRACE_S, gpu_cells.SECONDS_MAX)
+
+    def test_a_record_without_an_end_is_no_measurement(self):
+        def run(command, seconds_max):
+            with open(next(one for one in command if one.startswith("--record=")).partition("=")[2], "w") as file:
+                file.write('{"device": "cu')
+            raise programs.ProgramError("it has not ended")
+        with mock.patch.object(programs, "binary", side_effect=lambda name: "/" + name), \
+                mock.patch.object(programs, "run", side_effect=run):
+            with self.assertRaisesRegex(programs.ProgramError, "record of bench/gpu_exchange.py has no end"):
+                gpu_cells.measure(["mlp"], 5, 512, ["ring"], None)
 
     def test_tolerance(self):
         self.assertEqual(device_choice.Device().tolerance(), 1e-4)

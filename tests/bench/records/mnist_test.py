@@ -1,10 +1,13 @@
 """Tests bench/records/mnist.py with a data set that needs no file."""
 
 import argparse
+import contextlib
+import io
 import os
 import subprocess
 import sys
 import unittest
+from unittest import mock
 
 from bench.records import mnist
 
@@ -51,6 +54,13 @@ class MnistTest(unittest.TestCase):
         self.assertRegex(done.stdout, r"(?m)^   1 +\d+\.\d\d %  +\d+\.\d{3} +\d+\.\d{3} ")
         self.assertRegex(done.stdout, r"(?m)^2 seeds, 2 steps each, on cpu")
         self.assertEqual(self.run_script("--seeds=1", "--target=1.01").returncode, 1)
+
+    def test_ctrl_c_leaves_the_conclusion_of_the_seeds_so_far(self):
+        output = io.StringIO()
+        with mock.patch.object(mnist, "train", side_effect=[run(1, 0.99, 0.5), KeyboardInterrupt]), \
+                mock.patch.object(sys, "argv", ["mnist.py", "--worker=" + SCRIPT]), contextlib.redirect_stdout(output):
+            self.assertEqual(mnist.main(), 1)
+        self.assertIn("1 seeds, 2814 steps each", output.getvalue())
 
     def test_a_run_that_fails_is_told(self):
         done = self.run_script("--seeds=1", "--data_dir=/nonexistent", "--train_flags=--dataset=mnist")

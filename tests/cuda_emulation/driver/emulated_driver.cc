@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <iterator>
 #include <string_view>
@@ -148,6 +149,7 @@ int cuModuleGetFunction(const Kernel** function, void*, const char* name) {
 int cuLaunchKernel(const Kernel* kernel, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                    unsigned block_y, unsigned block_z, unsigned shared_bytes, cudaStream_t stream, void** arguments,
                    void**) {
+  if (std::getenv("EMULATED_DRIVER_REFUSES_LAUNCHES") != nullptr) return cudaErrorInvalidValue;
   const cudaLaunchConfig_t config = {.gridDim = {grid_x, grid_y, grid_z},
                                      .blockDim = {block_x, block_y, block_z},
                                      .dynamicSmemBytes = shared_bytes,

@@ -31,8 +31,9 @@ class SelfTest {
     if (stream_ != nullptr) context_.driver().stream_destroy(stream_);
   }
 
-  // Why the memory does not serve; empty: it does. A rank that has found an error goes on, because others wait for it.
-  absl::StatusOr<std::string> Run(const CollectiveOptions& join) {
+  // *found: why the memory does not serve. Unavailable if it has other contents, else a call has failed. A rank that
+  // has found an error goes on, because others wait for it.
+  absl::Status Run(const CollectiveOptions& join, absl::Status* found) {
     const CudaDriver& driver = context_.driver();
     absl::Status status =
         driver.StatusOf(driver.stream_create(&stream_, CudaDriver::kStreamNonBlocking), "making a stream");
@@ -49,7 +50,8 @@ class SelfTest {
       RETURN_IF_ERROR(Barrier(pump_, join));
       if (status.ok()) status = Check(round);
     }
-    return std::string(status.message());
+    *found = status;
+    return absl::OkStatus();
   }
 
  private:
@@ -193,8 +195,16 @@ absl::StatusOr<SharedGpuMemory::Outcome> SharedGpuMemory::Meet(MessagePump& pump
   outcome.refusal = std::string(memory->Open(names, pump.rank()).message());
   RETURN_IF_ERROR(AgreeOnReason(pump, join, &outcome.refusal));
   if (outcome.refusal.empty()) {
-    ASSIGN_OR_RETURN(outcome.refusal, SelfTest(pump, *context, *memory).Run(join));
+    absl::Status found;
+    RETURN_IF_ERROR(SelfTest(pump, *context, *memory).Run(join, &found));
+    const std::string message(found.message());
+    // A rank whose call has failed leaves wrong contents to the others, so its reason comes before theirs.
+    if (!found.ok() && !absl::IsUnavailable(found)) outcome.refusal = absl::StrCat("rank ", pump.rank(), ": ", message);
     RETURN_IF_ERROR(AgreeOnReason(pump, join, &outcome.refusal));
+    if (outcome.refusal.empty()) {
+      outcome.refusal = message;
+      RETURN_IF_ERROR(AgreeOnReason(pump, join, &outcome.refusal));
+    }
   }
   if (!outcome.refusal.empty()) {
     RETURN_IF_ERROR(memory->Disband(pump, join.deadline));

@@ -141,6 +141,9 @@ class GpuSumsTest(unittest.TestCase):
             self.assert_refused(r"rank \d has written .* into the GPU memory of rank \d, in round \d+ of a test",
                                 {1: {"EMULATED_GPU_IPC": fault}})
 
+    def test_a_call_that_fails_in_the_self_test_is_said_before_what_others_find(self) -> None:
+        self.assert_refused(r"^rank 1: .*cudaErrorInvalidValue", {1: {"EMULATED_DRIVER_REFUSES_LAUNCHES": "yes"}})
+
     def test_a_killed_rank_is_named(self) -> None:
         for sync in ("star", "ring"):
             with started(3, "for_ever", sync=sync) as ranks:
