@@ -135,6 +135,7 @@ cuda::PeerUpdateArgs PeerUpdateOf(const OptimizerConfig& config, const CudaPeerU
       .whole_end = whole_end,
       .last_elements = update.element_count - whole_end,
       .scalars = MakeCudaOptimizerScalars(config, update.learning_rate, update.update),
+      .blocks_max = ranks == 2 ? 128 : 32,
   };
   std::ranges::copy(update.gradients, args.gradients);
   std::ranges::copy(update.parameters, args.parameters);

@@ -11,12 +11,13 @@ ElementRows ElementRows::Of(std::span<const ElementRange> ranges) {
   ElementRows rows = ranges.front();
   const int64_t length = rows.in_rows;
   size_t count = 1;
-  if (ranges.size() > 1) rows.stride = ranges[1].begin - rows.begin;
+  const int64_t stride = ranges.size() > 1 ? ranges[1].begin - rows.begin : 0;
   while (count < ranges.size() && ranges[count].size() == length &&
-         ranges[count].begin == ranges[count - 1].begin + rows.stride) {
+         ranges[count].begin == ranges[count - 1].begin + stride) {
     ++count;
   }
   if (count > 1) {
+    rows.stride = stride;
     CHECK(std::has_single_bit(static_cast<uint64_t>(length))) << length;
     rows.row_shift = std::countr_zero(static_cast<uint64_t>(length));
     rows.in_rows = static_cast<int64_t>(count) * length;

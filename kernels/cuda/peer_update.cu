@@ -58,7 +58,6 @@ __device__ inline void UpdateElements(const PeerUpdateArgs& g, int64_t e, int64_
     const int rank = first_rank + j < kRanks ? first_rank + j : first_rank + j - kRanks;
     in[j] = LoadPack<kWidth>(g.gradients[rank] + e);
   }
-  if (g.findings != nullptr) NoteNonFinite<kRanks, kWidth>(g, in, first_rank, e);
   // A captured graph would repeat the factors of its capture.
   const CudaOptimizerScalars scalars = g.bound != nullptr ? g.bound->optimizer : g.scalars;
   // All ranks have equal parameters. The own copy is read, which needs no link.
@@ -66,6 +65,8 @@ __device__ inline void UpdateElements(const PeerUpdateArgs& g, int64_t e, int64_
   Pack<float, kWidth> out, first = {}, second = {};
   if constexpr (kUpdate != Update::kSgd) first = LoadPack<kWidth>(g.first + s);
   if constexpr (kUpdate == Update::kAdamW) second = LoadPack<kWidth>(g.second + s);
+  // After the last load: it waits for the gradients.
+  if (g.findings != nullptr) NoteNonFinite<kRanks, kWidth>(g, in, first_rank, e);
   Pack<float, kWidth> sum;
   if (g.tree) {
     sum = TreeSum<0, kRanks>(in);
@@ -82,7 +83,11 @@ __device__ inline void UpdateElements(const PeerUpdateArgs& g, int64_t e, int64_
   if constexpr (kUpdate == Update::kAdamW) StorePack(second, g.second + s);
 #pragma unroll
   // The owner writes the result into every rank's vector, so no second exchange gathers parameters.
-  for (int rank = 0; rank < kRanks; ++rank) StorePack(out, g.parameters[rank] + e);
+  for (int rank = 0; rank < kRanks; ++rank) {
+    // In a ring the owner has one vector.
+    if (kRanks == 2 && rank == 1 && g.parameters[1] == g.parameters[0]) break;
+    StorePack(out, g.parameters[rank] + e);
+  }
 }
 
 // Where element number i of the rows is in the vector.
@@ -161,11 +166,15 @@ __device__ inline void RunHop(const PeerHopArgs& g, int64_t begin, int64_t end) 
   const int64_t stride = int64_t{gridDim.x} * kBlockThreads * kWidth;
   const int64_t thread = begin + (int64_t{blockIdx.x} * kBlockThreads + threadIdx.x) * kWidth;
   for (int64_t i = thread; i < end; i += kFlights * stride) {
-    Pack<float, kWidth> sums[kFlights];
+    Pack<float, kWidth> sums[kFlights], own[kFlights];
 #pragma unroll
     for (int k = 0; k < kFlights; ++k) {
       const int64_t at = i + k * stride;
-      sums[k] = at < end ? LoadPack<kWidth>(g.left + ElementAt(g.rows, at)) : Pack<float, kWidth>{};
+      if (at >= end) break;
+      const int64_t e = ElementAt(g.rows, at);
+      sums[k] = LoadPack<kWidth>(g.left + e);
+      // `out` may be `own`, so no load may come after the first store.
+      if (g.own != nullptr) own[k] = LoadPack<kWidth>(g.own + e);
     }
 #pragma unroll
     for (int k = 0; k < kFlights; ++k) {
@@ -174,9 +183,8 @@ __device__ inline void RunHop(const PeerHopArgs& g, int64_t begin, int64_t end) 
       const int64_t e = ElementAt(g.rows, at);
       NoteNonFinite(g.left_finding, sums[k], e);
       if (g.own != nullptr) {
-        const Pack<float, kWidth> own = LoadPack<kWidth>(g.own + e);
-        NoteNonFinite(g.own_finding, own, e);
-        sums[k] += own;
+        NoteNonFinite(g.own_finding, own[k], e);
+        sums[k] += own[k];
       }
       StorePack(sums[k], g.out + e);
     }

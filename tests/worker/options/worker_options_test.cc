@@ -457,7 +457,7 @@ TEST(WorkerOptionsTest, SameHost) {
   EXPECT_EQ(Parse({"--same_host=gpu_memory", "--sync=ring", "--gpu_waits=graph"}, MpirunOf(0, 2))->gpu_waits,
             GpuWaits::kGraph);
   EXPECT_THAT(Refusal({"--same_host=gpu_memory", "--sync=mpi", "--gpu_waits=graph"}, MpirunOf(0, 2)),
-              HasSubstr("--same_host"));
+              HasSubstr("--sync=mpi does not go through it"));
   EXPECT_THAT(Refusal({"--sync=star", "--gpu_waits=graph"}, MpirunOf(0, 2)),
               HasSubstr("give --same_host=gpu_memory too, or drop it"));
   EXPECT_THAT(Refusal({"--same_host=shared_memory", "--sync=mpi"}, MpirunOf(0, 2)),

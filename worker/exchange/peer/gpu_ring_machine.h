@@ -13,7 +13,8 @@
 //
 // Pace. The board in memory of the host has a count for each bucket and rank. A rank counts its *signals*: one when its
 // gradient is complete, and one when the GPU has ended a hop. Hop k waits for signal k + 1 of the left neighbour's
-// round. No GPU waits for another rank.
+// round. No GPU waits for another rank. With --gpu_waits=graph there is no such machine: the same signals are words of
+// gpu/gpu_flags.h, for which GPUs wait in the order of their streams.
 //
 // Why no rank writes what its right neighbour still reads. The gradients and partial sums that the neighbour reads
 // become parts of results. This rank gathers those results, so it writes there after they were read. The parameters

@@ -155,7 +155,11 @@ class PeerExchange final : public GradientExchange, private StreamExchange {
   std::string NotTriedOnGpus() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CreateGpuFlags(HostMemory* host, const CollectiveOptions& join) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status WaitForRound(int64_t round, absl::FunctionRef<bool()> done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  int64_t SliceElements(int bucket, int rank) const;
+  struct RoundBytes {
+    int64_t sent = 0;
+    int64_t received = 0;
+  };
+  RoundBytes BytesOfRound() const;
   void CountRound(int64_t round) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::string LatePeers() const;
   std::string RanksOfLag(const GpuFlags::Lag& lag) const;
@@ -224,6 +228,7 @@ class PeerExchange final : public GradientExchange, private StreamExchange {
   HostArrays arrays_;                      // in memory_, or gpu_memory_
   // In memory_; null: no GPU waits for another one. Constant after Start.
   std::unique_ptr<GpuFlags> gpu_flags_;
+  RoundBytes round_bytes_;  // with them
   const GpuSliceOwner* gpu_owner_ = nullptr;         // the owner, with the memory of GPUs. Constant after Start
   std::vector<CudaStream*> waiting_streams_;         // the caller's that were given work; of the trainer's thread
   std::atomic<int64_t> oldest_round_ = 0;            // that AwaitRound has not ended

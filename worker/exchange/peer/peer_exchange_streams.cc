@@ -32,6 +32,7 @@ constexpr absl::Duration kNoticeDeadline = absl::Seconds(5);
 
 // The reason is the same on all ranks. REQUIRES: the ranks share GPU memory.
 absl::Status PeerExchange::CreateGpuFlags(HostMemory* host, const CollectiveOptions& join) {
+  round_bytes_ = BytesOfRound();
   GpuFlags::Options options = {.device = gpu_,
                                .rank = job_.rank,
                                .rank_count = job_.world_size,
@@ -91,10 +92,25 @@ std::optional<StreamExchange::NonFinite> PeerExchange::FindNonFinite(int64_t rou
   return gpu_flags_->FindNonFinite(SlotOf(round));
 }
 
-int64_t PeerExchange::SliceElements(int bucket, int rank) const {
-  int64_t elements = 0;
-  for (const ElementRange& range : OwnersOf(way_).SliceOf(job_.buckets.sum(bucket), rank)) elements += range.size();
-  return elements;
+// The bytes that messages would have. In a star a rank sends all slices but its own, and its own to all; in a ring
+// twice all chunks but one, of which one is its own.
+PeerExchange::RoundBytes PeerExchange::BytesOfRound() const {
+  const auto slice = [this](int bucket, int rank) {
+    int64_t elements = 0;
+    for (const ElementRange& range : OwnersOf(way_).SliceOf(job_.buckets.sum(bucket), rank)) elements += range.size();
+    return elements;
+  };
+  const RingSchedule ring = {.rank = job_.rank, .rank_count = job_.world_size};
+  const bool is_ring = way_.algorithm == Algorithm::kRing;
+  RoundBytes bytes;
+  for (int bucket = 0; bucket < job_.buckets.bucket_count(); ++bucket) {
+    const int64_t all = job_.buckets.bucket(bucket).size();
+    const int64_t own = slice(bucket, job_.rank);
+    const int64_t in_star = all + own * (job_.world_size - 2);
+    bytes.sent += kFloatBytes * (is_ring ? 2 * all - own - slice(bucket, ring.right()) : in_star);
+    bytes.received += kFloatBytes * (is_ring ? 2 * all - own - slice(bucket, ring.Left(1)) : in_star);
+  }
+  return bytes;
 }
 
 // Once a round, though a step may wait for its round twice: the roll call compares the counts of ranks.
@@ -103,19 +119,8 @@ void PeerExchange::CountRound(int64_t round) {
   CHECK_EQ(round, last_round_ + 1) << "a round that nobody has awaited";
   last_round_ = round;
   pump_.CountCall();
-  // The bytes that messages would have. In a star a rank sends all slices but its own, and its own to all; in a ring
-  // twice all chunks but one, of which one is its own.
-  const RingSchedule ring = {.rank = job_.rank, .rank_count = job_.world_size};
-  int64_t sent = 0, received = 0;  // elements
-  for (int bucket = 0; bucket < job_.buckets.bucket_count(); ++bucket) {
-    const int64_t all = job_.buckets.bucket(bucket).size();
-    const int64_t own = SliceElements(bucket, job_.rank);
-    const bool is_ring = way_.algorithm == Algorithm::kRing;
-    sent += is_ring ? 2 * all - own - SliceElements(bucket, ring.right()) : all + own * (job_.world_size - 2);
-    received += is_ring ? 2 * all - own - SliceElements(bucket, ring.Left(1)) : all + own * (job_.world_size - 2);
-  }
-  earlier_.bytes_sent += sent * kFloatBytes;
-  earlier_.bytes_received += received * kFloatBytes;
+  earlier_.bytes_sent += round_bytes_.sent;
+  earlier_.bytes_received += round_bytes_.received;
 }
 
 absl::Status PeerExchange::AwaitRound(int64_t round, CudaEvent* done) {

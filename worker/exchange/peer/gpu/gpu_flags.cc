@@ -206,32 +206,59 @@ int GpuFlags::SignalsOf(int slot, int bucket, int rank) const {
   return count;
 }
 
-// Signal k says that hop k - 1 is over, and hop k needs signal k of the left neighbour. So each rank of the chain has
-// given fewer signals than the one before it, and the chain ends.
-int GpuFlags::LastOfChain(int slot, int bucket, int rank) const {
-  while (true) {
-    const int signals = SignalsOf(slot, bucket, rank);
-    const int left = (rank + options_.rank_count - 1) % options_.rank_count;
-    // It computes its gradient, or the next hop.
-    if (signals == 0 || signals == schedule_.signal_count() || SignalsOf(slot, bucket, left) >= signals) return rank;
-    rank = left;
+// Hop k needs signal k of the left neighbour. A bucket begins behind the one before it, and a round behind the right
+// neighbour's last signals of the round before.
+std::optional<GpuFlags::RingPlace> GpuFlags::AwaitedBy(const RingPlace& place) const {
+  const auto [slot, bucket, rank] = place;
+  const int all = schedule_.signal_count();
+  const int signals = SignalsOf(slot, bucket, rank);
+  const RingSchedule schedule = {.rank = rank, .rank_count = options_.rank_count};
+  if (signals > 0) {
+    const int left = schedule.Left(1);
+    if (signals == all || SignalsOf(slot, bucket, left) >= signals) return std::nullopt;
+    return RingPlace{slot, bucket, left};
   }
+  if (bucket > 0) {
+    if (SignalsOf(slot, bucket - 1, rank) == all) return std::nullopt;
+    return AwaitedBy({slot, bucket - 1, rank});
+  }
+  const int before = (slot + StreamExchange::kSlots - 1) % StreamExchange::kSlots;
+  if (RingWord(0, rank, 0).load() != ByteOf(before)) return std::nullopt;  // the first round has none before
+  for (int b = 0; b < trial_bucket(); ++b) {
+    if (SignalsOf(before, b, rank) < all) return AwaitedBy({before, b, rank});
+  }
+  for (int b = 0; b < trial_bucket(); ++b) {
+    if (SignalsOf(before, b, schedule.right()) < all) return RingPlace{before, b, schedule.right()};
+  }
+  return std::nullopt;
 }
 
-// As in a star, the own signals say in which round this rank's GPU is.
+// The words change meanwhile, so the steps are counted.
+int GpuFlags::LastOfChain(RingPlace place) const {
+  for (int steps = 0; steps < 2 * options_.rank_count; ++steps) {
+    const std::optional<RingPlace> next = AwaitedBy(place);
+    if (!next.has_value()) break;
+    place = *next;
+  }
+  return place.rank;
+}
+
+// As in a star, the own signals say in which round this rank's GPU is. The lag has the place where that GPU waits, and
+// the rank that all wait for.
 GpuFlags::Lag GpuFlags::FindRingLag() const {
-  const uint64_t now = RingWord(0, options_.rank, 0).load();
-  if (now == 0) return {.ranks = {options_.rank}};
+  const int own = options_.rank;
+  const uint64_t now = trial_bucket() == 0 ? 0 : RingWord(0, own, 0).load();
+  if (now == 0) return {.ranks = {own}};
   const int slot = static_cast<int>(now) - 1;
-  const auto has_own = [&](int bucket, int signal) { return RingWord(bucket, options_.rank, signal).load() == now; };
+  const auto has_own = [&](int bucket, int signal) { return RingWord(bucket, own, signal).load() == now; };
   for (int bucket = 0; bucket < trial_bucket(); ++bucket) {
-    if (!has_own(bucket, 0)) return {.slot = slot, .bucket = bucket, .ranks = {options_.rank}};
+    if (!has_own(bucket, 0)) return {.slot = slot, .bucket = bucket, .ranks = {own}};
     if (has_own(bucket, schedule_.hop_count())) continue;
-    return {.slot = slot, .bucket = bucket, .ranks = {LastOfChain(slot, bucket, options_.rank)}};
+    return {.slot = slot, .bucket = bucket, .ranks = {LastOfChain({slot, bucket, own})}};
   }
   for (int bucket = 0; bucket < trial_bucket(); ++bucket) {
     if (SignalsOf(slot, bucket, schedule_.right()) == schedule_.signal_count()) continue;
-    return {.slot = slot, .bucket = bucket, .ranks = {LastOfChain(slot, bucket, schedule_.right())}};
+    return {.slot = slot, .bucket = bucket, .ranks = {LastOfChain({slot, bucket, schedule_.right()})}};
   }
   return {.slot = slot};
 }

@@ -13,12 +13,18 @@
 // nothing of a bucket must not wait for its arrivals: no update waits for that rank to have seen them, so the next ones
 // may come first.
 //
-// Findings. An owner's kernel notes which rank's gradient is not finite, by slot and bucket. They are never reset,
-// because a run ends with the first one.
+// A ring has a word for each bucket, rank and *signal* of gpu_ring_machine.h, in which a GPU stores s + 1. The right
+// neighbour waits for a rank's signals before each of its hops, and the left neighbour waits for the last one at the
+// round's end. Equality is enough here too: a rank gives no signal of round t + 1 before its right neighbour's last
+// signals of t, and that one has then seen all others of t. The last signal of t + 1 needs a hop of the left neighbour
+// in t + 1, which begins behind its wait for that of t.
+//
+// Findings. The kernel that adds a gradient notes which rank's is not finite, by slot and bucket; in a ring also the
+// first hop, which pulls it. They are never reset, because a run ends with the first one.
 //
 // Release. When a rank gives up, the others' GPUs would wait for it for ever. Any host that hears of it sets a word
 // that says that results are void, and then gives all words the values of one slot after the other, so that the GPUs
-// drain. An owner's kernel that finds results void touches no memory of other ranks, which may have gone.
+// drain. A kernel that finds results void touches no memory of other ranks, which may have gone.
 #ifndef STARRING_WORKER_EXCHANGE_PEER_GPU_GPU_FLAGS_H_
 #define STARRING_WORKER_EXCHANGE_PEER_GPU_GPU_FLAGS_H_
 
@@ -130,8 +136,16 @@ class GpuFlags {
   CudaPeerBoard::Signal SignalOf(int slot, int bucket, int signal) const;
   // How many signals of the round in `slot` the rank has given in the bucket.
   int SignalsOf(int slot, int bucket, int rank) const;
-  // The rank for which this rank's GPU waits at last in a round of a ring: the others wait for it, one for the other.
-  int LastOfChain(int slot, int bucket, int rank) const;
+  // Where a GPU of a ring is: it has the next signal of `rank` in `bucket` to give, in the round in `slot`.
+  struct RingPlace {
+    int slot = 0;
+    int bucket = 0;
+    int rank = 0;
+  };
+  // For which place of another rank the GPU at this place waits; none if it waits for no other.
+  std::optional<RingPlace> AwaitedBy(const RingPlace& place) const;
+  // The rank at the end of the chain of waits that begins at this place.
+  int LastOfChain(RingPlace place) const;
   Lag FindRingLag() const;
   // The ranks whose bytes have neither the value of `slot` nor that of the next one.
   std::vector<int> Lacking(const std::atomic<uint64_t>& word, int slot, const std::vector<bool>& ranks) const;
