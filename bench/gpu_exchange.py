@@ -47,7 +47,7 @@ LAUNCHES = ("../bin/launch", "../bazel-bin/deploy/launch")
 CELLS = ("star:grpc", "star:tcp:servers=1", "star:mpi:--same_host=socket", "star:tcp:--same_host=socket",
          "ring:mpi:--same_host=socket", "ring:tcp:--same_host=socket", "ring:mpi", "star:mpi", "star:tcp",
          "ring:mpi:--same_host=gpu_memory", "star:mpi:--same_host=gpu_memory", "star:tcp:--same_host=gpu_memory",
-         "star:tcp:--same_host=gpu_memory:--gpu_waits=graph")
+         "star:tcp:--same_host=gpu_memory:--gpu_waits=graph", "ring:tcp:--same_host=gpu_memory:--gpu_waits=graph")
 ONE, CONTROL = "one process", "control"
 DDP = "ddp"
 CONTROL_STEPS_MAX = 30000

@@ -24,8 +24,8 @@
 #   cuda_aware_mpi  --cuda_aware_mpi=try, if an MPI is there
 #   bf16            steps in bf16 beside fp32: resnet20 and mnist_cnn; with PyTorch's, mnist_cnn alone
 #   first_contact   gpu_first_contact.sh: how streams wait for each other, and up to five pairs of control and cell for
-#                   mlp, mnist_cnn and resnet20 in star and ring by way of the host, shared memory and GPU memory, and
-#                   nccl if the row nccl has passed
+#                   mlp, mnist_cnn and resnet20 in star and ring by way of the host, of shared memory, and of GPU memory
+#                   paced by hosts and in the graph, and nccl if the row nccl has passed
 set -u
 started=$(date +%s)
 usage="usage: gpu_checks.sh FOLDER [--exchange] [--only=NAME,NAME...] [--torch_python=PYTHON] [--quick] [--short]"
@@ -158,7 +158,7 @@ check_two_ranks() {
   refusal_is=failure
 }
 
-# The last row, which ends eight minutes after the script began. A repeat is 24 jobs of some two seconds each; with less
+# The last row, which ends eight minutes after the script began. A repeat is 33 jobs of some two seconds each; with less
 # time there are fewer repeats.
 # shellcheck disable=SC2086  # words of the lists are arguments
 first_contact() {
@@ -180,6 +180,9 @@ exchange_checks() {
   cells=
   for memory in socket shared_memory gpu_memory; do
     cells="$cells star:tcp:--same_host=$memory ring:tcp:--same_host=$memory"
+  done
+  for sync in star ring; do
+    cells="$cells $sync:tcp:--same_host=gpu_memory:--gpu_waits=graph"
   done
   models="--models=mlp:400,mnist_cnn:150,resnet20:50 --repeats=5 --overlap_s=1.2 --job_seconds=15"
   steps="--batches=512 --repeats=1 --steps=400 --seconds=0 --warmup_s=0"
