@@ -33,8 +33,9 @@ struct StarSum {
 // All calls but Allocate come from Star's own methods. A sink overrides those that its star needs.
 //
 // Add, FinishParts, FinishAll and Copy may only enqueue their work, as on the stream of a GPU: later work sees what
-// earlier work has written. The star calls Complete before it sends bytes that such work writes, before it receives
-// into memory that such work uses, and before OnReady.
+// earlier work has written. Copies may also come last, in their order: meanwhile no other work uses where they write,
+// or writes where they read. The star calls Complete before it sends bytes that work writes, before it receives into
+// memory that work uses, and before OnReady.
 class StarSink {
  public:
   // Memory where the sink computes: in host memory, or a GPU's. It begins at a cache line, and lasts as long as the

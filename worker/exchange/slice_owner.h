@@ -31,7 +31,9 @@ class SliceOwner {
   // The owner of a GPU's memory enqueues these: later ones see what earlier ones have written, and Complete ends them.
   virtual void Add(std::span<const float> own, std::span<float> sum) = 0;  // sum += own
   virtual void Apply(const ApplyArgs& args) = 0;                           // as OwnedSlices::Apply
-  // to = from. REQUIRES: they have one length and do not overlap.
+  // to = from. May be done as late as in Complete, after all other work but in the order of copies. REQUIRES: they have
+  // one length and do not overlap. Nothing that is enqueued after it and before Complete writes `from`, or uses `to`,
+  // but copies.
   virtual void Copy(std::span<const float> from, std::span<float> to) { CopyArray(from, to); }
   // Waits until all of them have ended, so that the result may be sent, or read by the training step. Costs nothing if
   // nothing is enqueued.

@@ -2,6 +2,7 @@
 #ifndef STARRING_TESTS_COMMON_REDUCE_QUEUED_WORK_H_
 #define STARRING_TESTS_COMMON_REDUCE_QUEUED_WORK_H_
 
+#include <algorithm>
 #include <cstddef>
 #include <functional>
 #include <span>
@@ -13,21 +14,21 @@
 
 namespace starring {
 
-// Nothing is done before Complete. A test fails where a transport is given memory that work still needs.
+// Nothing is done before Complete, and copies come last. A test fails where a transport is given memory that work still
+// needs.
 class QueuedWork {
  public:
   using Memory = std::vector<std::span<const std::byte>>;
-  void Enqueue(Memory reads, Memory writes, std::function<void()> work) {
-    queue_.push_back({.reads = std::move(reads), .writes = std::move(writes), .work = std::move(work)});
+  enum class Kind { kCopy, kOther };
+  void Enqueue(Kind kind, Memory reads, Memory writes, std::function<void()> work) {
+    queue_.push_back({.kind = kind, .reads = std::move(reads), .writes = std::move(writes), .work = std::move(work)});
   }
-  // Does all of it, in order.
   void Complete() {
-    complete_count_ += queue_.empty() ? 0 : 1;
-    for (const std::vector<Work> all = std::exchange(queue_, {}); const Work& one : all) one.work();
+    std::vector<Work> all = std::exchange(queue_, {});
+    std::ranges::stable_partition(all, [](const Work& one) { return one.kind != Kind::kCopy; });
+    for (const Work& one : all) one.work();
   }
   bool is_empty() const { return queue_.empty(); }
-  // The calls of Complete that had work to do.
-  int complete_count() const { return complete_count_; }
 
   // For ExclusiveTransport.
   void ExpectMayPost(const ExclusiveTransport::Posted& posted) const {
@@ -40,6 +41,7 @@ class QueuedWork {
 
  private:
   struct Work {
+    Kind kind = Kind::kOther;
     Memory reads, writes;
     std::function<void()> work;
   };
@@ -51,7 +53,6 @@ class QueuedWork {
   }
 
   std::vector<Work> queue_;
-  int complete_count_ = 0;
 };
 
 }  // namespace starring

@@ -55,7 +55,9 @@ class HalvingSink final : public RingSink {
   }
   void CopyContribution(const RingSum& sum, ElementRange range, std::span<float> out) override {
     const std::span<const float> own = Own(sum, range);
-    Do({std::as_bytes(own)}, {std::as_bytes(out)}, [own, out] { std::ranges::copy(own, out.begin()); });
+    Do(
+        {std::as_bytes(own)}, {std::as_bytes(out)}, [own, out] { std::ranges::copy(own, out.begin()); },
+        QueuedWork::Kind::kCopy);
   }
   void Add(const RingSum& sum, ElementRange range, std::span<float> partial) override {
     EXPECT_FALSE(arrays[sum.number].is_ready);
@@ -77,7 +79,8 @@ class HalvingSink final : public RingSink {
     });
   }
   void Copy(std::span<const std::byte> from, std::span<std::byte> to) override {
-    Do({from}, {to}, [this, from, to] { RingSink::Copy(from, to); });
+    Do(
+        {from}, {to}, [this, from, to] { RingSink::Copy(from, to); }, QueuedWork::Kind::kCopy);
   }
   void Complete() override { queue.Complete(); }
   std::span<std::byte> Result(const RingSum& sum, ElementRange range) override {
@@ -108,9 +111,10 @@ class HalvingSink final : public RingSink {
     return std::span(array.result.empty() ? array.contribution : array.result).subspan(range.begin, range.size());
   }
 
-  void Do(QueuedWork::Memory reads, QueuedWork::Memory writes, std::function<void()> work) {
+  void Do(QueuedWork::Memory reads, QueuedWork::Memory writes, std::function<void()> work,
+          QueuedWork::Kind kind = QueuedWork::Kind::kOther) {
     if (works_ == Works::kAtOnce) return work();
-    queue.Enqueue(std::move(reads), std::move(writes), std::move(work));
+    queue.Enqueue(kind, std::move(reads), std::move(writes), std::move(work));
   }
 
   const Sends sends_;

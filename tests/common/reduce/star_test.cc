@@ -124,7 +124,7 @@ class HalvingSink final : public StarSink {
       for (const std::byte* const one : kept) reads.emplace_back(one, output.record.size());
       Do(std::move(reads), {output.record}, [this, sum, output, kept] { MakeRecord(sum, output, kept); });
       CopyToAnswer(output);
-      Do({}, {output.answer}, [this, output] { ChangeAnswer(output); });
+      ChangeAnswer(output);
       return Finished::kNow;
     }
     later.push_back({.piece = output.piece, .make = [this, sum, output, kept] {
@@ -158,7 +158,8 @@ class HalvingSink final : public StarSink {
     for (float& value : Floats(output.answer)) value += kind.answers_differ ? kAnswered : 0.0f;
   }
   void Copy(std::span<const std::byte> from, std::span<std::byte> to) override {
-    Do({from}, {to}, [this, from, to] { StarSink::Copy(from, to); });
+    Do(
+        {from}, {to}, [this, from, to] { StarSink::Copy(from, to); }, QueuedWork::Kind::kCopy);
   }
   void Complete() override { queue.Complete(); }
   void OnReady(const StarSum& sum) override {
@@ -180,9 +181,10 @@ class HalvingSink final : public StarSink {
   std::vector<Later> later;
 
  private:
-  void Do(QueuedWork::Memory reads, QueuedWork::Memory writes, std::function<void()> work) {
+  void Do(QueuedWork::Memory reads, QueuedWork::Memory writes, std::function<void()> work,
+          QueuedWork::Kind of = QueuedWork::Kind::kOther) {
     if (!kind.queues) return work();
-    queue.Enqueue(std::move(reads), std::move(writes), std::move(work));
+    queue.Enqueue(of, std::move(reads), std::move(writes), std::move(work));
   }
   void Store(const StarSum& sum, float total, float& result) const {
     const float before = arrays[sum.number].contributions.empty() ? kBefore : result;

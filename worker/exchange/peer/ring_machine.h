@@ -28,7 +28,7 @@ class RingMachine final : public BucketMachine, private RingSink {
   };
   // The bytes of each rank's.
   static int64_t MemoryBytes(int rank_count) { return RingMemory::BytesNeeded(rank_count); }
-  // What the machine allocates of an owner whose floats are a GPU's.
+  // The floats that the machine allocates of an owner in the memory of a GPU.
   static int64_t GpuElements(const BucketMap& buckets);
 
   // The owner's part is its chunks (OwnerMap::SplitChunks).

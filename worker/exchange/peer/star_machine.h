@@ -31,7 +31,7 @@ class StarMachine final : public BucketMachine, private StarSink {
     int micro_batches = 0;  // as JobSpec's; with any, floats are in host memory
     int server_count = 0;   // the last ranks of the world; 0: the ranks are the owners
   };
-  // What the machine allocates, at most, of an owner whose floats are a GPU's.
+  // The floats that the machine allocates, at most, of an owner in the memory of a GPU.
   static int64_t GpuElements(const BucketMap& buckets);
 
   // The owner's part is OwnerMap::JoinedChunks; with servers, which have OwnerMap::ShardRanges, nothing.

@@ -64,17 +64,20 @@ std::span<float> CudaSliceOwner::Allocate(int64_t count) {
 // away.
 void CudaSliceOwner::CopyToDevice(std::span<const float> host, std::span<float> device) {
   CHECK_EQ(host.size(), device.size());
+  EnqueueRows();
   math_->CopyToDevice(host.data(), device.data(), BytesOf(host));
   Wait();
 }
 
 void CudaSliceOwner::CopyToHost(std::span<const float> device, std::span<float> host) {
   CHECK_EQ(host.size(), device.size());
+  EnqueueRows();
   math_->CopyToHost(device.data(), host.data(), BytesOf(device));
   Wait();
 }
 
 void CudaSliceOwner::Wait() {
+  EnqueueRows();
   has_enqueued_ = false;
   status_.Update(math_->Synchronize());
 }
@@ -85,8 +88,23 @@ void CudaSliceOwner::Complete() {
 
 void CudaSliceOwner::Copy(std::span<const float> from, std::span<float> to) {
   CHECK_EQ(from.size(), to.size());
-  math_->CopyOnDevice(from.data(), to.data(), BytesOf(from));
   has_enqueued_ = true;
+  if (rows_.Add(from, to)) return;
+  EnqueueRows();
+  CHECK(rows_.Add(from, to));
+}
+
+void CudaSliceOwner::EnqueueRows() {
+  if (rows_.count() == 0) return;
+  const CudaRows rows = {.count = rows_.count(), .length = rows_.length(), .step = rows_.step()};
+  if (rows.count == 1) {
+    math_->CopyOnDevice(rows_.from(), rows_.to(), rows.length * static_cast<int64_t>(sizeof(float)));
+  } else if (rows_.packs()) {
+    math_->PackRows(rows, rows_.from(), rows_.to());
+  } else {
+    math_->UnpackRows(rows, rows_.from(), rows_.to());
+  }
+  rows_ = {};
 }
 
 void CudaSliceOwner::QueueKernels(int count) {

@@ -2,8 +2,8 @@
 // memory itself: gradients, parameters and optimizer state then leave the GPU only for another GPU. It also serves NCCL
 // (peer/nccl/nccl_transport.h), with which each rank owns all elements.
 //
-// Add, Apply and Copy are enqueued on one stream. MPI knows nothing of streams, so Complete waits for the GPU before a
-// message leaves or arrives: about ten microseconds.
+// Add, Apply and Copy are enqueued on one stream. Copies that pack or unpack a message are one kernel (PackedRows). MPI
+// knows nothing of streams, so Complete waits for the GPU before a message leaves or arrives: about ten microseconds.
 //
 // Cost: GPU memory for the parameter vector, for the optimizer state of what this rank owns, and for the messages of
 // the machine that it serves.
@@ -22,6 +22,7 @@
 #include "common/job/owned_slices.h"
 #include "common/job/slice_places.h"
 #include "kernels/cuda/cuda_device.h"
+#include "worker/exchange/peer/cuda_aware/packed_rows.h"
 #include "worker/exchange/slice_owner.h"
 
 namespace starring {
@@ -66,6 +67,8 @@ class CudaSliceOwner final : public SliceOwner {
   template <class F>
   void ForEachState(int vector, F f);
   void Wait();
+  // Enqueues the copies of rows_, which becomes empty.
+  void EnqueueRows();
 
   CudaDevice& device_;
   const OwnedSlices::Options options_;
@@ -76,6 +79,7 @@ class CudaSliceOwner final : public SliceOwner {
   std::span<float> parameters_;
   std::vector<std::span<float>> state_;  // at the places of places_
   std::span<float> sum_;                 // scratch: a chunk's sum including this rank's own gradient
+  PackedRows rows_;                      // copies that are not enqueued yet
   bool has_enqueued_ = false;            // since the last wait
   std::unique_ptr<CudaVectorMath> math_;
 };

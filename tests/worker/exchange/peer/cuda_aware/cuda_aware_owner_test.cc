@@ -358,11 +358,11 @@ TEST(CudaRing, TheThreadThatPollsHasTheGpuOfItsRank) {
   for (int rank = 0; rank < 2; ++rank) EXPECT_THAT(gpus[rank], testing::ElementsAre(rank));
 }
 
-// The host's waits for the GPU in two steps, for each rank and bucket.
+// The host's waits for the GPU in a step, for each rank and bucket.
 double WaitsPerBucket(Training training) {
   int64_t waits[2];
   for (const int more : {0, 1}) {
-    training.step_count = 1 + 2 * more;
+    training.step_count = 3 * more;
     InMemoryNetwork network(training.job.world_size, 12);
     network.set_moves_device_memory(std::vector<bool>(training.job.world_size, true));
     cuda_emulation::TakeCounts();
@@ -370,7 +370,7 @@ double WaitsPerBucket(Training training) {
     waits[more] = cuda_emulation::TakeCounts().host_waits;
   }
   // RunRank waits once a step for its gradient.
-  const double of_a_rank = static_cast<double>(waits[1] - waits[0]) / 2 / training.job.world_size - 1;
+  const double of_a_rank = static_cast<double>(waits[1] - waits[0]) / 3 / training.job.world_size - 1;
   return of_a_rank / training.job.Buckets().bucket_count();
 }
 
