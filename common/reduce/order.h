@@ -10,7 +10,7 @@
 //   tree    The same arrivals. Both halves of a node are added as soon as they are there (tree_places.h).
 //   all     Every contribution has a place of its own, and nothing is added before the last one is there. For orders in
 //           which the elements of a piece begin with different ranks, for nodes of micro-batches, for elements that are
-//           wider in sums, and for servers.
+//           wider in sums, for servers, and for owners on a GPU, which then wait for it once.
 //
 // A contribution that comes before its turn waits in its place. The owner's own contribution has no place.
 //

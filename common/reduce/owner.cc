@@ -163,8 +163,16 @@ Owner::State Owner::OnArrival(int slot, int arrival) {
     if (options_.contributions_vary) contribution = contribution.first(piece.lengths[arrival]);
     options_.sink->OnContribution(piece.pieces->sum(), contributor, contribution);
   }
-  piece.order.Put(arrival, [&](int from, int into) { Add(piece, from, into); });
-  if (!release_.Seals(++piece.here)) return State::kTaking;
+  bool has_added = false;
+  piece.order.Put(arrival, [&](int from, int into) {
+    Add(piece, from, into);
+    has_added = true;
+  });
+  if (!release_.Seals(++piece.here)) {
+    // The places of what was added are free, and NextReceive names them to the transport.
+    if (has_added && piece.order.taken_count() < arrival_count()) options_.sink->Complete();
+    return State::kTaking;
+  }
   CHECK(piece.order.is_complete());
   Finish(piece);
   return piece.unfinished > 0 ? State::kFinishing : State::kSealed;
@@ -212,6 +220,8 @@ void Owner::Finish(Slot& slot) {
     }
     if (FinishRange(slot, output, at_bytes) == StarSink::Finished::kLater) ++slot.unfinished;
   });
+  // The result leaves next, and the next piece's contributions arrive where the sink still reads this one's.
+  options_.sink->Complete();
 }
 
 StarSink::Finished Owner::FinishRange(const Slot& slot, const StarSink::Output& output, int64_t at_bytes) {

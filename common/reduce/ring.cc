@@ -141,6 +141,7 @@ void Ring::SendContribution(Group& group) {
   ForEachPiece(group, chunk, [&](ElementRange range, int64_t at) {
     sink_.CopyContribution(sum, range, message.subspan(at, range.size()));
   });
+  sink_.Complete();
   Send(group, operation, std::as_bytes(message));
 }
 
@@ -176,14 +177,18 @@ void Ring::OnCompletion(uint64_t operation) {
 
 void Ring::CountReady(InFlight& in_flight) {
   if (--in_flight.unready > 0) return;
+  sink_.Complete();
   AddFlight(options_.track, "exchange", in_flight.submitted_ns, in_flight.sum.labels);
   sink_.OnReady(in_flight.sum);
 }
 
 // Nothing is done with `group` after this: StartGroups may use the slot for another group at once.
 void Ring::Release(Group& group) {
-  group.is_used = false;
   const std::list<InFlight>::iterator in_flight = group.in_flight;
+  // The next group's partial sums arrive where the results of this one are copied from. Those of a ready sum have been
+  // copied.
+  if (group.is_packed && in_flight->unready > 0) sink_.Complete();
+  group.is_used = false;
   if (--in_flight->unfinished == 0) {
     const RingSum sum = in_flight->sum;
     sums_.erase(in_flight);
@@ -202,9 +207,9 @@ void Ring::OnReduceReceived(Group& group, int hop) {
     const TraceSpan span(options_.track, "sum", sum.labels);
     ForEachPiece(group, chunk,
                  [&](ElementRange range, int64_t at) { sink_.Add(sum, range, partial.subspan(at, range.size())); });
+    sink_.Complete();
   }
-  // Add has ended when it returns, so the transport may read the sum from its place. Nothing is received there until
-  // the send has completed.
+  // The transport reads the sum from its place. Nothing is received there until the send has completed.
   Send(group, {.phase = Phase::kReduceSend, .hop = hop + 1}, std::as_bytes(partial));
 }
 
@@ -219,8 +224,9 @@ void Ring::FinishOwnChunk(Group& group, std::span<float> partial) {
       if (range.size() == 0) return;
       sink_.Finish(sum, range, partial.subspan(at, range.size()));
       // This part of the packed partial sum is used up, so the result may take its place.
-      if (group.is_packed) CopyArray(sink_.Result(sum, range), landing.subspan(at * sum.result_bytes));
+      if (group.is_packed) sink_.Copy(sink_.Result(sum, range), landing.subspan(at * sum.result_bytes));
     });
+    sink_.Complete();
   }
   Send(group, {.phase = Phase::kGatherSend, .hop = 0}, landing);
 }
@@ -235,7 +241,7 @@ void Ring::OnGatherReceived(Group& group, int hop) {
   if (!group.is_packed && !is_shared()) return;
   ForEachPiece(group, chunk, [&](ElementRange range, int64_t at) {
     const std::span<std::byte> result = sink_.Result(sum, range);
-    CopyArray(message.subspan(at * sum.result_bytes, result.size()), result);
+    sink_.Copy(message.subspan(at * sum.result_bytes, result.size()), result);
   });
 }
 

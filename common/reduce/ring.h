@@ -43,6 +43,7 @@
 #include <vector>
 
 #include "absl/functional/function_ref.h"
+#include "common/base/copy_array.h"
 #include "common/base/element_range.h"
 #include "common/metrics/trace.h"
 #include "common/reduce/ring_memory.h"
@@ -62,21 +63,31 @@ struct RingSum {
 };
 
 // The arrays of a rank, and the operations on floats. All calls but Allocate come from Ring's own methods.
+//
+// CopyContribution, Add, Finish and Copy may only enqueue their work, as on the stream of a GPU: later work sees what
+// earlier work has written. Copies may also come last, in their order: meanwhile no other work uses where they write,
+// or writes where they read. The ring calls Complete before it sends bytes that work writes, before it receives into
+// memory that work uses, and before OnReady.
 class RingSink {
  public:
   // `count` floats where the sink computes: in host memory, or a GPU's. Valid as long as the sink.
   virtual std::span<float> Allocate(int64_t count) = 0;
   // This rank's elements of `range`, if they are float32 and may be sent from where they are; otherwise empty.
   virtual std::span<const float> Contribution(const RingSum& sum, ElementRange range) = 0;
-  // out = this rank's elements of `range`, as float32. Host memory.
+  // out = this rank's elements of `range`, as float32.
   virtual void CopyContribution(const RingSum& sum, ElementRange range, std::span<float> out) = 0;
-  // partial += this rank's elements of `range`. Complete on return, as Finish is.
+  // partial += this rank's elements of `range`.
   virtual void Add(const RingSum& sum, ElementRange range, std::span<float> partial) = 0;
   // `range` is owned by this rank, and `partial` has all contributions but its own: adds that and stores the result at
   // its place. `partial` may be overwritten. `range` is not empty.
   virtual void Finish(const RingSum& sum, ElementRange range, std::span<float> partial) = 0;
   // The place of the result of `range`: sum.result_bytes an element.
   virtual std::span<std::byte> Result(const RingSum& sum, ElementRange range) = 0;
+  // The first bytes of `to` become those of `from`: results of packed messages are copied so. REQUIRES: `to` is not
+  // shorter, and they do not overlap.
+  virtual void Copy(std::span<const std::byte> from, std::span<std::byte> to) { CopyArray(from, to); }
+  // Waits until all enqueued work has ended. Costs nothing if there is none.
+  virtual void Complete() {}
 
   // An operation of the ring is complete.
   virtual void OnProgress() {}
@@ -95,7 +106,7 @@ class Ring final : public Transport::Poster {
     Transport* transport = nullptr;
     RingSink* sink = nullptr;
     int first_tag = 0;  // the ring uses tags from here on
-    // A message has the chunks of so many blocks as fit, at least of one. Floats of a GPU cannot be packed: 0.
+    // A message has the chunks of so many blocks as fit, at least of one.
     int64_t message_bytes_max = 0;
     int64_t sum_elements_max = 0;  // of the longest sum; memory for longer groups is not allocated
     // Whether contributions are float32, and results float32 in other memory: then groups of one block need no memory

@@ -116,6 +116,7 @@ void Star::Proceed(std::span<Cursor> asking) {
     while (AskNext(cursor)) {
     }
   }
+  SendPacked();
 }
 
 // A star of a thousand ranks would otherwise look at a thousand owners for each message of one.
@@ -168,6 +169,8 @@ bool Star::AskNext(Cursor& cursor) {
     // Both ends take the slots in turn. So this worker waits for the slot that the owner will use, even if another one
     // is free.
     if (asked.in_flight != nullptr || !HasWindowFor(bytes, asking_bytes_)) return false;
+    // The piece's bytes count, as in OnContributionSent: an encoded message may be shorter.
+    asking_bytes_ += bytes;
     asked = {.in_flight = in_flight, .stride = cursor.stride, .piece = piece};
     Ask(owner);
   }
@@ -182,15 +185,32 @@ void Star::Ask(int owner) {
   asked.unsent = static_cast<int>(own_contributors_.size());
   // The answer counts from here on, even if its receive is posted later.
   asked.in_flight->unready += asked.unsent + 1;
-  // Posted before the contribution leaves: an answer that no receive expects would be copied, or would wait.
-  if (asked.packed.empty()) ReceiveAnswer(owner, slot);
+  if (asked.packed.empty()) {
+    // Posted before the contribution leaves: an answer that no receive expects would be copied, or would wait.
+    ReceiveAnswer(owner, slot);
+  } else {
+    Pack(asked, owner);
+    if (options_.packs_together) return packed_.push_back({.owner = owner, .slot = slot});
+    sink_.Complete();
+  }
+  SendContributions(owner, slot);
+}
+
+void Star::SendPacked() {
+  if (packed_.empty()) return;
+  sink_.Complete();
+  for (const OwnersSlot& one : packed_) SendContributions(one.owner, one.slot);
+  packed_.clear();
+}
+
+void Star::SendContributions(int owner, int slot) {
+  const Asked& asked = asked_[owner][slot];
   for (int node = 0; node < static_cast<int>(own_contributors_.size()); ++node) {
-    const std::span<const std::byte> message = MessageOf(asked, owner, node);
+    const std::span<const std::byte> message =
+        asked.packed.empty() ? sink_.Contribution(asked.in_flight->sum, node, asked.piece.only) : asked.packed;
     if (!options_.shared.empty()) CopyToOwner(asked, owner, slot, own_contributors_[node], message);
     const int tag = TagOf(*asked.in_flight, slot, Way::kContributions);
     bytes_sent_ += std::ssize(message);
-    // The piece's bytes count, as in OnContributionSent: an encoded message may be shorter.
-    if (options_.shared.empty()) asking_bytes_ += asked.piece.bytes;
     Send(RankOf(owner), tag, {.kind = Kind::kContributionSend, .slot = slot, .peer = owner},
          options_.shared.empty() ? message : message.first(0));
   }
@@ -200,15 +220,13 @@ std::span<std::byte> Star::PackedOf(int owner, int slot, int64_t bytes) const {
   return packing_[owner * slot_count_ + slot].first(bytes);
 }
 
-std::span<const std::byte> Star::MessageOf(const Asked& asked, int owner, int node) {
+void Star::Pack(const Asked& asked, int owner) {
   const StarSum& sum = asked.in_flight->sum;
-  if (asked.packed.empty()) return sink_.Contribution(sum, node, asked.piece.only);
   // There is one packing memory for the slot, and a second node would overwrite the first one's message.
   CHECK_EQ(asked.unsent, 1) << "nodes of one worker cannot be packed";
   asked.in_flight->pieces.ForEachRange(asked.stride, owner, [&](ElementRange range, int64_t at) {
-    CopyArray(sink_.Contribution(sum, node, range), asked.packed.subspan(at * sum.element_bytes));
+    sink_.Copy(sink_.Contribution(sum, 0, range), asked.packed.subspan(at * sum.element_bytes));
   });
-  return asked.packed;
 }
 
 void Star::CopyToOwner(const Asked& asked, int owner, int slot, int contributor, std::span<const std::byte> message) {
@@ -283,7 +301,7 @@ void Star::TakeAnswer(const Asked& asked, int owner, int slot) {
   const StarSum& sum = asked.in_flight->sum;
   asked.in_flight->pieces.ForEachRange(asked.stride, owner, [&](ElementRange range, int64_t at) {
     const std::span<std::byte> result = sink_.Result(sum, range);
-    CopyArray(message.subspan(at * sum.element_bytes, result.size()), result);
+    sink_.Copy(message.subspan(at * sum.element_bytes, result.size()), result);
   });
 }
 
@@ -394,6 +412,7 @@ void Star::OnAnswerSent(int index, int rank) {
 
 void Star::CountReady(InFlight& in_flight) {
   if (--in_flight.unready > 0) return;
+  sink_.Complete();
   AddFlight(options_.track, "exchange", in_flight.submitted_ns, in_flight.sum.labels);
   sink_.OnReady(in_flight.sum);
   EndIfDone(in_flight);

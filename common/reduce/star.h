@@ -66,13 +66,16 @@ class Star final : public Transport::Poster {
     int first_tag = 0;                          // the star uses tags from here on
     std::vector<StarContributor> contributors;  // in the order of the sum; a worker's nodes are all there are of it
     Order::Plan plan = Order::Plan::kAll;
-    // As StarPieces. Nodes of micro-batches, and floats of a GPU, cannot be packed: 0.
+    // As StarPieces. Nodes of micro-batches cannot be packed: 0.
     int64_t message_bytes_max = 0;
     Owner::PieceSizes sizes;
     int slot_count = 1;  // of every owner; fewer are used where there are few tags
     // The bytes of contributions, and those of answers, whose sends are not complete, for each slot. 0: no limit; then
     // a worker asks each owner by itself, so that one that is slow does not hold up its questions to the others.
     int64_t window_bytes = kStarWindowBytes;
+    // Packed contributions to several owners are sent after one StarSink::Complete for all of them. Otherwise each is
+    // sent as soon as it is packed.
+    bool packs_together = false;
     // Whether an owner's sink has places for results. It must at a worker.
     bool owners_have_results = true;
     // Whether a sum's result replaces that of the sum before it with its number, and so must not be made before that
@@ -148,6 +151,10 @@ class Star final : public Transport::Poster {
     int unsent = 0;               // contributions
     bool is_answered = false;
   };
+  struct OwnersSlot {
+    int owner = 0;
+    int slot = 0;
+  };
   // The result of a piece of this owner, on its way.
   struct Answering {
     InFlight* in_flight = nullptr;  // null: free
@@ -171,7 +178,9 @@ class Star final : public Transport::Poster {
   // This process as a worker.
   bool AskNext(Cursor& cursor);
   void Ask(int owner);
-  std::span<const std::byte> MessageOf(const Asked& asked, int owner, int node);
+  void Pack(const Asked& asked, int owner);
+  void SendContributions(int owner, int slot);
+  void SendPacked();
   void CopyToOwner(const Asked& asked, int owner, int slot, int contributor, std::span<const std::byte> message);
   void OnContributionSent(int owner, int slot);
   void ReceiveAnswer(int owner, int slot);
@@ -237,6 +246,7 @@ class Star final : public Transport::Poster {
   std::vector<std::vector<Asked>> asked_;      // by owner and slot
   std::vector<int> next_slot_;                 // by owner
   std::vector<std::span<std::byte>> packing_;  // by owner and slot, if pieces may be packed
+  std::vector<OwnersSlot> packed_;             // contributions that SendPacked sends
 
   std::optional<Owner> owner_;
   int own_number_ = -1;  // among the owners

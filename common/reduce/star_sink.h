@@ -31,6 +31,11 @@ struct StarSum {
 };
 
 // All calls but Allocate come from Star's own methods. A sink overrides those that its star needs.
+//
+// Add, FinishParts, FinishAll and Copy may only enqueue their work, as on the stream of a GPU: later work sees what
+// earlier work has written. Copies may also come last, in their order: meanwhile no other work uses where they write,
+// or writes where they read. The star calls Complete before it sends bytes that work writes, before it receives into
+// memory that work uses, and before OnReady.
 class StarSink {
  public:
   // Memory where the sink computes: in host memory, or a GPU's. It begins at a cache line, and lasts as long as the
@@ -54,7 +59,7 @@ class StarSink {
   // The operations of an owner. Add and FinishParts are for the plans kChain and kTree (order.h), FinishAll is for
   // kAll.
   //
-  // into += from. It is complete when it returns.
+  // into += from.
   virtual void Add(const StarSum& /*sum*/, std::span<const std::byte> /*from*/, std::span<std::byte> /*into*/) {
     Unexpected<void>();
   }
@@ -71,14 +76,9 @@ class StarSink {
     // The workers get the answer. Empty: the record is the answer.
     std::span<std::byte> answer;
     int piece = 0;  // for Star::OnFinished
-
-    // An answer with the values of the record.
-    void CopyToAnswer() const {
-      if (!answer.empty()) CopyArray(record, answer);
-    }
   };
-  // kLater: the sink calls Star::OnFinished when both outputs are there, not before this call has returned. Until then
-  // it may read the contributions.
+  // kLater: the sink calls Star::OnFinished when both outputs are complete, not before this call has returned. Until
+  // then it may read the contributions.
   enum class Finished { kNow, kLater };
   virtual Finished FinishParts(const StarSum& /*sum*/, const Output& /*output*/, const Parts& /*parts*/) {
     return Unexpected<Finished>();
@@ -90,6 +90,12 @@ class StarSink {
     return Unexpected<Finished>();
   }
 
+  // The first bytes of `to` become those of `from`: a message's ranges are packed and unpacked so. REQUIRES: `to` is
+  // not shorter, and they do not overlap.
+  virtual void Copy(std::span<const std::byte> from, std::span<std::byte> to) { CopyArray(from, to); }
+  // Waits until all enqueued work has ended. Costs nothing if there is none.
+  virtual void Complete() {}
+
   // An operation of the star is complete.
   virtual void OnProgress() {}
   // The contribution may be overwritten, and the result is complete. At a process that does not contribute: its slice
@@ -100,6 +106,11 @@ class StarSink {
 
  protected:
   ~StarSink() = default;
+
+  // Makes an answer with the values of the record.
+  void CopyToAnswer(const Output& output) {
+    if (!output.answer.empty()) Copy(output.record, output.answer);
+  }
 
  private:
   template <typename T>

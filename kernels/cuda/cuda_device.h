@@ -132,6 +132,14 @@ struct CudaPeerHop {
   float* out = nullptr;
 };
 
+// Rows of floats that follow each other in one place, `packed`, and begin `step` floats apart in another one, `apart`.
+// REQUIRES: step >= length; step * count < 2^31.
+struct CudaRows {
+  int64_t count = 0;
+  int64_t length = 0;
+  int64_t step = 0;
+};
+
 // Arithmetic on device memory on a stream of its own, for a thread other than the device's: an exchange treats
 // gradients and parameters that stay on the GPU with it. Errors are kept, as the device's are.
 //
@@ -150,6 +158,9 @@ class CudaVectorMath {
   virtual void CopyToHost(const void* device, void* host, int64_t size_bytes) = 0;
   // Between two places that this GPU maps: its own memory, or that of another process (CudaDevice::OpenShared).
   virtual void CopyOnDevice(const void* from, void* to, int64_t size_bytes) = 0;
+  // The same for rows, in one kernel.
+  virtual void PackRows(const CudaRows& rows, const float* apart, float* packed) = 0;
+  virtual void UnpackRows(const CudaRows& rows, const float* packed, float* apart) = 0;
   // `event` is over when all that was queued before is done. Returns the first error of all calls so far.
   virtual absl::Status Record(CudaEvent* event) = 0;
   // Waits, and returns the first error of all calls so far.

@@ -9,6 +9,7 @@
 #include "common/arithmetic/reduction_order.h"
 #include "common/base/check.h"
 #include "common/base/status.h"
+#include "kernels/cuda/channel_copy.h"
 #include "kernels/cuda/cuda_memory.h"
 #include "kernels/cuda/elementwise.h"
 #include "kernels/cuda/optimizer.h"
@@ -57,6 +58,11 @@ cuda::Update UpdateOf(const OptimizerConfig& config) {
   return config.nesterov ? cuda::Update::kNesterov : cuda::Update::kMomentum;
 }
 
+// A row is a pixel's channels in the narrow tensor, and the first channels in the wide one.
+cuda::ChannelPart PartOf(const CudaRows& rows) {
+  return {.pixels = rows.count, .channels = rows.length, .wide_channels = rows.step};
+}
+
 class CudaVectorMathOnStream final : public CudaVectorMath {
  public:
   CudaVectorMathOnStream(int ordinal, CudaWatch* watch, std::unique_ptr<OwnedCudaStream> stream)
@@ -88,6 +94,14 @@ class CudaVectorMathOnStream final : public CudaVectorMath {
   }
   void CopyOnDevice(const void* from, void* to, int64_t size_bytes) override {
     Keep(stream_->CopyOnDevice(from, to, size_bytes));
+  }
+  void PackRows(const CudaRows& rows, const float* apart, float* packed) override {
+    Keep(SetDevice());
+    Keep(CudaStatus(cuda::CopyFromChannels(stream_->get(), PartOf(rows), apart, packed), "packing rows"));
+  }
+  void UnpackRows(const CudaRows& rows, const float* packed, float* apart) override {
+    Keep(SetDevice());
+    Keep(CudaStatus(cuda::CopyIntoChannels(stream_->get(), PartOf(rows), packed, apart), "unpacking rows"));
   }
   absl::Status Record(CudaEvent* event) override {
     Keep(stream_->Record(event));

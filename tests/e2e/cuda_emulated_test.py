@@ -216,6 +216,17 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
                 self.assertEqual(straight["exchange"]["gpu_transfer"], "cuda-aware")
                 self.assertEqual(straight["parameter_sha256"], staged["parameter_sha256"])
 
+    def test_cuda_aware_mpi_sends_a_bucket_of_several_blocks_at_once(self):
+        # Buckets of three blocks of three ranks. The last block is short.
+        flags = [*cuda_jobs.without(cuda_jobs.MLP, "bucket_bytes"), "--bucket_bytes=1048576", "--epochs=1"]
+        aware = ["--cuda_aware_mpi=auto"]
+        for more, cells in (([], ("ring", "star/mpi")), (["--sum_order=tree"], ("star/mpi",))):
+            digest = self.cuda("star/tcp", 3, flags=[*flags, *more])["parameter_sha256"]
+            for sync in cells:
+                for streams in ("now", "late", "async:5"):
+                    self.assertEqual(self.digest_on("EMULATED_GPU_STREAMS=" + streams, sync, 3,
+                                                    [*flags, *more, *aware]), digest, (sync, more, streams))
+
     def test_two_gpus_evaluate_together(self):
         folder = self.path("saved")
         self.cuda("local", flags=[*cuda_jobs.MLP, "--epochs=1", "--checkpoint_dir=" + folder])

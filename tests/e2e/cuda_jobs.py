@@ -129,7 +129,10 @@ class CudaJobs(JobTest):
         ring = self.cuda("ring", 2, flags=flags)
         cells: tuple[tuple[str, list[str]], ...] = (
             ("star", []), ("star/tcp", []), ("ring/tcp", ["--nocuda_graph"]), ("star-servers/tcp", []),
-            ("ring/tcp", ["--same_host=shared_memory"]))
+            ("ring/tcp", ["--same_host=shared_memory"]), ("ring", ["--cuda_aware_mpi=auto"]),
+            ("star/mpi", ["--cuda_aware_mpi=auto"]))
+        if os.environ.get("STARRING_TEST_NCCL") == "yes":
+            cells += (("nccl/tcp", []),)
         for sync, more in cells:
             self.assertEqual(self.cuda(sync, 2, flags=[*flags, *more])["parameter_sha256"], ring["parameter_sha256"],
                              (sync, more))

@@ -321,6 +321,30 @@ TEST_P(CudaDeviceTest, VectorMathGivesTheBitsOfTheDeviceOnAnotherThread) {
   EXPECT_EQ(velocity.Host(), other_velocity.Host());
 }
 
+TEST_P(CudaDeviceTest, VectorMathPacksRows) {
+  // The last row ends with the memory. Lengths in whole packs of 16 bytes, and others.
+  for (const CudaRows& rows :
+       {CudaRows{.count = 5, .length = 32, .step = 96}, CudaRows{7, 33, 50}, CudaRows{3, 8, 8}}) {
+    const int64_t apart_count = (rows.count - 1) * rows.step + rows.length;
+    const std::vector<float> apart_host = RandomFloats(3, apart_count);
+    DeviceTensor apart(device(), apart_host), packed(device(), rows.count * rows.length);
+    DeviceTensor again(device(), std::vector<float>(static_cast<size_t>(apart_count), -1.0f));
+    auto math = device()->CreateVectorMath().value();
+    math->PackRows(rows, apart.data(), packed.data());
+    math->UnpackRows(rows, packed.data(), again.data());
+    EXPECT_TRUE(math->Synchronize().ok());
+    std::vector<float> want_packed, want_again(apart_host.size(), -1.0f);
+    for (int64_t row = 0; row < rows.count; ++row) {
+      for (int64_t i = row * rows.step; i < row * rows.step + rows.length; ++i) {
+        want_packed.push_back(apart_host[static_cast<size_t>(i)]);
+        want_again[static_cast<size_t>(i)] = apart_host[static_cast<size_t>(i)];
+      }
+    }
+    EXPECT_EQ(packed.Host(), want_packed);
+    EXPECT_EQ(again.Host(), want_again);
+  }
+}
+
 TEST_P(CudaDeviceTest, VectorMathKeepsItsFirstError) {
   auto math = device()->CreateVectorMath().value();
   std::vector<float> host(4);

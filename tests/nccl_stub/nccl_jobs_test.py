@@ -52,6 +52,11 @@ class NcclJobsTest(jobs.JobTest):
             self.assertGreater(record["gpu_exposed_exchange_ms"]["p50"], 0)
             self.assertEqual(record["host"]["versions"]["nccl"], "2.27.5")
 
+    def test_two_ranks_in_bf16(self):
+        ring, nccl = (self.run_on_gpus(sync, 2, "--math=bf16") for sync in ("ring", "nccl/tcp"))
+        self.assertEqual(nccl["config"]["math"], "bf16")
+        self.assertEqual(nccl["parameter_sha256"], ring["parameter_sha256"])
+
     def test_streams_that_work_by_themselves_change_nothing(self):
         digest = self.run_on_gpus("nccl/tcp", 2)["parameter_sha256"]
         for streams in ("late", "async:3"):

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "common/base/copy_array.h"
 #include "common/base/memory.h"
 #include "common/job/owned_slices.h"
 
@@ -27,9 +28,16 @@ class SliceOwner {
   // not enough memory.
   virtual std::span<float> Allocate(int64_t count) = 0;
 
-  // Both have completed when they return, so that the result may be sent, or read by the training step, at once.
+  // The owner of a GPU's memory enqueues these: later ones see what earlier ones have written, and Complete ends them.
   virtual void Add(std::span<const float> own, std::span<float> sum) = 0;  // sum += own
   virtual void Apply(const ApplyArgs& args) = 0;                           // as OwnedSlices::Apply
+  // to = from. May be done as late as in Complete, after all other work but in the order of copies. REQUIRES: they have
+  // one length and do not overlap. Nothing that is enqueued after it and before Complete writes `from`, or uses `to`,
+  // but copies.
+  virtual void Copy(std::span<const float> from, std::span<float> to) { CopyArray(from, to); }
+  // Waits until all of them have ended, so that the result may be sent, or read by the training step. Costs nothing if
+  // nothing is enqueued.
+  virtual void Complete() {}
   // Begins to add the gradients of all ranks to this rank's slice of `bucket` and to update its parameters on all
   // ranks, if the owner maps the memory of all of them (peer/gpu/gpu_slice_owner.h). Returns the number that
   // *finished() reaches when that is done; it stays below after an error. 0: the owner maps no such memory, and has

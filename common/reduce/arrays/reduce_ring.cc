@@ -55,6 +55,6 @@ std::span<std::byte> ReduceRing::Result(const RingSum& sum, ElementRange range) 
   return {data + range.begin * sum.result_bytes, static_cast<size_t>(range.size() * sum.result_bytes)};
 }
 
-void ReduceRing::OnDone(const RingSum& sum) { Complete(sum.number); }
+void ReduceRing::OnDone(const RingSum& sum) { ReduceMachine::Complete(sum.number); }
 
 }  // namespace starring

@@ -78,7 +78,7 @@ StarSink::Finished ReduceStar::FinishAll(const StarSum& sum, const Output& outpu
                                          std::span<std::byte* const> contributions) {
   const SumResult result = InFlightOf(sum.number).head.result();
   SumContributions(contributions, output.range.size(), result, output.record.data());
-  output.CopyToAnswer();
+  CopyToAnswer(output);
   return Finished::kNow;
 }
 

@@ -62,7 +62,7 @@ class ReduceStar final : public ReduceMachine, private StarSink {
   std::span<std::byte> Result(const StarSum& sum, ElementRange range) override;
   Finished FinishAll(const StarSum& sum, const Output& output, std::span<std::byte* const> contributions) override;
   void OnProgress() override { NoteProgress(); }
-  void OnDone(const StarSum& sum) override { Complete(sum.number); }
+  void OnDone(const StarSum& sum) override { ReduceMachine::Complete(sum.number); }
 
   const int owner_count_;
   std::optional<Star> star_;  // none in a world of one

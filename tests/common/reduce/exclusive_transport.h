@@ -29,6 +29,13 @@ class ExclusiveTransport final : public Transport, private Transport::Poster {
   };
   explicit ExclusiveTransport(std::unique_ptr<Transport> inner) : ExclusiveTransport(std::move(inner), LateSend()) {}
   ExclusiveTransport(std::unique_ptr<Transport> inner, LateSend late) : inner_(std::move(inner)), late_(late) {}
+  // Called before each operation is posted.
+  struct Posted {
+    std::span<const std::byte> data;
+    bool receives = false;
+  };
+  void set_on_post(std::function<void(const Posted&)> on_post) { on_post_ = std::move(on_post); }
+
   int rank() const override { return inner_->rank(); }
   int world_size() const override { return inner_->world_size(); }
   int tag_max() const override { return inner_->tag_max(); }
@@ -76,6 +83,7 @@ class ExclusiveTransport final : public Transport, private Transport::Poster {
     std::vector<std::byte> sent = {};  // a copy of a send's data
   };
   Token Begin(Operation operation) {
+    if (on_post_ != nullptr) on_post_({.data = operation.data, .receives = operation.receives});
     for (const auto& [number, other] : in_flight_) {
       const bool overlaps = !operation.data.empty() && !other.data.empty() &&
                             operation.data.data() < other.data.data() + other.data.size() &&
@@ -90,6 +98,7 @@ class ExclusiveTransport final : public Transport, private Transport::Poster {
 
   const std::unique_ptr<Transport> inner_;
   LateSend late_;
+  std::function<void(const Posted&)> on_post_;
   std::function<void()> kept_;  // from the first send to the late peer on
   std::map<uint64_t, Operation> in_flight_;
   uint64_t count_ = 0;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <ostream>
@@ -18,6 +19,7 @@
 #include "gtest/gtest.h"
 #include "tests/common/reduce/carriers.h"
 #include "tests/common/reduce/exclusive_transport.h"
+#include "tests/common/reduce/queued_work.h"
 #include "tests/common/transport/in_memory_transport.h"
 
 namespace starring {
@@ -27,7 +29,7 @@ constexpr int kPollsMax = 2'000'000;
 constexpr float kBefore = 3.0f;  // results that are apart
 
 // Adds half of a sum to what the result's place held before, if that is apart. Contributions are sent from where they
-// are, or copied.
+// are, or copied. Work is done at once, or when the ring calls Complete.
 class HalvingSink final : public RingSink {
  public:
   struct Array {
@@ -37,10 +39,12 @@ class HalvingSink final : public RingSink {
     bool is_done = false;
   };
   enum class Sends { kInPlace, kCopies };
-  explicit HalvingSink(Sends sends) : sends_(sends) {}
+  enum class Works { kAtOnce, kQueued };
+  HalvingSink(Sends sends, Works works) : sends_(sends), works_(works) {}
 
   std::vector<Array> arrays;  // by number
   int64_t allocated = 0;
+  QueuedWork queue;
 
   std::span<float> Allocate(int64_t count) override {
     allocated += count;
@@ -50,27 +54,40 @@ class HalvingSink final : public RingSink {
     return sends_ == Sends::kInPlace ? Own(sum, range) : std::span<const float>();
   }
   void CopyContribution(const RingSum& sum, ElementRange range, std::span<float> out) override {
-    std::ranges::copy(Own(sum, range), out.begin());
+    const std::span<const float> own = Own(sum, range);
+    Do(
+        {std::as_bytes(own)}, {std::as_bytes(out)}, [own, out] { std::ranges::copy(own, out.begin()); },
+        QueuedWork::Kind::kCopy);
   }
   void Add(const RingSum& sum, ElementRange range, std::span<float> partial) override {
     EXPECT_FALSE(arrays[sum.number].is_ready);
     const std::span<const float> own = Own(sum, range);
-    for (size_t i = 0; i < partial.size(); ++i) partial[i] += own[i];
+    Do({std::as_bytes(own), std::as_bytes(partial)}, {std::as_bytes(partial)}, [own, partial] {
+      for (size_t i = 0; i < partial.size(); ++i) partial[i] += own[i];
+    });
   }
   void Finish(const RingSum& sum, ElementRange range, std::span<float> partial) override {
     EXPECT_GT(range.size(), 0);
     Add(sum, range, partial);
     const std::span<float> result = Results(sum, range);
     const bool is_apart = !arrays[sum.number].result.empty();
-    for (size_t i = 0; i < partial.size(); ++i) {
-      const float half = std::exchange(partial[i], -1e30f) * 0.5f;
-      result[i] = is_apart ? result[i] + half : half;
-    }
+    Do({std::as_bytes(partial)}, {std::as_bytes(partial), std::as_bytes(result)}, [partial, result, is_apart] {
+      for (size_t i = 0; i < partial.size(); ++i) {
+        const float half = std::exchange(partial[i], -1e30f) * 0.5f;
+        result[i] = is_apart ? result[i] + half : half;
+      }
+    });
   }
+  void Copy(std::span<const std::byte> from, std::span<std::byte> to) override {
+    Do(
+        {from}, {to}, [this, from, to] { RingSink::Copy(from, to); }, QueuedWork::Kind::kCopy);
+  }
+  void Complete() override { queue.Complete(); }
   std::span<std::byte> Result(const RingSum& sum, ElementRange range) override {
     return std::as_writable_bytes(Results(sum, range));
   }
   void OnReady(const RingSum& sum) override {
+    EXPECT_TRUE(queue.is_empty()) << "the result is not complete";
     EXPECT_FALSE(std::exchange(arrays[sum.number].is_ready, true));
     // The user may overwrite the contribution from now on.
     if (!arrays[sum.number].result.empty()) std::ranges::fill(arrays[sum.number].contribution, 1e30f);
@@ -94,7 +111,14 @@ class HalvingSink final : public RingSink {
     return std::span(array.result.empty() ? array.contribution : array.result).subspan(range.begin, range.size());
   }
 
+  void Do(QueuedWork::Memory reads, QueuedWork::Memory writes, std::function<void()> work,
+          QueuedWork::Kind kind = QueuedWork::Kind::kOther) {
+    if (works_ == Works::kAtOnce) return work();
+    queue.Enqueue(kind, std::move(reads), std::move(writes), std::move(work));
+  }
+
   const Sends sends_;
+  const Works works_;
   std::vector<AlignedFloats> memory_;
 };
 
@@ -104,6 +128,7 @@ struct Kind {
   HalvingSink::Sends sends = HalvingSink::Sends::kInPlace;
   int64_t message_bytes_max = 0;
   bool is_shared = false;
+  HalvingSink::Works works = HalvingSink::Works::kAtOnce;
 };
 std::ostream& operator<<(std::ostream& out, const Kind& kind) { return out << kind.name; }
 
@@ -114,8 +139,10 @@ class Ranks {
         Carrier carrier = Carrier::kAnyOrder)
       : kind_(kind), counts_(std::move(counts)), random_(seed), world_(carrier, rank_count, seed) {
     for (int rank = 0; rank < rank_count; ++rank) {
-      sinks_.push_back(std::make_unique<HalvingSink>(kind.sends));
-      transports_.push_back(std::make_unique<ExclusiveTransport>(world_.Take(rank)));
+      sinks_.push_back(std::make_unique<HalvingSink>(kind.sends, kind.works));
+      auto transport = std::make_unique<ExclusiveTransport>(world_.Take(rank));
+      transport->set_on_post([&queue = sinks_.back()->queue](const auto& posted) { queue.ExpectMayPost(posted); });
+      transports_.push_back(std::move(transport));
       memories_.emplace_back(RingMemory::BytesNeeded(rank_count) / static_cast<int64_t>(sizeof(float)));
     }
     for (int rank = 0; rank < rank_count; ++rank) {
@@ -221,13 +248,17 @@ class RingTest : public testing::TestWithParam<Kind> {};
 class RingCarrierTest : public testing::TestWithParam<std::tuple<Kind, Carrier>> {};
 
 constexpr auto kCopies = HalvingSink::Sends::kCopies;
+constexpr auto kQueued = HalvingSink::Works::kQueued;
 const auto kKinds =
     testing::Values(Kind{.name = "Apart"}, Kind{.name = "ApartPacked", .message_bytes_max = kChunkBytesMax},
                     Kind{.name = "ApartShared", .is_shared = true}, Kind{.name = "InPlace", .results_are_apart = false},
                     Kind{.name = "InPlacePacked", .results_are_apart = false, .message_bytes_max = kChunkBytesMax},
                     Kind{.name = "InPlaceShared", .results_are_apart = false, .is_shared = true},
                     Kind{.name = "Copies", .results_are_apart = false, .sends = kCopies},
-                    Kind{.name = "CopiesShared", .results_are_apart = false, .sends = kCopies, .is_shared = true});
+                    Kind{.name = "CopiesShared", .results_are_apart = false, .sends = kCopies, .is_shared = true},
+                    Kind{.name = "Queued", .works = kQueued},
+                    Kind{.name = "QueuedPacked", .message_bytes_max = kChunkBytesMax, .works = kQueued},
+                    Kind{.name = "QueuedCopies", .results_are_apart = false, .sends = kCopies, .works = kQueued});
 INSTANTIATE_TEST_SUITE_P(Kinds, RingTest, kKinds, testing::PrintToStringParamName());
 INSTANTIATE_TEST_SUITE_P(Kinds, RingCarrierTest,
                          testing::Combine(kKinds, testing::Values(Carrier::kTcp, Carrier::kBoard)),

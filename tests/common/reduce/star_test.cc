@@ -19,6 +19,7 @@
 #include "gtest/gtest.h"
 #include "tests/common/reduce/carriers.h"
 #include "tests/common/reduce/exclusive_transport.h"
+#include "tests/common/reduce/queued_work.h"
 #include "tests/common/transport/in_memory_transport.h"
 
 namespace starring {
@@ -42,6 +43,8 @@ struct Kind {
   bool finishes_later = false;
   bool answers_differ = false;
   bool contributions_vary = false;
+  bool queues = false;  // the sink's work, until Complete
+  bool packs_together = false;
 };
 std::ostream& operator<<(std::ostream& out, const Kind& kind) { return out << kind.name; }
 
@@ -75,6 +78,7 @@ class HalvingSink final : public StarSink {
   };
   std::vector<Array> arrays;  // by number
   int64_t allocated = 0;
+  QueuedWork queue;
 
   std::span<std::byte> Allocate(int64_t bytes) override {
     allocated += bytes;
@@ -97,28 +101,40 @@ class HalvingSink final : public StarSink {
   }
   void Add(const StarSum& /*sum*/, std::span<const std::byte> from, std::span<std::byte> into) override {
     ASSERT_EQ(from.size(), into.size());
-    for (size_t i = 0; i < Floats(into).size(); ++i) Floats(into)[i] += Floats(from)[i];
+    Do({from, into}, {into}, [from, into] {
+      for (size_t i = 0; i < Floats(into).size(); ++i) Floats(into)[i] += Floats(from)[i];
+    });
   }
   Finished FinishParts(const StarSum& sum, const Output& output, const Parts& parts) override {
     CHECK_EQ(std::ssize(Floats(parts.part)), output.range.size());
     CHECK_EQ(parts.part.size(), parts.other.size());
-    for (int64_t i = 0; i < output.range.size(); ++i) {
-      const float total = std::exchange(Floats(parts.part)[i], kUsedUp) + Floats(parts.other)[i];
-      Store(sum, total, Floats(output.record)[i]);
-    }
-    output.CopyToAnswer();
+    Do({parts.part, parts.other}, {parts.part, output.record}, [this, sum, output, parts] {
+      for (int64_t i = 0; i < output.range.size(); ++i) {
+        const float total = std::exchange(Floats(parts.part)[i], kUsedUp) + Floats(parts.other)[i];
+        Store(sum, total, Floats(output.record)[i]);
+      }
+    });
+    CopyToAnswer(output);
     return Finished::kNow;
   }
   Finished FinishAll(const StarSum& sum, const Output& output, std::span<std::byte* const> contributions) override {
     const std::vector<std::byte*> kept(contributions.begin(), contributions.end());
     if (!kind.finishes_later) {
-      MakeOutput(sum, output, kept);
+      QueuedWork::Memory reads;
+      for (const std::byte* const one : kept) reads.emplace_back(one, output.record.size());
+      Do(std::move(reads), {output.record}, [this, sum, output, kept] { MakeRecord(sum, output, kept); });
+      CopyToAnswer(output);
+      ChangeAnswer(output);
       return Finished::kNow;
     }
-    later.push_back({.piece = output.piece, .make = [this, sum, output, kept] { MakeOutput(sum, output, kept); }});
+    later.push_back({.piece = output.piece, .make = [this, sum, output, kept] {
+                       MakeRecord(sum, output, kept);
+                       CopyToAnswer(output);
+                       ChangeAnswer(output);
+                     }});
     return Finished::kLater;
   }
-  void MakeOutput(const StarSum& sum, const Output& output, const std::vector<std::byte*>& contributions) {
+  void MakeRecord(const StarSum& sum, const Output& output, const std::vector<std::byte*>& contributions) {
     const ElementRange range = output.range;
     std::vector<float> terms(contributions.size());
     const auto count = static_cast<int64_t>(terms.size());
@@ -137,11 +153,18 @@ class HalvingSink final : public StarSink {
         Store(sum, total, Floats(output.record)[e - range.begin]);
       }
     });
-    output.CopyToAnswer();
+  }
+  void ChangeAnswer(const Output& output) const {
     for (float& value : Floats(output.answer)) value += kind.answers_differ ? kAnswered : 0.0f;
   }
+  void Copy(std::span<const std::byte> from, std::span<std::byte> to) override {
+    Do(
+        {from}, {to}, [this, from, to] { StarSink::Copy(from, to); }, QueuedWork::Kind::kCopy);
+  }
+  void Complete() override { queue.Complete(); }
   void OnReady(const StarSum& sum) override {
     Array& array = arrays[sum.number];
+    EXPECT_TRUE(queue.is_empty()) << "the result is not complete";
     EXPECT_FALSE(std::exchange(array.is_ready, true));
     // The user may overwrite the contributions from now on.
     for (std::vector<float>& contribution : array.contributions) std::ranges::fill(contribution, kUsedUp);
@@ -158,6 +181,11 @@ class HalvingSink final : public StarSink {
   std::vector<Later> later;
 
  private:
+  void Do(QueuedWork::Memory reads, QueuedWork::Memory writes, std::function<void()> work,
+          QueuedWork::Kind of = QueuedWork::Kind::kOther) {
+    if (!kind.queues) return work();
+    queue.Enqueue(of, std::move(reads), std::move(writes), std::move(work));
+  }
   void Store(const StarSum& sum, float total, float& result) const {
     const float before = arrays[sum.number].contributions.empty() ? kBefore : result;
     result = before + total * 0.5f;
@@ -197,8 +225,10 @@ class Processes {
       }
       // The rank after the owner, whose contribution is the first.
       const bool is_late = late.peer >= 0 && i == (late.peer + 1) % rank_count;
-      transports_.push_back(
-          std::make_unique<ExclusiveTransport>(world_.Take(i), is_late ? late : ExclusiveTransport::LateSend()));
+      auto transport =
+          std::make_unique<ExclusiveTransport>(world_.Take(i), is_late ? late : ExclusiveTransport::LateSend());
+      transport->set_on_post([&queue = sinks_.back()->queue](const auto& posted) { queue.ExpectMayPost(posted); });
+      transports_.push_back(std::move(transport));
       memories_.emplace_back(kSlots * StarMemory::SlotBytes(rank_count, kind.message_bytes_max) / 4);
     }
     for (int i = 0; i < process_count(); ++i) stars_.push_back(std::make_unique<Star>(OptionsOf(i)));
@@ -274,6 +304,7 @@ class Processes {
                              .message_bytes_max = kind_.message_bytes_max,
                              .sizes = {.piece_bytes_max = kind_.message_bytes_max},
                              .slot_count = slots_,
+                             .packs_together = kind_.packs_together,
                              .owners_have_results = kind_.server_count == 0 || kind_.servers_keep_results,
                              .answers_differ = kind_.answers_differ,
                              .contributions_vary = kind_.contributions_vary,
@@ -408,7 +439,19 @@ const auto kKinds = testing::Values(
          .message_bytes_max = kMessage,
          .server_count = 3,
          .servers_keep_results = true,
-         .answers_differ = true});
+         .answers_differ = true},
+    Kind{.name = "ChainQueued", .plan = Order::Plan::kChain, .owners = Owners::kChunks, .queues = true},
+    Kind{.name = "TreePackedQueued",
+         .plan = Order::Plan::kTree,
+         .owners = Owners::kChunks,
+         .message_bytes_max = kChunkBytesMax,
+         .queues = true},
+    Kind{.name = "AllQueued", .message_bytes_max = kMessage, .queues = true},
+    Kind{.name = "AllPackedQueued",
+         .owners = Owners::kChunks,
+         .message_bytes_max = kChunkBytesMax,
+         .queues = true,
+         .packs_together = true});
 INSTANTIATE_TEST_SUITE_P(Kinds, StarTest, kKinds, testing::PrintToStringParamName());
 INSTANTIATE_TEST_SUITE_P(Kinds, StarCarrierTest,
                          testing::Combine(kKinds, testing::Values(Carrier::kTcp, Carrier::kBoard)),

@@ -65,6 +65,7 @@ void AllreduceMachine::Apply(const InFlight& submitted, std::span<const float> s
                 .range = range,
                 .sum = sum,
                 .parameters = parameters_.subspan(range.begin, range.size())});
+  owner_.Complete();
   counters_.optimizer_seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 

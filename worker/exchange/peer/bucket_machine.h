@@ -7,12 +7,14 @@
 #ifndef STARRING_WORKER_EXCHANGE_PEER_BUCKET_MACHINE_H_
 #define STARRING_WORKER_EXCHANGE_PEER_BUCKET_MACHINE_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <span>
 #include <vector>
 
 #include "common/base/check.h"
+#include "common/base/limits.h"
 #include "common/job/bucket_map.h"
 #include "common/metrics/trace.h"
 #include "common/transport/allreduce_transport.h"
@@ -21,6 +23,12 @@
 #include "worker/exchange/slice_owner.h"
 
 namespace starring {
+
+// How many buckets a ring or a star has in flight where the floats are a GPU's. Each of them takes memory of the GPU,
+// since a bucket is one message for each hop, or owner.
+inline int GpuBucketsInFlightMax(const BucketMap& buckets) {
+  return std::min(RingBlocksInFlightMax(buckets.world_size()), buckets.bucket_count());
+}
 
 // Posts its operations on the transport and goes on with each of them in OnCompletion.
 class BucketMachine : public Transport::Poster {

@@ -223,7 +223,9 @@ absl::Status PeerExchange::CreateOwner() {
     const bool to_neighbours = way_.algorithm == Algorithm::kRing;
     const CudaAwareOptions aware = {.mpi = mpi_,
                                     .pairs = to_neighbours ? CudaAwarePairs::kNeighbours : CudaAwarePairs::kAllRanks,
-                                    .without_claim = tries_device_memory_};
+                                    .without_claim = tries_device_memory_,
+                                    .reserved_elements = to_neighbours ? RingMachine::GpuElements(job_.buckets)
+                                                                       : StarMachine::GpuElements(job_.buckets)};
     // A rank without a GPU takes part as well: the others cannot know that it has none.
     RETURN_IF_ERROR(CreateCudaAwareOwner(pump_, device_, OwnerOptions(), aware, join, owner_));
   }

@@ -1,10 +1,10 @@
 #include "worker/exchange/peer/ring_machine.h"
 
 #include <chrono>
+#include <utility>
 
 #include "common/arithmetic/reduction_order.h"
 #include "common/base/check.h"
-#include "common/base/copy_array.h"
 
 namespace starring {
 
@@ -14,6 +14,7 @@ RingMachine::RingMachine(const RankMachineOptions& options, const Memory& memory
       parameters_(options.parameters),
       track_(options.track),
       is_in_memory_(!memory.own.empty()),
+      is_on_gpu_(!owner_.own_parameters().empty()),
       gradients_(buckets_.bucket_count()) {
   CHECK_EQ(buckets_.world_size(), options.transport->world_size());
   CHECK_EQ(buckets_.element_count(), parameters_.size());
@@ -26,13 +27,23 @@ RingMachine::RingMachine(const RankMachineOptions& options, const Memory& memory
                         .track = track_,
                         .own = {},
                         .right = {}};
-  // Packing reads and writes floats, and those of a GPU are out of reach. All ranks have GPUs then, or none has.
-  if (owner_.own_parameters().empty() && !is_in_memory_) ring.message_bytes_max = kChunkBytesMax;
+  if (is_on_gpu_) {
+    // A bucket is one message, because each message costs a wait for the GPU. All ranks have GPUs, or none has.
+    ring.message_bytes_max = buckets_.bucket_bytes();
+    if (ring.groups_in_flight_max == 0) ring.groups_in_flight_max = GpuBucketsInFlightMax(buckets_);
+  } else if (!is_in_memory_) {
+    ring.message_bytes_max = kChunkBytesMax;
+  }
   if (is_in_memory_) {
     ring.own.emplace(memory.own, buckets_.world_size());
     ring.right.emplace(memory.right, buckets_.world_size());
   }
   ring_.emplace(ring);
+}
+
+int64_t RingMachine::GpuElements(const BucketMap& buckets) {
+  if (buckets.world_size() == 1) return 0;
+  return GpuBucketsInFlightMax(buckets) * (buckets.bucket_bytes() / static_cast<int64_t>(sizeof(float)));
 }
 
 void RingMachine::Submit(int64_t step, int bucket, std::span<const float> gradient) {
@@ -41,7 +52,8 @@ void RingMachine::Submit(int64_t step, int bucket, std::span<const float> gradie
   CHECK(IsReady(bucket)) << "bucket " << bucket << " submitted twice without Await";
   if (!ring_.has_value()) {
     const TraceSpan span(track_, "apply", {.step = step, .bucket = bucket});
-    return Apply({.step = step, .bucket = bucket, .range = range, .sum = gradient, .parameters = Parameters(range)});
+    Apply({.step = step, .bucket = bucket, .range = range, .sum = gradient, .parameters = Parameters(range)});
+    return Complete();
   }
   gradients_[bucket] = gradient.data();
   ring_->Submit({.number = bucket, .elements = range, .labels = {.step = step, .bucket = bucket}});
@@ -67,7 +79,7 @@ std::span<const float> RingMachine::Contribution(const RingSum& sum, ElementRang
 }
 
 void RingMachine::CopyContribution(const RingSum& sum, ElementRange range, std::span<float> out) {
-  CopyArray(Contribution(sum, range), out);
+  owner_.Copy(Contribution(sum, range), out);
 }
 
 void RingMachine::Add(const RingSum& sum, ElementRange range, std::span<float> partial) {
@@ -87,6 +99,20 @@ void RingMachine::Finish(const RingSum& sum, ElementRange range, std::span<float
 void RingMachine::Apply(const ApplyArgs& args) {
   const auto start = std::chrono::steady_clock::now();
   owner_.Apply(args);
+  optimizer_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  has_applied_ = is_on_gpu_;
+}
+
+void RingMachine::Copy(std::span<const std::byte> from, std::span<std::byte> to) {
+  const size_t count = from.size() / sizeof(float);
+  owner_.Copy({reinterpret_cast<const float*>(from.data()), count}, {reinterpret_cast<float*>(to.data()), count});
+}
+
+void RingMachine::Complete() {
+  if (!is_on_gpu_) return;
+  const auto start = std::chrono::steady_clock::now();
+  owner_.Complete();
+  if (!std::exchange(has_applied_, false)) return;
   optimizer_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 

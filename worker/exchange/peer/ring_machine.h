@@ -1,5 +1,5 @@
 // The ring (common/reduce/ring.h) over the buckets of a job: contributions are gradients, and a result is a chunk's new
-// parameters.
+// parameters. Floats of a GPU travel as one message for each bucket and hop.
 #ifndef STARRING_WORKER_EXCHANGE_PEER_RING_MACHINE_H_
 #define STARRING_WORKER_EXCHANGE_PEER_RING_MACHINE_H_
 
@@ -28,6 +28,8 @@ class RingMachine final : public BucketMachine, private RingSink {
   };
   // The bytes of each rank's.
   static int64_t MemoryBytes(int rank_count) { return RingMemory::BytesNeeded(rank_count); }
+  // The floats that the machine allocates of an owner in the memory of a GPU.
+  static int64_t GpuElements(const BucketMap& buckets);
 
   // The owner's part is its chunks (OwnerMap::SplitChunks).
   explicit RingMachine(const RankMachineOptions& options, const Memory& memory = {});
@@ -46,6 +48,8 @@ class RingMachine final : public BucketMachine, private RingSink {
   void Add(const RingSum& sum, ElementRange range, std::span<float> partial) override;
   void Finish(const RingSum& sum, ElementRange range, std::span<float> partial) override;
   std::span<std::byte> Result(const RingSum& sum, ElementRange range) override;
+  void Copy(std::span<const std::byte> from, std::span<std::byte> to) override;
+  void Complete() override;
   void OnReady(const RingSum& sum) override;
   void OnDone(const RingSum& /*sum*/) override {}
 
@@ -57,7 +61,9 @@ class RingMachine final : public BucketMachine, private RingSink {
   const std::span<float> parameters_;
   TraceTrack* const track_;
   const bool is_in_memory_;
+  const bool is_on_gpu_;                 // the owner enqueues its work
   std::vector<const float*> gradients_;  // by bucket; null: not in flight
+  bool has_applied_ = false;             // since the last Complete, on a GPU
   double optimizer_seconds_ = 0;
   std::optional<Ring> ring_;  // none with one rank
 };

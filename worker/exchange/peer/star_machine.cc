@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "common/arithmetic/sum_in_order.h"
 #include "common/base/check.h"
 #include "common/base/limits.h"
 #include "common/job/leaf_shares.h"
+#include "common/reduce/star_memory.h"
 #include "common/transport/shard_wire.h"
 
 namespace starring {
@@ -31,6 +33,8 @@ StarMachine::StarMachine(const RankMachineOptions& options, const Job& job)
       owner_(options.owner),
       parameters_(options.parameters),
       track_(options.track),
+      is_on_gpu_(job.server_count == 0 && !owner_->own_parameters().empty()),
+      sum_order_(job.sum_order),
       rank_(options.transport->rank()),
       worker_count_(options.transport->world_size() - job.server_count),
       owners_(job.server_count > 0 ? OwnerMap::ShardRanges(job.server_count) : OwnerMap::JoinedChunks(worker_count_)),
@@ -69,8 +73,17 @@ Star::Options StarMachine::StarOptions(const RankMachineOptions& options, const 
   if (job.micro_batches > 0) star.plan = Order::Plan::kAll;
   star.slot_count =
       options.groups_in_flight_max > 0 ? options.groups_in_flight_max : RingBlocksInFlightMax(worker_count_);
-  // Packing reads and writes floats, and those of a GPU are out of reach. All ranks have GPUs then, or none has.
-  star.message_bytes_max = owner_->own_parameters().empty() && job.micro_batches == 0 ? kChunkBytesMax : 0;
+  star.message_bytes_max = job.micro_batches == 0 ? kChunkBytesMax : 0;
+  if (is_on_gpu_) {
+    CHECK_EQ(job.micro_batches, 0) << "micro-batches are in host memory";
+    // A slice is one message, and is added when all contributions are there: the GPU is waited for once. All ranks have
+    // GPUs, or none has.
+    star.plan = Order::Plan::kAll;
+    star.message_bytes_max = buckets_.bucket_bytes();
+    star.window_bytes = std::max(kStarWindowBytes, buckets_.bucket_bytes());
+    star.packs_together = true;
+    if (options.groups_in_flight_max == 0) star.slot_count = GpuBucketsInFlightMax(buckets_);
+  }
   const int64_t chunk_bytes = ChunkBytesFor(worker_count_);
   // A message carries as many chunks as fit, but never chunks of two buckets.
   const int64_t bucket_blocks = buckets_.bucket_bytes() / Bytes(ReductionBlockElements(worker_count_));
@@ -83,6 +96,26 @@ Star::Options StarMachine::StarOptions(const RankMachineOptions& options, const 
     star.sizes.joined_bytes_max = Bytes(owners_.SliceOfBlock(last, rank_).size());
   }
   return star;
+}
+
+int64_t StarMachine::GpuElements(const BucketMap& buckets) {
+  const int ranks = buckets.world_size();
+  if (ranks == 1) return 0;
+  const int64_t block = ReductionBlockElements(ranks);
+  const int64_t blocks = buckets.bucket_bytes() / Bytes(block);
+  const auto place = [](int64_t elements) {
+    return StarMemory::PlaceBytes(Bytes(elements)) / static_cast<int64_t>(sizeof(float));
+  };
+  // Pieces of one range arrive where they stay. Others are packed, with a place for each of the other owners and one
+  // for the own result.
+  const int64_t packed = blocks > 1 ? ranks * place(blocks * ChunkElements(ranks)) : 0;
+  int64_t slice = blocks * ChunkElements(ranks);
+  const OwnerMap owners = OwnerMap::JoinedChunks(ranks);
+  for (int owner = 0; owner < ranks; ++owner) {
+    // A rank may own all of a short last block.
+    slice = std::max(slice, owners.SliceOfBlock(buckets.last_block(), owner).size());
+  }
+  return GpuBucketsInFlightMax(buckets) * ((ranks - 1) * place(slice) + packed);
 }
 
 void StarMachine::SubmitNode(int64_t /*step*/, int bucket, int node, std::span<const float> gradient) {
@@ -98,7 +131,8 @@ void StarMachine::Submit(int64_t step, int bucket, std::span<const float> gradie
   SubmitNode(step, bucket, static_cast<int>(gradients_.size()) - 1, gradient);
   if (!star_.has_value()) {
     const TraceSpan span(track_, "apply", {.step = step, .bucket = bucket});
-    return Apply({.step = step, .bucket = bucket, .range = range, .sum = gradient, .parameters = Parameters(range)});
+    Apply({.step = step, .bucket = bucket, .range = range, .sum = gradient, .parameters = Parameters(range)});
+    return Complete();
   }
   in_flight_[bucket] = true;
   star_->Submit({.number = bucket, .elements = range, .owners = owners_, .labels = {.step = step, .bucket = bucket}});
@@ -142,18 +176,20 @@ StarSink::Finished StarMachine::FinishParts(const StarSum& sum, const Output& ou
          .sum = Floats(parts.part),
          .last = Floats(parts.other),
          .parameters = Parameters(output.range)});
-  output.CopyToAnswer();
+  CopyToAnswer(output);
   return Finished::kNow;
 }
 
 StarSink::Finished StarMachine::FinishAll(const StarSum& sum, const Output& output,
                                           std::span<std::byte* const> contributions) {
-  if (leaves_.empty()) {
+  if (!leaves_.empty()) {
+    FinishNodes(sum, output.range, contributions);
+  } else if (sum_order_ == SumOrder::kChain) {
     FinishRuns(sum, output.range, contributions);
   } else {
-    FinishNodes(sum, output.range, contributions);
+    FinishAsTree(sum, output.range, contributions);
   }
-  output.CopyToAnswer();
+  CopyToAnswer(output);
   return Finished::kNow;
 }
 
@@ -200,10 +236,44 @@ void StarMachine::FinishInChain(const StarSum& sum, ElementRange run, std::span<
          .parameters = Parameters(run)});
 }
 
+void StarMachine::FinishAsTree(const StarSum& sum, ElementRange range, std::span<std::byte* const> contributions) {
+  Apply({.step = sum.labels.step,
+         .bucket = sum.labels.bucket,
+         .range = range,
+         .sum = AddAsTree({0, buckets_.world_size()}, range, contributions),
+         .parameters = Parameters(range)});
+}
+
+// The sum of the contributions of `ranks`, which is where one of them was. As in FinishInChain, the own one is added to
+// another one.
+std::span<float> StarMachine::AddAsTree(LeafRange ranks, ElementRange range,
+                                        std::span<std::byte* const> contributions) {
+  if (ranks.size() == 1) return Floats(contributions[ranks.begin], range);
+  const int middle = TreeMiddle(ranks);
+  std::span<float> total = AddAsTree({ranks.begin, middle}, range, contributions);
+  std::span<float> other = AddAsTree({middle, ranks.end}, range, contributions);
+  if (total.data() == Floats(contributions[rank_], range).data()) std::swap(total, other);
+  owner_->Add(other, total);
+  return total;
+}
+
+void StarMachine::Copy(std::span<const std::byte> from, std::span<std::byte> to) {
+  owner_->Copy(Floats(from), Floats(to.first(from.size())));
+}
+
+void StarMachine::Complete() {
+  if (!is_on_gpu_) return;
+  const auto start = std::chrono::steady_clock::now();
+  owner_->Complete();
+  if (!std::exchange(has_applied_, false)) return;
+  optimizer_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
 void StarMachine::Apply(const ApplyArgs& args) {
   const auto start = std::chrono::steady_clock::now();
   owner_->Apply(args);
   optimizer_seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  has_applied_ = is_on_gpu_;
 }
 
 }  // namespace starring

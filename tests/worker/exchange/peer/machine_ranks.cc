@@ -31,10 +31,11 @@ std::ostream& operator<<(std::ostream& out, MachineKind kind) {
   return out << (kind == MachineKind::kRing ? "Ring" : kind == MachineKind::kStar ? "Star" : "Nodes");
 }
 
-// Counts what the machine allocates.
+// Counts what the machine allocates. Says that `own_parameters` are a GPU's, unless they are empty.
 class MachineRanks::CountingOwner final : public SliceOwner {
  public:
-  explicit CountingOwner(OwnedSlices owned) : inner_(std::move(owned)) {}
+  CountingOwner(OwnedSlices owned, std::span<float> own_parameters)
+      : inner_(std::move(owned)), own_parameters_(own_parameters) {}
 
   int64_t allocated() const { return allocated_; }
 
@@ -42,6 +43,7 @@ class MachineRanks::CountingOwner final : public SliceOwner {
     allocated_ += count;
     return inner_.Allocate(count);
   }
+  std::span<float> own_parameters() override { return own_parameters_; }
   void Add(std::span<const float> own, std::span<float> sum) override { inner_.Add(own, sum); }
   void Apply(const ApplyArgs& args) override { inner_.Apply(args); }
   absl::Status status() const override { return inner_.status(); }
@@ -51,6 +53,7 @@ class MachineRanks::CountingOwner final : public SliceOwner {
 
  private:
   HostSliceOwner inner_;
+  const std::span<float> own_parameters_;
   int64_t allocated_ = 0;
 };
 
@@ -58,7 +61,9 @@ MachineRanks::MachineRanks(const ExampleJob& job, const Options& options)
     : job_(job), buckets_(job.Buckets()), network_(job.world_size, options.seed), random_(options.seed) {
   parameters_.assign(job.world_size, job.InitialParameters());
   for (int rank = 0; rank < job.world_size; ++rank) {
-    owners_.push_back(std::make_unique<CountingOwner>(SlicesOf(job, buckets_, options.kind, rank)));
+    owners_.push_back(
+        std::make_unique<CountingOwner>(SlicesOf(job, buckets_, options.kind, rank),
+                                        options.is_on_gpu ? std::span(parameters_[rank]) : std::span<float>()));
     transports_.push_back(network_.CreateTransport(rank));
   }
   for (int rank = 0; rank < job.world_size; ++rank) {

@@ -31,12 +31,14 @@ class MachineRanks {
     uint64_t seed = 1;  // of the order in which ranks are polled and messages arrive
     int first_tag = 16;
     int groups_in_flight_max = 0;
+    bool is_on_gpu = false;  // the machines cut messages as they do where floats are a GPU's
     Trace* trace = nullptr;  // gets a track for each rank; outlives the ranks
   };
   // REQUIRES: with kRing the job's order of sums is a chain; with kNodes, and only then, the job has micro-batches.
   MachineRanks(const ExampleJob& job, const Options& options);
   ~MachineRanks();
 
+  const BucketMap& buckets() const { return buckets_; }
   int bucket_count() const { return buckets_.bucket_count(); }
   BucketMachine& machine(int rank) { return *machines_[rank]; }
   const std::vector<float>& parameters(int rank) const { return parameters_[rank]; }

@@ -185,6 +185,36 @@ TEST_P(RankMachines, SendMessagesOf128KiB) {
   }
 }
 
+// The last bucket may be shorter, with a short last block, and one alone may be all there is.
+TEST_P(RankMachines, SendOneMessageForEachBucketOfAGpu) {
+  if (world_size() == 1) return;
+  const int64_t block = ReductionBlockElements(world_size());
+  for (const int64_t element_count : {int64_t{1}, int64_t{1023}, block, 6 * block, 13 * block / 2 + 1233}) {
+    for (const int64_t bucket_blocks : {1, 3, 100}) {
+      ExampleJob job = {
+          .element_count = element_count, .bucket_bytes = bucket_blocks * block * 4, .world_size = world_size()};
+      for (const SumOrder order : {SumOrder::kChain, SumOrder::kTree}) {
+        if (order == SumOrder::kTree && kind() == MachineKind::kRing) continue;
+        SCOPED_TRACE(testing::Message() << element_count << " elements, " << bucket_blocks << " blocks a bucket, "
+                                        << (order == SumOrder::kTree ? "tree" : "chain"));
+        job.sum_order = order;
+        MachineRanks ranks(job, {.kind = kind(), .seed = static_cast<uint64_t>(element_count), .is_on_gpu = true});
+        ranks.Run(2);
+        ExpectParameters(job.Reference(2), ranks, world_size());
+        const bool is_ring = kind() == MachineKind::kRing;
+        const int64_t memory =
+            is_ring ? RingMachine::GpuElements(ranks.buckets()) : StarMachine::GpuElements(ranks.buckets());
+        for (int rank = 0; rank < world_size(); ++rank) EXPECT_LE(ranks.scratch_elements(rank), memory);
+        if (element_count != 6 * block) continue;
+        EXPECT_EQ(ranks.network().message_bytes_max() * world_size(), std::min<int64_t>(bucket_blocks, 6) * block * 4);
+        // A ring whose buckets have one block needs memory for the owned chunk alone.
+        if (is_ring && bucket_blocks == 1) continue;
+        EXPECT_EQ(ranks.scratch_elements(0), memory);
+      }
+    }
+  }
+}
+
 // With a thousand ranks MPI may have tags for 16 blocks only, and a slow block meets one that has the same tags.
 TEST_P(RankMachineKinds, DoNotConfuseBlocksThatHaveTheSameTags) {
   constexpr int kTags = 32768;  // of the in-memory transport

@@ -139,7 +139,7 @@ absl::Status CreateCudaAwareOwner(MessagePump& pump, CudaDevice* device, const O
   owner = nullptr;
   std::unique_ptr<CudaSliceOwner> candidate;
   if (device != nullptr) {
-    auto created = CudaSliceOwner::Create(device, options);
+    auto created = CudaSliceOwner::Create(device, options, aware.reserved_elements);
     // Too little GPU memory is no error: messages then go by way of host memory.
     if (created.ok()) candidate = *std::move(created);
   }

@@ -10,6 +10,7 @@
 #ifndef STARRING_WORKER_EXCHANGE_PEER_CUDA_AWARE_CUDA_AWARE_OWNER_H_
 #define STARRING_WORKER_EXCHANGE_PEER_CUDA_AWARE_CUDA_AWARE_OWNER_H_
 
+#include <cstdint>
 #include <memory>
 
 #include "absl/status/status.h"
@@ -33,6 +34,7 @@ struct CudaAwareOptions {
   // The test decides though the library claims nothing: below it, UCX may move the memory of GPUs all the same. The
   // process dies if that is wrong.
   bool without_claim = false;
+  int64_t reserved_elements = 0;  // that the machine will allocate of the owner
 };
 
 // Sets `owner` to the owner, in GPU memory, of this rank's slices; null on every rank alike if one of them has no GPU,

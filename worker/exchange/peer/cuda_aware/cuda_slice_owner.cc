@@ -1,5 +1,6 @@
 #include "worker/exchange/peer/cuda_aware/cuda_slice_owner.h"
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -21,17 +22,21 @@ std::span<float> Part(std::span<float> whole, ElementRange range) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CudaSliceOwner>> CudaSliceOwner::Create(CudaDevice* device,
-                                                                       const OwnedSlices::Options& options) {
+                                                                       const OwnedSlices::Options& options,
+                                                                       int64_t reserved_elements) {
   auto owner = absl::WrapUnique(new CudaSliceOwner(device, options));
   // Allocate keeps the first error in status_, so the result is looked at once. The object that does arithmetic comes
   // last: it is not needed if there is too little memory.
   owner->parameters_ = owner->Allocate(options.element_count);
-  // A ring adds the last contribution to at most one chunk at a time (Apply).
+  // Apply adds the last contribution to at most one chunk, in the order of the stream.
   owner->sum_ = owner->Allocate(kChunkElementsMax);
   for (int i = 0; i < StateVectorCount(options.optimizer); ++i) {
     owner->state_.push_back(owner->Allocate(owner->places_.element_count()));
   }
-  RETURN_IF_ERROR(owner->status_, "parameters and optimizer state");
+  const std::span<float> reserved = owner->Allocate(reserved_elements);
+  RETURN_IF_ERROR(owner->status_, reserved_elements > 0 ? "parameters, optimizer state and messages"
+                                                        : "parameters and optimizer state");
+  owner->reserved_ = reserved;
   ASSIGN_OR_RETURN(owner->math_, device->CreateVectorMath());
   return owner;
 }
@@ -41,6 +46,12 @@ int64_t CudaSliceOwner::Bytes(const OptimizerConfig& optimizer, int64_t element_
 }
 
 std::span<float> CudaSliceOwner::Allocate(int64_t count) {
+  if (count <= std::ssize(reserved_)) {
+    const std::span<float> part = reserved_.first(count);
+    // The next part begins at a cache line, as the reserved memory does.
+    reserved_ = reserved_.subspan(std::min<size_t>((count + 15) / 16 * 16, reserved_.size()));
+    return part;
+  }
   auto buffer = device_.Allocate(count * static_cast<int64_t>(sizeof(float)));
   status_.Update(buffer.status());
   if (!buffer.ok()) return {};
@@ -53,14 +64,47 @@ std::span<float> CudaSliceOwner::Allocate(int64_t count) {
 // away.
 void CudaSliceOwner::CopyToDevice(std::span<const float> host, std::span<float> device) {
   CHECK_EQ(host.size(), device.size());
+  EnqueueRows();
   math_->CopyToDevice(host.data(), device.data(), BytesOf(host));
   Wait();
 }
 
 void CudaSliceOwner::CopyToHost(std::span<const float> device, std::span<float> host) {
   CHECK_EQ(host.size(), device.size());
+  EnqueueRows();
   math_->CopyToHost(device.data(), host.data(), BytesOf(device));
   Wait();
+}
+
+void CudaSliceOwner::Wait() {
+  EnqueueRows();
+  has_enqueued_ = false;
+  status_.Update(math_->Synchronize());
+}
+
+void CudaSliceOwner::Complete() {
+  if (has_enqueued_) Wait();
+}
+
+void CudaSliceOwner::Copy(std::span<const float> from, std::span<float> to) {
+  CHECK_EQ(from.size(), to.size());
+  has_enqueued_ = true;
+  if (rows_.Add(from, to)) return;
+  EnqueueRows();
+  CHECK(rows_.Add(from, to));
+}
+
+void CudaSliceOwner::EnqueueRows() {
+  if (rows_.count() == 0) return;
+  const CudaRows rows = {.count = rows_.count(), .length = rows_.length(), .step = rows_.step()};
+  if (rows.count == 1) {
+    math_->CopyOnDevice(rows_.from(), rows_.to(), rows.length * static_cast<int64_t>(sizeof(float)));
+  } else if (rows_.packs()) {
+    math_->PackRows(rows, rows_.from(), rows_.to());
+  } else {
+    math_->UnpackRows(rows, rows_.from(), rows_.to());
+  }
+  rows_ = {};
 }
 
 void CudaSliceOwner::QueueKernels(int count) {
@@ -70,7 +114,7 @@ void CudaSliceOwner::QueueKernels(int count) {
 void CudaSliceOwner::Add(std::span<const float> own, std::span<float> sum) {
   CHECK_EQ(own.size(), sum.size());
   math_->Add(sum.data(), own.data(), sum.data(), std::ssize(sum));
-  Wait();
+  has_enqueued_ = true;
 }
 
 void CudaSliceOwner::Apply(const ApplyArgs& args) {
@@ -99,7 +143,7 @@ void CudaSliceOwner::Apply(const ApplyArgs& args) {
                                              .parameters_in = args.parameters,
                                              .parameters_out = args.parameters,
                                              .state = std::span(state).first(state_.size())});
-  Wait();
+  has_enqueued_ = true;
 }
 
 void CudaSliceOwner::CopyState(int bucket, int vector, std::span<float> out) {

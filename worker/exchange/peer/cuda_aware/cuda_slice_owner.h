@@ -2,11 +2,11 @@
 // memory itself: gradients, parameters and optimizer state then leave the GPU only for another GPU. It also serves NCCL
 // (peer/nccl/nccl_transport.h), with which each rank owns all elements.
 //
-// Every Add and Apply waits for the GPU, because its result is sent next and MPI knows nothing of streams: about ten
-// microseconds for each chunk: of 128 KiB, of 32 KiB with five to eight ranks. Messages of several blocks are not made
-// here (common/reduce/star.h, ring.h).
+// Add, Apply and Copy are enqueued on one stream. Copies that pack or unpack a message are one kernel (PackedRows). MPI
+// knows nothing of streams, so Complete waits for the GPU before a message leaves or arrives: about ten microseconds.
 //
-// Cost: GPU memory for the parameter vector, and for the optimizer state of what this rank owns.
+// Cost: GPU memory for the parameter vector, for the optimizer state of what this rank owns, and for the messages of
+// the machine that it serves.
 //
 // Thread safety: one thread at a time, any thread; Create on the device's.
 #ifndef STARRING_WORKER_EXCHANGE_PEER_CUDA_AWARE_CUDA_SLICE_OWNER_H_
@@ -22,16 +22,18 @@
 #include "common/job/owned_slices.h"
 #include "common/job/slice_places.h"
 #include "kernels/cuda/cuda_device.h"
+#include "worker/exchange/peer/cuda_aware/packed_rows.h"
 #include "worker/exchange/slice_owner.h"
 
 namespace starring {
 
 class CudaSliceOwner final : public SliceOwner {
  public:
-  // `device` outlives the owner. Optimizer state starts at zero. ResourceExhausted with the number of bytes.
-  static absl::StatusOr<std::unique_ptr<CudaSliceOwner>> Create(CudaDevice* device,
-                                                                const OwnedSlices::Options& options);
-  // The GPU memory of an owner of all elements.
+  // `device` outlives the owner. Optimizer state starts at zero. Later Allocates take reserved_elements from memory
+  // that Create has allocated. ResourceExhausted with the number of bytes.
+  static absl::StatusOr<std::unique_ptr<CudaSliceOwner>> Create(CudaDevice* device, const OwnedSlices::Options& options,
+                                                                int64_t reserved_elements = 0);
+  // The GPU memory of an owner of all elements that reserves nothing.
   static int64_t Bytes(const OptimizerConfig& optimizer, int64_t element_count);
 
   // Copies between host and device; complete on return.
@@ -41,7 +43,7 @@ class CudaSliceOwner final : public SliceOwner {
   // Frees `buffer` with the owner.
   void Keep(std::unique_ptr<DeviceBuffer> buffer) { buffers_.push_back(std::move(buffer)); }
 
-  // Kernels that run while the caller goes on; their result is of no use. Add, Apply and the copies wait for them.
+  // Kernels that run while the caller goes on; their result is of no use.
   void QueueKernels(int count);
 
   std::span<float> own_parameters() override { return parameters_; }  // zeros until they are copied in
@@ -51,6 +53,8 @@ class CudaSliceOwner final : public SliceOwner {
   std::span<float> Allocate(int64_t count) override;
   void Add(std::span<const float> own, std::span<float> sum) override;
   void Apply(const ApplyArgs& args) override;
+  void Copy(std::span<const float> from, std::span<float> to) override;
+  void Complete() override;
   absl::Status status() const override { return status_; }
   void CopyState(int bucket, int vector, std::span<float> out) override;
   void CopyStateOut(std::span<const std::span<float>> whole) override;
@@ -62,16 +66,21 @@ class CudaSliceOwner final : public SliceOwner {
   // f(state, range): a range that is owned, and its part of state vector `vector`.
   template <class F>
   void ForEachState(int vector, F f);
-  void Wait() { status_.Update(math_->Synchronize()); }
+  void Wait();
+  // Enqueues the copies of rows_, which becomes empty.
+  void EnqueueRows();
 
   CudaDevice& device_;
   const OwnedSlices::Options options_;
   const SlicePlaces places_;
   absl::Status status_;
   std::vector<std::unique_ptr<DeviceBuffer>> buffers_;
+  std::span<float> reserved_;  // what Allocate has not given away
   std::span<float> parameters_;
   std::vector<std::span<float>> state_;  // at the places of places_
   std::span<float> sum_;                 // scratch: a chunk's sum including this rank's own gradient
+  PackedRows rows_;                      // copies that are not enqueued yet
+  bool has_enqueued_ = false;            // since the last wait
   std::unique_ptr<CudaVectorMath> math_;
 };
 

@@ -20,6 +20,7 @@
 #include "gtest/gtest.h"
 #include "kernels/cuda/cuda_device.h"
 #include "tests/common/transport/in_memory_transport.h"
+#include "tests/cuda_emulation/counters.h"
 #include "tests/cuda_emulation/emulated_gpu.h"
 #include "tests/worker/exchange/peer/example_job.h"
 #include "worker/exchange/peer/peer_exchange.h"
@@ -129,7 +130,7 @@ Training TrainingOf(int world_size, OptimizerKind kind = OptimizerKind::kAdamW) 
 
 class CudaRingRanks : public testing::TestWithParam<int> {};
 
-INSTANTIATE_TEST_SUITE_P(Ranks, CudaRingRanks, testing::Values(1, 2, 3, 4));
+INSTANTIATE_TEST_SUITE_P(Ranks, CudaRingRanks, testing::Values(1, 2, 3, 4, 8));
 
 TEST_P(CudaRingRanks, GivesTheReferencesBitsInDeviceMemory) {
   for (const OptimizerKind kind : {OptimizerKind::kSgd, OptimizerKind::kAdamW}) {
@@ -141,6 +142,27 @@ TEST_P(CudaRingRanks, GivesTheReferencesBitsInDeviceMemory) {
       ExpectReference(training, RunAll(training, network), MemoryPlace::kDevice);
     }
   }
+}
+
+// A bucket is one message of several blocks. The GPUs do nothing before they are waited for, so a message that leaves
+// too early has other bytes.
+TEST_P(CudaRingRanks, MessagesWaitForWhatIsEnqueued) {
+  const int64_t block = ReductionBlockElements(GetParam());
+  Training training = TrainingOf(GetParam());
+  training.job.element_count = 7 * block / 2 + 1232;
+  training.job.bucket_bytes = 2 * block * 4;
+  cuda_emulation::Gpu().late = true;
+  for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kDirect}) {
+    training.algorithm = algorithm;
+    for (const SumOrder order : {SumOrder::kChain, SumOrder::kTree}) {
+      if (algorithm == Algorithm::kRing && order == SumOrder::kTree) continue;
+      training.job.sum_order = order;
+      InMemoryNetwork network(GetParam(), 11);
+      network.set_moves_device_memory(std::vector<bool>(GetParam(), true));
+      ExpectReference(training, RunAll(training, network), MemoryPlace::kDevice);
+    }
+  }
+  cuda_emulation::Gpu() = {};
 }
 
 TEST_P(CudaRingRanks, GoesOnFromACheckpointInDeviceMemory) {
@@ -334,6 +356,35 @@ TEST(CudaRing, TheThreadThatPollsHasTheGpuOfItsRank) {
   }
   for (std::thread& thread : threads) thread.join();
   for (int rank = 0; rank < 2; ++rank) EXPECT_THAT(gpus[rank], testing::ElementsAre(rank));
+}
+
+// The host's waits for the GPU in a step, for each rank and bucket.
+double WaitsPerBucket(Training training) {
+  int64_t waits[2];
+  for (const int more : {0, 1}) {
+    training.step_count = 3 * more;
+    InMemoryNetwork network(training.job.world_size, 12);
+    network.set_moves_device_memory(std::vector<bool>(training.job.world_size, true));
+    cuda_emulation::TakeCounts();
+    for (const Outcome& outcome : RunAll(training, network)) EXPECT_EQ(outcome.place, MemoryPlace::kDevice);
+    waits[more] = cuda_emulation::TakeCounts().host_waits;
+  }
+  // RunRank waits once a step for its gradient.
+  const double of_a_rank = static_cast<double>(waits[1] - waits[0]) / 3 / training.job.world_size - 1;
+  return of_a_rank / training.job.Buckets().bucket_count();
+}
+
+// A bucket has several blocks. Block by block, the waits were as many as the chunks that a rank adds or updates.
+TEST(CudaRing, WaitsForTheGpuOnceForEachMessage) {
+  Training training = {.job = {.element_count = 3 << 19, .bucket_bytes = 2 << 20, .world_size = 2}};
+  for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kDirect}) {
+    training.algorithm = algorithm;
+    for (const int world_size : {2, 4}) {
+      training.job.world_size = world_size;
+      // Before what a rank sends first, before each message with a sum or a result, and before the bucket is ready.
+      EXPECT_LE(WaitsPerBucket(training), world_size + 1);
+    }
+  }
 }
 
 TEST(CudaRing, WithoutDeviceMemoryForItGoesByWayOfTheHost) {
