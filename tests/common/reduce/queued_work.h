@@ -25,7 +25,7 @@ class QueuedWork {
   }
   void Complete() {
     std::vector<Work> all = std::exchange(queue_, {});
-    std::ranges::stable_partition(all, [](const Work& one) { return one.kind != Kind::kCopy; });
+    std::stable_partition(all.begin(), all.end(), [](const Work& one) { return one.kind != Kind::kCopy; });
     for (const Work& one : all) one.work();
   }
   bool is_empty() const { return queue_.empty(); }
