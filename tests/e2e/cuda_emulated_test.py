@@ -412,7 +412,7 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
         """Runs a job in which this rank's GPU is as the variables say. The first launch is that of the trial."""
         job = self.job_command(
             sync, 2, flags=["--device=cuda", *cuda_jobs.DATA, "--epochs=20", "--exchange_deadline_s=2",
-                                  "--same_host=gpu_memory", "--gpu_waits=graph", *more],
+                            "--same_host=gpu_memory", "--gpu_waits=graph", *more],
             launch_flags=["--worker_binary=" + self.worker_with(rank, variables)])
         return self.run_to_end(["env", "EMULATED_GPU_STREAMS=" + streams, *job])
 

@@ -227,7 +227,7 @@ absl::Status PeerExchange::CreateOwner() {
         .without_claim = tries_device_memory_,
         .reserved_elements =
             to_neighbours ? RingMachine::GpuElements(job_.buckets) : StarMachine::GpuElements(job_.buckets),
-        // Of a whole bucket. A part of a short last block is not longer than a chunk can be.
+        // A whole bucket's. A part of a short last block is not longer than a chunk can be.
         .message_elements = job_.buckets.bucket_bytes() / static_cast<int64_t>(sizeof(float)) / job_.world_size};
     // A rank without a GPU takes part as well: the others cannot know that it has none.
     RETURN_IF_ERROR(CreateCudaAwareOwner(pump_, device_, OwnerOptions(), aware, join, owner_));

@@ -28,7 +28,7 @@ class PackedRows {
                                           : from_step != count_ * from_step_ || to_step != count_ * to_step_)) {
       return false;
     }
-    // What is read and what is written, from the first row to this one.
+    // Refuses spans of reads and writes, from the first row to this one, that overlap.
     const int64_t apart = Distance(from_, to_);
     if (-(to_step + length) < apart && apart < from_step + length) return false;
     if (count_ == 1) {
