@@ -303,6 +303,18 @@ struct ExchangeAndStep {
 };
 
 ExchangeBytes ExchangeBytesOf(const WorkerOptions& options) {
+  if (options.cuda_aware_mpi != CudaAwareMpi::kOff && options.cell().May(Cell::kGpuMemory)) {
+    const auto of = [algorithm = AlgorithmOf(options), optimizer = options.optimizer, rank = options.rank,
+                     cut = BucketMap::Options{.bucket_bytes = options.bucket_bytes,
+                                              .world_size = options.BucketWorldSize()}](int64_t element_count) {
+      BucketMap::Options with_count = cut;
+      with_count.element_count = element_count;
+      const absl::StatusOr<BucketMap> buckets = BucketMap::Create(with_count);
+      // TrainJob refuses a wrong cut, with its reason.
+      return buckets.ok() ? PeerExchange::CudaAwareBytes(algorithm, optimizer, *buckets, rank) : int64_t{0};
+    };
+    return {.of = of};
+  }
   if (options.world_size == 1) return {};
   if (options.sync == Sync::kNccl) {
     const auto of = [optimizer = options.optimizer](int64_t element_count) {

@@ -64,10 +64,12 @@ struct RingSum {
 
 // The arrays of a rank, and the operations on floats. All calls but Allocate come from Ring's own methods.
 //
-// CopyContribution, Add, Finish and Copy may only enqueue their work, as on the stream of a GPU: later work sees what
-// earlier work has written. Copies may also come last, in their order: meanwhile no other work uses where they write,
-// or writes where they read. The ring calls Complete before it sends bytes that work writes, before it receives into
-// memory that work uses, and before OnReady.
+// CopyContribution, Add, Finish and Copy may only enqueue their work, as on the stream of a GPU. Later work sees what
+// earlier work has written. Copies may be put off until Complete, in their order. Until then no other work uses the
+// memory where they write, or writes where they read. The ring calls Complete before it sends bytes that work writes,
+// before it receives into memory that work uses, and before OnReady.
+//
+// REQUIRES: a sink that enqueues is not given to a ring with shared memory, into which the ring copies at once.
 class RingSink {
  public:
   // `count` floats where the sink computes: in host memory, or a GPU's. Valid as long as the sink.

@@ -32,10 +32,12 @@ struct StarSum {
 
 // All calls but Allocate come from Star's own methods. A sink overrides those that its star needs.
 //
-// Add, FinishParts, FinishAll and Copy may only enqueue their work, as on the stream of a GPU: later work sees what
-// earlier work has written. Copies may also come last, in their order: meanwhile no other work uses where they write,
-// or writes where they read. The star calls Complete before it sends bytes that work writes, before it receives into
-// memory that work uses, and before OnReady.
+// Add, FinishParts, FinishAll and Copy may only enqueue their work, as on the stream of a GPU. Later work sees what
+// earlier work has written. Copies may be put off until Complete, in their order. Until then no other work uses the
+// memory where they write, or writes where they read. The star calls Complete before it sends bytes that work writes,
+// before it receives into memory that work uses, and before OnReady.
+//
+// REQUIRES: a sink that enqueues is not given to a star with shared memory, into which the star copies at once.
 class StarSink {
  public:
   // Memory where the sink computes: in host memory, or a GPU's. It begins at a cache line, and lasts as long as the

@@ -15,6 +15,7 @@ from tests.e2e.jobs import WORKER, children_of
 class CudaEmulatedTest(cuda_jobs.CudaJobs):
 
     worker = os.path.abspath("tests/cuda_emulation/worker_emulated")
+    mpi_is_cuda_aware = True
     epochs = 2  # an emulated GPU is some hundred times slower than a real one
 
     def test_gpu_memory_that_does_not_serve(self):
@@ -216,6 +217,15 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
                 self.assertEqual(straight["exchange"]["gpu_transfer"], "cuda-aware")
                 self.assertEqual(straight["parameter_sha256"], staged["parameter_sha256"])
 
+    def test_cuda_aware_mpi_is_in_the_plan_of_gpu_memory(self):
+        flags = ["--device=cuda", *cuda_jobs.DATA, "--model=logreg", "--epochs=1"]
+        for sync, aware in (("ring", "off"), ("ring", "auto"), ("star/mpi", "auto")):
+            done = self.run_to_end(self.job_command(sync, 2, flags=[*flags, "--cuda_aware_mpi=" + aware],
+                                                    launch_flags=["--worker_binary=" + self.worker]))
+            self.assertEqual(done.returncode, 0, done.output)
+            self.assertRegex(done.output, "GPU memory: .*, batches ")
+            (self.assertNotRegex if aware == "off" else self.assertRegex)(done.output, r"GPU memory: .*, exchange \d")
+
     def test_cuda_aware_mpi_sends_a_bucket_of_several_blocks_at_once(self):
         # Buckets of three blocks of three ranks. The last block is short.
         flags = [*cuda_jobs.without(cuda_jobs.MLP, "bucket_bytes"), "--bucket_bytes=1048576", "--epochs=1"]
@@ -224,8 +234,9 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
             digest = self.cuda("star/tcp", 3, flags=[*flags, *more])["parameter_sha256"]
             for sync in cells:
                 for streams in ("now", "late", "async:5"):
-                    self.assertEqual(self.digest_on("EMULATED_GPU_STREAMS=" + streams, sync, 3,
-                                                    [*flags, *more, *aware]), digest, (sync, more, streams))
+                    straight = self.record_on("EMULATED_GPU_STREAMS=" + streams, sync, 3, [*flags, *more, *aware])
+                    self.assertEqual(straight["exchange"]["gpu_transfer"], "cuda-aware", (sync, more, streams))
+                    self.assertEqual(straight["parameter_sha256"], digest, (sync, more, streams))
 
     def test_two_gpus_evaluate_together(self):
         folder = self.path("saved")
@@ -258,14 +269,17 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
         self.assertEqual(again["exchange"]["gpu_transfer"], "cuda-aware")
         self.assertEqual(again["parameter_sha256"], whole["parameter_sha256"])
 
-    def digest_on(self, machine, sync, workers=1, flags=()):
-        """Runs a job on emulated GPUs, which the environment `machine` describes."""
+    def record_on(self, machine, sync, workers=1, flags=()):
+        """The run record of a job on emulated GPUs, which the environment `machine` describes."""
         record = self.path("record.on.%d" % len(self.processes))
         done = self.run_to_end(["env", machine] + self.job_command(sync, workers, 2, [
             "--device=cuda", *flags, "--record=" + record], ["--worker_binary=" + self.worker]))
         self.assertEqual(done.returncode, 0, done.output)
         with open(record) as file:
-            return json.load(file)["parameter_sha256"]
+            return json.load(file)
+
+    def digest_on(self, machine, sync, workers=1, flags=()):
+        return self.record_on(machine, sync, workers, flags)["parameter_sha256"]
 
     def test_cudnn_gives_the_same_bits_in_every_way(self):
         base = [*cuda_jobs.without(self.everything(), "epochs"), "--epochs=2"]
@@ -357,7 +371,8 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
         digest = self.cuda("ring", 2, flags=flags)["parameter_sha256"]
         for streams in (late, by_themselves):
             self.assertEqual(self.digest_on(streams, "star", 2, flags), digest)
-        self.assertEqual(self.digest_on(late, "ring", 2, [*flags, "--cuda_aware_mpi=auto"]), digest)
+        straight = self.record_on(late, "ring", 2, [*flags, "--cuda_aware_mpi=auto"])
+        self.assertEqual((straight["exchange"]["gpu_transfer"], straight["parameter_sha256"]), ("cuda-aware", digest))
 
     def test_gradients_that_are_not_finite_are_refused_by_name(self):
         for sync, workers, more in (("local", 1, []), ("ring", 2, []), ("ring", 2, ["--cuda_aware_mpi=auto"]),
@@ -397,7 +412,7 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
         """Runs a job in which this rank's GPU is as the variables say. The first launch is that of the trial."""
         job = self.job_command(
             sync, 2, flags=["--device=cuda", *cuda_jobs.DATA, "--epochs=20", "--exchange_deadline_s=2",
-                                  "--same_host=gpu_memory", "--gpu_waits=graph", *more],
+                            "--same_host=gpu_memory", "--gpu_waits=graph", *more],
             launch_flags=["--worker_binary=" + self.worker_with(rank, variables)])
         return self.run_to_end(["env", "EMULATED_GPU_STREAMS=" + streams, *job])
 

@@ -41,6 +41,7 @@ class CudaJobs(JobTest):
     """Subclasses set `worker` to the binary under test."""
 
     worker = ""
+    mpi_is_cuda_aware = False  # whether the library is known to say so
     epochs = 3
 
     def cuda(self, sync: str, workers: int = 1, servers: int = 1, flags: Sequence[str] = ()) -> dict[str, Any]:
@@ -134,8 +135,10 @@ class CudaJobs(JobTest):
         if os.environ.get("STARRING_TEST_NCCL") == "yes":
             cells += (("nccl/tcp", []),)
         for sync, more in cells:
-            self.assertEqual(self.cuda(sync, 2, flags=[*flags, *more])["parameter_sha256"], ring["parameter_sha256"],
-                             (sync, more))
+            record = self.cuda(sync, 2, flags=[*flags, *more])
+            self.assertEqual(record["parameter_sha256"], ring["parameter_sha256"], (sync, more))
+            if self.mpi_is_cuda_aware and "--cuda_aware_mpi=auto" in more:
+                self.assertEqual(record["exchange"]["gpu_transfer"], "cuda-aware", sync)
         self.assert_mapped_memory_gives("star/tcp", 2, flags, ring["parameter_sha256"])
         exact = self.cuda("local", flags=[*without(flags, "math"), "--math=tf32"])
         self.assertNotEqual(exact["parameter_sha256"], local["parameter_sha256"])

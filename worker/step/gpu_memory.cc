@@ -50,8 +50,8 @@ absl::Status CheckGpuMemory(const GpuMemoryNeed& need, const CudaDevice& device)
   ASSIGN_OR_RETURN(const int64_t free_bytes, device.FreeBytes());
   // This is no promise: another process on this GPU may allocate first, and operations take memory that is not counted.
   // A training that passes here may still end with ResourceExhausted, but one that cannot fit is told so at once.
-  // Memory that the ranks share is left out: with too little of it, all of them agree to go by way of the host
-  // (worker/exchange/peer/gpu/gpu_memory.h).
+  // Memory of the exchange may be left out: with too little of it, all ranks agree to go by way of the host
+  // (worker/exchange/peer/gpu/gpu_memory.h, worker/exchange/peer/cuda_aware/cuda_aware_owner.h).
   const int64_t spared_bytes = need.exchange_has_other_way ? need.exchange_bytes : 0;
   if (need.total_bytes() - spared_bytes <= free_bytes) return absl::OkStatus();
   const CudaDeviceInfo& gpu = device.info();

@@ -40,8 +40,7 @@ struct ExchangeBytes {
 };
 
 // The memory that a training takes with these options. Fails as Network::Create does.
-// Not counted: the memory that operations allocate when they are made (CudaDevice::operations_bytes), and that of a
-// CUDA-aware ring or star, which goes by way of host memory if there is too little.
+// Not counted: the memory that operations allocate when they are made (CudaDevice::operations_bytes).
 absl::StatusOr<GpuMemoryNeed> GpuMemoryNeedOf(const LayerFile& file, const NetworkOptions& network,
                                               const CudaTrainingStepOptions& step, const ExchangeBytes& exchange = {});
 

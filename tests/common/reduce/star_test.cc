@@ -407,6 +407,7 @@ class VaryingStarTest : public testing::TestWithParam<std::tuple<Kind, Carrier>>
 class StarCarrierTest : public testing::TestWithParam<std::tuple<Kind, Carrier>> {};
 
 constexpr int64_t kMessage = 16 << 10;
+constexpr int64_t kManyChunks = 4 * kChunkBytesMax;  // packs several blocks of few ranks, too
 const auto kKinds = testing::Values(
     Kind{.name = "Chain", .plan = Order::Plan::kChain, .owners = Owners::kChunks},
     Kind{.name = "ChainPacked",
@@ -444,12 +445,12 @@ const auto kKinds = testing::Values(
     Kind{.name = "TreePackedQueued",
          .plan = Order::Plan::kTree,
          .owners = Owners::kChunks,
-         .message_bytes_max = kChunkBytesMax,
+         .message_bytes_max = kManyChunks,
          .queues = true},
     Kind{.name = "AllQueued", .message_bytes_max = kMessage, .queues = true},
     Kind{.name = "AllPackedQueued",
          .owners = Owners::kChunks,
-         .message_bytes_max = kChunkBytesMax,
+         .message_bytes_max = kManyChunks,
          .queues = true,
          .packs_together = true});
 INSTANTIATE_TEST_SUITE_P(Kinds, StarTest, kKinds, testing::PrintToStringParamName());
@@ -562,8 +563,9 @@ TEST_P(StarTest, MovesNoMoreThanItMust) {
     EXPECT_EQ(processes.star(rank).bytes_sent(), bytes * kind.nodes + answered) << rank;
     EXPECT_EQ(processes.star(rank).bytes_received(), bytes + taken) << rank;
   }
-  const int64_t message =
-      kind.owners == Owners::kChunks ? std::max(kind.message_bytes_max, ChunkBytesFor(kRanks)) : kind.message_bytes_max;
+  const int64_t message = kind.owners == Owners::kChunks
+                              ? std::clamp(kind.message_bytes_max, ChunkBytesFor(kRanks), count * 4 / kRanks)
+                              : kind.message_bytes_max;
   EXPECT_EQ(processes.network().message_bytes_max(), kind.is_shared ? 0 : message);
 }
 

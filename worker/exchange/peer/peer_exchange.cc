@@ -221,11 +221,14 @@ absl::Status PeerExchange::CreateOwner() {
   if (sends_to_ranks && !way_.shares_memory && job_.optimizer.clip_norm == 0) {
     const CollectiveOptions join = {.what = "the self-test of CUDA-aware MPI", .deadline = job_.join_deadline};
     const bool to_neighbours = way_.algorithm == Algorithm::kRing;
-    const CudaAwareOptions aware = {.mpi = mpi_,
-                                    .pairs = to_neighbours ? CudaAwarePairs::kNeighbours : CudaAwarePairs::kAllRanks,
-                                    .without_claim = tries_device_memory_,
-                                    .reserved_elements = to_neighbours ? RingMachine::GpuElements(job_.buckets)
-                                                                       : StarMachine::GpuElements(job_.buckets)};
+    const CudaAwareOptions aware = {
+        .mpi = mpi_,
+        .pairs = to_neighbours ? CudaAwarePairs::kNeighbours : CudaAwarePairs::kAllRanks,
+        .without_claim = tries_device_memory_,
+        .reserved_elements =
+            to_neighbours ? RingMachine::GpuElements(job_.buckets) : StarMachine::GpuElements(job_.buckets),
+        // A whole bucket's. A part of a short last block is not longer than a chunk can be.
+        .message_elements = job_.buckets.bucket_bytes() / static_cast<int64_t>(sizeof(float)) / job_.world_size};
     // A rank without a GPU takes part as well: the others cannot know that it has none.
     RETURN_IF_ERROR(CreateCudaAwareOwner(pump_, device_, OwnerOptions(), aware, join, owner_));
   }

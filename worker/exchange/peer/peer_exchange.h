@@ -127,6 +127,10 @@ class PeerExchange final : public GradientExchange, private StreamExchange {
   static int64_t SharedGpuBytes(const OptimizerConfig& optimizer, int64_t element_count, int world_size);
   // That of a rank with `nccl`: the library's part is an estimate.
   static int64_t NcclBytes(const OptimizerConfig& optimizer, int64_t element_count);
+  // That of a rank whose ring or co-located star sends GPU memory, but for the self-test's, which is freed. kFastest:
+  // the larger of the two.
+  static int64_t CudaAwareBytes(Algorithm algorithm, const OptimizerConfig& optimizer, const BucketMap& buckets,
+                                int rank);
 
  private:
   CudaOptimizerScalars ScalarsOf(int64_t round) const override;
@@ -228,7 +232,7 @@ class PeerExchange final : public GradientExchange, private StreamExchange {
   HostArrays arrays_;                      // in memory_, or gpu_memory_
   // In memory_; null: no GPU waits for another one. Constant after Start.
   std::unique_ptr<GpuFlags> gpu_flags_;
-  RoundBytes round_bytes_;  // with them
+  RoundBytes round_bytes_;                           // with them
   const GpuSliceOwner* gpu_owner_ = nullptr;         // the owner, with the memory of GPUs. Constant after Start
   std::vector<CudaStream*> waiting_streams_;         // the caller's that were given work; of the trainer's thread
   std::atomic<int64_t> oldest_round_ = 0;            // that AwaitRound has not ended

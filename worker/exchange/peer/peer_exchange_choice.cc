@@ -20,6 +20,7 @@
 #include "worker/exchange/peer/nccl/nccl_transport.h"
 #include "worker/exchange/peer/peer_exchange.h"
 #include "worker/exchange/peer/ring_machine.h"
+#include "worker/exchange/peer/star_machine.h"
 
 namespace starring {
 namespace {
@@ -51,7 +52,28 @@ int64_t PeerExchange::SharedGpuBytes(const OptimizerConfig& optimizer, int64_t e
 
 int64_t PeerExchange::NcclBytes(const OptimizerConfig& optimizer, int64_t element_count) {
   const int64_t sums = element_count * static_cast<int64_t>(sizeof(float));  // the machine's
-  return CudaSliceOwner::Bytes(optimizer, element_count) + sums + NcclTransport::kBytesEstimate;
+  return CudaSliceOwner::Bytes(optimizer, {.element_count = element_count, .owned_elements = element_count}) + sums +
+         NcclTransport::kBytesEstimate;
+}
+
+int64_t PeerExchange::CudaAwareBytes(Algorithm algorithm, const OptimizerConfig& optimizer, const BucketMap& buckets,
+                                     int rank) {
+  if (algorithm == Algorithm::kFastest) {
+    return std::max(CudaAwareBytes(Algorithm::kRing, optimizer, buckets, rank),
+                    CudaAwareBytes(Algorithm::kDirect, optimizer, buckets, rank));
+  }
+  const bool is_ring = algorithm == Algorithm::kRing;
+  CHECK(is_ring || algorithm == Algorithm::kDirect);
+  const OwnerMap owners =
+      is_ring ? OwnerMap::SplitChunks(buckets.world_size()) : OwnerMap::JoinedChunks(buckets.world_size());
+  int64_t owned = 0;
+  for (int b = 0; b < buckets.bucket_count(); ++b) {
+    for (const ElementRange& range : owners.SliceOf(buckets.sum(b), rank)) owned += range.size();
+  }
+  return CudaSliceOwner::Bytes(optimizer, {.element_count = buckets.element_count(),
+                                           .owned_elements = owned,
+                                           .reserved_elements = is_ring ? RingMachine::GpuElements(buckets)
+                                                                        : StarMachine::GpuElements(buckets)});
 }
 
 // *error: the same on all ranks, which have all owners or none.

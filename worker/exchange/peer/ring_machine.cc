@@ -16,6 +16,7 @@ RingMachine::RingMachine(const RankMachineOptions& options, const Memory& memory
       is_in_memory_(!memory.own.empty()),
       is_on_gpu_(!owner_.own_parameters().empty()),
       gradients_(buckets_.bucket_count()) {
+  CHECK(!is_on_gpu_ || !is_in_memory_) << "work on a GPU is enqueued, and memory of neighbours is written at once";
   CHECK_EQ(buckets_.world_size(), options.transport->world_size());
   CHECK_EQ(buckets_.element_count(), parameters_.size());
   if (options.transport->world_size() == 1) return;

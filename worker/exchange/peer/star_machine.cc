@@ -26,6 +26,15 @@ std::span<float> Floats(std::byte* begin, ElementRange range) {
 
 int64_t Bytes(int64_t elements) { return elements * static_cast<int64_t>(sizeof(float)); }
 
+// The slots of an owner on a GPU. Where few ranks own a short last block, its bucket is two pieces for them.
+int GpuSlots(const BucketMap& buckets) {
+  const int ranks = buckets.world_size();
+  const ElementRange last = buckets.last_block();
+  const bool is_apart = OwnerMap::JoinedChunks(ranks).OwnersOfBlock(last) < ranks;
+  const bool has_others = last.size() < buckets.bucket(0).size();
+  return GpuBucketsInFlightMax(buckets) + (is_apart && has_others ? 1 : 0);
+}
+
 }  // namespace
 
 StarMachine::StarMachine(const RankMachineOptions& options, const Job& job)
@@ -76,13 +85,13 @@ Star::Options StarMachine::StarOptions(const RankMachineOptions& options, const 
   star.message_bytes_max = job.micro_batches == 0 ? kChunkBytesMax : 0;
   if (is_on_gpu_) {
     CHECK_EQ(job.micro_batches, 0) << "micro-batches are in host memory";
-    // A slice is one message, and is added when all contributions are there: the GPU is waited for once. All ranks have
-    // GPUs, or none has.
+    // The usual blocks of a slice are one message. They are added when all contributions are there, so that the GPU is
+    // waited for once. All ranks have GPUs, or none has.
     star.plan = Order::Plan::kAll;
     star.message_bytes_max = buckets_.bucket_bytes();
     star.window_bytes = std::max(kStarWindowBytes, buckets_.bucket_bytes());
     star.packs_together = true;
-    if (options.groups_in_flight_max == 0) star.slot_count = GpuBucketsInFlightMax(buckets_);
+    if (options.groups_in_flight_max == 0) star.slot_count = GpuSlots(buckets_);
   }
   const int64_t chunk_bytes = ChunkBytesFor(worker_count_);
   // A message carries as many chunks as fit, but never chunks of two buckets.
@@ -95,6 +104,7 @@ Star::Options StarMachine::StarOptions(const RankMachineOptions& options, const 
   if (owners_.OwnersOfBlock(last) < worker_count_) {
     star.sizes.joined_bytes_max = Bytes(owners_.SliceOfBlock(last, rank_).size());
   }
+  CHECK(!is_on_gpu_ || (star.shared.empty() && !star.is_shared)) << "work on a GPU is enqueued: StarSink";
   return star;
 }
 
@@ -115,7 +125,7 @@ int64_t StarMachine::GpuElements(const BucketMap& buckets) {
     // A rank may own all of a short last block.
     slice = std::max(slice, owners.SliceOfBlock(buckets.last_block(), owner).size());
   }
-  return GpuBucketsInFlightMax(buckets) * ((ranks - 1) * place(slice) + packed);
+  return GpuSlots(buckets) * ((ranks - 1) * place(slice) + packed);
 }
 
 void StarMachine::SubmitNode(int64_t /*step*/, int bucket, int node, std::span<const float> gradient) {

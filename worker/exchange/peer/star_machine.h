@@ -2,7 +2,8 @@
 // parameters. The ranks are the owners, or the last ranks of the world are: servers (server/shard/shard_rank.h), which
 // get one message for each slice of a bucket. With micro-batches, each rank contributes the nodes of its share
 // (common/job/leaf_shares.h). They leave when the last one is submitted: a share has more than one node only where the
-// ranks do not divide the leaves evenly. Floats of a GPU travel as one message for each slice, too.
+// ranks do not divide the leaves evenly. Floats of a GPU travel as one message for each slice, too. A short last block
+// that few ranks own is another message.
 #ifndef STARRING_WORKER_EXCHANGE_PEER_STAR_MACHINE_H_
 #define STARRING_WORKER_EXCHANGE_PEER_STAR_MACHINE_H_
 

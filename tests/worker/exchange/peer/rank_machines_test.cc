@@ -215,6 +215,25 @@ TEST_P(RankMachines, SendOneMessageForEachBucketOfAGpu) {
   }
 }
 
+// A short last block that few ranks own is a second message to them. The last bucket, with one slot, waited for the
+// answer to the first one.
+TEST_P(RankMachines, SendAllOfTheLastBucketOfAGpuAtOnce) {
+  if (world_size() == 1 || kind() != MachineKind::kStar) return;
+  const int64_t block = ReductionBlockElements(world_size());
+  for (const int64_t bucket_blocks : {2, 100}) {
+    const ExampleJob job = {
+        .element_count = 3 * block + 17, .bucket_bytes = bucket_blocks * block * 4, .world_size = world_size()};
+    MachineRanks ranks(job, {.kind = kind(), .seed = 3, .is_on_gpu = true});
+    int64_t sent = 0;
+    for (int rank = 0; rank < world_size(); ++rank) {
+      ranks.Submit(rank, 0, job.Gradient(rank, 0));
+      sent += ranks.machine(rank).counters().bytes_sent;
+    }
+    // Each element leaves all ranks but its owner.
+    EXPECT_EQ(sent, (world_size() - 1) * job.element_count * 4) << bucket_blocks;
+  }
+}
+
 // With a thousand ranks MPI may have tags for 16 blocks only, and a slow block meets one that has the same tags.
 TEST_P(RankMachineKinds, DoNotConfuseBlocksThatHaveTheSameTags) {
   constexpr int kTags = 32768;  // of the in-memory transport
@@ -383,6 +402,33 @@ TEST(RankMachineDeathTest, RefusesABucketTwice) {
   const std::vector<float> gradient = job.Gradient(0, 0);
   ranks.machine(0).Submit(0, 0, gradient);
   EXPECT_DEATH(ranks.machine(0).Submit(0, 0, gradient), "submitted twice");
+}
+
+// Says that its parameters are a GPU's.
+class OwnerOnGpu final : public HostSliceOwner {
+ public:
+  OwnerOnGpu(OwnedSlices owned, std::span<float> parameters)
+      : HostSliceOwner(std::move(owned)), parameters_(parameters) {}
+  std::span<float> own_parameters() override { return parameters_; }
+
+ private:
+  const std::span<float> parameters_;
+};
+
+// The ring would copy into the neighbour's memory what the GPU has not computed yet.
+TEST(RingMachineDeathTest, FloatsOfAGpuAreNotSentThroughSharedMemory) {
+  const ExampleJob job = {.element_count = 64, .bucket_bytes = 1, .world_size = 2};
+  const BucketMap buckets = job.Buckets();
+  auto owned = OwnedSlices::Create(
+      {.slices = {OwnerMap::SplitChunks(2).SliceOf(buckets.sum(0), 0)}, .element_count = job.element_count});
+  CHECK_OK(owned);
+  std::vector<float> parameters(job.element_count);
+  OwnerOnGpu owner(*std::move(owned), parameters);
+  NotingTransport transport(0);
+  std::vector<std::byte> memory(64);
+  const RankMachineOptions options = {
+      .buckets = &buckets, .owner = &owner, .parameters = parameters, .transport = &transport, .first_tag = 16};
+  EXPECT_DEATH(RingMachine(options, {.own = memory, .right = memory}), "work on a GPU is enqueued");
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "worker/exchange/peer/cuda_aware/cuda_aware_owner.h"
 
 #include <algorithm>
+#include <iterator>
 #include <limits>
 #include <string>
 #include <utility>
@@ -18,9 +19,21 @@ namespace {
 // The path that a rank can use. Ranks send it to rank 0, which sends back the path for all.
 enum class Path : int { kHost, kDevice };
 
-// The longest message, and one element more: messages that begin between two 16-byte boundaries are moved too.
-constexpr int64_t kTestElements = kChunkElementsMax + 1;
-constexpr ElementRange kMessages[] = {{1, 3}, {3, kTestElements}};
+// Two messages that begin between two 16-byte boundaries: a chunk's, and a small one.
+constexpr ElementRange kShortMessages[] = {{1, 3}, {3, kChunkElementsMax + 1}};
+// Libraries send long messages in another way than short ones: in fragments, or straight from GPU to GPU. The limit
+// keeps the test short and its memory small: each pair of ranks exchanges such messages.
+constexpr int64_t kLongMessageElementsMax = 4 << 20;
+
+// The self-test's messages, in memory of one array.
+std::vector<ElementRange> MessagesOf(const CudaAwareOptions& aware) {
+  std::vector<ElementRange> messages(std::begin(kShortMessages), std::end(kShortMessages));
+  const int64_t begin = messages.back().end;
+  if (aware.message_elements > kChunkElementsMax) {
+    messages.push_back({begin, begin + std::min(aware.message_elements, kLongMessageElementsMax)});
+  }
+  return messages;
+}
 
 // The GPU has nothing to do while messages are moved, or kernels run; and the memory of the second round is what the
 // first one has freed, as far as the driver allows.
@@ -41,28 +54,31 @@ absl::StatusOr<Path> Agree(MessagePump& pump, Path mine, const CollectiveOptions
 }
 
 // Each rank's own. Integers, so that the sum of two patterns is exact.
-std::vector<float> PatternOf(int rank) {
-  std::vector<float> pattern(static_cast<size_t>(kTestElements));
+std::vector<float> PatternOf(int rank, size_t count) {
+  std::vector<float> pattern(count);
   for (size_t i = 0; i < pattern.size(); ++i) {
     pattern[i] = static_cast<float>((i * 31 + static_cast<size_t>(rank) * 977) % 65521);
   }
   return pattern;
 }
 
-// Device memory of kTestElements each.
+// Device memory for all messages, once where they are sent and once where they arrive.
 struct Buffers {
-  static absl::StatusOr<Buffers> Allocate(CudaDevice& device);
+  static absl::StatusOr<Buffers> Allocate(CudaDevice& device, std::vector<ElementRange> messages);
 
-  std::span<float> from() const { return {memory[0]->floats(), static_cast<size_t>(kTestElements)}; }
-  std::span<float> to() const { return {memory[1]->floats(), static_cast<size_t>(kTestElements)}; }
+  size_t count() const { return static_cast<size_t>(messages.back().end); }
+  std::span<float> from() const { return {memory[0]->floats(), count()}; }
+  std::span<float> to() const { return {memory[1]->floats(), count()}; }
 
+  std::vector<ElementRange> messages;
   std::unique_ptr<DeviceBuffer> memory[2];
 };
 
-absl::StatusOr<Buffers> Buffers::Allocate(CudaDevice& device) {
+absl::StatusOr<Buffers> Buffers::Allocate(CudaDevice& device, std::vector<ElementRange> messages) {
   Buffers buffers;
+  buffers.messages = std::move(messages);
   for (std::unique_ptr<DeviceBuffer>& memory : buffers.memory) {
-    ASSIGN_OR_RETURN(memory, device.Allocate(kTestElements * static_cast<int64_t>(sizeof(float))));
+    ASSIGN_OR_RETURN(memory, device.Allocate(buffers.messages.back().end * static_cast<int64_t>(sizeof(float))));
   }
   return buffers;
 }
@@ -77,7 +93,7 @@ absl::Status SendRight(MessagePump& pump, int distance, const Buffers& memory, c
   const int right = (pump.rank() + distance) % pump.world_size();
   const int left = Left(pump, distance);
   std::vector<MessagePump::Token> tokens;
-  for (const ElementRange& message : kMessages) {
+  for (const ElementRange& message : memory.messages) {
     const auto begin = static_cast<size_t>(message.begin), size = static_cast<size_t>(message.size());
     tokens.push_back(
         pump.ReceiveInto(left, ControlTag::kCudaAwareData, std::as_writable_bytes(memory.to().subspan(begin, size))));
@@ -99,8 +115,8 @@ absl::Status SendRight(MessagePump& pump, int distance, const Buffers& memory, c
 // are in the buffer before: a kernel that reads too early finds them.
 absl::StatusOr<Path> TestPair(MessagePump& pump, int distance, Round round, CudaSliceOwner& owner,
                               const Buffers& memory, const CollectiveOptions& options) {
-  const std::vector<float> mine = PatternOf(pump.rank());
-  const std::vector<float> lefts = PatternOf(Left(pump, distance));
+  const std::vector<float> mine = PatternOf(pump.rank(), memory.count());
+  const std::vector<float> lefts = PatternOf(Left(pump, distance), memory.count());
   std::vector<float> got(mine.size(), std::numeric_limits<float>::quiet_NaN());
   // The order is the test. The copies have ended before the first message leaves, and the kernel starts as soon as MPI
   // says that the message is here: a library that completes a receive before its data are visible to the GPU is found
@@ -150,7 +166,7 @@ absl::Status CreateCudaAwareOwner(MessagePump& pump, CudaDevice* device, const O
   for (const Round round : {Round::kIdle, Round::kBusy}) {
     memory = {};
     if (path == Path::kDevice) {
-      auto allocated = Buffers::Allocate(*device);
+      auto allocated = Buffers::Allocate(*device, MessagesOf(aware));
       if (allocated.ok()) {
         memory = *std::move(allocated);
       } else {

@@ -2,9 +2,10 @@
 //
 // A CUDA-aware MPI takes pointers to GPU memory; any other MPI crashes on them, or sends what happens to be at the same
 // address of the host. So the library is asked first, and its claim is tested: it has to move a pattern between real
-// buffers, in a large and a small size, and a kernel on the receiving GPU has to read it, between all ranks that will
-// exchange gradients. If one rank cannot, no rank does. The second round of messages is in memory that the first one
-// has freed, while kernels run: a library that keeps the registration of freed memory is found out.
+// buffers, in three sizes, and a kernel on the receiving GPU has to read it, between all ranks that will exchange
+// gradients. The largest size is that of the longest message, up to 16 MiB: libraries change protocol by size. If one
+// rank cannot, no rank does. The second round of messages is in memory that the first one has freed, while kernels run:
+// a library that keeps the registration of freed memory is found out.
 //
 // This header is all that the rest of the exchange knows of CUDA-aware MPI.
 #ifndef STARRING_WORKER_EXCHANGE_PEER_CUDA_AWARE_CUDA_AWARE_OWNER_H_
@@ -35,6 +36,7 @@ struct CudaAwareOptions {
   // process dies if that is wrong.
   bool without_claim = false;
   int64_t reserved_elements = 0;  // that the machine will allocate of the owner
+  int64_t message_elements = 0;   // of the machine's longest message; the same on all ranks
 };
 
 // Sets `owner` to the owner, in GPU memory, of this rank's slices; null on every rank alike if one of them has no GPU,

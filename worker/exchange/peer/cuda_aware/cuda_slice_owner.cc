@@ -41,8 +41,10 @@ absl::StatusOr<std::unique_ptr<CudaSliceOwner>> CudaSliceOwner::Create(CudaDevic
   return owner;
 }
 
-int64_t CudaSliceOwner::Bytes(const OptimizerConfig& optimizer, int64_t element_count) {
-  return ((1 + StateVectorCount(optimizer)) * element_count + kChunkElementsMax) * static_cast<int64_t>(sizeof(float));
+int64_t CudaSliceOwner::Bytes(const OptimizerConfig& optimizer, const Size& size) {
+  const int64_t state = StateVectorCount(optimizer) * size.owned_elements;
+  return (size.element_count + kChunkElementsMax + state + size.reserved_elements) *
+         static_cast<int64_t>(sizeof(float));
 }
 
 std::span<float> CudaSliceOwner::Allocate(int64_t count) {

@@ -33,8 +33,13 @@ class CudaSliceOwner final : public SliceOwner {
   // that Create has allocated. ResourceExhausted with the number of bytes.
   static absl::StatusOr<std::unique_ptr<CudaSliceOwner>> Create(CudaDevice* device, const OwnedSlices::Options& options,
                                                                 int64_t reserved_elements = 0);
-  // The GPU memory of an owner of all elements that reserves nothing.
-  static int64_t Bytes(const OptimizerConfig& optimizer, int64_t element_count);
+  // The GPU memory of an owner.
+  struct Size {
+    int64_t element_count = 0;
+    int64_t owned_elements = 0;
+    int64_t reserved_elements = 0;
+  };
+  static int64_t Bytes(const OptimizerConfig& optimizer, const Size& size);
 
   // Copies between host and device; complete on return.
   void CopyToDevice(std::span<const float> host, std::span<float> device);

@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "common/base/limits.h"
 #include "gtest/gtest.h"
 
 namespace starring {
@@ -45,6 +46,33 @@ TEST_F(PackedRowsTest, RefusesWhatIsNotTheNextRow) {
   EXPECT_FALSE(Add(26, 17)) << "a gap";
   EXPECT_EQ(rows_.count(), 2);
   EXPECT_TRUE(Add(26, 16));
+}
+
+TEST_F(PackedRowsTest, RefusesRowsThatAreFurtherApartThanABlockIsLong) {
+  constexpr int64_t kLength = 2, kFarthest = kLength * kWorldSizeMax;
+  from_.resize(kFarthest + kLength + 1);
+  ASSERT_TRUE(Add(0, 0, kLength));
+  EXPECT_FALSE(Add(kFarthest + 1, kLength, kLength));
+  EXPECT_TRUE(Add(kFarthest, kLength, kLength));
+}
+
+// One kernel copies all rows, in any order.
+TEST_F(PackedRowsTest, RefusesARowThatReadsWhatAnotherOneWrites) {
+  const auto add = [this](int64_t from, int64_t to) {
+    return rows_.Add(std::span<const float>(from_).subspan(from, 4), std::span(from_).subspan(to, 4));
+  };
+  ASSERT_TRUE(add(20, 16));
+  EXPECT_FALSE(add(30, 20)) << "the first one's source";
+  rows_ = {};
+  ASSERT_TRUE(add(10, 20));
+  EXPECT_FALSE(add(20, 24)) << "what the first one writes";
+  rows_ = {};
+  ASSERT_TRUE(add(0, 16));
+  EXPECT_TRUE(add(8, 20));
+  EXPECT_FALSE(add(16, 24)) << "what the first one writes, as the third row";
+  rows_ = {};
+  ASSERT_TRUE(add(0, 4));
+  EXPECT_FALSE(add(4, 8)) << "adjacent";
 }
 
 }  // namespace
