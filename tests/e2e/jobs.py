@@ -99,7 +99,9 @@ class JobTest(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
         self.processes: list[Process] = []
         self.starting = threading.Lock()
-        self.addCleanup(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, self.end))
+        # Tests that run side by side have threads of their own, and a handler is the main thread's.
+        if threading.current_thread() is threading.main_thread():
+            self.addCleanup(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, self.end))
         self.addCleanup(self.end_processes)
 
     def end(self, number: int, frame: object) -> None:
