@@ -37,6 +37,17 @@ def without(flags: list[str], name: str) -> list[str]:
     return [flag for flag in flags if not flag.startswith("--%s=" % name)]
 
 
+def deep(path: str) -> list[str]:
+    """A model of half a million parameters in six buckets or more, one a layer: backward runs beside the exchange, and
+    forward has several segments. It takes an emulated GPU a third of MLP's time."""
+    with open(path, "w") as file:
+        file.write('name: "deep" layer { name: "flatten" flatten {} }\n')
+        for layer in range(6):
+            file.write('layer { name: "fc%d" dense { units: 256 relu: true } }\n' % layer)
+        file.write('layer { name: "out" dense { units: 10 } }\n')
+    return [*DATA, "--model=" + path, "--bucket_bytes=1"]
+
+
 class CudaJobs(JobTest):
     """Subclasses set `worker` to the binary under test."""
 
@@ -56,15 +67,7 @@ class CudaJobs(JobTest):
                 "--weight_decay=0.01", "--schedule=cosine", "--epochs=%d" % self.epochs]
 
     def deep(self) -> list[str]:
-        """A model of half a million parameters in six buckets or more, one a layer: backward runs beside the
-        exchange, and forward has several segments. It takes an emulated GPU a third of MLP's time."""
-        path = self.path("deep.textproto")
-        with open(path, "w") as file:
-            file.write('name: "deep" layer { name: "flatten" flatten {} }\n')
-            for layer in range(6):
-                file.write('layer { name: "fc%d" dense { units: 256 relu: true } }\n' % layer)
-            file.write('layer { name: "out" dense { units: 10 } }\n')
-        return [*DATA, "--model=" + path, "--bucket_bytes=1"]
+        return deep(self.path("deep.textproto"))
 
     def assert_near(self, cuda: dict[str, Any], cpu: dict[str, Any]) -> None:
         """Compares the curves of two records: epochs, and the first 50 steps if both have them."""

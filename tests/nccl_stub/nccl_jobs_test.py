@@ -10,7 +10,6 @@ from tests.e2e import cuda_jobs, jobs
 WORKER = os.path.abspath("tests/cuda_emulation/worker_emulated")
 LAUNCH_FLAGS = ["--worker_binary=" + WORKER]
 STUB = os.path.abspath("tests/nccl_stub")
-FLAGS = [*cuda_jobs.MLP, "--epochs=1", "--device=cuda"]
 # The emulated machine has two GPUs.
 THREE = {"NCCL_STUB_VERSION": "23000", "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
 
@@ -18,6 +17,7 @@ THREE = {"NCCL_STUB_VERSION": "23000", "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
 class NcclJobsTest(jobs.JobTest):
     def setUp(self):
         super().setUp()
+        self.flags = [*cuda_jobs.deep(self.path("deep.textproto")), "--epochs=1", "--device=cuda"]
         self.set(LD_LIBRARY_PATH=STUB)
 
     def set(self, **variables):
@@ -30,7 +30,7 @@ class NcclJobsTest(jobs.JobTest):
                 self.addCleanup(os.environ.__setitem__, name, before)
 
     def run_on_gpus(self, sync, workers, *flags):
-        return self.train(sync, workers, flags=jobs.with_flags(FLAGS, *flags), launch_flags=LAUNCH_FLAGS)
+        return self.train(sync, workers, flags=jobs.with_flags(self.flags, *flags), launch_flags=LAUNCH_FLAGS)
 
     def assert_refused(self, text, *command):
         done = self.run_to_end(command)
@@ -39,7 +39,7 @@ class NcclJobsTest(jobs.JobTest):
         self.assertNotIn("epoch", done.output)
 
     def job(self, sync, workers, *flags):
-        return self.job_command(sync, workers, flags=jobs.with_flags(FLAGS, *flags), launch_flags=LAUNCH_FLAGS)
+        return self.job_command(sync, workers, flags=jobs.with_flags(self.flags, *flags), launch_flags=LAUNCH_FLAGS)
 
     def test_two_ranks_end_with_the_digest_of_all_others(self):
         digest = self.run_on_gpus("mpi", 2)["parameter_sha256"]
