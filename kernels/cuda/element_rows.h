@@ -18,8 +18,9 @@ namespace starring {
 //   tail.begin + i - in_rows                               for the others.
 struct ElementRows {
   ElementRows() = default;
-  // One row. Implicit: a range is the usual case.
-  ElementRows(ElementRange range) : begin(range.begin), in_rows(range.size()), tail{range.end, range.end} {}
+  // One row: the usual case.
+  ElementRows(ElementRange range)  // NOLINT(google-explicit-constructor)
+      : begin(range.begin), in_rows(range.size()), tail{range.end, range.end} {}
   // REQUIRES: the ranges ascend, and all but the last have one length, a power of two if they are several, and one
   // distance.
   static ElementRows Of(std::span<const ElementRange> ranges);
