@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 
 from tests.e2e import cuda_jobs
 from tests.e2e.jobs import WORKER, children_of
@@ -174,11 +175,9 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
         sentence = {signal.SIGKILL: "worker 0: error: .*rank 1",
                     signal.SIGSTOP: r"worker 0: error: .*did not come within 3s \(oldest in flight: step \d+, bucket "
                                     r"\d+\): .*rank 1"}
-        for sync, number, waits, pause_s in (
-                ("star/tcp", signal.SIGKILL, "host", 0), ("ring/tcp", signal.SIGKILL, "host", 0),
-                ("ring/tcp", signal.SIGSTOP, "host", 0), ("star/tcp", signal.SIGKILL, "graph", 0),
-                ("ring/tcp", signal.SIGKILL, "graph", 0.29), ("star/tcp", signal.SIGSTOP, "graph", 0.17),
-                ("ring/tcp", signal.SIGSTOP, "graph", 0.23)):
+
+        def run(cell):
+            sync, number, waits, pause_s = cell
             job = self.job_command(sync, 2, flags=["--device=cuda", *flags, "--gpu_waits=" + waits],
                                    launch_flags=["--worker_binary=" + self.worker])
             running = self.start([*(in_graph if waits == "graph" else []), *job])
@@ -188,8 +187,16 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
             done = self.finish(running, deadline_s=60)
             self.assertNotEqual(done.returncode, 0)
             self.assertRegex(done.output, sentence[number])
-            left = subprocess.run(["pgrep", "-f", self.worker], capture_output=True, text=True, check=False)
-            self.assertEqual(left.stdout, "", (sync, number, waits))
+
+        # They wait for deadlines, so several run at once.
+        with ThreadPoolExecutor(max_workers=3) as pool:
+            list(pool.map(run, (
+                ("star/tcp", signal.SIGKILL, "host", 0), ("ring/tcp", signal.SIGKILL, "host", 0),
+                ("ring/tcp", signal.SIGSTOP, "host", 0), ("star/tcp", signal.SIGKILL, "graph", 0),
+                ("ring/tcp", signal.SIGKILL, "graph", 0.29), ("star/tcp", signal.SIGSTOP, "graph", 0.17),
+                ("ring/tcp", signal.SIGSTOP, "graph", 0.23))))
+        left = subprocess.run(["pgrep", "-f", self.worker], capture_output=True, text=True, check=False)
+        self.assertEqual(left.stdout, "")
 
     def test_gpu_memory_resumes_what_another_began(self):
         flags = [*cuda_jobs.without(self.everything(), "epochs"), "--total_steps=100", "--checkpoint_every_epochs=1"]
@@ -401,7 +408,7 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
 
     def worker_with(self, rank, variables):
         """A program that is the worker, with these variables in the environment of this rank."""
-        path = self.path("worker_of_%d.sh" % rank)
+        path = self.path("worker_of_%d.%s.sh" % (rank, variables))
         with open(path, "w") as file:
             file.write('#!/bin/sh\ncase " $* " in *" --rank=%d "*) export %s;; esac\nexec "%s" "$@"\n' % (
                 rank, variables, self.worker))
@@ -419,8 +426,11 @@ class CudaEmulatedTest(cuda_jobs.CudaJobs):
     def test_a_rank_that_waits_with_an_empty_batch_names_the_one_that_stops(self):
         # Rank 0 runs every third step call by call, while two are queued. Rank 1 stops in the first of them, and in it:
         # after the vote before step 8. But for steps 0 and 2, each step is a launch of rank 1, whose GPU may be behind.
-        for launch, sync in ((9, "star/tcp"), (11, "star/tcp"), (9, "ring/tcp")):
-            done = self.job_in_graph(1, "EMULATED_GPU_STOPS_AT_LAUNCH=%d" % launch, sync=sync)
+        cells = ((9, "star/tcp"), (11, "star/tcp"), (9, "ring/tcp"))
+        with ThreadPoolExecutor(max_workers=3) as pool:
+            jobs = list(pool.map(
+                lambda cell: self.job_in_graph(1, "EMULATED_GPU_STOPS_AT_LAUNCH=%d" % cell[0], sync=cell[1]), cells))
+        for (launch, _), done in zip(cells, jobs):
             self.assertEqual(done.returncode, 3, done.output)
             found = re.search(
                 r"worker 0: error: (step (\d+), bucket 0) did not come within 2s \(oldest in flight: \1\): "
