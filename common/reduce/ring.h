@@ -88,7 +88,7 @@ class RingSink {
   // The first bytes of `to` become those of `from`: results of packed messages are copied so. REQUIRES: `to` is not
   // shorter, and they do not overlap.
   virtual void Copy(std::span<const std::byte> from, std::span<std::byte> to) { CopyArray(from, to); }
-  // Waits until all enqueued work has ended. Costs nothing if there is none.
+  // Waits until all enqueued work has ended. A sink that enqueues nothing has nothing to do here.
   virtual void Complete() {}
 
   // An operation of the ring is complete.

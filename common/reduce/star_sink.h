@@ -95,7 +95,7 @@ class StarSink {
   // The first bytes of `to` become those of `from`: a message's ranges are packed and unpacked so. REQUIRES: `to` is
   // not shorter, and they do not overlap.
   virtual void Copy(std::span<const std::byte> from, std::span<std::byte> to) { CopyArray(from, to); }
-  // Waits until all enqueued work has ended. Costs nothing if there is none.
+  // Waits until all enqueued work has ended. A sink that enqueues nothing has nothing to do here.
   virtual void Complete() {}
 
   // An operation of the star is complete.

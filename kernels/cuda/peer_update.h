@@ -65,8 +65,8 @@ struct PeerUpdateArgs {
 //              Nothing writes the gradients, or reads the parameters, until the kernel has ended or stored done_value.
 // Cost:        4 * (rank_count + 1) bytes read and 4 * rank_count written per element, over the link but for one of
 //              each, and 8 (momentum) or 16 (AdamW) of states: bound by the link, or by memory where ranks share a GPU.
-//              A thread has one load of each rank under way: 32 blocks of eight ranks fill a link, and leave
-//              multiprocessors to the step. Two ranks need more. is_void: one load from the host a block.
+//              A thread has one load of each rank under way: 32 blocks have 1 MiB of eight ranks, and leave
+//              multiprocessors to the step. Two ranks need more blocks. is_void: one load from the host a block.
 // Determinism: bitwise. Reference: common/arithmetic/{sum_in_order,optimizer}.h, tolerance 0.
 [[nodiscard]] cudaError_t ApplyPeerUpdate(cudaStream_t stream, const PeerUpdateArgs& args);
 
